@@ -1,0 +1,201 @@
+"""
+What every test runs under: no network, no provider keys, nothing left behind, one async backend, cited specification rows.
+"""
+
+from __future__ import annotations
+
+import gc
+import ipaddress
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile("ci", derandomize=True, max_examples=100, deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "explore", parent=hypothesis.settings.get_profile("ci"), derandomize=False, max_examples=2_000
+)
+hypothesis.settings.load_profile("ci")
+
+SPEC_PAGES = (
+    "durable",
+    "ecosystem",
+    "generator-contract",
+    "performance",
+    "prototype",
+    "reliability",
+    "replay",
+    "requirements",
+)
+SPEC_ROW = re.compile(rf"(?:{'|'.join(SPEC_PAGES)}):[A-Z]+\d+[a-z]?")
+SECONDS_PER_TEST = 60
+SECONDS_PER_SLOW_TEST = 600
+LEAK_GRACE_SECONDS = 2.0
+PROVIDER_VARIABLE = re.compile(
+    r"(?:ANTHROPIC|OPENAI|AZURE_OPENAI|GOOGLE|GEMINI|STEPENGINE)_\w+|\w+_API_KEY|\w+_BASE_URL|\w+_AUTH_TOKEN|(?:HTTPS?|ALL)_PROXY",
+    re.IGNORECASE,
+)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """
+    Async tests run on asyncio.
+    """
+    return "asyncio"
+
+
+# --- markers --------------------------------------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.has_plugin("timeout"):
+        config.addinivalue_line("markers", "timeout(seconds): pytest-timeout is not installed, so nothing enforces it")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    errors = [error for item in items for error in marker_errors(item)]
+    if errors:
+        raise pytest.UsageError("\n".join(errors))
+    enforce = config.pluginmanager.has_plugin("timeout") and not config.getoption("timeout", None)
+    for item in items:
+        if "live" in item.keywords and "live" not in config.option.markexpr:
+            item.add_marker(pytest.mark.skip(reason="calls a real provider; ask for it with -m live"))
+        if "faults" in item.keywords and not config.pluginmanager.has_plugin("llmock"):
+            item.add_marker(pytest.mark.skip(reason="needs llmock: install the extra 'faults' and pass -p llmock"))
+        if enforce and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SECONDS_PER_SLOW_TEST if "slow" in item.keywords else SECONDS_PER_TEST))
+
+
+def marker_errors(item: pytest.Item) -> Iterator[str]:
+    for marker in item.iter_markers("spec"):
+        if not marker.args or marker.kwargs:
+            yield f"{item.nodeid}: spec takes one or more rows, such as spec('reliability:MP12')"
+        for row in marker.args:
+            if not isinstance(row, str) or SPEC_ROW.fullmatch(row) is None:
+                yield f"{item.nodeid}: {row!r} is not a specification row; write 'page:ID' with a page of {', '.join(SPEC_PAGES)}"
+    for marker in item.iter_markers("leaks_allowed"):
+        if not (marker.args or marker.kwargs.get("reason")):
+            yield f"{item.nodeid}: leaks_allowed needs a reason"
+
+
+# --- the outside world ----------------------------------------------------------------------------------------------
+
+
+class NetworkBlockedError(RuntimeError):
+    """
+    A test tried to leave the machine. Not an OSError, so that no retry takes it for a bad connection.
+    """
+
+
+@pytest.fixture(autouse=True)
+def hermetic(request: pytest.FixtureRequest) -> Iterator[None]:
+    """
+    Block the network except loopback and Unix sockets, and take away keys, base URLs and proxies. Live tests keep both.
+    """
+    if request.node.get_closest_marker("live"):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        for name in filter(PROVIDER_VARIABLE.fullmatch, list(os.environ)):
+            patch.delenv(name)
+        for name in ("connect", "connect_ex", "sendto"):
+            patch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
+        patch.setattr(socket, "getaddrinfo", guarded_lookup(socket.getaddrinfo))
+        yield
+
+
+def guarded(method: Any) -> Any:
+    def call(self: socket.socket, *args: Any) -> Any:
+        address = args[-1]
+        if self.family in {socket.AF_INET, socket.AF_INET6} and not is_loopback(address[0]):
+            raise NetworkBlockedError(
+                f"tests may not reach {address!r}; only loopback is open. A real call belongs under the marker 'live'."
+            )
+        return method(self, *args)
+
+    return call
+
+
+def guarded_lookup(lookup: Any) -> Any:
+    def call(host: Any, *args: Any, **kwargs: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name and not is_literal(name) and not is_loopback(name):
+            raise NetworkBlockedError(f"tests may not look up {name!r}; only localhost has an address here")
+        return lookup(host, *args, **kwargs)
+
+    return call
+
+
+def is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    if not is_literal(host):
+        return host == "localhost"
+    address = ipaddress.ip_address(host)
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+# --- leaks ----------------------------------------------------------------------------------------------------------
+
+
+def held() -> frozenset[str]:
+    """
+    Return `kind: name` of each thread, child process and open descriptor of this process.
+    """
+    return frozenset((*threads(), *children(), *descriptors()))
+
+
+def threads() -> Iterator[str]:
+    for thread in threading.enumerate():
+        if not thread.name.startswith("pytest"):
+            yield f"thread: {thread.name} ({thread.ident})"
+
+
+def children() -> Iterator[str]:
+    for file in Path("/proc/self/task").glob("*/children"):
+        try:
+            pids = file.read_text().split()
+        except OSError:  # the thread has ended meanwhile
+            continue
+        yield from (f"child process: {pid}" for pid in pids)
+
+
+def descriptors() -> Iterator[str]:
+    folder = Path("/proc/self/fd")
+    for link in folder.iterdir() if folder.is_dir() else ():
+        try:
+            target = link.readlink()
+        except OSError:  # the descriptor of the listing itself
+            continue
+        yield f"descriptor: {link.name} -> {target}"
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """
+    Fail a test that leaves threads, child processes or descriptors behind, after a short grace for what is about to end.
+    """
+    before = held()
+    yield
+    if request.node.get_closest_marker("leaks_allowed"):
+        return
+    deadline = time.monotonic() + LEAK_GRACE_SECONDS
+    while leaked := held() - before:
+        if time.monotonic() > deadline:
+            pytest.fail("the test left behind:\n  " + "\n  ".join(sorted(leaked)), pytrace=False)
+        gc.collect()
+        time.sleep(0.02)

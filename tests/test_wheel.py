@@ -1,0 +1,134 @@
+"""
+What users install: the wheel that is built from the sdist.
+"""
+
+from __future__ import annotations
+
+import site
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from email.parser import HeaderParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.spec("ecosystem:EC120", "ecosystem:EC122", "ecosystem:EC217")]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    A folder with the sdist of the checkout and the wheel that was built from that sdist, without any download.
+    """
+    pytest.importorskip("build", reason="needs the extra 'dev'")
+    pytest.importorskip("hatchling", reason="needs the extra 'dev'")
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)],
+        check=True, capture_output=True, cwd=folder,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> zipfile.Path:
+    (file,) = dist.glob("*.whl")
+    return zipfile.Path(file)
+
+
+def names(wheel: zipfile.Path) -> set[str]:
+    return {info.filename for info in wheel.root.infolist()}
+
+
+def metadata(wheel: zipfile.Path, name: str) -> str:
+    return (wheel / f"stepengine-{VERSION}.dist-info" / name).read_text(encoding="utf-8")
+
+
+def test_the_wheel_holds_one_top_level_name(wheel: zipfile.Path) -> None:
+    """
+    Anything else, above all a top-level `agents`, would overwrite other packages.
+    """
+    top = {name.partition("/")[0] for name in names(wheel)}
+
+    assert {"stepengine", f"stepengine-{VERSION}.dist-info"} == top
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_says_that_it_is_typed(wheel: zipfile.Path) -> None:
+    package = {file.relative_to(ROOT).as_posix() for file in (ROOT / "stepengine").rglob("*.py")}
+
+    assert set() == package - names(wheel)
+    assert "stepengine/py.typed" in names(wheel)
+
+
+def test_the_wheel_carries_the_agents_as_data(wheel: zipfile.Path) -> None:
+    agents = {
+        f"stepengine/_agents/{file.relative_to(ROOT / 'agents').as_posix()}" for file in (ROOT / "agents").rglob("*.py")
+    }
+    shipped = {name for name in names(wheel) if name.startswith("stepengine/_agents/") and name.endswith(".py")}
+
+    assert agents
+    assert agents == shipped
+
+
+def test_the_wheel_carries_no_byte_code_or_tests(wheel: zipfile.Path) -> None:
+    assert [] == [name for name in names(wheel) if name.endswith(".pyc") or "/tests/" in name]
+
+
+def test_the_wheel_names_its_licence_and_carries_the_text(wheel: zipfile.Path) -> None:
+    headers = HeaderParser().parsestr(metadata(wheel, "METADATA"))
+
+    assert "MIT" == headers["License-Expression"]
+    assert (ROOT / "LICENSE").read_text() == metadata(wheel, "licenses/LICENSE")
+
+
+def test_the_wheel_offers_the_command_and_the_extras(wheel: zipfile.Path) -> None:
+    headers = HeaderParser().parsestr(metadata(wheel, "METADATA"))
+
+    assert "stepengine = stepengine.cli:main" in metadata(wheel, "entry_points.txt")
+    assert {"anthropic", "openai", "google", "test"} <= set(headers.get_all("Provides-Extra"))
+
+
+def test_the_sdist_holds_what_the_tests_and_the_wheel_need(dist: Path) -> None:
+    (file,) = dist.glob("*.tar.gz")
+    with tarfile.open(file) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert {"pyproject.toml", "LICENSE", "CHANGELOG.md", "README.md", "constraints.txt", "tests/conftest.py"} <= inside
+    assert any(name.startswith("agents/") for name in inside)
+
+
+def test_the_installed_wheel_answers_on_the_command_line(dist: Path, tmp_path: Path) -> None:
+    """
+    A fresh environment holds the wheel; its dependencies are lent by this one, so that nothing is downloaded.
+    """
+    environment = tmp_path / "venv"
+    venv.create(environment, with_pip=False)
+    python = environment / "bin" / "python"
+    (file,) = dist.glob("*.whl")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(file)],
+        check=True, capture_output=True, cwd=tmp_path,
+    )  # fmt: skip
+    (own,) = environment.glob("lib/python3*/site-packages")
+    (own / "lent.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+
+    where = subprocess.run(
+        [python, "-c", "import stepengine; print(stepengine.__file__)"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    answer = subprocess.run(
+        [environment / "bin" / "stepengine", "version"], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
+
+    assert where.stdout.startswith(str(own))
+    assert VERSION in answer.stdout
