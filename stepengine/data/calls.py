@@ -1,0 +1,299 @@
+"""
+The calls that a handler may yield, alone or several at once in a ``Parallel``: tools, agents, own I/O, questions.
+
+They are part of the vocabulary of ``stepengine.data.yields``; import them from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeAlias, cast, overload
+
+import attrs
+from typing_extensions import TypeVar
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, text_of
+from stepengine.data.results import ToolResult
+from stepengine.data.run import ChildResult
+from stepengine.data.tools import ToolLike
+from stepengine.errors import BadYield, PerformError, ToolError
+
+if TYPE_CHECKING:
+    from stepengine.data.yields import StepResult, Yieldable
+
+__all__ = ("AgentCall", "Ask", "Member", "Parallel", "Params", "Perform", "ToolCall", "tool_name_of")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Out = TypeVar("Out", default=Any)
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
+
+
+class Member(Generic[T_co]):
+    """What ``Parallel`` can hold; *T_co* is the type of its entry in the tuple that ``Parallel`` gives."""
+
+    __slots__ = ()
+
+
+class _Dumps(Protocol):
+    def model_dump(self, *, mode: str) -> Any: ...
+
+
+Params: TypeAlias = "Mapping[str, Any] | _Dumps | None"
+"""What a child can be given as params: a JSON object or a pydantic model."""
+
+
+def tool_name_of(tool: str | ToolLike) -> str:
+    """
+    Return the name of *tool*.
+
+    Raises:
+        BadYield: for what is neither a tool nor a name.
+    """
+    name = tool if isinstance(tool, str) else getattr(getattr(tool, "spec", None), "name", None)
+    if not isinstance(name, str) or not name:
+        msg = f"a tool is given as a Tool or by its name, not as {tool!r}"
+        raise BadYield(msg)
+    return name
+
+
+def _input(value: Mapping[str, Any]) -> JsonDict:
+    if isinstance(value, Mapping):
+        return freeze_object(value)
+    msg = f"the input of a ToolCall is an object such as {{'path': 'a.py'}}, not {value!r}"
+    raise BadYield(msg)
+
+
+def _flag(value: bool) -> bool:  # noqa: FBT001 - a converter has one positional argument
+    if value is True or value is False:
+        return value
+    msg = f"include_tool_call is True or False, not {value!r}"
+    raise BadYield(msg)
+
+
+def _text(value: str) -> str:
+    if isinstance(value, str):
+        return text_of(value)
+    msg = f"a prompt or question is text, not {value!r}"
+    raise BadYield(msg)
+
+
+@attrs.frozen
+class ToolCall(Member[ToolResult]):
+    """
+    Run one tool now, without a model call (generator-contract G15).
+
+    ``yield from`` gives the ``ToolResult``.
+
+    Attributes:
+        tool: The tool's name; a ``Tool`` may be given.
+        input: Its input, a JSON object.
+        include_tool_call: Whether call and result enter the history (requirements C4).
+
+    Raises:
+        ToolError: from ``yield from``, when the result is an error.
+        ToolNotAvailable: at the yield, when the agent has no such tool.
+        ToolInputError: at the yield, when the input does not fit the tool's schema.
+    """
+
+    tool: str = attrs.field(converter=tool_name_of)
+    input: JsonDict = attrs.field(factory=JsonDict, converter=_input)
+    include_tool_call: bool = attrs.field(default=True, converter=_flag)
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, ToolResult]:
+        result = (yield self).tool_result
+        if result is None or result.is_error:
+            text = "no result" if result is None else result.text
+            msg = f"tool {self.tool!r} failed: {text}"
+            raise ToolError(msg, tool_name=self.tool, result=result)
+        return result
+
+
+def _params(value: Params) -> JsonValue:
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return freeze_object(value)
+    dump = getattr(value, "model_dump", None)
+    if dump is None or isinstance(value, type):
+        msg = f"params is a JSON object or a pydantic model, not {value!r}"
+        raise BadYield(msg)
+    return freeze_object(dump(mode="json"))
+
+
+@attrs.frozen
+class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
+    """
+    Run a child agent and wait for it (requirements J13).
+
+    ``yield from`` gives the child's output.
+
+    Attributes:
+        agent: The id of a spawnable agent, or its definition.
+        prompt: The child's prompt.
+        params: The child's params, a JSON object.
+
+    Raises:
+        ChildError: from ``yield from``, when the child did not complete.
+    """
+
+    agent: str | AgentDefinition[Out]
+    prompt: str = attrs.field(default="", converter=_text)
+    params: JsonValue = attrs.field(default=None, converter=_params)
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.agent, (str, AgentDefinition)) or self.agent == "":
+            msg = f"an AgentCall needs an AgentDefinition or the id of a spawnable agent, not {self.agent!r}"
+            raise BadYield(msg)
+
+    @property
+    def agent_id(self) -> str:
+        """The id of the agent that is called."""
+        return self.agent if isinstance(self.agent, str) else self.agent.id
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, Out]:
+        child: ChildResult[Out] = (yield self).value
+        return child.unwrap()
+
+
+@attrs.frozen(init=False)
+class Perform(Member["T_co | PerformError"], Generic[T_co]):
+    """
+    Any I/O of the author's: run once, its JSON result recorded, never run again on replay (design 4).
+
+    ``Perform(fn, *args, **kwargs)``; *fn* may be sync or async, its result must be JSON, and what the handler gets is
+    that JSON. ``Perform.idempotent(fn, ...)`` may be run again after a crash. ``yield from`` gives the value.
+
+    Raises:
+        PerformError: from ``yield from``, when *fn* raised or returned what is not JSON.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    is_idempotent: bool
+
+    @overload
+    def __init__(self: Perform[T], fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    @overload
+    def __init__(self: Perform[T], fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    def __init__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        if not callable(fn):
+            msg = f"Perform needs a function and its arguments, not {fn!r}"
+            raise BadYield(msg)
+        self.__attrs_init__(fn, args, JsonDict(kwargs), is_idempotent=False)
+
+    @classmethod
+    @overload
+    def idempotent(cls, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Perform[T]: ...
+    @classmethod
+    @overload
+    def idempotent(cls, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Perform[T]: ...
+    @classmethod
+    def idempotent(cls, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Perform[Any]:
+        """Return a ``Perform`` that may be run again when a crash left its outcome unknown."""
+        made: Perform[Any] = cls(fn, *args, **kwargs)
+        object.__setattr__(made, "is_idempotent", True)
+        return made
+
+    @property
+    def name(self) -> str:
+        """The qualified name of the function, as records show it."""
+        fn = getattr(self.fn, "func", self.fn)
+        return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, T_co]:
+        value = (yield self).value
+        if isinstance(value, PerformError):
+            raise value
+        return cast("T_co", value)
+
+
+def _options(value: Iterable[str]) -> tuple[str, ...]:
+    options = () if isinstance(value, str) else tuple(value)
+    if isinstance(value, str) or not all(isinstance(o, str) for o in options):
+        msg = f"the options of an Ask are a list of strings, not {value!r}"
+        raise BadYield(msg)
+    if len(options) == 1:
+        msg = f"Ask needs no options or at least two, not only {options[0]!r}"
+        raise BadYield(msg)
+    return tuple(map(text_of, options))
+
+
+@attrs.frozen
+class Ask(Member[str]):
+    """
+    Ask a person; the run suspends until someone answers, in this process or later (requirements K1).
+
+    ``yield from`` gives the answer as a string, ``""`` when the person declined; ``StepResult.value`` of a bare yield is
+    the same.
+
+    Attributes:
+        question: The question's text.
+        options: Choices; at least two, or none for free text.
+        multi_select: Whether several may be chosen.
+        details: Free JSON to show beside the question.
+    """
+
+    question: str = attrs.field(converter=_text)
+    options: tuple[str, ...] = attrs.field(default=(), converter=_options)
+    multi_select: bool = attrs.field(default=False, kw_only=True)
+    details: JsonValue = attrs.field(default=None, converter=freeze, kw_only=True)
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, str]:
+        value: str = (yield self).value
+        return value
+
+
+@attrs.frozen(init=False)
+class Parallel(Generic[T_co]):
+    """
+    Several calls at once (generator-contract G20).
+
+    ``Parallel(*calls)`` of ``ToolCall``, ``AgentCall``, ``Perform`` and ``Ask``; one list of them is accepted too.
+    ``yield from`` gives a tuple in order: ``ToolResult``, ``ChildResult``, value or ``PerformError``, answer. A failure
+    stays inside its own entry.
+
+    Raises:
+        BadYield: for anything else inside, such as ``STEP``.
+    """
+
+    calls: tuple[Member[Any], ...]
+
+    @overload
+    def __init__(self: Parallel[tuple[()]]) -> None: ...
+    @overload
+    def __init__(self: Parallel[tuple[A]], a: Member[A], /) -> None: ...
+    @overload
+    def __init__(self: Parallel[tuple[A, B]], a: Member[A], b: Member[B], /) -> None: ...
+    @overload
+    def __init__(self: Parallel[tuple[A, B, C]], a: Member[A], b: Member[B], c: Member[C], /) -> None: ...
+    @overload
+    def __init__(
+        self: Parallel[tuple[A, B, C, D]], a: Member[A], b: Member[B], c: Member[C], d: Member[D], /
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Parallel[tuple[A, B, C, D, E]], a: Member[A], b: Member[B], c: Member[C], d: Member[D], e: Member[E], /
+    ) -> None: ...
+    @overload
+    def __init__(self: Parallel[tuple[A, ...]], *calls: Member[A]) -> None: ...
+    @overload
+    def __init__(self: Parallel[tuple[A, ...]], calls: Sequence[Member[A]], /) -> None: ...
+    def __init__(self, *calls: Any) -> None:
+        members = tuple(calls[0]) if len(calls) == 1 and isinstance(calls[0], list | tuple) else calls
+        for call in members:
+            if not isinstance(call, Member):
+                msg = f"Parallel holds ToolCall, AgentCall, Perform and Ask, not {call!r}"
+                raise BadYield(msg)
+        self.__attrs_init__(members)
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, T_co]:
+        value: T_co = (yield self).value
+        return value

@@ -1,0 +1,330 @@
+"""
+JSON for every stored type, both ways.
+
+The codec is driven by the annotations of the data classes and closed: ``STORED`` lists what can be stored. A stored
+object is a JSON object with the member ``"type"`` and one member per field that differs from its default; member names
+are field names. Storing and loading are strict: an unknown type, an unknown field, a wrong value or a newer format is a
+``DataError`` that says where. Nothing that is loaded can run code (requirements B17, reliability R20).
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import attrs
+
+from stepengine import errors
+from stepengine.data import (
+    hooks,
+    limits,
+    messages,
+    models,
+    outcomes,
+    parts,
+    questions,
+    results,
+    run,
+    state,
+    tools,
+    usage,
+)
+from stepengine.data.json import JsonDict
+from stepengine.data.leaves import RAW, SCALARS, Codec, fault, literal, mapping, sequence, shown, within
+from stepengine.data.transcript import Transcript
+from stepengine.errors import DataError, StepEngineError
+
+__all__ = ("FORMAT", "STORED", "from_json", "plain", "to_json")
+
+FORMAT = 1
+"""The version of the stored form; a newer one is refused."""
+
+MODULES = (hooks, limits, messages, models, outcomes, parts, questions, results, run, state, tools, usage)
+
+
+def _stored() -> dict[str, type[Any]]:
+    found: dict[str, type[Any]] = {}
+    for module in MODULES:
+        for name in module.__all__:
+            member = getattr(module, name)
+            if isinstance(member, type) and attrs.has(member):
+                found[name] = member
+    for name in ("HookContext", "Hooks", "RunResult", "ToolBinding", "Validated"):
+        found.pop(name)
+    for name in errors.__all__:
+        member = getattr(errors, name)
+        if issubclass(member, StepEngineError):
+            found[name] = member
+    found["Transcript"] = Transcript
+    return found
+
+
+STORED: Mapping[str, type[Any]] = types.MappingProxyType(_stored())
+"""Every class that can be stored, by the name that ``"type"`` holds."""
+
+
+def to_json(value: Any) -> dict[str, Any]:
+    """
+    Return *value*, an instance of a class in ``STORED``, as a JSON object with the format's version.
+
+    Raises:
+        DataError: when *value* or something in it cannot be stored, naming the place.
+    """
+    try:
+        return {"stepengine": FORMAT, **_encode_object(value)}
+    except RecursionError:
+        raise fault("nested too deeply to be stored") from None
+
+
+def from_json(data: Any) -> Any:
+    """
+    Return the value that ``to_json`` stored in *data*.
+
+    Raises:
+        DataError: for a newer format, an unknown type or field, or a value that does not fit, naming the place.
+    """
+    if not isinstance(data, Mapping) or "stepengine" not in data:
+        raise fault("not a stored stepengine value: there is no member 'stepengine' with the format's version")
+    version = data["stepengine"]
+    if type(version) is not int or version != FORMAT:
+        raise within(fault(f"this version of stepengine reads format {FORMAT}, not {shown(version)}"), ".stepengine")
+    try:
+        return _decode_object({k: v for k, v in data.items() if k != "stepengine"})
+    except RecursionError:
+        raise fault("nested too deeply to be read") from None
+
+
+def plain(value: Any) -> Any:
+    """
+    Return *value* as JSON for people to look at; it never fails.
+
+    Stored types are as ``to_json`` has them, other values by their shown fields, the rest as text.
+    """
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else str(value)
+    return _plain_object(value)
+
+
+def _plain_object(value: Any) -> Any:
+    if _is_stored(type(value)):
+        try:
+            return _encode_object(value)
+        except (DataError, RecursionError):
+            pass
+    if attrs.has(type(value)):
+        fields = {a.name: plain(getattr(value, a.name)) for a in attrs.fields(type(value)) if a.repr}
+        return {"type": type(value).__name__, **fields}
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return [plain(v) for v in value]
+    if isinstance(value, Mapping):
+        return {plain(str(k)): plain(v) for k, v in value.items()}
+    dump = getattr(value, "model_dump", None)
+    return plain(dump(mode="json") if dump is not None and not isinstance(value, type) else str(value))
+
+
+def _is_stored(cls: Any) -> bool:
+    return isinstance(cls, type) and STORED.get(cls.__name__) is cls
+
+
+class _Member(NamedTuple):
+    """A field of a stored class: its codec, its name in the constructor, its default."""
+
+    codec: Codec
+    alias: str
+    default: Any
+    computed: Callable[[Any], Any] | None = None
+
+    @property
+    def required(self) -> bool:
+        return self.default is attrs.NOTHING and self.computed is None
+
+    def is_default(self, owner: Any, value: Any) -> bool:
+        default = self.computed(owner) if self.computed else self.default
+        return value is default or bool(value == default)
+
+
+def _encode_object(value: Any) -> dict[str, Any]:
+    cls = type(value)
+    name = cls.__name__
+    if not _is_stored(cls):
+        raise fault(f"a {name} cannot be stored")
+    data: dict[str, Any] = {"type": name}
+    field = ""
+    try:
+        if cls is Transcript:
+            field, data["messages"] = "messages", _MESSAGES.encode(value[:])
+            return data
+        for field, member in _members(cls).items():
+            item = getattr(value, field)
+            if not member.is_default(value, item):
+                data[field] = member.codec.encode(item)
+    except DataError as error:
+        raise within(error, f".{field}") from None
+    return data
+
+
+def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any:
+    if not isinstance(data, Mapping) or not isinstance(data.get("type"), str):
+        raise fault(f"expected an object with a 'type', not {shown(data)}")
+    name = data["type"]
+    cls = STORED.get(name)
+    if cls is None or not issubclass(cls, allowed):
+        known = "" if allowed == (object,) else f"; it can be {[c.__name__ for c in allowed]}"
+        raise fault(f"unknown type {shown(name)}{known}")
+    members = _members(cls)
+    values: dict[str, Any] = {}
+    for field, item in data.items():
+        if field == "type":
+            continue
+        if field not in members:
+            raise within(fault(f"unknown field of {name}, which has {sorted(members)}"), f".{field}")
+        try:
+            values[members[field].alias] = members[field].codec.decode(item)
+        except DataError as error:
+            raise within(error, f".{field}") from None
+    return _made(cls, members, values)
+
+
+def _made(cls: type[Any], members: Mapping[str, _Member], values: dict[str, Any]) -> Any:
+    for field, member in members.items():
+        if member.required and member.alias not in values:
+            raise within(fault(f"{cls.__name__} needs this field"), f".{field}")
+    try:
+        return cls(**values)
+    except (TypeError, ValueError, StepEngineError) as error:
+        raise fault(f"this is no {cls.__name__}: {error}") from error
+
+
+def _members(cls: type[Any]) -> Mapping[str, _Member]:
+    if cls not in _MEMBERS:
+        _MEMBERS[cls] = _members_of_error(cls) if issubclass(cls, StepEngineError) else _members_of_attrs(cls)
+    return _MEMBERS[cls]
+
+
+def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:
+    hints = get_type_hints(cls, globalns=_NAMES, localns=_NAMES)
+    members = {}
+    for field in attrs.fields(cls):
+        if not field.init or not field.metadata.get("stored", True):
+            continue
+        default, computed = field.default, None
+        if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+            default, computed = (None, default.factory) if default.takes_self else (default.factory(), None)
+        members[field.name] = _Member(_codec(hints[field.name]), field.alias, default, computed)
+    return members
+
+
+def _members_of_error(cls: type[StepEngineError]) -> dict[str, _Member]:
+    hints = get_type_hints(cls.__init__, globalns=vars(errors))
+    parameters = inspect.signature(cls).parameters
+    return {f: _Member(_codec(hints[f]), f, parameters[f].default) for f in ("message", *cls.fields)}
+
+
+def _codec(hint: Any) -> Codec:
+    """Return the codec of an annotation."""
+    origin = get_origin(hint) or hint
+    arguments = get_args(hint)
+    if hint in SCALARS:
+        return SCALARS[hint]
+    if hint is _Raw or isinstance(hint, TypeVar):
+        return RAW
+    if hint is Any:
+        return _ANY
+    if origin is Literal:
+        return literal(arguments)
+    if origin in (Union, types.UnionType):
+        return _union(arguments)
+    return _codec_of_class(origin, arguments)
+
+
+def _codec_of_class(cls: type[Any], arguments: tuple[Any, ...]) -> Codec:
+    if issubclass(cls, Mapping):
+        return mapping(_codec(arguments[1]))
+    if cls is tuple or cls is Sequence:
+        return sequence(_codec(arguments[0]))
+    if issubclass(cls, Enum):
+        return literal(tuple([m.value for m in cls]), cls)
+    return _objects((cls,))
+
+
+def _objects(classes: tuple[type[Any], ...]) -> Codec:
+    def encode(value: Any) -> dict[str, Any]:
+        if isinstance(value, classes):
+            return _encode_object(value)
+        raise fault(f"expected one of {[c.__name__ for c in classes]}, not {shown(value)}")
+
+    return Codec(encode, lambda data: _decode_object(data, classes))
+
+
+def _union(options: tuple[Any, ...]) -> Codec:
+    optional = type(None) in options
+    classes = tuple([get_origin(o) or o for o in options if _is_stored(get_origin(o) or o)])
+    codecs = [_codec(o) for o in options if o is not type(None) and not _is_stored(get_origin(o) or o)]
+    if classes:
+        codecs.append(_objects(classes))
+
+    def first(way: str) -> Callable[[Any], Any]:
+        def convert(value: Any) -> Any:
+            if value is None and optional:
+                return None
+            failures = []
+            for codec in codecs:
+                try:
+                    return getattr(codec, way)(value)
+                except DataError as error:
+                    failures.append(error)
+            # The option that got furthest into the value is the one that was meant.
+            raise max(failures, key=lambda error: len(error.path))
+
+        return convert
+
+    return Codec(first("encode"), first("decode"))
+
+
+def _encode_any(value: Any) -> Any:
+    if _is_stored(type(value)):
+        return _encode_object(value)
+    if type(value) is tuple and all(_is_stored(type(v)) for v in value):
+        return {"type": "tuple", "items": _ITEMS.encode(value)}
+    return {"type": "json", "value": RAW.encode(value)}
+
+
+def _decode_any(data: Any) -> Any:
+    kind = data.get("type") if isinstance(data, Mapping) else None
+    for name, member, codec in (("json", "value", RAW), ("tuple", "items", _ITEMS)):
+        if kind == name:
+            if data.keys() != {"type", member}:
+                raise fault(f"an object of type {name!r} has exactly the member {member!r}")
+            try:
+                return codec.decode(data[member])
+            except DataError as error:
+                raise within(error, f".{member}") from None
+    return _decode_object(data)
+
+
+class _Raw:
+    """Stands for ``JsonValue`` in annotations."""
+
+
+def _names() -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for module in MODULES:
+        names.update(vars(module))
+    return {**names, **STORED, "JsonDict": JsonDict, "JsonValue": _Raw}
+
+
+_MEMBERS: dict[type[Any], Mapping[str, _Member]] = {}
+_NAMES = _names()
+_ANY = Codec(_encode_any, _decode_any)
+_ITEMS = sequence(_objects((object,)))
+_MESSAGES = sequence(_objects((messages.UserMessage, messages.AssistantMessage, messages.ToolMessage)))
+_MEMBERS[Transcript] = {"messages": _Member(_MESSAGES, "messages", attrs.NOTHING)}

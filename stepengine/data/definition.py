@@ -1,0 +1,270 @@
+"""``AgentDefinition``: the frozen description of an agent (requirements A)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from inspect import isgenerator
+from typing import Any, Generic, Literal, Protocol, TypeAlias
+
+import attrs
+from typing_extensions import TypeVar
+
+from stepengine.data.contexts import StepContext
+from stepengine.data.functions import is_async, is_generator_function, location_of, takes_one_argument, unwrapped
+from stepengine.data.hooks import HookContext, Hooks
+from stepengine.data.json import freeze_object, text_of
+from stepengine.data.limits import Limits
+from stepengine.data.models import ModelSettings
+from stepengine.data.tools import ToolLike
+from stepengine.errors import DataError, DefinitionError
+
+__all__ = ("AgentDefinition", "HandleSteps", "InputSchema", "OutputMode", "PromptLike", "Schema", "normalised_id")
+
+OutputMode: TypeAlias = Literal["last_message", "all_messages", "structured_output"]
+Schema: TypeAlias = "type[Any] | Mapping[str, Any]"
+"""A pydantic model class or a JSON Schema."""
+HandleSteps: TypeAlias = Callable[[StepContext[Any]], Generator[Any, Any, Any]]
+Out = TypeVar("Out", default=Any)
+
+ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+class PromptLike(Protocol):
+    """A prompt that is built when a run starts, such as ``stepengine.context.SystemPrompt``."""
+
+    def render(self, ctx: HookContext, /) -> str:
+        """Return the prompt's text."""
+
+
+def _schema(value: Schema | None) -> Schema | None:
+    return freeze_object(value) if isinstance(value, Mapping) else value
+
+
+@attrs.frozen(kw_only=True)
+class InputSchema:
+    """
+    What an agent expects (requirements A13).
+
+    Attributes:
+        prompt: A description of the prompt for spawning agents; ``None`` says nothing about it.
+        params: A pydantic model or JSON Schema of ``params``; ``None`` accepts any object.
+    """
+
+    prompt: str | None = None
+    params: Schema | None = attrs.field(default=None, converter=_schema)
+
+
+def normalised_id(agent_id: str) -> str:
+    """Return *agent_id* as it is compared: ``_`` counts as ``-``."""
+    return agent_id.replace("_", "-")
+
+
+def check_handler(agent_id: str, handler: Any) -> None:
+    """
+    Raise unless *handler* is a generator function of one argument (requirements A12, reliability GN11).
+
+    Raises:
+        DefinitionError: naming the function's file and line.
+    """
+    fn = unwrapped(handler)
+    what = f"handle_steps of {agent_id!r} ({location_of(fn)})"
+    if is_async(fn):
+        msg = (
+            f"{what} is async; handlers are plain generator functions. "
+            "Write `def handle_steps(ctx):` and do I/O with `yield from Perform(fn, ...)`"
+        )
+        raise DefinitionError(msg)
+    if isgenerator(fn):
+        msg = f"{what} is a generator object; pass the function itself, it is called once per run"
+        raise DefinitionError(msg)
+    if not is_generator_function(fn):
+        msg = f"{what} is not a generator function; it must contain a `yield`, such as `yield STEP_ALL`"
+        raise DefinitionError(msg)
+    if not takes_one_argument(handler):
+        msg = f"{what} cannot be called with one argument; a handler is `def handle_steps(ctx):`"
+        raise DefinitionError(msg)
+
+
+@attrs.frozen(init=False)
+class AgentDefinition(Generic[Out]):
+    """
+    The frozen description of an agent (requirements A1).
+
+    Attributes:
+        id: Lower-case letters, digits and hyphens, unique in an engine.
+        model: ``provider/model``; ``None`` uses the spawner's or the engine's default.
+        display_name: The id by default.
+        description: What other agents are shown.
+        tools: Tool names or ``Tool`` objects.
+        spawnable_agents: Ids or definitions of agents that it may spawn.
+        system_prompt: Sent as it is; the engine adds nothing (requirements A8).
+        instructions_prompt: Inserted once per run after the user's input.
+        step_prompt: Sent at the end of every request, never stored.
+        include_message_history: Whether a spawned child starts with its parent's conversation.
+        inherit_parent_system_prompt: Whether a spawned child uses its parent's system prompt and tool definitions.
+        input_schema: ``InputSchema``, or the schema of ``params`` alone.
+        output_mode: ``"last_message"``, ``"all_messages"`` or ``"structured_output"``; ``None`` means the last one when
+            there is an ``output_schema``, else the first.
+        output_schema: A pydantic model or JSON Schema of the output.
+        handle_steps: The handler; ``None`` behaves as one that yields ``STEP_ALL``.
+        settings: Generation settings.
+        hooks: Hooks of this agent, called after the engine's.
+        limits: Limits of this agent.
+
+    Raises:
+        DefinitionError: when a field cannot be used.
+    """
+
+    id: str
+    model: str | None
+    display_name: str
+    description: str
+    tools: tuple[str | ToolLike, ...]
+    spawnable_agents: tuple[str | AgentDefinition[Any], ...]
+    system_prompt: str | PromptLike
+    instructions_prompt: str
+    step_prompt: str
+    include_message_history: bool
+    inherit_parent_system_prompt: bool
+    input_schema: InputSchema | None
+    output_mode: OutputMode
+    output_schema: Schema | None
+    handle_steps: HandleSteps | None
+    settings: ModelSettings
+    hooks: Hooks
+    limits: Limits
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        model: str | None = None,
+        display_name: str | None = None,
+        description: str = "",
+        tools: Sequence[str | ToolLike] = (),
+        spawnable_agents: Sequence[str | AgentDefinition[Any]] = (),
+        system_prompt: str | PromptLike | None = "",
+        instructions_prompt: str | None = "",
+        step_prompt: str | None = "",
+        include_message_history: bool = False,
+        inherit_parent_system_prompt: bool = False,
+        input_schema: InputSchema | Schema | None = None,
+        output_mode: OutputMode | None = None,
+        output_schema: type[Out] | Mapping[str, Any] | None = None,
+        handle_steps: Callable[[StepContext[Any]], Generator[Any, Any, Out]] | None = None,
+        settings: ModelSettings | None = None,
+        hooks: Hooks | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.__attrs_init__(
+            id=id,
+            model=model,
+            display_name=display_name or id,
+            description=description,
+            tools=_members(id, "tools", tools),
+            spawnable_agents=_members(id, "spawnable_agents", spawnable_agents),
+            system_prompt=system_prompt or "",
+            instructions_prompt=instructions_prompt or "",
+            step_prompt=step_prompt or "",
+            include_message_history=include_message_history,
+            inherit_parent_system_prompt=inherit_parent_system_prompt,
+            input_schema=_input_schema(input_schema),
+            output_mode=output_mode or ("structured_output" if output_schema is not None else "last_message"),
+            output_schema=_schema(output_schema),
+            handle_steps=handle_steps,
+            settings=settings or ModelSettings(),
+            hooks=hooks or Hooks(),
+            limits=limits or Limits(),
+        )
+        _check(self)
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        """The names of its tools in order."""
+        return tuple([t if isinstance(t, str) else t.spec.name for t in self.tools])
+
+    @property
+    def spawnable_ids(self) -> tuple[str, ...]:
+        """The ids of the agents that it may spawn, in order."""
+        return tuple([a if isinstance(a, str) else a.id for a in self.spawnable_agents])
+
+
+def _input_schema(value: Any) -> InputSchema | None:
+    return value if value is None or isinstance(value, InputSchema) else InputSchema(params=value)
+
+
+def _members(agent_id: Any, field: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, (list, tuple)):
+        return tuple(value)
+    msg = f"agent {agent_id!r}: {field} is a list, not {value!r}"
+    raise DefinitionError(msg)
+
+
+def _check(agent: AgentDefinition[Any]) -> None:
+    problem = _wrong_field(agent) or _wrong_member(agent) or _wrong_output(agent) or _wrong_spawning(agent)
+    if problem:
+        msg = f"agent {agent.id!r}: {problem}"
+        raise DefinitionError(msg)
+    if agent.handle_steps is not None:
+        check_handler(agent.id, agent.handle_steps)
+
+
+def _wrong_field(agent: AgentDefinition[Any]) -> str | None:
+    if not _is_id(agent.id):
+        return "an id is lower-case letters, digits and single hyphens, such as 'code-reviewer'"
+    if agent.model is not None and not (_is_text(agent.model) and agent.model.strip()):
+        return f"model is a string such as 'anthropic/claude-sonnet-4-5' or None, not {agent.model!r}"
+    for field in ("display_name", "description", "instructions_prompt", "step_prompt"):
+        if not _is_text(getattr(agent, field)):
+            return f"{field} is text without lone surrogates, not {getattr(agent, field)!r}"
+    if not _is_text(agent.system_prompt) and not hasattr(agent.system_prompt, "render"):
+        return f"system_prompt is text or has a method render(ctx), not {agent.system_prompt!r}"
+    for field, kind in (("settings", ModelSettings), ("hooks", Hooks), ("limits", Limits)):
+        if not isinstance(getattr(agent, field), kind):
+            return f"{field} is a {kind.__name__}, not {getattr(agent, field)!r}"
+    return None
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and ID.fullmatch(value) is not None
+
+
+def _is_text(value: Any) -> bool:
+    try:
+        text_of(value)
+    except DataError:
+        return False
+    return True
+
+
+def _wrong_member(agent: AgentDefinition[Any]) -> str | None:
+    for tool in agent.tools:
+        if not isinstance(tool, (str, ToolLike)):
+            return f"tools holds tool names and Tool objects, not {tool!r}"
+    if len(set(agent.tool_names)) != len(agent.tool_names):
+        return f"a tool is listed twice in {list(agent.tool_names)}"
+    for child in agent.spawnable_agents:
+        if not isinstance(child, (str, AgentDefinition)):
+            return f"spawnable_agents holds ids and definitions, not {child!r}"
+    return None
+
+
+def _wrong_output(agent: AgentDefinition[Any]) -> str | None:
+    if agent.output_mode not in ("last_message", "all_messages", "structured_output"):
+        return f"output_mode is 'last_message', 'all_messages' or 'structured_output', not {agent.output_mode!r}"
+    if agent.output_schema is not None and agent.output_mode != "structured_output":
+        return f"output_schema needs output_mode='structured_output', not {agent.output_mode!r}"
+    can_output = agent.handle_steps or agent.output_schema is not None or "set_output" in agent.tool_names
+    if agent.output_mode == "structured_output" and not can_output:
+        return "structured_output needs an output_schema, a handler, or 'set_output' in tools"
+    return None
+
+
+def _wrong_spawning(agent: AgentDefinition[Any]) -> str | None:
+    if agent.inherit_parent_system_prompt and agent.system_prompt:
+        return "inherit_parent_system_prompt excludes a system_prompt of its own"
+    can_spawn = agent.handle_steps or {"spawn_agents", "spawn_agent_inline", "task"} & set(agent.tool_names)
+    if agent.spawnable_agents and not can_spawn:
+        return "spawnable_agents needs a spawning tool such as 'spawn_agents' in tools, or a handler"
+    return None

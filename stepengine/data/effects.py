@@ -1,0 +1,152 @@
+"""
+What the machine asks the outside world for: a closed union of frozen descriptions (design 3).
+
+``seq`` is the effect's number on its run's path, in program order. A ``Gather`` has no number; its members have
+consecutive ones. Fields that are marked as not compared carry what a performer needs and a record does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+from stepengine.data.events import Event
+from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
+from stepengine.data.models import ModelRequest
+from stepengine.data.questions import Question
+from stepengine.data.state import AgentState
+from stepengine.data.yields import Perform as PerformCall
+
+__all__ = ("Ask", "CallModel", "CallTool", "Effect", "Gather", "Leaf", "Notify", "Perform", "Spawn")
+
+
+def _hidden(**kwargs: Any) -> Any:
+    return attrs.field(eq=False, repr=False, kw_only=True, **kwargs)
+
+
+@attrs.frozen
+class CallModel:
+    """
+    One model call. Outcome: ``Value(ModelReply)`` or ``Failure(ModelError | LimitExceeded)``.
+
+    Attributes:
+        seq: Its number.
+        request: What to send.
+        purpose: ``"step"``, ``"final_answer"``, ``"candidate"`` or ``"complete"``.
+    """
+
+    seq: int
+    request: ModelRequest
+    purpose: Literal["step", "final_answer", "candidate", "complete"] = "step"
+
+
+@attrs.frozen
+class CallTool:
+    """
+    One call of an ordinary tool. Outcome: ``Value(ToolResult)`` or ``Failure(UnknownOutcome | LimitExceeded)``.
+
+    Attributes:
+        seq: Its number.
+        tool_name: The tool.
+        input: The validated input as JSON.
+        tool_call_id: The call's id.
+        source: Who asked for it.
+        arguments: The validated Python arguments; ``None`` asks the performer to validate *input* itself.
+        state: Gives the state before the step, for the tool's context; call it before the effect's outcome is sent.
+        step_index: The step in which it runs.
+    """
+
+    seq: int
+    tool_name: str
+    input: JsonDict = attrs.field(converter=freeze_object)
+    tool_call_id: str = ""
+    source: Literal["model", "handler", "hook"] = "model"
+    arguments: Mapping[str, Any] | None = _hidden(default=None)
+    state: Callable[[], AgentState] = _hidden(default=AgentState)
+    step_index: int = _hidden(default=0)
+
+
+@attrs.frozen
+class Spawn:
+    """
+    One child run. Outcome: ``Value(ChildResult)``, ``Failure(LimitExceeded)`` or ``Stop("suspended")``.
+
+    Attributes:
+        seq: Its number; the child's path is the parent's path and this number joined by a dot.
+        agent_id: The agent to run, by normalised id.
+        prompt: The child's prompt.
+        params: The child's params.
+        tool_call_id: The call that spawned it; ``""`` for a handler's ``AgentCall``.
+        definition: The definition, when the handler gave one; else the engine looks *agent_id* up.
+        parent: Gives the parent's state as the child may inherit it.
+    """
+
+    seq: int
+    agent_id: str
+    prompt: str = ""
+    params: JsonValue = attrs.field(default=None, converter=freeze)
+    tool_call_id: str = ""
+    definition: Any = _hidden(default=None)
+    parent: Callable[[], AgentState] = _hidden(default=AgentState)
+
+
+@attrs.frozen
+class Perform:
+    """
+    The author's own I/O. Outcome: ``Value(JSON)`` or ``Failure(PerformError | UnknownOutcome)``.
+
+    Attributes:
+        seq: Its number.
+        call: The function and its arguments.
+    """
+
+    seq: int
+    call: PerformCall[Any]
+
+
+@attrs.frozen
+class Ask:
+    """
+    Questions to a person. Outcome: ``Value(tuple[Answer, ...])`` in question order, or ``Stop("suspended")``.
+
+    Attributes:
+        seq: Its number.
+        questions: What to ask.
+        purpose: ``"question"`` or ``"permission"``.
+        tool_call_id: For a permission, the call that waits for it.
+    """
+
+    seq: int
+    questions: tuple[Question, ...]
+    purpose: Literal["question", "permission"] = "question"
+    tool_call_id: str = ""
+
+
+Leaf: TypeAlias = CallModel | CallTool | Spawn | Perform | Ask
+"""An effect that has a number."""
+
+
+@attrs.frozen
+class Gather:
+    """
+    Several effects at once. Outcome: ``Gathered``, one outcome per member in request order.
+
+    Attributes:
+        effects: The members.
+        concurrency: How many may run at once; ``None`` for all.
+    """
+
+    effects: tuple[Leaf, ...]
+    concurrency: int | None = None
+
+
+@attrs.frozen
+class Notify:
+    """Show *event* to whoever watches. No number, no outcome: the driver sends ``None``."""
+
+    event: Event
+
+
+Effect: TypeAlias = CallModel | CallTool | Spawn | Perform | Ask | Gather | Notify

@@ -1,0 +1,46 @@
+"""How large messages are, in tokens, without a tokenizer: a quarter of their characters (requirements I1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepengine.data.json import compact
+from stepengine.data.messages import Message
+from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, OpaquePart, ToolCallPart
+from stepengine.data.transcript import Transcript
+
+__all__ = ("estimate_tokens", "message_tokens", "transcript_tokens")
+
+MEDIA_TOKENS = 1_600
+MESSAGE_TOKENS = 8
+
+
+def estimate_tokens(value: Any) -> int:
+    """Return the length of *value* divided by four, rounded up: of a string its characters, else its compact JSON."""
+    return -(-len(value if isinstance(value, str) else compact(value)) // 4)
+
+
+def message_tokens(message: Message) -> int:
+    """Return the estimated size of one message in tokens; an image or document counts as 1,600."""
+    chars, tokens = 0, MESSAGE_TOKENS
+    for part in message.content:
+        if isinstance(part, ImagePart | DocumentPart):
+            tokens += MEDIA_TOKENS
+        elif isinstance(part, ToolCallPart):
+            chars += len(part.tool_name) + len(part.raw_input or compact(part.input))
+        elif isinstance(part, JsonPart):
+            chars += len(compact(part.value))
+        elif isinstance(part, OpaquePart):
+            chars += len(compact(part.data))
+        else:
+            chars += len(part.text)
+    return tokens - (-chars // 4)
+
+
+def _add(total: int, message: Message) -> int:
+    return total + message_tokens(message)
+
+
+def transcript_tokens(transcript: Transcript) -> int:
+    """Return the estimated size of a transcript in tokens; each message is measured once."""
+    return transcript.fold("tokens", _add, 0)

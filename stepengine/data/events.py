@@ -1,0 +1,378 @@
+"""
+Events: what whoever watches a run is shown (requirements N9). They change nothing.
+
+Every event has ``path`` (the run in the tree, ``""`` for the root), ``seq`` (the number of the effect it belongs to, or
+of the next one) and ``index`` (its place in the stream, -1 until it is emitted). Order is guaranteed per path.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+
+from stepengine.data.json import JsonValue, freeze
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.questions import Question
+from stepengine.data.results import ToolResult
+from stepengine.data.run import RunPhase, RunResult, RunStatus
+from stepengine.data.usage import Usage
+
+__all__ = (
+    "EVENTS",
+    "AgentFinished",
+    "AgentSpawned",
+    "AnswerReceived",
+    "Event",
+    "EventsDropped",
+    "FileChanged",
+    "HandlerNotice",
+    "HookFailed",
+    "LogLine",
+    "ModelFinished",
+    "ModelRetry",
+    "ModelStarted",
+    "Notification",
+    "PerformFinished",
+    "PerformStarted",
+    "PermissionDecided",
+    "PermissionRequested",
+    "PhaseChanged",
+    "QuestionAsked",
+    "ReplyDiscarded",
+    "RunFailed",
+    "RunFinished",
+    "RunStarted",
+    "StepFinished",
+    "StepStarted",
+    "TextCompleted",
+    "TextDelta",
+    "ThinkingCompleted",
+    "ThinkingDelta",
+    "ToolFinished",
+    "ToolInputDelta",
+    "ToolLog",
+    "ToolProgress",
+    "ToolStarted",
+    "Warned",
+)
+
+EVENTS: dict[str, type[Event]] = {}
+
+
+@attrs.frozen(kw_only=True)
+class Event:
+    """
+    The base of all events.
+
+    Attributes:
+        path: The run's path in the tree; ``""`` for the root.
+        seq: The number of the effect that the event belongs to, or of the next effect.
+        index: The event's place in the stream; -1 until it is emitted.
+    """
+
+    type: ClassVar[str] = "event"
+    path: str = ""
+    seq: int = 0
+    index: int = attrs.field(default=-1, eq=False)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.type = "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
+        EVENTS[cls.type] = cls
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object; ``"type"`` names its kind in snake_case."""
+        from stepengine.data.codec import plain  # noqa: PLC0415
+
+        fields = {a.name: plain(getattr(self, a.name)) for a in attrs.fields(type(self))}
+        return {"type": self.type, **fields}
+
+
+@attrs.frozen(kw_only=True)
+class RunStarted(Event):
+    """A run began."""
+
+    run_id: str
+    agent_id: str
+    prompt: str = ""
+    params: JsonValue = attrs.field(default=None, converter=freeze)
+
+
+@attrs.frozen(kw_only=True)
+class StepStarted(Event):
+    """A model step began; *step* counts from 0."""
+
+    step: int
+    steps_remaining: int
+
+
+@attrs.frozen(kw_only=True)
+class StepFinished(Event):
+    """A model step ended; *usage* is the run's total so far."""
+
+    step: int
+    ended_turn: bool
+    usage: Usage
+
+
+@attrs.frozen(kw_only=True)
+class PhaseChanged(Event):
+    """The run does something else now; *detail* is a tool name or a child's agent id."""
+
+    phase: RunPhase
+    detail: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class ModelStarted(Event):
+    """A model call began."""
+
+    model: str
+    purpose: str = "step"
+    request: ModelRequest | None = attrs.field(default=None, eq=False, repr=False)
+
+
+@attrs.frozen(kw_only=True)
+class ModelFinished(Event):
+    """A model call ended, for better or worse; *reply* is ``None`` when it failed."""
+
+    model: str
+    reply: ModelReply | None = None
+    error: str = ""
+    duration_ms: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class ModelRetry(Event):
+    """An attempt of a model call failed and another follows after *wait* seconds; *attempt* counts from 1."""
+
+    model: str
+    attempt: int
+    wait: float
+    error: str
+
+
+@attrs.frozen(kw_only=True)
+class ReplyDiscarded(Event):
+    """Deltas that were already shown belong to a reply that broke off; they do not count."""
+
+    model: str
+
+
+@attrs.frozen(kw_only=True)
+class TextDelta(Event):
+    """More visible text."""
+
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class ThinkingDelta(Event):
+    """More thinking text."""
+
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class ToolInputDelta(Event):
+    """More of a tool call's arguments, as raw JSON text."""
+
+    tool_name: str
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class TextCompleted(Event):
+    """The visible text of a reply, whole."""
+
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class ThinkingCompleted(Event):
+    """The thinking text of a reply, whole."""
+
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class ToolStarted(Event):
+    """A tool call began."""
+
+    tool_name: str
+    tool_call_id: str = ""
+    input: JsonValue = attrs.field(default=None, converter=freeze)
+    source: str = "model"
+
+
+@attrs.frozen(kw_only=True)
+class ToolFinished(Event):
+    """A tool call ended; *result* has ``is_error`` when it failed."""
+
+    tool_name: str
+    tool_call_id: str = ""
+    result: ToolResult
+    duration_ms: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class ToolProgress(Event):
+    """A tool says how far it is; *percent* is 0 to 100 (requirements E10)."""
+
+    message: str
+    percent: float | None = None
+    tool_name: str = ""
+    tool_call_id: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class ToolLog(Event):
+    """A tool logs a line."""
+
+    message: str
+    level: str = "info"
+    tool_name: str = ""
+    tool_call_id: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class FileChanged(Event):
+    """A tool changed a file; *action* is ``"created"``, ``"modified"`` or ``"deleted"``."""
+
+    file: str
+    action: str
+    tool_name: str = ""
+    tool_call_id: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class PerformStarted(Event):
+    """A ``Perform`` began."""
+
+    name: str
+
+
+@attrs.frozen(kw_only=True)
+class PerformFinished(Event):
+    """A ``Perform`` ended; *error* is empty when it succeeded."""
+
+    name: str
+    error: str = ""
+    duration_ms: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class QuestionAsked(Event):
+    """A person is asked."""
+
+    question: Question
+
+
+@attrs.frozen(kw_only=True)
+class AnswerReceived(Event):
+    """A person answered."""
+
+    question_id: str
+    answer: str
+
+
+@attrs.frozen(kw_only=True)
+class PermissionRequested(Event):
+    """A tool call waits for a person's permission."""
+
+    question: Question
+    tool_name: str
+    tool_call_id: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class PermissionDecided(Event):
+    """A tool call was allowed or denied; *rule_id* names the rule, if one decided."""
+
+    tool_name: str
+    tool_call_id: str = ""
+    decision: str
+    rule_id: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class AgentSpawned(Event):
+    """A child run starts; its own events have *child_path*."""
+
+    agent_id: str
+    child_path: str
+    prompt: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class AgentFinished(Event):
+    """A child run ended, for better or worse."""
+
+    agent_id: str
+    child_path: str
+    status: RunStatus
+    usage: Usage = Usage()
+
+
+@attrs.frozen(kw_only=True)
+class Notification(Event):
+    """What a handler sent with ``ctx.notify``."""
+
+    message: str
+    data: JsonValue = attrs.field(default=None, converter=freeze)
+
+
+@attrs.frozen(kw_only=True)
+class LogLine(Event):
+    """What a handler or hook logged with ``ctx.logger``."""
+
+    level: str
+    message: str
+    data: JsonValue = attrs.field(default=None, converter=freeze)
+
+
+@attrs.frozen(kw_only=True)
+class HookFailed(Event):
+    """A hook raised; post-hooks are dropped, pre-hooks end the run (requirements X2)."""
+
+    point: str
+    hook: str
+    error: str
+
+
+@attrs.frozen(kw_only=True)
+class HandlerNotice(Event):
+    """Something odd about a handler that does not end the run: it ignored its close, or broke a text block."""
+
+    kind: str
+    message: str
+
+
+@attrs.frozen(kw_only=True)
+class Warned(Event):
+    """Something that somebody should look at, such as a tool that blocks the event loop."""
+
+    message: str
+
+
+@attrs.frozen(kw_only=True)
+class EventsDropped(Event):
+    """A slow subscriber missed *count* events (requirements N7)."""
+
+    count: int
+
+
+@attrs.frozen(kw_only=True)
+class RunFailed(Event):
+    """A run failed; ``RunFinished`` follows."""
+
+    error: str
+    kind: str
+
+
+@attrs.frozen(kw_only=True)
+class RunFinished(Event):
+    """The last event of a root run, exactly once (requirements N10)."""
+
+    result: RunResult[Any] = attrs.field(repr=False)

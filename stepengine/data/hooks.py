@@ -1,0 +1,148 @@
+"""Hooks, what they return, and the context that they get (design 8, requirements H)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.messages import Message
+from stepengine.data.results import ToolResult
+from stepengine.data.state import AgentState
+from stepengine.data.transcript import Transcript
+
+if TYPE_CHECKING:
+    from stepengine.data.definition import AgentDefinition
+    from stepengine.data.logger import RunLogger
+
+__all__ = ("HOOK_POINTS", "Change", "HookContext", "Hooks")
+
+HOOK_POINTS = ("pre_run", "post_run", "pre_step", "post_step", "pre_tool", "post_tool", "on_stop", "on_suspend")
+
+
+def _transcript(value: Any) -> Transcript | None:
+    return value if value is None or isinstance(value, Transcript) else Transcript(value)
+
+
+def _object(value: Any) -> Any:
+    return None if value is None else freeze_object(value)
+
+
+@attrs.frozen(kw_only=True)
+class Change:
+    """
+    What a hook or a tool wants changed; every field that is ``None`` stays as it is (design 5, requirements X5).
+
+    Attributes:
+        system_prompt: A new system prompt (``pre_run``, ``pre_step``).
+        messages: A new record; the view follows it.
+        view: What the model is shown from now on; the record stays.
+        context: Members to set in ``AgentState.context``; a member that is ``None`` is removed.
+        values: Python objects to share with later hooks of this run; never stored.
+        tail: Step-scoped messages for the next model call only (``pre_step``).
+        input: A new input of the call (``pre_tool``); it is validated again.
+        result: A new result of the call (``post_tool``).
+    """
+
+    system_prompt: str | None = None
+    messages: Transcript | None = attrs.field(default=None, converter=_transcript)
+    view: Transcript | None = attrs.field(default=None, converter=_transcript)
+    context: JsonDict | None = attrs.field(default=None, converter=_object)
+    values: Mapping[str, Any] | None = attrs.field(default=None, metadata={"stored": False})
+    tail: tuple[Message, ...] = attrs.field(default=(), converter=tuple)
+    input: JsonDict | None = attrs.field(default=None, converter=_object)
+    result: ToolResult | None = None
+
+
+@attrs.frozen(kw_only=True)
+class HookContext:
+    """
+    What every hook gets first (requirements H4, H5).
+
+    Attributes:
+        state: The state at this moment; during a step it is the state before the step.
+        agent: The definition of the agent that runs.
+        session_id: The conversation's id, if there is one.
+        user_id: The user's id, if the caller gave one.
+        metadata: The caller's metadata.
+        values: What hooks of this run shared through ``Change(values=...)``; read-only.
+        step_index: The step that runs or comes next, from 0.
+        path: The run's path in the tree; ``""`` for the root.
+        now: The run's recorded time.
+        logger: Log lines that carry run, agent and step.
+        added: ``post_run`` only: the messages that this run added.
+    """
+
+    state: AgentState
+    agent: AgentDefinition[Any]
+    session_id: str | None = None
+    user_id: str | None = None
+    metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
+    values: Mapping[str, Any] = attrs.field(factory=dict)
+    step_index: int = 0
+    path: str = ""
+    now: datetime
+    logger: RunLogger
+    added: tuple[Message, ...] = ()
+
+    @property
+    def system_prompt(self) -> str:
+        """The resolved system prompt."""
+        return self.state.system_prompt
+
+    @property
+    def messages(self) -> Transcript:
+        """The record."""
+        return self.state.message_history
+
+
+def _hooks(value: Any) -> tuple[Callable[..., Any], ...]:
+    return (value,) if callable(value) else tuple(value)
+
+
+def _point() -> Any:
+    return attrs.field(default=(), converter=_hooks, kw_only=True)
+
+
+@attrs.frozen
+class Hooks:
+    """
+    Author code that the machine calls at fixed points, in list order (requirements H1, H2).
+
+    A hook is a plain function that returns a ``Change``, a ``Decision`` or ``None``, or a generator function that yields
+    ``Perform``, ``Complete`` or ``ToolCall`` and returns one of these. ``async def`` hooks are refused.
+
+    Attributes:
+        pre_run: ``(ctx)`` before the handler starts.
+        post_run: ``(ctx, result)`` after the run ended; *result* is the ``Finished`` of the run.
+        pre_step: ``(ctx)`` before every model call.
+        post_step: ``(ctx, reply)`` after every step.
+        pre_tool: ``(ctx, call)`` before every tool call; may return a ``Decision`` or ``Change(input=...)``.
+        post_tool: ``(ctx, call, result)`` after every tool call; may return a ``ToolResult`` or ``Change(result=...)``.
+        on_stop: ``(ctx)`` when the turn would end; a returned ``UserMessage`` or string keeps it going.
+        on_suspend: ``(ctx, questions)`` when the run suspends.
+    """
+
+    pre_run: tuple[Callable[..., Any], ...] = _point()
+    post_run: tuple[Callable[..., Any], ...] = _point()
+    pre_step: tuple[Callable[..., Any], ...] = _point()
+    post_step: tuple[Callable[..., Any], ...] = _point()
+    pre_tool: tuple[Callable[..., Any], ...] = _point()
+    post_tool: tuple[Callable[..., Any], ...] = _point()
+    on_stop: tuple[Callable[..., Any], ...] = _point()
+    on_suspend: tuple[Callable[..., Any], ...] = _point()
+
+    def __add__(self, other: Hooks) -> Hooks:
+        """Return these hooks followed by those of *other*."""
+        return Hooks(**{p: (*getattr(self, p), *getattr(other, p)) for p in HOOK_POINTS})
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, p) for p in HOOK_POINTS)
+
+    def at(self, point: str) -> Sequence[Callable[..., Any]]:
+        """Return the hooks of one point."""
+        hooks: Sequence[Callable[..., Any]] = getattr(self, point)
+        return hooks

@@ -1,0 +1,228 @@
+"""
+JSON values that cannot change.
+
+``JsonDict`` and ``JsonList`` are real ``dict`` and ``list`` objects, so ``==``, ``isinstance`` and ``json.dumps`` work on
+them, but every mutator raises (design 5). ``freeze`` is the one door through which outside values become data: it
+refuses what is not JSON and says where. There is no fallback for what it refuses (reliability JR43).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeAlias
+
+from stepengine.errors import DataError
+
+__all__ = ("JsonDict", "JsonList", "JsonValue", "canonical", "compact", "freeze", "freeze_object", "text_of", "thaw")
+
+JsonValue: TypeAlias = "str | int | float | bool | Mapping[str, JsonValue] | list[JsonValue] | None"
+
+MAX_DEPTH = 200
+MAX_INT = 2**63 - 1
+MIN_INT = -(2**63)
+
+
+def _refuse(self: object, *_: object, **__: object) -> NoReturn:
+    msg = f"{type(self).__name__} cannot be changed; make a new value, or thaw() a copy"
+    raise TypeError(msg)
+
+
+class JsonDict(dict[str, Any]):
+    """A JSON object that cannot be changed. Make one with ``freeze``; one made by hand is checked when it is frozen."""
+
+    __slots__ = ("_levels",)
+    _levels: int
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def __copy__(self) -> JsonDict:
+        return self
+
+    def __deepcopy__(self, _: object) -> JsonDict:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JsonDict, (dict(self),)
+
+    def __or__(self, other: Any) -> Any:
+        return freeze({**self, **other})
+
+
+class JsonList(list[Any]):
+    """A JSON array that cannot be changed. Make one with ``freeze``; one made by hand is checked when it is frozen."""
+
+    __slots__ = ("_levels",)
+    _levels: int
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    append = extend = insert = remove = clear = reverse = sort = pop = _refuse
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
+
+    def __copy__(self) -> JsonList:
+        return self
+
+    def __deepcopy__(self, _: object) -> JsonList:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JsonList, (list(self),)
+
+
+def freeze(value: Any, path: str = "$") -> Any:
+    """
+    Return *value* as an immutable JSON value.
+
+    Dicts become ``JsonDict``, lists and tuples ``JsonList``; values that are already frozen come back as they are.
+
+    Args:
+        value: ``None``, bool, int of 64 bits, finite float, str, list, tuple or a mapping with str keys, nested at most
+            200 deep.
+        path: How the place is called in an error.
+
+    Raises:
+        DataError: for anything else, naming the place: other types, NaN and infinities, cycles, lone surrogates.
+    """
+    kind = type(value)
+    if value is None or ((kind is JsonDict or kind is JsonList) and (hasattr(value, "_levels") or not value)):
+        return value
+    try:
+        return _freeze(value, path, MAX_DEPTH)
+    except RecursionError:
+        raise _too_deep(path) from None
+
+
+def freeze_object(value: Any, path: str = "$") -> JsonDict:
+    """
+    Return *value*, a mapping, as an immutable JSON object.
+
+    Raises:
+        DataError: as ``freeze``, and for what is no mapping.
+    """
+    frozen = freeze(value, path)
+    if type(frozen) is not JsonDict:
+        msg = f"expected a JSON object at {path}, not {_kind(value)}"
+        raise DataError(msg, path=path)
+    return frozen
+
+
+def text_of(value: str, path: str = "$") -> str:
+    """
+    Return *value*, a string that can be stored.
+
+    Raises:
+        DataError: for what is no string, and for lone surrogates.
+    """
+    if type(value) is str and value.isascii():
+        return value
+    if not isinstance(value, str):
+        msg = f"expected text at {path}, not {_kind(value)}"
+        raise DataError(msg, path=path)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        msg = f"the text at {path} holds a lone surrogate, which no encoding can store"
+        raise DataError(msg, path=path) from None
+    return str.__str__(value)
+
+
+def _levels(value: Any) -> int:
+    """Return how deep a frozen container is nested, 0 for what ``freeze`` did not make."""
+    kind = type(value)
+    return getattr(value, "_levels", 0) if kind is JsonDict or kind is JsonList else 0
+
+
+def _freeze(value: Any, path: str, room: int) -> Any:
+    """Return *value* frozen; it may have *room* levels of containers."""
+    kind = type(value)
+    if kind is str or isinstance(value, str):
+        return text_of(value, path)
+    if value is None or kind is bool or isinstance(value, (int, float)):
+        return _number(value, path)
+    levels = _levels(value)
+    if levels > room or room == 0:
+        raise _too_deep(path)
+    if levels:
+        return value
+    if kind is dict or isinstance(value, Mapping):
+        return _freeze_mapping(value, path, room - 1)
+    if isinstance(value, list | tuple):
+        items = JsonList([_freeze(v, f"{path}[{i}]", room - 1) for i, v in enumerate(value)])
+        items._levels = 1 + max(map(_levels, items), default=0)
+        return items
+    msg = f"{_kind(value)} at {path} is not JSON; use str, numbers, bool, None, lists or dicts"
+    raise DataError(msg, path=path)
+
+
+def _freeze_mapping(value: Mapping[Any, Any], path: str, room: int) -> JsonDict:
+    members, levels = {}, 0
+    for key, item in value.items():
+        if not isinstance(key, str):
+            msg = f"the key {key!r} at {path} is {_kind(key)}; JSON keys are strings"
+            raise DataError(msg, path=path)
+        name = key if type(key) is str and key.isascii() else text_of(key, path)
+        kind = type(item)
+        if (kind is str and item.isascii()) or (kind is int and MIN_INT <= item <= MAX_INT):
+            members[name] = item
+        else:
+            members[name] = frozen = _freeze(item, f"{path}.{name}", room)
+            levels = max(levels, _levels(frozen))
+    made = JsonDict(members)
+    made._levels = levels + 1
+    return made
+
+
+def _number(value: Any, path: str) -> Any:
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        msg = f"{value!r} at {path} is not JSON: only finite numbers are"
+        raise DataError(msg, path=path)
+    if value is None or isinstance(value, bool) or MIN_INT <= value <= MAX_INT:
+        return value if value is None or isinstance(value, bool) else int(value)
+    msg = f"the number at {path} has more than 64 bits; give it as text"
+    raise DataError(msg, path=path)
+
+
+def _too_deep(path: str) -> DataError:
+    return DataError(f"nested deeper than {MAX_DEPTH} levels at {path}", path=path)
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else f"a {type(value).__name__}"
+
+
+def thaw(value: Any) -> Any:
+    """Return a mutable copy of a frozen JSON value: plain dicts and lists all the way down."""
+    if isinstance(value, Mapping):
+        return {k: thaw(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [thaw(v) for v in value]
+    return value
+
+
+def compact(value: Any) -> str:
+    """Return *value* as JSON text without spaces, keys in their own order, non-ASCII characters as they are."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def canonical(value: Any) -> str:
+    """Return *value* as canonical JSON text: keys sorted, no spaces, ``-0.0`` as ``0.0`` (reliability JR40)."""
+    return json.dumps(_plus_zero(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+
+
+def _plus_zero(value: Any) -> Any:
+    if isinstance(value, float):
+        return value + 0.0
+    if isinstance(value, Mapping):
+        return {k: _plus_zero(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plus_zero(v) for v in value]
+    return value

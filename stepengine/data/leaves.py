@@ -1,0 +1,156 @@
+"""
+Codecs of what stored objects are made of: text, numbers, bytes, choices, lists, objects.
+
+Each codec checks both ways and says what is wrong and where. Places are put together on the way out: a fault starts at
+``$``, and every level that it passes puts its own step in front with ``within``.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from typing import Any, NamedTuple
+
+from stepengine.data.json import JsonDict, freeze, freeze_object, thaw
+from stepengine.errors import DataError
+
+__all__ = ("RAW", "SCALARS", "Codec", "fault", "literal", "mapping", "sequence", "shown", "within")
+
+SHOWN = 60
+
+
+class Codec(NamedTuple):
+    """Two functions that raise ``DataError``: a value to JSON, and JSON to a value."""
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+def fault(why: str) -> DataError:
+    """Return the error for a value that is wrong right here."""
+    return DataError(f"{why} at $", path="$")
+
+
+def within(error: DataError, step: str) -> DataError:
+    """Return *error* as seen from one level up, where the faulty value is reached by *step*."""
+    path = f"${step}{error.path[1:]}"
+    before, found, after = error.message.rpartition(f" at {error.path}")
+    return DataError(f"{before} at {path}{after}" if found else f"{error.message} at {path}", path=path)
+
+
+def shown(value: Any) -> str:
+    """Return a short text for *value* in a message."""
+    if isinstance(value, (str, int, float, type(None))):
+        text = repr(value) if not isinstance(value, int) or value.bit_length() <= SHOWN else "a huge number"
+        return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return f"a {type(value).__name__}"
+
+
+def _checked(check: Callable[[Any], Any]) -> Codec:
+    return Codec(check, check)
+
+
+def _frozen_scalar(kinds: tuple[type, ...], what: str) -> Codec:
+    def check(value: Any) -> Any:
+        if type(value) in kinds or (isinstance(value, kinds) and not isinstance(value, bool)):
+            return freeze(value)
+        msg = f"expected {what}, not {shown(value)}"
+        raise fault(msg)
+
+    return _checked(check)
+
+
+def _decimal_to_text(value: Any) -> str:
+    if isinstance(value, Decimal) and value.is_finite():
+        return str(value)
+    msg = f"expected a finite decimal number, not {shown(value)}"
+    raise fault(msg)
+
+
+def _text_to_decimal(data: Any) -> Decimal:
+    try:
+        value = Decimal(data if isinstance(data, str) else "")
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if value.is_finite():
+        return value
+    msg = f"expected a decimal number as text, not {shown(data)}"
+    raise fault(msg)
+
+
+def _bytes_to_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    msg = f"expected bytes, not {shown(value)}"
+    raise fault(msg)
+
+
+def _text_to_bytes(data: Any) -> bytes:
+    try:
+        return base64.b64decode(data if isinstance(data, str) else "*", validate=True)
+    except ValueError:
+        msg = f"expected base64 text, not {shown(data)}"
+        raise fault(msg) from None
+
+
+RAW = Codec(lambda value: thaw(freeze(value)), freeze)
+SCALARS: dict[Any, Codec] = {
+    str: _frozen_scalar((str,), "text"),
+    int: _frozen_scalar((int,), "a whole number"),
+    float: _frozen_scalar((int, float), "a number"),
+    bool: _frozen_scalar((bool,), "true or false"),
+    Decimal: Codec(_decimal_to_text, _text_to_decimal),
+    bytes: Codec(_bytes_to_text, _text_to_bytes),
+    JsonDict: Codec(lambda value: thaw(freeze_object(value)), freeze_object),
+}
+
+
+def literal(values: tuple[Any, ...], make: type[Enum] | None = None) -> Codec:
+    """Return the codec of a choice between strings; *make* turns them into members of an enumeration."""
+
+    def check(data: Any) -> Any:
+        if isinstance(data, str) and data in values:
+            return make(data) if make else str.__str__(data)
+        msg = f"expected one of {list(values)}, not {shown(data)}"
+        raise fault(msg)
+
+    return Codec(lambda value: str.__str__(check(value)), check)
+
+
+def sequence(item: Codec) -> Codec:
+    """Return the codec of a tuple of *item*."""
+
+    def each(values: Iterable[Any], convert: Callable[[Any], Any]) -> list[Any]:
+        if not isinstance(values, (list, tuple)):
+            msg = f"expected a list, not {shown(values)}"
+            raise fault(msg)
+        done: list[Any] = []
+        try:
+            for value in values:
+                done.append(convert(value))
+        except DataError as error:
+            raise within(error, f"[{len(done)}]") from None
+        return done
+
+    return Codec(lambda values: each(values, item.encode), lambda data: tuple(each(data, item.decode)))
+
+
+def mapping(item: Codec) -> Codec:
+    """Return the codec of an object whose members are *item*; ``type`` is a member like any other."""
+
+    def each(values: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
+        if not isinstance(values, Mapping):
+            msg = f"expected an object, not {shown(values)}"
+            raise fault(msg)
+        done: dict[str, Any] = {}
+        for key, value in values.items():
+            name = SCALARS[str].decode(key)
+            try:
+                done[name] = convert(value)
+            except DataError as error:
+                raise within(error, f".{name}") from None
+        return done
+
+    return Codec(lambda values: each(values, item.encode), lambda data: JsonDict(each(data, item.decode)))

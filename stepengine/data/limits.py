@@ -1,0 +1,63 @@
+"""Budgets of a run. Every field of ``Limits`` that is ``None`` inherits: run, then agent, then engine, then the defaults."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Literal, TypeAlias
+
+import attrs
+
+__all__ = ("DEFAULT_LIMITS", "Limits", "OnMaxSteps")
+
+OnMaxSteps: TypeAlias = Literal["final_answer", "stop", "raise"]
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """
+    What a run may spend (design 9, requirements X7).
+
+    Attributes:
+        max_steps: Model steps per run; default 50.
+        max_actions: Effects per run that the handler asked for other than steps; default 1000.
+        max_tokens: Tokens of the run and its children.
+        max_cost_usd: US dollars of the run and its children.
+        max_seconds: Wall time of the run and its children.
+        max_depth: Levels of children; default 5.
+        max_total_children: Children of the whole tree; default 100.
+        max_children: Children per call; default 16.
+        max_concurrent_children: Children of one call that run at once; default 8.
+        on_max_steps: At the step limit ``"final_answer"`` (default) asks the model once more without tools, ``"stop"``
+            ends with what there is, ``"raise"`` makes the run raise ``LimitExceeded`` with the result.
+    """
+
+    max_steps: int | None = None
+    max_actions: int | None = None
+    max_tokens: int | None = None
+    max_cost_usd: Decimal | float | None = None
+    max_seconds: float | None = None
+    max_depth: int | None = None
+    max_total_children: int | None = None
+    max_children: int | None = None
+    max_concurrent_children: int | None = None
+    on_max_steps: OnMaxSteps | None = None
+
+    def over(self, lower: Limits | None) -> Limits:
+        """Return these limits with the gaps filled from *lower*."""
+        if lower is None:
+            return self
+        mine = attrs.asdict(self, recurse=False)
+        theirs = attrs.asdict(lower, recurse=False)
+        return Limits(**{k: theirs[k] if v is None else v for k, v in mine.items()})
+
+
+DEFAULT_LIMITS = Limits(
+    max_steps=50,
+    max_actions=1000,
+    max_depth=5,
+    max_total_children=100,
+    max_children=16,
+    max_concurrent_children=8,
+    on_max_steps="final_answer",
+)
+"""What holds when nobody said anything (reliability 4.9)."""

@@ -1,0 +1,211 @@
+"""What is sent to a model and what comes back, in our own terms."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.messages import Message
+from stepengine.data.parts import AssistantPart, ToolCallPart, assistant_parts, joined_text, strings
+from stepengine.data.tools import ToolChoice, ToolSpec
+from stepengine.data.transcript import Transcript
+from stepengine.data.usage import Usage
+
+__all__ = (
+    "ModelDelta",
+    "ModelReply",
+    "ModelRequest",
+    "ModelSettings",
+    "ReplyDone",
+    "StopReason",
+    "TextChunk",
+    "Thinking",
+    "ThinkingChunk",
+    "ToolCallChunk",
+    "ToolCallEnded",
+    "ToolCallStarted",
+)
+
+
+class StopReason(StrEnum):
+    """Why a model stopped; provider values map onto this closed set (requirements D25)."""
+
+    END_TURN = "end_turn"
+    TOOL_USE = "tool_use"
+    MAX_TOKENS = "max_tokens"
+    STOP_SEQUENCE = "stop_sequence"
+    REFUSAL = "refusal"
+    PAUSE = "pause"
+    ERROR = "error"
+
+
+@attrs.frozen
+class Thinking:
+    """
+    Whether and how much a model thinks before it answers (requirements A16).
+
+    Attributes:
+        mode: ``"none"`` sends nothing, ``"enabled"`` uses the provider's default, ``"extended"`` sends *budget_tokens*.
+        budget_tokens: The token budget of ``"extended"``.
+    """
+
+    mode: Literal["none", "enabled", "extended"] = "none"
+    budget_tokens: int = 10_000
+
+
+@attrs.frozen(kw_only=True)
+class ModelSettings:
+    """
+    How a model is asked; ``None`` leaves the provider's default (requirements A15).
+
+    Attributes:
+        temperature: Sampling temperature.
+        top_p: Nucleus sampling.
+        max_tokens: Output limit of one reply.
+        stop_sequences: Texts at which the model stops.
+        tool_choice: ``"auto"``, ``"none"``, ``"required"`` or a tool name.
+        parallel_tool_calls: Whether one reply may hold several calls.
+        thinking: Thinking mode and budget.
+        extra: Further members of the wire body, per provider at the author's own risk.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    stop_sequences: tuple[str, ...] = attrs.field(default=(), converter=strings)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    thinking: Thinking | None = None
+    extra: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
+
+    def merged(self, over: ModelSettings | None) -> ModelSettings:
+        """Return these settings with those that *over* sets put on top."""
+        if over is None:
+            return self
+        default = ModelSettings()
+        values = {a.name: getattr(over, a.name) for a in attrs.fields(ModelSettings)}
+        return attrs.evolve(self, **{k: v for k, v in values.items() if v != getattr(default, k)})
+
+
+@attrs.frozen
+class ModelRequest:
+    """
+    One request to a model (requirements G2).
+
+    Attributes:
+        model: Model string, ``provider/model``.
+        system_prompt: The system prompt; ``""`` for none.
+        messages: The history that the model is shown.
+        tools: The tools it may call.
+        tool_choice: As in ``ModelSettings``; ``None`` for the provider's default.
+        settings: How it is asked.
+        tail: Step-scoped messages after the history, in neither record nor view (design 5).
+    """
+
+    model: str
+    system_prompt: str = ""
+    messages: Transcript = attrs.field(factory=Transcript)
+    tools: tuple[ToolSpec, ...] = attrs.field(default=(), converter=tuple)
+    tool_choice: ToolChoice | None = None
+    settings: ModelSettings = attrs.field(factory=ModelSettings)
+    tail: tuple[Message, ...] = attrs.field(default=(), converter=tuple)
+
+    @property
+    def all_messages(self) -> tuple[Message, ...]:
+        """History and tail, as the model sees them."""
+        return (*self.messages, *self.tail)
+
+
+def _stop_reason(self: Any) -> StopReason:
+    calls = any(type(p) is ToolCallPart for p in self.content)
+    return StopReason.TOOL_USE if calls else StopReason.END_TURN
+
+
+@attrs.frozen
+class ModelReply:
+    """
+    One completed reply (requirements G3).
+
+    Attributes:
+        content: The parts in the order received; a string is one text part.
+        usage: What it used; ``None`` when the provider did not say.
+        stop_reason: Why it stopped; by default ``tool_use`` when there are calls, else ``end_turn``.
+        cost: US dollars; ``None`` when unknown.
+        raw_stop_reason: The provider's own word.
+        model: The model string that answered, when it is not the one asked.
+        request_id: The provider's id of the request.
+        provider_data: What else the provider said: service tier, refusal category, raw usage.
+    """
+
+    content: tuple[AssistantPart, ...] = attrs.field(converter=assistant_parts)
+    usage: Usage | None = attrs.field(default=None, kw_only=True)
+    stop_reason: StopReason = attrs.field(
+        default=attrs.Factory(_stop_reason, takes_self=True), converter=StopReason, kw_only=True
+    )
+    cost: Decimal | None = attrs.field(default=None, kw_only=True)
+    raw_stop_reason: str | None = attrs.field(default=None, kw_only=True)
+    model: str | None = attrs.field(default=None, kw_only=True)
+    request_id: str | None = attrs.field(default=None, kw_only=True)
+    provider_data: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object, kw_only=True)
+
+    @property
+    def text(self) -> str:
+        """The text and refusal parts joined."""
+        return joined_text(self.content)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCallPart, ...]:
+        """The tool call parts in order."""
+        return tuple([p for p in self.content if type(p) is ToolCallPart])
+
+
+@attrs.frozen
+class TextChunk:
+    """More visible text."""
+
+    text: str
+
+
+@attrs.frozen
+class ThinkingChunk:
+    """More thinking text."""
+
+    text: str
+
+
+@attrs.frozen
+class ToolCallStarted:
+    """A tool call begins; *index* tells calls of one reply apart."""
+
+    index: int
+    tool_name: str
+
+
+@attrs.frozen
+class ToolCallChunk:
+    """More of a tool call's arguments, as raw JSON text."""
+
+    index: int
+    text: str
+
+
+@attrs.frozen
+class ToolCallEnded:
+    """A tool call's arguments are complete."""
+
+    index: int
+
+
+@attrs.frozen
+class ReplyDone:
+    """The protocol's terminal marker has arrived; *reply* is the completed reply."""
+
+    reply: ModelReply
+
+
+ModelDelta: TypeAlias = TextChunk | ThinkingChunk | ToolCallStarted | ToolCallChunk | ToolCallEnded | ReplyDone
+"""What a provider's stream gives; exactly one ``ReplyDone``, last (requirements G4)."""

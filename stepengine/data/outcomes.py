@@ -1,0 +1,84 @@
+"""
+What comes back from an effect: ``Value``, ``Failure`` or ``Stop``; for a ``Gather`` one of them per member.
+
+``at`` is milliseconds since the root run was created, stamped by the innermost live performer and read back from the
+record on replay (design 3). ``inputs`` are messages that were sent to the run meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+from stepengine.data.messages import UserMessage
+from stepengine.data.questions import Question
+from stepengine.data.run import ChildResult
+from stepengine.errors import StepEngineError
+
+__all__ = ("Failure", "Gathered", "Outcome", "Single", "Stop", "StopKind", "Value")
+
+StopKind: TypeAlias = Literal["suspended", "cancelled", "shutdown", "limit", "diverged"]
+
+
+@attrs.frozen
+class Value:
+    """
+    An effect happened.
+
+    Attributes:
+        value: ``ModelReply`` for ``CallModel``, ``ToolResult`` for ``CallTool``, ``ChildResult`` for ``Spawn``, frozen
+            JSON for ``Perform``, a tuple of ``Answer`` for ``Ask``.
+        at: Milliseconds since the root's ``created``.
+        inputs: User messages that arrived meanwhile.
+    """
+
+    value: Any
+    at: int = 0
+    inputs: tuple[UserMessage, ...] = ()
+
+
+@attrs.frozen
+class Failure:
+    """
+    An effect failed; *error* is thrown at the author's own ``yield``.
+
+    A ``LimitExceeded`` means that the effect was refused because a budget is spent.
+    """
+
+    error: StepEngineError
+    at: int = 0
+    inputs: tuple[UserMessage, ...] = ()
+
+
+@attrs.frozen
+class Stop:
+    """
+    The run must end now; never shown to author code (design 3).
+
+    Attributes:
+        kind: Why.
+        at: Milliseconds since the root's ``created``.
+        error: For ``"limit"`` and ``"diverged"``, the error that the result carries.
+        questions: For ``"suspended"``, the open questions, those of children included.
+        child: For a ``Spawn``, how its child ended, so that what it spent counts.
+    """
+
+    kind: StopKind
+    at: int = 0
+    error: StepEngineError | None = None
+    questions: tuple[Question, ...] = ()
+    child: ChildResult[Any] | None = None
+
+
+Single: TypeAlias = Value | Failure | Stop
+
+
+@attrs.frozen
+class Gathered:
+    """The outcomes of a ``Gather``, one per member in request order; finished members survive a ``Stop``."""
+
+    outcomes: tuple[Single, ...]
+
+
+Outcome: TypeAlias = Value | Failure | Stop | Gathered

@@ -1,0 +1,122 @@
+"""Questions to a person, their answers, and decisions about tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Any, Literal, Protocol, TypeAlias
+
+import attrs
+
+from stepengine.data.json import JsonValue, freeze
+from stepengine.data.parts import strings
+
+__all__ = ("Answer", "AnswerLike", "Decision", "Interactor", "Question", "answered")
+
+
+def _options(value: str | Iterable[Any]) -> tuple[str, ...]:
+    return tuple([str(o["label"] if isinstance(o, Mapping) and "label" in o else o) for o in strings(value)])
+
+
+@attrs.frozen
+class Question:
+    """
+    One question to a person (requirements K2).
+
+    Attributes:
+        id: Stable within the run tree, such as ``"q3"`` or ``"2.q3"`` for a child's.
+        text: The question.
+        options: Choices; empty means free text. With choices a free text is still possible.
+        multi_select: Whether several options may be chosen.
+        tool_name: For a permission question, the tool that wants to run.
+        details: Free JSON to show, such as the tool's input.
+        path: The path of the run that asks.
+    """
+
+    id: str
+    text: str
+    options: tuple[str, ...] = attrs.field(default=(), converter=_options)
+    multi_select: bool = False
+    tool_name: str | None = None
+    details: JsonValue = attrs.field(default=None, converter=freeze)
+    path: str = ""
+
+
+@attrs.frozen
+class Answer:
+    """
+    What a person answered (requirements K9).
+
+    Attributes:
+        selected: The chosen options; a string is one.
+        text: Free text.
+        declined: The person did not want to answer.
+        remember: ``"session"`` turns an approval into a rule (requirements M11).
+    """
+
+    selected: tuple[str, ...] = attrs.field(default=(), converter=strings)
+    text: str = ""
+    declined: bool = False
+    remember: Literal["session"] | None = None
+
+    @property
+    def value(self) -> str:
+        """The answer as one string: the choices joined by commas, else the text; ``""`` when declined."""
+        return ", ".join(self.selected) or self.text
+
+    @property
+    def agrees(self) -> bool:
+        """Whether this is a yes to a permission question."""
+        return not self.declined and self.value.strip().lower() in ("yes", "y", "allow", "true")
+
+
+AnswerLike: TypeAlias = "str | bool | Answer"
+
+
+def answered(value: AnswerLike, question: Question) -> Answer:
+    """Turn what a caller gave into an ``Answer`` to *question*: a bool is yes or no, a string a choice or free text."""
+    if isinstance(value, Answer):
+        return value
+    text = ("yes" if value else "no") if isinstance(value, bool) else value
+    return Answer(selected=(text,)) if text in question.options else Answer(text=text)
+
+
+class Interactor(Protocol):
+    """Somebody who can answer in process (requirements K7)."""
+
+    def ask(self, question: Question, /) -> AnswerLike | Awaitable[AnswerLike]:
+        """Return the answer to *question*, now or later."""
+
+
+@attrs.frozen
+class Decision:
+    """
+    What a ``pre_tool`` hook says about a call; ``None`` instead of a decision means no opinion (requirements H8).
+
+    Make one with ``Decision.allow()``, ``.deny(message)`` or ``.ask(message)``. Deny beats ask beats allow.
+
+    Attributes:
+        kind: ``"allow"``, ``"deny"`` or ``"ask"``.
+        message: For a deny, what the model is told; for an ask, the question.
+        rule_id: The rule that decided, for the log.
+        options: For an ask, the choices; ``yes`` and ``no`` by default.
+    """
+
+    kind: Literal["allow", "deny", "ask"]
+    message: str = ""
+    rule_id: str | None = None
+    options: tuple[str, ...] = attrs.field(default=("yes", "no"), converter=_options)
+
+    @classmethod
+    def allow(cls, *, rule_id: str | None = None) -> Decision:
+        """Let the call run unless another hook objects."""
+        return cls("allow", rule_id=rule_id)
+
+    @classmethod
+    def deny(cls, message: str = "", *, rule_id: str | None = None) -> Decision:
+        """Do not run the call; the model is told *message*."""
+        return cls("deny", message, rule_id)
+
+    @classmethod
+    def ask(cls, message: str = "", *, rule_id: str | None = None) -> Decision:
+        """Ask a person before the call runs."""
+        return cls("ask", message, rule_id)

@@ -1,0 +1,172 @@
+"""How a run ended: ``RunResult`` for callers, ``ChildResult`` for parents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any, Generic
+
+import attrs
+from typing_extensions import TypeVar
+
+from stepengine.data.models import StopReason
+from stepengine.data.questions import Question
+from stepengine.data.results import ToolCallLog
+from stepengine.data.state import AgentState
+from stepengine.data.usage import Spending, Usage
+from stepengine.errors import ChildError, StepEngineError
+
+__all__ = ("ChildResult", "RunPhase", "RunResult", "RunStatus")
+
+Out = TypeVar("Out", default=Any)
+
+
+class RunStatus(StrEnum):
+    """How a run ended (requirements D12)."""
+
+    COMPLETED = "completed"
+    SUSPENDED = "suspended"
+    MAX_STEPS = "max_steps"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    TRUNCATED = "truncated"
+
+
+class RunPhase(StrEnum):
+    """What a run is doing (requirements X6)."""
+
+    IDLE = "idle"
+    CALLING_MODEL = "calling_model"
+    AWAITING_PERMISSION = "awaiting_permission"
+    AWAITING_ANSWER = "awaiting_answer"
+    EXECUTING_TOOL = "executing_tool"
+    AWAITING_AGENT = "awaiting_agent"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@attrs.frozen(kw_only=True)
+class ChildResult(Generic[Out]):
+    """
+    How a child run ended, as its parent sees it (requirements J6).
+
+    Attributes:
+        agent_id: The child's agent.
+        run_id: The child's run id; ``""`` when it never started.
+        status: How it ended.
+        output: Its output by its ``output_mode``; ``None`` unless it completed.
+        text: The text of its last assistant message.
+        error: Why it failed.
+        spending: What it and its own children spent.
+        questions: Its open questions when it is suspended.
+    """
+
+    agent_id: str
+    run_id: str = ""
+    status: RunStatus = attrs.field(default=RunStatus.COMPLETED, converter=RunStatus)
+    output: Out = None  # type: ignore[assignment]
+    text: str = ""
+    error: StepEngineError | None = None
+    spending: Spending = Spending()
+    questions: tuple[Question, ...] = attrs.field(default=(), converter=tuple)
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the child did not complete."""
+        return self.status is not RunStatus.COMPLETED
+
+    def unwrap(self) -> Out:
+        """
+        Return the output.
+
+        Raises:
+            ChildError: unless the child completed; its ``__cause__`` is the child's error.
+        """
+        if not self.is_error:
+            return self.output
+        why = f": {self.error.message}" if self.error else ""
+        msg = f"agent {self.agent_id!r} ended as {self.status.value}{why}"
+        raise ChildError(msg, agent_id=self.agent_id, status=self.status.value, result=self) from self.error
+
+
+@attrs.frozen(kw_only=True)
+class RunResult(Generic[Out]):
+    """
+    How a run ended, for the caller (requirements D9-D15, design 9).
+
+    Attributes:
+        status: How it ended.
+        stop_reason: Why the last model reply stopped; ``None`` when no model was called.
+        output: The output; see ``AgentDefinition.output_mode``.
+        text: The text of the last assistant message of this run; ``""`` when suspended or when there is none.
+        state: The final state, ready to be stored and passed back as ``previous=``.
+        spending: Usage, cost and credits, children and failed attempts included.
+        tool_calls: All tool calls in order, those of the handler included.
+        pending_questions: Open questions when it is suspended.
+        thinking: The thinking texts in order.
+        children: The results of the children in spawn order.
+        session_id: The conversation's id, if there is one.
+        error: The error when it failed.
+        journal: The journal it was recorded in, if any.
+        leaked: Names of what could not be stopped, such as threads of sync tools that hang.
+        warnings: What was logged and dropped: failing observers, hooks and handlers that ignored their close.
+        session_saved: Whether the session was saved; ``None`` when there is none.
+    """
+
+    status: RunStatus
+    state: AgentState
+    stop_reason: StopReason | None = None
+    output: Out = None  # type: ignore[assignment]
+    text: str = ""
+    spending: Spending = Spending()
+    tool_calls: tuple[ToolCallLog, ...] = ()
+    pending_questions: tuple[Question, ...] = ()
+    thinking: tuple[str, ...] = ()
+    children: tuple[ChildResult[Any], ...] = ()
+    session_id: str | None = None
+    error: BaseException | None = None
+    journal: Any = attrs.field(default=None, repr=False)
+    leaked: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    session_saved: bool | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens, children and failed attempts included."""
+        return self.spending.usage
+
+    @property
+    def cost(self) -> Decimal | None:
+        """US dollars; ``None`` when a part is unknown."""
+        return self.spending.cost
+
+    @property
+    def credits_used(self) -> float:
+        """Credits that tools reported."""
+        return self.spending.credits_used
+
+    @property
+    def usage_by_agent(self) -> Mapping[str, Usage]:
+        """Usage per agent id."""
+        return self.spending.by_agent
+
+    @property
+    def usage_by_model(self) -> Mapping[str, Usage]:
+        """Usage per model string."""
+        return self.spending.by_model
+
+    def unwrap(self) -> Out:
+        """
+        Return the output of a completed run, else raise.
+
+        Raises:
+            StepEngineError: the run's own error, or one that names its status.
+        """
+        if self.status is RunStatus.COMPLETED:
+            return self.output
+        if self.error is not None:
+            raise self.error
+        questions = f"; it waits for {[q.text for q in self.pending_questions]}" if self.pending_questions else ""
+        msg = f"the run of {self.state.agent_id!r} ended as {self.status.value}{questions}"
+        raise StepEngineError(msg)

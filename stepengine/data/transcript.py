@@ -1,0 +1,336 @@
+"""
+The history of a run: an immutable sequence of messages with O(1) append.
+
+Versions share one append-only buffer and differ in length. Appending to the newest version claims the next slot of the
+buffer; appending to an older one copies the prefix once. Old versions stay valid for ever, iteration is contiguous
+(design 5, performance 5).
+
+A transcript cannot hold an unpaired tool call: an assistant message with calls comes together with one result per call,
+in call order, and call ids are unique (requirements B16, reliability I1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar, overload
+
+from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from stepengine.data.parts import ToolCallPart
+from stepengine.data.results import ToolResult
+from stepengine.errors import TranscriptError
+
+__all__ = ("Transcript",)
+
+T = TypeVar("T")
+
+KEPT_LINEAGE = 8
+
+
+class _Buffer:
+    """Messages that versions share. ``free`` holds the index of the next slot; popping it is the atomic claim."""
+
+    __slots__ = ("calls", "folds", "free", "items", "lineage", "memos", "token")
+
+    def __init__(self, items: list[Message], lineage: tuple[tuple[object, int], ...] = ()) -> None:
+        self.items = items
+        self.free = [len(items)]
+        self.calls = {m.tool_call_id: i for i, m in enumerate(items) if type(m) is ToolMessage}
+        self.memos: dict[Any, list[Any]] = {}
+        self.folds: dict[Any, list[Any]] = {}
+        self.token = object()
+        self.lineage = lineage
+
+    def ancestry(self, length: int) -> tuple[tuple[object, int], ...]:
+        """Return the buffers that the first *length* messages came from, each with how many of them it holds."""
+        return ((self.token, length), *[(token, min(n, length)) for token, n in self.lineage])
+
+
+class _Prefix(Sequence[T]):
+    """The first *length* values of a list that may grow; a sequence that cannot be changed."""
+
+    __slots__ = ("_length", "_values")
+
+    def __init__(self, values: list[T], length: int) -> None:
+        self._values = values
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[T]:
+        return islice(self._values, self._length)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self._values[i] for i in range(*index.indices(self._length))]
+        return self._values[range(self._length)[index]]
+
+
+class Transcript(Sequence[Message]):
+    """
+    An immutable, paired sequence of messages.
+
+    ``Transcript([...])`` makes one from messages; ``append`` and ``extend`` return a longer one. Two transcripts are
+    equal when their messages are.
+
+    Raises:
+        TranscriptError: for unpaired, repeated or misplaced calls and results, and for what is no message.
+    """
+
+    __slots__ = ("_buffer", "_length")
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        if isinstance(messages, Transcript):
+            self._buffer, self._length = messages._buffer, messages._length
+            return
+        items = list(messages)
+        _check(items, {}, 0)
+        self._buffer = _Buffer(items)
+        self._length = len(items)
+
+    @classmethod
+    def _version(cls, buffer: _Buffer, length: int) -> Transcript:
+        version = cls.__new__(cls)
+        version._buffer = buffer
+        version._length = length
+        return version
+
+    def _items(self) -> list[Message]:
+        return self._buffer.items[: self._length]
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Message, ...]: ...
+    def __getitem__(self, index: int | slice) -> Message | tuple[Message, ...]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            if step == 1:
+                return tuple(self._buffer.items[start:stop])
+            return tuple([self._buffer.items[i] for i in range(start, stop, step)])
+        position = index + self._length if index < 0 else index
+        if 0 <= position < self._length:
+            return self._buffer.items[position]
+        msg = f"there is no message {index} in a transcript of {self._length}"
+        raise IndexError(msg)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._items())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Transcript):
+            return NotImplemented
+        if self._length != other._length:
+            return False
+        return self._buffer is other._buffer or self._items() == other._items()
+
+    def __hash__(self) -> int:
+        return hash((self._length, self._buffer.items[self._length - 1] if self._length else None))
+
+    def __repr__(self) -> str:
+        return f"<Transcript of {self._length} messages>"
+
+    def __copy__(self) -> Transcript:
+        return self
+
+    def __deepcopy__(self, _: object) -> Transcript:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Transcript, (self._items(),)
+
+    @classmethod
+    def from_dicts(cls, messages: Iterable[Any]) -> Transcript:
+        """Return a transcript of messages in the widespread ``{"role", "content"}`` form (requirements B18)."""
+        from stepengine.data.wire import from_dicts  # noqa: PLC0415
+
+        return from_dicts(messages)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return the messages in the widespread ``{"role", "content"}`` form (requirements B18)."""
+        from stepengine.data.wire import to_dicts  # noqa: PLC0415
+
+        return to_dicts(self)
+
+    def append(self, message: Message) -> Transcript:
+        """Return this transcript with one more message; one without tool calls (``extend`` takes a step at once)."""
+        return self.extend((message,))
+
+    def extend(self, messages: Sequence[Message]) -> Transcript:
+        """Return this transcript with *messages* added; an assistant message's results must follow it directly."""
+        added = messages if type(messages) is tuple else tuple(messages)
+        if not added:
+            return self
+        buffer, length = self._buffer, self._length
+        _check(added, buffer.calls, length)
+        if not self._claim():
+            buffer = self._fork(self._items(), length)
+        for index, message in enumerate(added, length):
+            if type(message) is ToolMessage:
+                buffer.calls[message.tool_call_id] = index
+        buffer.items.extend(added)
+        longer = length + len(added)
+        buffer.free.append(longer)
+        return Transcript._version(buffer, longer)
+
+    def _claim(self) -> bool:
+        free = self._buffer.free
+        try:
+            slot = free.pop()
+        except IndexError:
+            return False
+        if slot == self._length:
+            return True
+        free.append(slot)
+        return False
+
+    def _fork(self, items: list[Message], kept: int) -> _Buffer:
+        """Return a claimed buffer of *items*, whose first *kept* messages are this version's."""
+        old = self._buffer
+        buffer = _Buffer(items, old.ancestry(kept)[:KEPT_LINEAGE])
+        buffer.free.clear()
+        buffer.memos.update({key: values[:kept] for key, values in old.memos.items()})
+        buffer.folds.update({key: values[:kept] for key, values in old.folds.items()})
+        return buffer
+
+    def resolve(self, call_id: str, result: ToolResult) -> Transcript:
+        """
+        Return this transcript with the result of one call replaced; the only replacement there is.
+
+        Raises:
+            TranscriptError: when no call has that id.
+        """
+        return self.resolve_all({call_id: result})
+
+    def resolve_all(self, results: Mapping[str, ToolResult]) -> Transcript:
+        """Return this transcript with the results of several calls replaced, as ``resolve`` does for one."""
+        if not results:
+            return self
+        items, first = self._items(), self._length
+        for call_id, result in results.items():
+            index = self._buffer.calls.get(call_id, self._length)
+            if index >= self._length:
+                msg = f"there is no call {call_id!r} in this transcript"
+                raise TranscriptError(msg)
+            old = items[index]
+            items[index] = ToolMessage(call_id, old.tool_name, result.content, result.status)  # type: ignore[union-attr]
+            first = min(first, index)
+        buffer = self._fork(items, first)
+        buffer.free.append(len(items))
+        return Transcript._version(buffer, len(items))
+
+    def has_call(self, call_id: str) -> bool:
+        """Return whether a call with this id stands in the transcript, in O(1)."""
+        return self._buffer.calls.get(call_id, self._length) < self._length
+
+    def shared_prefix(self, other: Transcript) -> int:
+        """
+        Return how many leading messages *other* is known to share with this one, in O(1).
+
+        Versions that grew from one another know it exactly; for strangers the answer is 0 though they may be equal.
+        """
+        theirs = dict(other._buffer.ancestry(other._length))
+        return max([min(n, theirs.get(token, 0)) for token, n in self._buffer.ancestry(self._length)])
+
+    def memo(self, key: Any, fn: Callable[[Message], T]) -> Sequence[T]:
+        """
+        Return ``fn(message)`` for every message, computed once per message and *key*.
+
+        The values sit on the messages and travel with them into other transcripts. *fn* must be pure.
+        """
+        buffer, length = self._buffer, self._length
+        values = buffer.memos.setdefault(key, [])
+        known = len(values)
+        if known < length:
+            values[known:length] = [_memoised(m, key, fn) for m in buffer.items[known:length]]
+        return _Prefix(values, length)
+
+    def fold(self, key: Any, fn: Callable[[T, Message], T], start: T) -> T:
+        """
+        Return ``fn(... fn(fn(start, m0), m1) ..., mn)``, going on from where an earlier version stopped.
+
+        *fn* must be pure, and *start* the same for every use of *key*.
+        """
+        buffer, length = self._buffer, self._length
+        values = buffer.folds.setdefault(key, [])
+        known = len(values)
+        if known < length:
+            value, fresh = values[known - 1] if known else start, []
+            for message in buffer.items[known:length]:
+                value = fn(value, message)
+                fresh.append(value)
+            values[known:length] = fresh
+        return values[length - 1] if length else start
+
+    def text_of_last(self, role: str) -> str:
+        """Return the text of the last message of *role*, or ``""`` when there is none."""
+        for index in range(self._length - 1, -1, -1):
+            message = self._buffer.items[index]
+            if message.role == role:
+                return message.text
+        return ""
+
+
+def _memoised(message: Message, key: Any, fn: Callable[[Message], T]) -> T:
+    memo = message._memo
+    if memo is None:
+        memo = {}
+        object.__setattr__(message, "_memo", memo)
+    if key not in memo:
+        memo[key] = fn(message)
+    value: T = memo[key]
+    return value
+
+
+def _check(added: Sequence[Message], known: Mapping[str, int], length: int) -> None:
+    """Raise unless *added* may follow a paired history in which the calls *known* below *length* were answered."""
+    waiting: list[ToolCallPart] = []  # the calls that have no result yet, the next one last
+    fresh: set[str] = set()
+    for message in added:
+        kind = type(message)
+        if kind is ToolMessage:
+            _check_result(message, waiting)
+        elif waiting:
+            msg = f"the calls {[c.tool_call_id for c in reversed(waiting)]} have no result before the next message"
+            raise TranscriptError(msg)
+        elif kind is AssistantMessage:
+            for part in message.content:
+                if type(part) is ToolCallPart:
+                    _check_id(part, known, length, fresh)
+                    waiting.append(part)
+            waiting.reverse()
+        elif kind is not UserMessage:
+            msg = f"a transcript holds user, assistant and tool messages, not a {kind.__name__}"
+            raise TranscriptError(msg)
+    if waiting:
+        msg = f"the calls {[c.tool_call_id for c in reversed(waiting)]} have no result"
+        raise TranscriptError(msg)
+
+
+def _check_result(message: Any, waiting: list[ToolCallPart]) -> None:
+    if not waiting:
+        msg = f"the result of {message.tool_call_id!r} ({message.tool_name}) stands beside no call"
+        raise TranscriptError(msg)
+    call_id = waiting.pop().tool_call_id
+    if call_id != message.tool_call_id:
+        msg = f"the result of {message.tool_call_id!r} stands where that of {call_id!r} belongs"
+        raise TranscriptError(msg)
+
+
+def _check_id(call: ToolCallPart, known: Mapping[str, int], length: int, fresh: set[str]) -> None:
+    call_id = call.tool_call_id
+    if not call_id:
+        msg = f"the call of {call.tool_name!r} has no id"
+        raise TranscriptError(msg)
+    if call_id in fresh or known.get(call_id, length) < length:
+        msg = f"the call id {call_id!r} is used twice"
+        raise TranscriptError(msg)
+    fresh.add(call_id)

@@ -1,0 +1,396 @@
+"""
+The errors of stepengine, filed by whose fault they are: exception classes and nothing else.
+
+StepEngineError
+  AgentError           the author's: DefinitionError, InputError, HandlerError, BadYield, ToolNotAvailable, ToolInputError,
+                       OutputMissing, PerformError, ChildError
+  ModelError           the provider's: UnknownModel, MissingKey, TruncatedReply, ContextOverflow
+  ToolError            a tool's: PermissionDenied, PathOutsideRoot, BlockedAddress
+  LimitExceeded        a budget of the run is spent
+  TranscriptError      unpaired or misplaced messages
+  DataError            a value that is not JSON, or a stored form that cannot be read
+  SessionError         SessionConflict, AnswerRejected
+  JournalError         JournalCorrupt, JournalLocked, JournalVersion, JournalWriteFailed, ReplayDivergence, UnknownOutcome
+
+Beside the tree stands LimitReached, the signal by which a spent limit arrives at a handler's own ``yield``. It is no
+``Exception``, so that ``except Exception`` does not swallow it; callers see the ``LimitExceeded`` that it carries.
+
+Every error is data: a message and the fields that its class names in ``fields``. Two errors of one class with equal
+messages and fields are equal, and the codec of ``stepengine.data`` stores and loads them without running code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+__all__ = (
+    "AgentError",
+    "AnswerRejected",
+    "BadYield",
+    "BlockedAddress",
+    "ChildError",
+    "ContextOverflow",
+    "DataError",
+    "DefinitionError",
+    "HandlerError",
+    "InputError",
+    "JournalCorrupt",
+    "JournalError",
+    "JournalLocked",
+    "JournalVersion",
+    "JournalWriteFailed",
+    "LimitExceeded",
+    "LimitReached",
+    "MissingKey",
+    "ModelError",
+    "OutputMissing",
+    "PathOutsideRoot",
+    "PerformError",
+    "PermissionDenied",
+    "ReplayDivergence",
+    "SessionConflict",
+    "SessionError",
+    "StepEngineError",
+    "ToolError",
+    "ToolInputError",
+    "ToolNotAvailable",
+    "TranscriptError",
+    "TruncatedReply",
+    "UnknownModel",
+    "UnknownOutcome",
+)
+
+
+class StepEngineError(Exception):
+    """
+    The root of every error that stepengine raises.
+
+    Attributes:
+        message: What happened, where, and what would have been fine.
+        fields: The names of the attributes that belong to the error's value beside its message.
+        transient: The names of attributes that are not stored and do not count for equality.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ()
+    transient: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, message: str = "") -> None:
+        # Lone surrogates could not be stored; what an error says about a value must not make a second error.
+        self.message = message.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        super().__init__(self.message)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self.message == other.message and all(getattr(self, f) == getattr(other, f) for f in self.fields)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.message))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, {f: getattr(self, f) for f in (*self.fields, *self.transient)})
+
+
+def _rebuild(kind: type[StepEngineError], message: str, fields: dict[str, Any]) -> StepEngineError:
+    return kind(message, **fields)
+
+
+class AgentError(StepEngineError):
+    """The author of an agent, or whoever called the engine, made a mistake."""
+
+
+class DefinitionError(AgentError):
+    """An agent definition, a tool or an engine cannot be built as asked (requirements A)."""
+
+
+class InputError(AgentError):
+    """The prompt or params of a run do not fit the agent's schema; one of *issues* per field (requirements A13)."""
+
+    fields = ("issues",)
+
+    def __init__(self, message: str = "", *, issues: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.issues = tuple(issues)
+
+
+class HandlerError(AgentError):
+    """
+    A handler, hook or prompt raised an exception that is not one of ours; the original is ``__cause__`` while it lives.
+
+    Attributes:
+        kind: The class name of the original exception.
+        location: ``file:line`` of the author's code, or ``""`` when it is unknown.
+    """
+
+    fields = ("kind", "location")
+
+    def __init__(self, message: str = "", *, kind: str = "", location: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.location = location
+
+
+class BadYield(AgentError):
+    """
+    A handler or hook yielded something that the machine does not know (generator-contract G29).
+
+    Attributes:
+        location: ``file:line`` of the ``yield``.
+    """
+
+    fields = ("location",)
+
+    def __init__(self, message: str = "", *, location: str = "") -> None:
+        super().__init__(message)
+        self.location = location
+
+
+class ToolNotAvailable(AgentError):
+    """
+    A handler called a tool that its agent does not have (requirements C6).
+
+    Attributes:
+        tool_name: The name that was asked for.
+        available: The names that would have been fine.
+    """
+
+    fields = ("tool_name", "available")
+
+    def __init__(self, message: str = "", *, tool_name: str = "", available: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.tool_name = tool_name
+        self.available = tuple(available)
+
+
+class ToolInputError(AgentError):
+    """
+    The input of a tool call does not fit the tool's schema (requirements C5, E3).
+
+    Attributes:
+        tool_name: The tool.
+        issues: One sentence per offending field.
+    """
+
+    fields = ("tool_name", "issues")
+
+    def __init__(self, message: str = "", *, tool_name: str = "", issues: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.tool_name = tool_name
+        self.issues = tuple(issues)
+
+
+class OutputMissing(AgentError):
+    """A run ended without valid structured output; *issues* say why the last one was refused (generator-contract S12)."""
+
+    fields = ("issues",)
+
+    def __init__(self, message: str = "", *, issues: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.issues = tuple(issues)
+
+
+class PerformError(AgentError):
+    """
+    The function of a ``Perform`` raised, or returned a value that is not JSON (design 4).
+
+    Attributes:
+        kind: The class name of the original exception.
+    """
+
+    fields = ("kind",)
+
+    def __init__(self, message: str = "", *, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class ChildError(AgentError):
+    """
+    A child run that was awaited with ``yield from AgentCall(...)`` did not complete.
+
+    Attributes:
+        agent_id: The child's agent.
+        status: The child's run status.
+        result: The ``ChildResult``; not stored.
+    """
+
+    fields = ("agent_id", "status")
+    transient = ("result",)
+
+    def __init__(self, message: str = "", *, agent_id: str = "", status: str = "", result: Any = None) -> None:
+        super().__init__(message)
+        self.agent_id = agent_id
+        self.status = status
+        self.result = result
+
+
+class ModelError(StepEngineError):
+    """
+    A provider failed or answered nonsense.
+
+    Attributes:
+        retryable: Whether the same request may succeed later.
+        status: The HTTP status, if there was one.
+        request_id: The provider's id of the request, if known.
+        retry_after: Seconds the provider asked to wait, if it did.
+        kind: A short word for the cause: ``"http"``, ``"connection"``, ``"timeout"``, ``"protocol"``, ...
+        usage: What the failed attempt is known to have used; ``None`` when unknown.
+    """
+
+    fields = ("retryable", "status", "request_id", "retry_after", "kind", "usage")
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        retryable: bool = False,
+        status: int | None = None,
+        request_id: str | None = None,
+        retry_after: float | None = None,
+        kind: str = "",
+        usage: Any = None,
+    ) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+        self.status = status
+        self.request_id = request_id
+        self.retry_after = retry_after
+        self.kind = kind
+        self.usage = usage
+
+
+class UnknownModel(ModelError):
+    """A model string names no registered provider, or there is no model at all (requirements G13)."""
+
+
+class MissingKey(ModelError):
+    """No API key was given and none stands in the environment (requirements G23)."""
+
+
+class TruncatedReply(ModelError):
+    """A reply ended without its protocol's terminal marker; nothing of it counts (reliability MP20)."""
+
+
+class ContextOverflow(ModelError):
+    """The request is longer than the model's context (requirements G25, I7)."""
+
+
+class ToolError(StepEngineError):
+    """
+    A tool call failed; raised by ``yield from ToolCall(...)`` and ``yield from call(...)``.
+
+    Attributes:
+        tool_name: The tool.
+        result: The error ``ToolResult``; not stored.
+    """
+
+    fields = ("tool_name",)
+    transient = ("result",)
+
+    def __init__(self, message: str = "", *, tool_name: str = "", result: Any = None) -> None:
+        super().__init__(message)
+        self.tool_name = tool_name
+        self.result = result
+
+
+class PermissionDenied(ToolError):
+    """A hook or policy denied the call (requirements M18)."""
+
+
+class PathOutsideRoot(ToolError):
+    """A path leads out of the tool's root folder (reliability R17)."""
+
+
+class BlockedAddress(ToolError):
+    """A web tool refused an address (reliability R18)."""
+
+
+class LimitExceeded(StepEngineError):
+    """
+    A limit of the run was reached.
+
+    Attributes:
+        kind: ``"steps"``, ``"actions"``, ``"tokens"``, ``"cost"``, ``"seconds"``, ``"depth"``, ``"children"`` ...
+        limit: The number that was reached, if there is one.
+        result: The ``RunResult``, when it was raised to a caller because of ``on_max_steps="raise"``; not stored.
+    """
+
+    fields = ("kind", "limit")
+    transient = ("result",)
+
+    def __init__(self, message: str = "", *, kind: str = "", limit: float | None = None, result: Any = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.limit = limit
+        self.result = result
+
+
+class LimitReached(BaseException):
+    """The signal by which a spent limit arrives at a handler's ``yield``; *error* says which (design 3, reliability GN09)."""
+
+    def __init__(self, error: LimitExceeded) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LimitReached, (self.error,)
+
+
+class TranscriptError(StepEngineError):
+    """A history would hold an unpaired call or result, or a misplaced message (requirements B16)."""
+
+
+class DataError(StepEngineError):
+    """
+    A value is not JSON, or a stored form cannot be read: unknown field, unknown type, future version.
+
+    Attributes:
+        path: Where in the value the fault is, such as ``"$.input.items[3]"``.
+    """
+
+    fields = ("path",)
+
+    def __init__(self, message: str = "", *, path: str = "$") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class SessionError(StepEngineError):
+    """A conversation store refused an operation."""
+
+
+class SessionConflict(SessionError):
+    """Somebody else saved this session in the meantime (requirements L15)."""
+
+
+class AnswerRejected(SessionError):
+    """An answer fits no open question, or not the question it names (requirements K12)."""
+
+
+class JournalError(StepEngineError):
+    """A journal cannot be written or read."""
+
+
+class JournalCorrupt(JournalError):
+    """A record of a journal is damaged (reliability JR02)."""
+
+
+class JournalLocked(JournalError):
+    """Another owner writes this journal (reliability JR13)."""
+
+
+class JournalVersion(JournalError):
+    """A journal was written by a newer version (reliability JR18)."""
+
+
+class JournalWriteFailed(JournalError):
+    """A record could not be made durable (reliability JR08)."""
+
+
+class ReplayDivergence(JournalError):
+    """A replayed run did something else than its journal says (reliability R13)."""
+
+
+class UnknownOutcome(JournalError):
+    """An effect was cut off by a crash and may or may not have happened (reliability R3)."""
