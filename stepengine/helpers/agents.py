@@ -1,0 +1,86 @@
+"""``map_agents`` and ``best_of``: several children of one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from types import GeneratorType
+from typing import Any, TypeVar, cast
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.run import ChildResult
+from stepengine.data.yields import AgentCall, Parallel, StepResult, Yieldable
+from stepengine.errors import BadYield
+
+__all__ = ("best_of", "map_agents")
+
+Item = TypeVar("Item")
+Out = TypeVar("Out")
+Steps = Generator[Yieldable, StepResult, Out]
+
+
+def map_agents(
+    agent: str | AgentDefinition[Out],
+    items: Iterable[Item],
+    *,
+    prompt: str | Callable[[Item], str] = "",
+    params: Callable[[Item], Any] | None = None,
+    concurrency: int = 8,
+) -> Generator[Yieldable, StepResult, tuple[ChildResult[Out], ...]]:
+    """
+    Run one child per item, *concurrency* at a time, and return their results in the order of the items.
+
+    Args:
+        agent: The id of a spawnable agent, or its definition.
+        items: One child each; consumed as they are needed.
+        prompt: The prompt of every child, or a function that makes it from the item.
+        params: A function that makes the params from the item; none by default.
+        concurrency: Children per wave; at most what the limits allow per call.
+
+    A child that fails is an entry with ``is_error``; the others are not affected.
+    """
+    done: list[ChildResult[Out]] = []
+    wave: list[AgentCall[Out]] = []
+    for item in items:
+        text = prompt(item) if callable(prompt) else prompt
+        wave.append(AgentCall(agent, text, params(item) if params else None))
+        if len(wave) >= max(concurrency, 1):
+            done.extend((yield from Parallel(wave)))
+            wave = []
+    if wave:
+        done.extend((yield from Parallel(wave)))
+    return tuple(done)
+
+
+def best_of(
+    agent: str | AgentDefinition[Out],
+    prompt: str = "",
+    params: Any = None,
+    *,
+    n: int = 3,
+    judge: Callable[[Sequence[Out]], int | Steps[int]],
+) -> Generator[Yieldable, StepResult, Out]:
+    """
+    Run *n* children with the same task and return the output that *judge* picks.
+
+    Args:
+        agent: The id of a spawnable agent, or its definition.
+        prompt: The prompt of every child.
+        params: The params of every child.
+        n: How many children.
+        judge: Gets the outputs of the children that completed and returns the index of the best; it may be a generator
+            function, to ask another agent.
+
+    Raises:
+        ChildError: when no child completed.
+        BadYield: when *judge* gives an index that is none.
+    """
+    children = yield from Parallel([AgentCall(agent, prompt, params) for _ in range(max(n, 1))])
+    outputs = [child.output for child in children if not child.is_error]
+    if not outputs:
+        return children[0].unwrap()
+    choice = judge(outputs)
+    index = (yield from choice) if isinstance(choice, GeneratorType) else cast("int", choice)
+    if not isinstance(index, int) or not 0 <= index < len(outputs):
+        msg = f"the judge of best_of chose {index!r}; there are {len(outputs)} outputs, counted from 0"
+        raise BadYield(msg)
+    return outputs[index]

@@ -1,0 +1,95 @@
+"""``call`` and ``retry``: one tool call with a typed result, and anything that may be tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
+
+from stepengine.data.json import JsonDict
+from stepengine.data.results import ToolResult
+from stepengine.data.tools import ToolSpec
+from stepengine.data.yields import StepResult, ToolCall, Yieldable
+from stepengine.errors import ChildError, ModelError, PerformError, StepEngineError, ToolError
+
+__all__ = ("TypedTool", "call", "retry")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+WORTH_ANOTHER_TRY: tuple[type[StepEngineError], ...] = (ToolError, PerformError, ChildError, ModelError)
+
+
+class TypedTool(Protocol[P, R_co]):
+    """A tool whose signature is known to the type checker; ``stepengine.Tool`` is one."""
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What is known of the tool."""
+
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:
+        """Return arguments as the tool's JSON input."""
+
+    def decode(self, result: ToolResult, /) -> R_co:
+        """Return a result as the type that the tool's function is annotated with."""
+
+
+@overload
+def call(tool: TypedTool[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Generator[Yieldable, StepResult, R]: ...
+@overload
+def call(tool: str, as_: type[R], /, **kwargs: Any) -> Generator[Yieldable, StepResult, R]: ...
+def call(tool: Any, /, *args: Any, **kwargs: Any) -> Generator[Yieldable, StepResult, Any]:
+    """
+    Run a tool and return its typed result, as in ``todos = yield from call(find_todos, "src")`` (design 4).
+
+    ``call(tool, *args, **kwargs)`` takes a decorated tool and the arguments of its function; the result has the type of
+    the function's return annotation, read back from JSON, live and on replay alike. ``call("name", type, **input)`` takes
+    any tool by name and checks that the result is of *type*.
+
+    Raises:
+        ToolError: when the tool failed, or its result is of another type.
+        ToolNotAvailable: when the agent has no such tool.
+        ToolInputError: when the input does not fit.
+    """
+    if isinstance(tool, str):
+        return (yield from _by_name(tool, args[0] if args else object, kwargs))
+    result = yield from ToolCall(tool, tool.bind(*args, **kwargs))
+    return tool.decode(result)
+
+
+def _by_name(tool: str, as_: type[R], value: dict[str, Any]) -> Generator[Yieldable, StepResult, R]:
+    result = yield from ToolCall(tool, value)
+    given = result.text if as_ is str else result.data
+    if given is None:
+        given = result.text
+    if isinstance(given, as_):
+        return given
+    msg = f"tool {tool!r} gave a {type(given).__name__}, not a {as_.__name__}"
+    raise ToolError(msg, tool_name=tool, result=result)
+
+
+def retry(
+    make: Callable[[], Iterable[Any] | Generator[Yieldable, StepResult, R]],
+    *,
+    times: int = 3,
+    on: tuple[type[StepEngineError], ...] = WORTH_ANOTHER_TRY,
+) -> Generator[Yieldable, StepResult, R]:
+    """
+    Try something until it does not fail, as in ``yield from retry(lambda: call(fetch, url), times=3)``.
+
+    Args:
+        make: Returns what is to be done, anything that ``yield from`` takes; called anew for every try.
+        times: How many tries there are, at least 1.
+        on: The errors that are worth another try; by default those of tools, ``Perform``, children and models.
+
+    Raises:
+        StepEngineError: what the last try raised.
+    """
+    tries = max(times, 1)
+    while True:
+        tries -= 1
+        try:
+            return (yield from cast("Generator[Yieldable, StepResult, R]", make()))
+        except on:
+            if not tries:
+                raise

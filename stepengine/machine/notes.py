@@ -1,0 +1,62 @@
+"""What handlers and hooks say on the side: notifications and log lines, held until the next effect (design 9)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stepengine.data import events as ev
+from stepengine.data.json import freeze
+from stepengine.errors import DataError
+
+if TYPE_CHECKING:
+    from stepengine.machine.live import Live
+
+__all__ = ("Notes",)
+
+
+class Notes:
+    """The logger and notifier of one run; it only remembers, the machine shows."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self.waiting: list[ev.Event] = []
+
+    def take(self) -> list[ev.Event]:
+        """Return what waits and forget it."""
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+    def notify(self, message: str, data: Any = None) -> None:
+        """Remember a notification."""
+        live = self._live
+        self.waiting.append(ev.Notification(path=live.plan.path, seq=live.seq, message=str(message), data=_shown(data)))
+
+    def debug(self, message: str, /, **data: Any) -> None:
+        """Log for developers."""
+        self._log("debug", message, data)
+
+    def info(self, message: str, /, **data: Any) -> None:
+        """Log for users who asked for detail."""
+        self._log("info", message, data)
+
+    def warning(self, message: str, /, **data: Any) -> None:
+        """Log what somebody should look at."""
+        self._log("warning", message, data)
+
+    def error(self, message: str, /, **data: Any) -> None:
+        """Log what went wrong."""
+        self._log("error", message, data)
+
+    def _log(self, level: str, message: str, data: dict[str, Any]) -> None:
+        live = self._live
+        line = ev.LogLine(
+            path=live.plan.path, seq=live.seq, level=level, message=str(message), data=_shown(data) if data else None
+        )
+        self.waiting.append(line)
+
+
+def _shown(data: Any) -> Any:
+    try:
+        return freeze(data)
+    except DataError:
+        return f"<{type(data).__name__} that is not JSON>"

@@ -1,0 +1,106 @@
+"""
+The output of a run: what the handler returned, else what the output mode says (generator-contract 2).
+
+A run whose structured output is missing or invalid is resumed once: the finished handler is not started again; the
+machine appends a note, offers ``set_output``, and runs one more turn inside the remaining budget (S12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from stepengine.data.json import compact, freeze
+from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.wire import to_dicts
+from stepengine.data.yields import StepWith
+from stepengine.errors import DataError, LimitReached, ModelError, OutputMissing
+from stepengine.machine.live import Live
+from stepengine.machine.step import budgeted_step
+
+__all__ = ("last_text", "output_of", "settle_output")
+
+Steps = Generator[Any, Any, Any]
+
+
+def last_text(live: Live) -> str:
+    """Return the text of the last assistant message that this run added; ``""`` when there is none."""
+    for index in range(len(live.record) - 1, live.start - 1, -1):
+        message = live.record[index]
+        if type(message) is AssistantMessage:
+            return message.text
+    return ""
+
+
+def output_of(live: Live, returned: Any) -> Any:
+    """Return the output of a run whose handler returned *returned*; a value other than ``None`` is the output."""
+    plan = live.plan
+    if live.agent.output_mode == "structured_output" or (returned is not None and plan.validate_output):
+        if returned is not None and plan.validate_output is None:
+            return returned
+        if not live.has_output:
+            return None
+        return plan.decode_output(live.output) if plan.decode_output else live.output
+    if returned is not None:
+        return returned
+    if live.agent.output_mode == "all_messages":
+        return to_dicts(live.added())
+    return last_text(live)
+
+
+def settle_output(live: Live, returned: Any) -> Steps:
+    """
+    Make sure that a run that has to give a structured output has one.
+
+    Raises:
+        OutputMissing: when there is none after one more turn.
+    """
+    if returned is not None:
+        _take_returned(live, returned)
+    if live.agent.output_mode != "structured_output" or _is_settled(live, returned) or live.limit is not None:
+        return
+    issues = live.output_issues
+    try:
+        yield from _one_more_turn(live)
+    except (ModelError, LimitReached) as error:
+        if isinstance(error, LimitReached):
+            live.limit = None
+        raise _missing(live, live.output_issues or issues) from error
+    if not live.has_output:
+        raise _missing(live, live.output_issues or issues)
+
+
+def _is_settled(live: Live, returned: Any) -> bool:
+    return live.has_output or (returned is not None and live.plan.validate_output is None)
+
+
+def _take_returned(live: Live, returned: Any) -> None:
+    validate = live.plan.validate_output
+    if validate is None:
+        try:
+            live.set_output(freeze(returned))
+        except DataError:
+            live.has_output = True
+        return
+    live.has_output = False
+    try:
+        live.set_output(validate(returned))
+    except OutputMissing as error:
+        live.output_issues = error.issues or (error.message,)
+
+
+def _one_more_turn(live: Live) -> Steps:
+    why = f" Your last output was refused: {'; '.join(live.output_issues)}." if live.output_issues else ""
+    schema = live.plan.output_json_schema
+    shape = f" It must fit this JSON Schema: {compact(schema)}" if schema is not None else ""
+    note = f"<system-reminder>\nThe output of this task is missing.{why} Call set_output now.{shape}\n</system-reminder>"
+    live.add([UserMessage(note, ("OUTPUT_REMINDER",))])
+    names = tuple(dict.fromkeys([*live.offered, "set_output"]))
+    while not live.has_output and not (yield from budgeted_step(live, StepWith(tools=names))):
+        pass
+
+
+def _missing(live: Live, issues: tuple[str, ...]) -> OutputMissing:
+    why = f"; the last attempt was refused: {'; '.join(issues)}" if issues else ""
+    msg = f"agent {live.agent.id!r} ended without the structured output that it must give{why}"
+    return OutputMissing(msg, issues=issues)

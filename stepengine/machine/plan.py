@@ -1,0 +1,127 @@
+"""What a machine is started with and what it ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.hooks import Hooks
+from stepengine.data.json import JsonDict, JsonValue, freeze
+from stepengine.data.limits import DEFAULT_LIMITS, Limits
+from stepengine.data.models import StopReason
+from stepengine.data.questions import Question
+from stepengine.data.results import ToolCallLog
+from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.state import AgentState
+from stepengine.data.tools import ToolBinding
+from stepengine.data.usage import Spending
+
+if TYPE_CHECKING:
+    from random import Random
+
+__all__ = ("Finished", "RunPlan")
+
+
+@attrs.frozen(kw_only=True)
+class RunPlan:
+    """
+    Everything that a run is started with beside its state (design 3).
+
+    Attributes:
+        definition: The agent.
+        run_id: The run's id.
+        path: Its path in the tree; ``""`` for the root.
+        created: When the root run was created (UTC); outcomes count milliseconds from here.
+        random: The run's random source, seeded from (seed, path).
+        model: The model string in force, or ``None``.
+        tools: Every tool of the engine and the agent by name, ordinary and expanding ones; control tools are built in.
+        offered: Names of the tools that the agent itself has, in order.
+        agents: Normalised ids of the agents that it may spawn.
+        hooks: The engine's hooks followed by the agent's.
+        limits: The effective limits; gaps count as the defaults.
+        prompt: The prompt; ``""`` when there is none.
+        params: The validated params as the handler sees them: a pydantic model or an immutable mapping.
+        params_json: The validated params as JSON; ``None`` when there are none.
+        validate_output: Turns an output into its stored JSON or raises ``OutputMissing`` with issues; ``None`` without
+            an ``output_schema``.
+        decode_output: Turns the stored JSON of a valid output into what the caller gets, such as a pydantic model.
+        output_json_schema: The JSON Schema of the output, when there is an ``output_schema``.
+        session_id: The conversation's id.
+        user_id: The user's id.
+        metadata: The caller's metadata.
+        context_window: The model's context length in tokens, when known.
+    """
+
+    definition: AgentDefinition[Any]
+    run_id: str
+    path: str = ""
+    created: datetime
+    random: Random
+    model: str | None = None
+    tools: Mapping[str, ToolBinding] = attrs.field(factory=dict)
+    offered: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    agents: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    hooks: Hooks = attrs.field(factory=Hooks)
+    limits: Limits = attrs.field(default=DEFAULT_LIMITS, converter=lambda v: v.over(DEFAULT_LIMITS))
+    prompt: str = ""
+    params: Any = attrs.field(factory=JsonDict)
+    params_json: JsonValue = attrs.field(default=None, converter=freeze)
+    validate_output: Callable[[JsonValue], JsonValue] | None = None
+    decode_output: Callable[[JsonValue], Any] | None = None
+    output_json_schema: JsonDict | None = None
+    session_id: str | None = None
+    user_id: str | None = None
+    metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze)
+    context_window: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Finished:
+    """
+    How a run ended, as the machine sees it (design 3).
+
+    Attributes:
+        status: How it ended.
+        state: The final state; its transcripts are paired.
+        stop_reason: Why the last model reply stopped; ``None`` when no model was called.
+        output: The output by ``output_mode``, or what the handler returned; ``None`` unless there is one.
+        text: The text of the last assistant message that this run added; ``""`` when suspended.
+        error: What failed it.
+        pending: The open questions when it is suspended, those of children included.
+        spending: What it and its children spent.
+        tool_calls: All tool calls in order.
+        thinking: The thinking texts in order.
+        children: The results of its children in spawn order.
+        warnings: What was logged and dropped.
+    """
+
+    status: RunStatus
+    state: AgentState
+    stop_reason: StopReason | None = None
+    output: Any = None
+    text: str = ""
+    error: BaseException | None = None
+    pending: tuple[Question, ...] = ()
+    spending: Spending = Spending()
+    tool_calls: tuple[ToolCallLog, ...] = ()
+    thinking: tuple[str, ...] = ()
+    children: tuple[ChildResult[Any], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def as_child(self) -> ChildResult[Any]:
+        """Return what a parent gets of this run."""
+        error = self.error if isinstance(self.error, Exception) else None
+        return ChildResult(
+            agent_id=self.state.agent_id,
+            run_id=self.state.run_id,
+            status=self.status,
+            output=self.output if self.status is RunStatus.COMPLETED else None,
+            text=self.text,
+            error=error,  # type: ignore[arg-type]
+            spending=self.spending,
+            questions=self.pending,
+        )

@@ -1,0 +1,109 @@
+"""Effects that are one request and one answer: model calls beside the conversation, author I/O, questions."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from stepengine.data import yields as y
+from stepengine.data.effects import Ask, CallModel, Perform
+from stepengine.data.messages import Message
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.outcomes import Stop
+from stepengine.data.questions import Answer, Question
+from stepengine.data.transcript import Transcript
+from stepengine.errors import LimitReached, ModelError, StepEngineError, UnknownModel
+from stepengine.machine.live import Live
+from stepengine.machine.signals import Stopped
+
+__all__ = ("ask", "ask_effect", "candidates", "complete", "model_of", "perform_call", "step_request")
+
+
+def model_of(live: Live, override: str | None) -> str:
+    """Return the model string in force, or raise ``UnknownModel`` when there is none."""
+    model = override or live.plan.model
+    if model:
+        return model
+    msg = (
+        f"agent {live.agent.id!r} has no model: set AgentDefinition(model='provider/model') or Engine(default_model=...), "
+        "or name one in StepWith or Complete"
+    )
+    raise UnknownModel(msg, kind="no_model")
+
+
+def step_request(live: Live, over: y.StepWith, tail: list[Message]) -> ModelRequest:
+    """Return the request of a step: system prompt, view, step-scoped tail, tools and settings."""
+    agent = live.agent
+    specs = live.offered
+    if over.tools is not None:
+        specs = {name: live.bindings[name].spec for name in over.tools if name in live.bindings}
+    settings = agent.settings if over.settings is None else agent.settings.merged(over.settings)
+    model = model_of(live, over.model)
+    choice = over.tool_choice or settings.tool_choice
+    return ModelRequest(model, live.system_prompt, live.view, tuple(specs.values()), choice, settings, tuple(tail))
+
+
+def complete(live: Live, asked: y.Complete) -> Generator[Any, Any, ModelReply]:
+    """Carry out a ``Complete``."""
+    request = ModelRequest(
+        model_of(live, asked.model),
+        asked.system_prompt or "",
+        Transcript(asked.messages),
+        settings=asked.settings or live.agent.settings,
+    )
+    return (yield from live.call_model(CallModel(live.number(), request, "complete")))
+
+
+def candidates(live: Live, request: ModelRequest, count: int) -> Generator[Any, Any, list[ModelReply]]:
+    """Ask for *count* replies to the same request; return those that succeeded, or raise the first failure."""
+    effects = [CallModel(live.number(), request, "candidate") for _ in range(count)]
+    outcomes = yield from live.gather(effects)
+    replies: list[ModelReply] = []
+    failures: list[BaseException] = []
+    for effect, outcome in sorted(zip(effects, outcomes, strict=True), key=lambda pair: type(pair[1]) is Stop):
+        try:
+            reply = live.unwrap(outcome)
+        except (StepEngineError, LimitReached) as error:
+            failures.append(error)
+        else:
+            live.count_reply(effect, reply)
+            replies.append(reply)
+    if replies:
+        return replies
+    raise failures[0] if failures else ModelError("no candidate came back")
+
+
+def perform_call(live: Live, asked: y.Perform[Any]) -> Generator[Any, Any, Any]:
+    """Carry out a ``Perform`` and return its JSON value."""
+    return (yield from live.perform(Perform(live.number(), asked)))
+
+
+def ask_effect(live: Live, *questions: Question, purpose: Any = "question", tool_call_id: str = "") -> Ask:
+    """Return the effect that asks *questions*; their ids are made from the effect's address."""
+    seq = live.number()
+    prefix = f"{live.plan.path}.q" if live.plan.path else "q"
+    single = len(questions) == 1
+    named = [
+        Question(
+            id=f"{prefix}{seq}" if single else f"{prefix}{seq}.{index}",
+            text=question.text,
+            options=question.options,
+            multi_select=question.multi_select,
+            tool_name=question.tool_name,
+            details=question.details,
+            path=live.plan.path,
+        )
+        for index, question in enumerate(questions)
+    ]
+    return Ask(seq, tuple(named), purpose, tool_call_id)
+
+
+def ask(live: Live, effect: Ask) -> Generator[Any, Any, tuple[Answer, ...]]:
+    """Hand out an ``Ask``; a stop that names no questions is given those of the effect."""
+    try:
+        return (yield from live.perform(effect))
+    except Stopped as stopped:
+        stop = stopped.stop
+        if stop.kind == "suspended" and not stop.questions:
+            raise Stopped(Stop(stop.kind, stop.at, stop.error, effect.questions)) from None
+        raise

@@ -1,0 +1,257 @@
+"""
+One model step, in the order that design 3 fixes; ``order.py`` holds that order as a table.
+
+expire ephemeral results -> ``pre_step`` hooks -> step prompt -> model call -> tool calls -> message and results appended
+together -> ``post_step`` hooks -> end decision. The open step is held outside the transcript until its tools are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+from stepengine.data import events as ev
+from stepengine.data.effects import CallModel
+from stepengine.data.json import compact
+from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.models import ModelReply, ModelRequest, StopReason
+from stepengine.data.parts import AssistantPart, TextPart, ThinkingPart, ToolCallPart
+from stepengine.data.results import ToolResult
+from stepengine.data.run import RunPhase
+from stepengine.data.yields import StepWith
+from stepengine.errors import LimitExceeded, LimitReached, ModelError, StepEngineError
+from stepengine.machine import hooks, requests
+from stepengine.machine.batch import model_slots, run_batch
+from stepengine.machine.live import Live
+from stepengine.machine.signals import Stopped
+from stepengine.machine.slots import Slot
+
+__all__ = ("budgeted_step", "run_turn")
+
+Steps = Generator[Any, Any, Any]
+MAX_CONTINUES = 5
+EXPIRED = "[This result is no longer shown; call the tool again if you need it.]"
+CUT_OFF = "Not executed: the reply was cut off at the output limit."
+
+
+class Reply(NamedTuple):
+    """A completed reply, numbered and ready to be stored."""
+
+    model: ModelReply
+    message: AssistantMessage
+    calls: tuple[ToolCallPart, ...]
+
+
+def run_turn(live: Live, over: StepWith | None = None) -> Steps:
+    """Run steps until the turn ends or the budget is spent."""
+    while not (yield from budgeted_step(live, over or StepWith())):
+        pass
+    return True
+
+
+def budgeted_step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
+    """
+    Run one step and return whether the turn is complete.
+
+    At a spent budget the first request does what ``on_max_steps`` says; every further one is refused.
+
+    Raises:
+        LimitReached: when the budget is spent.
+    """
+    if live.steps_remaining > 0 and live.limit is None:
+        live.steps_complete = yield from _step(live, over)
+    else:
+        yield from _spent(live)
+        live.steps_complete = True
+    return live.steps_complete
+
+
+def _spent(live: Live) -> Steps:
+    if live.limit is None:
+        limit = live.limits.max_steps
+        msg = f"agent {live.agent.id!r} used all of its {limit} steps; raise Limits(max_steps=...) or end the turn earlier"
+        live.limit = LimitExceeded(msg, kind="steps", limit=limit)
+        if live.limits.on_max_steps == "final_answer":
+            yield from _final_answer(live)
+            return
+        if live.limits.on_max_steps == "stop":
+            return
+    raise LimitReached(live.limit)
+
+
+def _final_answer(live: Live) -> Steps:
+    """Ask once more without tools what was done; a failure leaves the run as ``stop`` would."""
+    text = (
+        "<system-reminder>\nThe step budget of this run is spent and no tool can be called any more. "
+        "Say briefly what was done and what is still open.\n</system-reminder>"
+    )
+    try:
+        live.take_inbox()
+        request = requests.step_request(live, StepWith(tools=(), tool_choice=None), [UserMessage(text)])
+        reply = yield from _call(live, request, "final_answer")
+    except (ModelError, LimitReached):
+        return
+    numbered = _numbered(live, reply)
+    slots = model_slots(live, numbered.calls, ())
+    for slot in slots:
+        slot.finish(ToolResult.error("Skipped: the step budget of this run is spent.", status="skipped"))
+    live.commit(numbered.message, _results(slots))
+    live.stop_reason = reply.stop_reason
+
+
+def _step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
+    at = {"path": live.plan.path, "step": live.step_index}
+    yield from live.notify(ev.StepStarted(**at, seq=live.seq, steps_remaining=live.steps_remaining))
+    reply, slots = yield from _ask_model(live, over)
+    spent = yield from _run_tools(live, reply, slots)
+    yield from hooks.post_step(live, reply.model)
+    ended = yield from _end_decision(live, reply, slots)
+    yield from live.notify(ev.StepFinished(**at, seq=live.seq, ended_turn=ended, usage=live.usage))
+    if spent:
+        raise spent
+    return ended
+
+
+def _ask_model(live: Live, over: StepWith) -> Generator[Any, Any, tuple[Reply, list[Slot]]]:
+    _expire(live)
+    live.take_inbox()
+    tail = yield from hooks.pre_step(live)
+    live.take_inbox()
+    if live.agent.step_prompt:
+        tail = [*tail, UserMessage(f"<system-reminder>\n{live.agent.step_prompt}\n</system-reminder>", ("STEP_PROMPT",))]
+    try:
+        request = requests.step_request(live, over, tail)
+        reply = yield from _call(live, request, "step")
+    except StepEngineError:
+        live.actions += 1
+        raise
+    live.steps_remaining -= 1
+    live.step_index += 1
+    live.changed()
+    numbered = _numbered(live, reply)
+    live.stop_reason = reply.stop_reason
+    live.truncated = reply.stop_reason is StopReason.MAX_TOKENS
+    if numbered.message.thinking:
+        live.thinking.extend(numbered.message.thinking)
+    offered = tuple([spec.name for spec in request.tools])
+    return numbered, model_slots(live, numbered.calls, offered)
+
+
+def _call(live: Live, request: ModelRequest, purpose: Any) -> Generator[Any, Any, ModelReply]:
+    """Call the model; a reply that the provider paused is continued (reliability MP56)."""
+    path = live.plan.path
+    yield from live.notify(ev.PhaseChanged(path=path, seq=live.seq, phase=RunPhase.CALLING_MODEL))
+    reply = yield from live.call_model(CallModel(live.number(), request, purpose))
+    parts: tuple[AssistantPart, ...] = reply.content
+    for _ in range(MAX_CONTINUES):
+        if reply.stop_reason is not StopReason.PAUSE:
+            break
+        tail = (*request.tail, AssistantMessage(parts))
+        again = ModelRequest(
+            request.model, request.system_prompt, request.messages, request.tools, request.tool_choice, request.settings, tail
+        )
+        reply = yield from live.call_model(CallModel(live.number(), again, purpose))
+        parts = (*parts, *reply.content)
+    if reply.stop_reason is StopReason.ERROR:
+        msg = f"the model {request.model!r} ended its reply with an error ({reply.raw_stop_reason or 'no reason given'})"
+        raise ModelError(msg, kind="reply_error")
+    return ModelReply(parts, stop_reason=reply.stop_reason, usage=reply.usage) if parts is not reply.content else reply
+
+
+def _numbered(live: Live, reply: ModelReply) -> Reply:
+    """Give every call of a reply our own id; of a reply that was cut off, the last call stays as text."""
+    parts: list[AssistantPart] = []
+    calls: list[ToolCallPart] = []
+    last = len(reply.content) - 1
+    for index, part in enumerate(reply.content):
+        if type(part) is not ToolCallPart:
+            parts.append(part)
+        elif index == last and reply.stop_reason is StopReason.MAX_TOKENS:
+            parts.append(TextPart(f"[cut off: {part.tool_name} {part.raw_input or compact(part.input)}]"))
+        else:
+            call = ToolCallPart(
+                live.new_call_id(),
+                part.tool_name,
+                part.input,
+                raw_input=part.raw_input,
+                input_error=part.input_error,
+                provider_data=part.provider_data,
+            )
+            parts.append(call)
+            calls.append(call)
+    return Reply(reply, AssistantMessage(tuple(parts)), tuple(calls))
+
+
+def _run_tools(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any, Any, LimitReached | None]:
+    """Run the calls of a reply and append message and results together, also when the run is stopped meanwhile."""
+    yield from _show(live, reply)
+    spent: LimitReached | None = None
+    if live.truncated:
+        for slot in slots:
+            slot.finish(ToolResult.error(CUT_OFF, status="skipped"))
+    try:
+        if slots and not live.truncated:
+            yield from run_batch(live, slots)
+    except LimitReached as error:
+        spent = error
+    except Stopped:
+        live.commit(reply.message, _results(slots))
+        raise
+    live.commit(reply.message, _results(slots))
+    return spent
+
+
+def _show(live: Live, reply: Reply) -> Steps:
+    at = {"path": live.plan.path, "seq": live.seq}
+    if reply.message.thinking:
+        yield from live.notify(ev.ThinkingCompleted(**at, text="".join(reply.message.thinking)))
+    if reply.message.text:
+        yield from live.notify(ev.TextCompleted(**at, text=reply.message.text))
+    if not reply.model.content and not live.truncated:
+        yield from live.notify(ev.Warned(**at, message="The model sent an empty reply."))
+
+
+def _results(slots: Sequence[Slot]) -> list[ToolResult]:
+    return [slot.result for slot in slots if slot.result is not None]
+
+
+def _end_decision(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any, Any, bool]:
+    if live.take_inbox():
+        return False
+    if not _ends(live, reply, slots):
+        live.refusals = 0
+        return False
+    if live.truncated or live.steps_remaining <= 0 or not live.plan.hooks.on_stop:
+        return True
+    return not (yield from hooks.on_stop(live))
+
+
+def _ends(live: Live, reply: Reply, slots: Sequence[Slot]) -> bool:
+    """Return whether a step ends the turn (design 3, generator-contract G51)."""
+    if live.truncated:
+        return True
+    if any(s.spec is not None and s.spec.ends_turn and s.result is not None and not s.result.is_error for s in slots):
+        return True
+    if "task_completed" in live.offered or any(s.fault for s in slots):
+        return False
+    if slots:
+        return all(s.spec is not None and not s.spec.forces_next_step for s in slots)
+    parts = reply.message.content
+    return not parts or any(not _is_thinking(p) for p in parts)
+
+
+def _is_thinking(part: AssistantPart) -> bool:
+    return type(part) is ThinkingPart or (type(part) is TextPart and not part.text.strip())
+
+
+def _expire(live: Live) -> None:
+    """Replace ephemeral results in the view by a placeholder, all but the newest of each tool (requirements I12)."""
+    expired: dict[str, ToolResult] = {}
+    for name, waiting in live.ephemeral.items():
+        keep = live.bindings[name].spec.ephemeral or 0
+        while len(waiting) > keep:
+            call_id = waiting.popleft()
+            if live.view.has_call(call_id):
+                expired[call_id] = ToolResult.text(EXPIRED)
+    if expired:
+        live.set_view(live.view.resolve_all(expired))
