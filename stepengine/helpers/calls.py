@@ -27,7 +27,7 @@ class TypedTool(Protocol[P, R_co]):
     def spec(self) -> ToolSpec:
         """What is known of the tool."""
 
-    def bind(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:
+    def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:
         """Return arguments as the tool's JSON input."""
 
     def decode(self, result: ToolResult, /) -> R_co:
@@ -40,7 +40,9 @@ def call(tool: TypedTool[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Generat
 def call(tool: str, as_: type[R], /, **kwargs: Any) -> Generator[Yieldable, StepResult, R]: ...
 def call(tool: Any, /, *args: Any, **kwargs: Any) -> Generator[Yieldable, StepResult, Any]:
     """
-    Run a tool and return its typed result, as in ``todos = yield from call(find_todos, "src")`` (design 4).
+    Run a tool and return its typed result (design 4).
+
+    ``todos = yield from call(find_todos, "src")`` gives what ``find_todos`` is annotated to return.
 
     ``call(tool, *args, **kwargs)`` takes a decorated tool and the arguments of its function; the result has the type of
     the function's return annotation, read back from JSON, live and on replay alike. ``call("name", type, **input)`` takes
@@ -53,7 +55,7 @@ def call(tool: Any, /, *args: Any, **kwargs: Any) -> Generator[Yieldable, StepRe
     """
     if isinstance(tool, str):
         return (yield from _by_name(tool, args[0] if args else object, kwargs))
-    result = yield from ToolCall(tool, tool.bind(*args, **kwargs))
+    result = yield from ToolCall(tool, tool.arguments(*args, **kwargs))
     return tool.decode(result)
 
 
@@ -75,7 +77,9 @@ def retry(
     on: tuple[type[StepEngineError], ...] = WORTH_ANOTHER_TRY,
 ) -> Generator[Yieldable, StepResult, R]:
     """
-    Try something until it does not fail, as in ``yield from retry(lambda: call(fetch, url), times=3)``.
+    Try something until it does not fail.
+
+    ``page = yield from retry(lambda: call(fetch, url), times=3)``
 
     Args:
         make: Returns what is to be done, anything that ``yield from`` takes; called anew for every try.

@@ -1,0 +1,176 @@
+"""
+The helper generators, stepped by hand: what they yield, and what they make of the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from stepengine.data.json import JsonDict, freeze
+from stepengine.data.results import ToolResult
+from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.state import AgentState
+from stepengine.data.tools import ToolBinding, ToolSpec, Validated
+from stepengine.data.yields import AgentCall, Parallel, StepResult, ToolCall
+from stepengine.errors import BadYield, ChildError, ModelError, ToolError
+from stepengine.helpers import best_of, call, map_agents, retry
+
+
+class Doubler:
+    """
+    A typed tool as the decorator makes one.
+    """
+
+    spec = ToolSpec("double")
+
+    def binding(self) -> ToolBinding:
+        return ToolBinding(self.spec, lambda value: Validated(value, value))
+
+    def arguments(self, number: int) -> JsonDict:
+        return freeze({"number": number})
+
+    def decode(self, result: ToolResult, /) -> int:
+        return int(result.text)
+
+
+def sent(*results: ToolResult, value: Any = None) -> StepResult:
+    return StepResult(AgentState(), results, value=value)
+
+
+def finish(steps: Generator[Any, Any, Any], answers: list[Any]) -> tuple[list[Any], Any]:
+    """
+    Return what a generator yielded and returned when it is given these answers; an exception is thrown.
+    """
+    yielded = [next(steps)]
+    for answer in answers:
+        try:
+            yielded.append(steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer))
+        except StopIteration as stop:
+            return yielded, stop.value
+    raise AssertionError(yielded)
+
+
+def child(output: Any, status: RunStatus = RunStatus.COMPLETED) -> ChildResult[Any]:
+    return ChildResult(agent_id="a", output=output, status=status)
+
+
+@pytest.mark.spec("requirements:C17")
+def test_a_call_of_a_decorated_tool_gives_the_decoded_result() -> None:
+    yielded, returned = finish(call(Doubler(), 21), [sent(ToolResult.text("42"))])
+
+    assert yielded == [ToolCall("double", {"number": 21})]
+    assert returned == 42
+
+
+@pytest.mark.parametrize(
+    ("as_", "result", "expected"),
+    [
+        (dict, ToolResult.json({"a": 1}), {"a": 1}),
+        (list, ToolResult.json([1]), [1]),
+        (int, ToolResult.json(7), 7),
+        (str, ToolResult.text("plain"), "plain"),
+        (object, ToolResult.text("text when there is no JSON"), "text when there is no JSON"),
+    ],
+)
+def test_a_call_by_name_gives_the_json_value_or_the_text(as_: type[Any], result: ToolResult, expected: Any) -> None:
+    yielded, returned = finish(call("look", as_, path="x"), [sent(result)])
+
+    assert yielded == [ToolCall("look", {"path": "x"})]
+    assert returned == expected
+
+
+def test_a_call_by_name_refuses_a_result_of_another_type_and_says_both() -> None:
+    with pytest.raises(ToolError, match="'look' gave a JsonList, not a dict"):
+        finish(call("look", dict), [sent(ToolResult.json([1]))])
+
+
+@pytest.mark.spec("requirements:C13", "generator-contract:G33")
+def test_a_failing_tool_raises_at_the_call() -> None:
+    with pytest.raises(ToolError, match="no such file") as caught:
+        finish(call(Doubler(), 1), [sent(ToolResult.error("no such file"))])
+
+    assert caught.value.result == ToolResult.error("no such file")
+
+
+@pytest.mark.spec("requirements:C17")
+def test_retry_tries_again_until_it_works() -> None:
+    failing, working = sent(ToolResult.error("busy")), sent(ToolResult.text("4"))
+
+    yielded, returned = finish(retry(lambda: call(Doubler(), 2), times=3), [failing, failing, working])
+
+    assert yielded == [ToolCall("double", {"number": 2})] * 3
+    assert returned == 4
+
+
+def test_retry_raises_what_the_last_try_raised() -> None:
+    with pytest.raises(ToolError, match="second"):
+        finish(
+            retry(lambda: call(Doubler(), 2), times=2),
+            [sent(ToolResult.error("first")), sent(ToolResult.error("second"))],
+        )
+
+
+def test_retry_leaves_other_errors_alone() -> None:
+    with pytest.raises(ModelError, match="down"):
+        finish(retry(lambda: call(Doubler(), 2), times=5, on=(ToolError,)), [ModelError("down")])
+
+
+@pytest.mark.spec("requirements:J13")
+def test_map_agents_runs_waves_and_keeps_the_order_of_the_items() -> None:
+    waves = [(child("a"), child("b")), (child("c", RunStatus.FAILED),)]
+
+    yielded, returned = finish(
+        map_agents("finder", ["x", "y", "z"], prompt=lambda i: f"find {i}", params=lambda i: {"q": i}, concurrency=2),
+        [sent(value=wave) for wave in waves],
+    )
+
+    assert yielded == [
+        Parallel([AgentCall("finder", "find x", {"q": "x"}), AgentCall("finder", "find y", {"q": "y"})]),
+        Parallel([AgentCall("finder", "find z", {"q": "z"})]),
+    ]
+    assert [r.output for r in returned] == ["a", "b", "c"]
+    assert returned[2].is_error
+
+
+def test_map_agents_over_nothing_asks_for_nothing() -> None:
+    with pytest.raises(StopIteration) as stop:
+        next(map_agents("finder", [], prompt="look"))
+
+    assert stop.value.value == ()
+
+
+def test_best_of_gives_the_judge_only_what_completed() -> None:
+    children = (child("bad", RunStatus.FAILED), child("short"), child("the longest"))
+
+    yielded, returned = finish(
+        best_of("writer", "write", n=3, judge=lambda outputs: outputs.index(max(outputs, key=len))),
+        [sent(value=children)],
+    )
+
+    assert yielded == [Parallel([AgentCall("writer", "write")] * 3)]
+    assert returned == "the longest"
+
+
+def test_best_of_may_ask_another_agent() -> None:
+    def judge(_: Any) -> Any:
+        return (yield from AgentCall("selector"))
+
+    yielded, returned = finish(
+        best_of("writer", n=2, judge=judge), [sent(value=(child("a"), child("b"))), sent(value=child(1))]
+    )
+
+    assert yielded[1] == AgentCall("selector")
+    assert returned == "b"
+
+
+def test_best_of_refuses_a_choice_that_is_none() -> None:
+    with pytest.raises(BadYield, match="chose 5; there are 2 outputs"):
+        finish(best_of("writer", n=2, judge=lambda _: 5), [sent(value=(child("a"), child("b")))])
+
+
+def test_best_of_raises_when_no_child_completed() -> None:
+    with pytest.raises(ChildError, match="ended as failed"):
+        finish(best_of("writer", n=1, judge=lambda _: 0), [sent(value=(child(None, RunStatus.FAILED),))])
