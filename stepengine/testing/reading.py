@@ -1,0 +1,254 @@
+"""
+Reading cassette files: vcrpy's YAML version 1 and the forms that other recorders write (replay C1).
+
+Reading constructs strings, bytes, numbers, lists and mappings, and nothing else: every other tag is refused. Size, aliases
+and depth are bounded before a tree is built, since a nested file would overflow the C stack and an aliased one the memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from stepengine.data.json import JsonDict, freeze, thaw
+from stepengine.errors import DataError
+from stepengine.testing.interactions import Headers, Interaction, RecordedRequest, RecordedResponse
+
+__all__ = ("MAX_ALIASES", "MAX_BYTES", "MAX_DEPTH", "parse_cassette", "safe_loader")
+
+MAX_BYTES = 256 * 1024 * 1024
+MAX_ALIASES = 1_000
+MAX_DEPTH = 100
+SHOWN_CHARACTERS = 100
+
+TOP_KEYS = {"version", "interactions", "metadata", "x_stepengine"}
+INTERACTION_KEYS = {"request", "response", "x_stepengine", "recorded_at"}
+REQUEST_KEYS = {"method", "uri", "headers", "body", "parsed_body"}
+RESPONSE_KEYS = {"status", "headers", "body", "parsed_body", "url", "http_version", "protocol"}
+
+
+def parse_cassette(data: bytes, source: str) -> tuple[Interaction, ...]:
+    """
+    Return the interactions of the cassette file *data*; *source* is how errors call the file.
+
+    Raises:
+        DataError: naming file, interaction index and key, for whatever is no cassette.
+    """
+    if len(data) > MAX_BYTES:
+        msg = f"{source} has {len(data)} bytes; a cassette has at most {MAX_BYTES}"
+        raise DataError(msg)
+    tree = _tree(data, source)
+    if not isinstance(tree, dict) or not isinstance(tree.get("interactions"), list):
+        msg = f"{source} is no cassette: it has no list of interactions at its top"
+        raise DataError(msg)
+    if tree.get("version", 1) != 1:
+        msg = f"{source} has cassette version {tree['version']!r}; this reads version 1"
+        raise DataError(msg)
+    _known(tree, TOP_KEYS, source, "$")
+    return tuple([_interaction(item, source, index) for index, item in enumerate(tree["interactions"])])
+
+
+@functools.cache
+def safe_loader() -> Any:
+    """Return PyYAML's safe loader, the C one if it is there, that leaves dates as text: JSON has none."""
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):  # type: ignore[misc]
+        yaml_implicit_resolvers: ClassVar = {
+            first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:timestamp"]
+            for first, rules in base.yaml_implicit_resolvers.items()
+        }
+
+    return Loader
+
+
+def _tree(data: bytes, source: str) -> Any:
+    import yaml
+
+    try:
+        text = data.decode()
+        _bounded(text, source)
+        return yaml.load(text, Loader=safe_loader())  # noqa: S506
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        msg = f"{source} cannot be read as plain YAML: {error}"
+        raise DataError(msg) from None
+
+
+def _bounded(text: str, source: str) -> None:
+    """
+    Raise for too many aliases, too deep nesting, or too much text once aliases are expanded.
+
+    The parser's events tell all of this and need neither stack nor memory.
+    """
+    import yaml
+
+    aliases = 0
+    anchor: Any = None
+    open_nodes: list[list[Any]] = [[None, 0]]
+    sizes: dict[str, int] = {}
+    for event in yaml.parse(text, Loader=safe_loader()):
+        size, anchor = 1, getattr(event, "anchor", None)
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append([anchor, 1])
+            _within(len(open_nodes) - 1, MAX_DEPTH, "levels of nesting", event, source)
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = open_nodes.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            aliases += 1
+            _within(aliases, MAX_ALIASES, "aliases", event, source)
+            _within(sum(anchor == name for name, _ in open_nodes), 0, "aliases inside their own value", event, source)
+            anchor, size = None, sizes.get(anchor, 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            size = len(event.value) + 1
+        if anchor is not None:
+            sizes[anchor] = size
+        open_nodes[-1][1] += size
+        _within(open_nodes[-1][1], MAX_BYTES, "characters with its aliases expanded", event, source)
+
+
+def _within(count: int, limit: int, what: str, event: Any, source: str) -> None:
+    if count > limit:
+        msg = f"{source} has {count} {what} at line {event.start_mark.line + 1}; a cassette has at most {limit}"
+        raise DataError(msg)
+
+
+def _interaction(item: Any, source: str, index: int) -> Interaction:
+    at = f"interactions[{index}]"
+    _mapping(item, source, at)
+    _known(item, INTERACTION_KEYS, source, at)
+    request, response = item.get("request"), item.get("response")
+    _mapping(request, source, f"{at}.request")
+    _known(request, REQUEST_KEYS, source, f"{at}.request")
+    _mapping(response, source, f"{at}.response")
+    _known(response, RESPONSE_KEYS, source, f"{at}.response")
+    extras = item.get("x_stepengine") or {}
+    _mapping(extras, source, f"{at}.x_stepengine")
+    status, reason = _status(response.get("status"), source, f"{at}.response.status")
+    body, decoded = _body(response, source, f"{at}.response", bare=False)
+    headers = _header_pairs(response.get("headers"), source, f"{at}.response.headers")
+    if decoded:  # the recorder took the compression away and may have left its header
+        headers = tuple([(n, v) for n, v in headers if n != "content-encoding"])
+    return Interaction(
+        RecordedRequest(
+            _text(request.get("method"), source, f"{at}.request.method"),
+            _text(request.get("uri"), source, f"{at}.request.uri"),
+            _header_pairs(request.get("headers"), source, f"{at}.request.headers"),
+            _body(request, source, f"{at}.request", bare=True)[0],
+        ),
+        RecordedResponse(status, reason, headers, body),
+        JsonDict(freeze(extras)),
+    )
+
+
+def _body(message: dict[str, Any], source: str, at: str, *, bare: bool) -> tuple[bytes, bool]:
+    """Return the body's bytes and whether the file holds it as text or a tree."""
+    if "parsed_body" in message:
+        return _json_bytes(message["parsed_body"], source, f"{at}.parsed_body"), True
+    body = message.get("body")
+    at = f"{at}.body"
+    if isinstance(body, dict) and "type" in body:
+        return _typed_body(body, source, at)
+    if isinstance(body, dict) and not bare:
+        _known(body, {"string"}, source, at)
+        body, bare, at = body.get("string"), True, f"{at}.string"
+    if body is None:
+        return b"", True
+    if bare and isinstance(body, str):
+        return _encoded(body, source, at), True
+    if bare and isinstance(body, bytes):
+        return body, False
+    raise _misfit(
+        body, "text, binary, or a mapping with type and content" if bare else "a mapping with string", source, at
+    )
+
+
+def _typed_body(body: dict[str, Any], source: str, at: str) -> tuple[bytes, bool]:
+    _known(body, {"type", "content"}, source, at)
+    content = body.get("content")
+    match body["type"]:
+        case "none":
+            return b"", True
+        case "json":
+            return _json_bytes(content, source, f"{at}.content"), True
+        case "text" if isinstance(content, str):
+            return _encoded(content, source, f"{at}.content"), True
+        case "binary" if isinstance(content, bytes):
+            return content, False
+        case "binary" if isinstance(content, str):
+            try:
+                return bytes.fromhex(content), False
+            except ValueError:
+                raise _misfit(content, "hexadecimal digits", source, f"{at}.content") from None
+    raise _misfit(body["type"], "none, json, text or binary with content of that kind", source, f"{at}.type")
+
+
+def _json_bytes(tree: Any, source: str, at: str) -> bytes:
+    try:
+        return json.dumps(thaw(freeze(tree)), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except DataError as error:
+        msg = f"{source}: {at} is not JSON: {error.message}"
+        raise DataError(msg, path=at) from None
+
+
+def _status(status: Any, source: str, at: str) -> tuple[int, str]:
+    code, message = (status.get("code"), status.get("message")) if isinstance(status, dict) else (status, "")
+    if isinstance(code, int) and not isinstance(code, bool) and isinstance(message or "", str):
+        return code, message or ""
+    raise _misfit(status, "a mapping with code and message", source, at)
+
+
+def _header_pairs(headers: Any, source: str, at: str) -> Headers:
+    if headers is None:
+        return ()
+    _mapping(headers, source, at)
+    return tuple(
+        [(_text(n, source, at), v) for n, values in headers.items() for v in _values(values, source, f"{at}.{n}")]
+    )
+
+
+def _values(values: Any, source: str, at: str) -> Iterator[str]:
+    for value in values if isinstance(values, list) else [values]:
+        if isinstance(value, bytes):
+            yield value.decode("latin-1")
+        elif isinstance(value, str):
+            yield value
+        else:
+            raise _misfit(value, "a text, or a list of texts", source, at)
+
+
+def _encoded(text: str, source: str, at: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise _misfit(text, "text that UTF-8 can hold", source, at) from None
+
+
+def _text(value: Any, source: str, at: str) -> str:
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, str):
+        return value
+    raise _misfit(value, "a text", source, at)
+
+
+def _mapping(value: Any, source: str, at: str) -> None:
+    if not isinstance(value, Mapping):
+        raise _misfit(value, "a mapping", source, at)
+
+
+def _known(value: dict[str, Any], known: set[str], source: str, at: str) -> None:
+    for key in value:
+        if key not in known:
+            msg = f"{source}: {at} has the unknown key {key!r}; known are {sorted(known)}"
+            raise DataError(msg, path=f"{at}.{key}")
+
+
+def _misfit(value: Any, fine: str, source: str, at: str) -> DataError:
+    shown = repr(value)
+    shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}..."
+    return DataError(f"{source}: {at} is {shown}; {fine} would be fine", path=at)

@@ -1,0 +1,250 @@
+"""
+``ScriptedModel``: a provider that plays given replies, and the helpers that write its script.
+
+What lives here knows requests and replies and nothing of any wire.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import attrs
+
+from stepengine.data.json import compact
+from stepengine.data.models import (
+    ModelDelta,
+    ModelReply,
+    ModelRequest,
+    ReplyDone,
+    StopReason,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+)
+from stepengine.data.parts import AssistantPart, TextPart, ThinkingPart, ToolCallPart
+from stepengine.data.tools import ToolLike
+from stepengine.data.usage import Usage
+from stepengine.errors import DataError, ModelError
+from stepengine.models.base import Provider, deltas_of
+
+__all__ = ("Failing", "Script", "ScriptedModel", "failure", "text", "thinking", "tool_call", "tool_calls")
+
+SHOWN_MESSAGES = 3
+SHOWN_CHARACTERS = 200
+
+
+@attrs.frozen
+class Failing:
+    """
+    A scripted failure; make one with ``failure(exc)``.
+
+    Attributes:
+        error: What is raised.
+        after: The visible text that a stream gives before it fails.
+    """
+
+    error: BaseException
+    after: str = ""
+
+
+Play: TypeAlias = "ModelReply | str | Failing"
+Script: TypeAlias = "Play | Callable[[ModelRequest], Play]"
+"""One item of a script: a reply, the text of one, a failure, or a function from the request to one of these."""
+
+
+def text(content: str, *, usage: Usage | None = None, stop_reason: StopReason | str | None = None) -> ModelReply:
+    """Return a reply that says *content*; it ends the turn unless *stop_reason* says otherwise."""
+    return _reply((TextPart(content),), usage, stop_reason)
+
+
+def tool_call(
+    tool: str | ToolLike,
+    input: Mapping[str, Any] | None = None,
+    *,
+    text: str = "",
+    usage: Usage | None = None,
+    stop_reason: StopReason | str | None = None,
+) -> ModelReply:
+    """Return a reply with one call of *tool*, after *text* if there is some; join several with ``tool_calls``."""
+    name = tool if isinstance(tool, str) else tool.spec.name
+    call = ToolCallPart("", name, input or {})
+    return _reply((TextPart(text), call) if text else (call,), usage, stop_reason)
+
+
+def tool_calls(
+    *calls: ModelReply, text: str = "", usage: Usage | None = None, stop_reason: StopReason | str | None = None
+) -> ModelReply:
+    """Return one reply with the calls of several ``tool_call(...)`` in order, after *text* if there is some."""
+    parts: list[AssistantPart] = [TextPart(text)] if text else []
+    for call in calls:
+        parts.extend(call.content)
+    return _reply(tuple(parts), usage, stop_reason)
+
+
+def thinking(thought: str, reply: ModelReply | str = "") -> ModelReply:
+    """Return *reply* with *thought* before it."""
+    said = reply if isinstance(reply, ModelReply) else ModelReply(reply)
+    return attrs.evolve(said, content=(ThinkingPart(thought), *said.content))
+
+
+def failure(error: BaseException, *, after: str = "") -> Failing:
+    """Return an item that raises *error*; a stream gives the text *after* first."""
+    return Failing(error, after)
+
+
+def _reply(content: tuple[AssistantPart, ...], usage: Usage | None, stop_reason: StopReason | str | None) -> ModelReply:
+    if stop_reason is None:
+        return ModelReply(content, usage=usage)
+    return ModelReply(content, usage=usage, stop_reason=StopReason(stop_reason))
+
+
+class ScriptedModel(Provider):
+    """
+    A provider that plays *replies* in order and keeps what it was asked (requirements P4).
+
+    It answers every model string. Tasks and threads may share one: each request gets the next item, whole. Whoever asks
+    after the last item gets a ``ModelError`` of kind ``"script"`` that is not retried and shows the request.
+
+    Args:
+        replies: ``ModelReply``, str, ``failure(exc)``, or functions from the request to one of these, each used once.
+        chunk: How many characters one delta of a stream holds.
+
+    Attributes:
+        calls: Every request in the order received, those beyond the script included.
+
+    Raises:
+        DataError: when an item is none of these.
+    """
+
+    name = "scripted"
+
+    def __init__(self, replies: Iterable[Script] = (), *, chunk: int = 4) -> None:
+        self._script: tuple[Any, ...] = tuple([_item(item, index) for index, item in enumerate(replies)])
+        self._chunk = max(1, chunk)
+        self._lock = threading.Lock()
+        self.calls: list[ModelRequest] = []
+
+    def __repr__(self) -> str:
+        return f"ScriptedModel({len(self._script)} replies, {len(self.calls)} calls)"
+
+    @property
+    def unused(self) -> tuple[Script, ...]:
+        """The items that nobody has asked for yet."""
+        return self._script[len(self.calls) :]
+
+    def supports_model(self, model: str) -> bool:
+        """Return true: a script answers for every model."""
+        return True
+
+    def check(self, model: str) -> None:
+        """Accept every model: a script needs no key."""
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """Return the next reply, or raise what the script says."""
+        item = self._next(request)
+        return item if type(item) is ModelReply else _played(item, request)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        """Give the next reply in deltas of a few characters, then the reply itself."""
+        item = self._next(request)
+        if callable(item):
+            item = _item(item(request))
+        if type(item) is Failing:
+            for piece in _pieces(item.after, self._chunk):
+                yield TextChunk(piece)
+            raise item.error
+        for delta in _deltas(item, self._chunk):
+            yield delta
+        yield ReplyDone(item)
+
+    def assert_complete(self) -> None:
+        """
+        Check that every reply was asked for, and nothing beyond them.
+
+        Raises:
+            AssertionError: listing the replies that are left, or the requests that came too late.
+        """
+        asked, written = len(self.calls), len(self._script)
+        if asked < written:
+            rest = "".join(f"\n  {index}: {_shown(item)}" for index, item in enumerate(self.unused, asked))
+            msg = f"{written - asked} of {written} scripted replies were not asked for:{rest}"
+            raise AssertionError(msg)
+        if asked > written:
+            rest = "".join(f"\n  request {i}: {_last_words(r)}" for i, r in enumerate(self.calls[written:], written))
+            msg = f"{asked - written} requests came after the last of {written} scripted replies:{rest}"
+            raise AssertionError(msg)
+
+    def _next(self, request: ModelRequest) -> Any:
+        with self._lock:
+            index = len(self.calls)
+            self.calls.append(request)
+        if index < len(self._script):
+            return self._script[index]
+        raise _exhausted(request, len(self._script), index)
+
+
+def _played(item: Any, request: ModelRequest) -> ModelReply:
+    if callable(item):
+        item = _item(item(request))
+    if type(item) is Failing:
+        raise item.error
+    reply: ModelReply = item
+    return reply
+
+
+def _item(item: Any, index: int | None = None) -> Any:
+    if isinstance(item, str):
+        return ModelReply(item)
+    if isinstance(item, ModelReply | Failing) or (index is not None and callable(item) and not isinstance(item, type)):
+        return item
+    where = "a function of the script returned" if index is None else f"item {index} of the script is"
+    hint = "; wrap an exception in failure(...)" if isinstance(item, BaseException | type) else ""
+    msg = f"{where} {item!r}; a script holds replies, strings, failure(exc) and functions from a request to one of these{hint}"
+    raise DataError(msg)
+
+
+def _exhausted(request: ModelRequest, written: int, index: int) -> ModelError:
+    messages = request.all_messages
+    first = max(0, len(messages) - SHOWN_MESSAGES)
+    shown = "".join(f"\n  message {i}, {m.role}: {_message_text(m)}" for i, m in enumerate(messages[first:], first))
+    replies = "1 reply" if written == 1 else f"{written} replies"
+    msg = (
+        f"the script has {replies}, and this is request {index + 1} (model {request.model!r}, "
+        f"{len(messages)} messages); add a reply, or ask less. The request ends with:{shown or ' no message'}"
+    )
+    return ModelError(msg, kind="script")
+
+
+def _last_words(request: ModelRequest) -> str:
+    messages = request.all_messages
+    return f"{messages[-1].role}: {_message_text(messages[-1])}" if messages else "no messages"
+
+
+def _message_text(message: Any) -> str:
+    calls = "".join(f" <calls {c.tool_name} {compact(c.input)}>" for c in getattr(message, "tool_calls", ()))
+    return _cut(message.text + calls)
+
+
+def _shown(item: Any) -> str:
+    if type(item) is Failing:
+        return f"failure({item.error!r})"
+    return _message_text(item) if type(item) is ModelReply else repr(item)
+
+
+def _cut(said: str) -> str:
+    said = said.replace("\n", "\\n")
+    return said if len(said) <= SHOWN_CHARACTERS else f"{said[:SHOWN_CHARACTERS]}... ({len(said)} characters)"
+
+
+def _deltas(reply: ModelReply, size: int) -> Iterator[ModelDelta]:
+    for delta in deltas_of(reply):
+        if isinstance(delta, TextChunk | ThinkingChunk | ToolCallChunk):
+            yield from (attrs.evolve(delta, text=piece) for piece in _pieces(delta.text, size))
+        else:
+            yield delta
+
+
+def _pieces(whole: str, size: int) -> Iterator[str]:
+    return (whole[start : start + size] for start in range(0, len(whole), size))

@@ -1,0 +1,279 @@
+"""
+The transports that stand between an SDK's client and the network: one plays a cassette, one records into it.
+
+Both are sync and async transports of httpx2 at once, so that one object serves every client of a test (replay C20-C22).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from random import Random
+from typing import Any, Literal, TypeAlias
+
+import httpx2
+
+from stepengine.data.json import JsonDict
+from stepengine.errors import DataError
+from stepengine.testing.cassette import Cassette, Slot
+from stepengine.testing.cleaning import Cleaner, known_secrets
+from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse, is_json, is_stream
+
+__all__ = ("Chunks", "RecordTransport", "ReplayTransport")
+
+Chunks: TypeAlias = Literal["events", "whole", "recorded", "random"] | int
+EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n|\r\r|\Z)", re.DOTALL)
+MAX_RANDOM_CHUNK = 64
+# They described the bytes of the original connection; httpx2 frames the ones that are handed over.
+FRAMING = frozenset({"connection", "content-length", "transfer-encoding"})
+NOT_RECORDED = frozenset({408, 409, 429})
+FIRST_SERVER_ERROR = 500
+
+
+class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
+    """
+    Plays a cassette: no socket, no waiting (replay C12-C16).
+
+    Args:
+        cassette: What it plays.
+        chunks: How a stream of events is cut: ``"events"`` one event each, ``"whole"``, ``"recorded"`` as it arrived,
+            ``"random"`` by *seed* and also inside characters and line ends, or so many bytes each. Any other body is one
+            piece unless it is ``"random"`` or a number.
+        cut: End every body cleanly after so many bytes, as a proxy does that gives up.
+        reset_after: Break the connection after so many bytes of every body (``httpx2.RemoteProtocolError``).
+        seed: Seeds ``"random"``.
+
+    Raises:
+        CassetteMiss: from a request that is not in the cassette, through every SDK.
+    """
+
+    def __init__(
+        self,
+        cassette: Cassette,
+        chunks: Chunks = "events",
+        *,
+        cut: int | None = None,
+        reset_after: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if chunks not in ("events", "whole", "recorded", "random") and not (isinstance(chunks, int) and chunks > 0):
+            msg = f"chunks is 'events', 'whole', 'recorded', 'random' or a number of bytes, not {chunks!r}"
+            raise DataError(msg)
+        self.cassette = cassette
+        self._chunks = chunks
+        self._cut = cut
+        self._reset_after = reset_after
+        self._random = Random(seed)  # noqa: S311
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Answer a sync client."""
+        request.read()
+        return self._answer(request)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Answer an async client."""
+        await request.aread()
+        return self._answer(request)
+
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        interaction = self.cassette.take(_recorded(request))
+        recorded = interaction.response
+        stops = [n for n in (self._cut, self._reset_after) if n is not None]
+        body = recorded.body[: min(stops)] if stops else recorded.body
+        breaks = self._reset_after is not None and self._reset_after == min(stops)
+        error = _reset(request, len(body)) if breaks else None
+        return httpx2.Response(
+            recorded.status,
+            headers=[(n, v) for n, v in recorded.headers if n not in FRAMING],
+            stream=_Played(self._pieces(body, interaction), error),
+            request=request,
+            extensions={"http_version": b"HTTP/1.1", **_reason(recorded)},
+        )
+
+    def _pieces(self, body: bytes, interaction: Interaction) -> list[bytes]:
+        if isinstance(self._chunks, int):
+            return [body[i : i + self._chunks] for i in range(0, len(body), self._chunks)]
+        if self._chunks == "random":
+            return _random_pieces(body, self._random)
+        if self._chunks == "recorded":
+            return _recorded_pieces(body, interaction)
+        if self._chunks == "events" and is_stream(interaction.response):
+            return [piece for piece in EVENT.findall(body) if piece]
+        return [body] if body else []
+
+
+class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
+    """
+    Passes requests on to a real transport and keeps what goes by (replay C40, C4-C7).
+
+    Each piece of a reply is passed on as it arrives. What is kept is cleaned first: headers by an allow-list, the values
+    of secret headers wherever they occur. ``cassette.save(path)`` writes the file.
+
+    Args:
+        inner: The real transport, such as ``httpx2.HTTPTransport()`` or ``httpx2.AsyncHTTPTransport()``.
+        cassette: Where it is kept, in the order in which requests start.
+        record_errors: Keep replies with status 408, 409, 429 and 5xx too.
+        keep_chunks: Keep the sizes of a stream's pieces, for ``chunks="recorded"``.
+    """
+
+    def __init__(
+        self,
+        inner: httpx2.BaseTransport | httpx2.AsyncBaseTransport,
+        cassette: Cassette,
+        *,
+        record_errors: bool = False,
+        keep_chunks: bool = False,
+    ) -> None:
+        self.inner = inner
+        self.cassette = cassette
+        self._record_errors = record_errors
+        self._keep_chunks = keep_chunks
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Pass on the request of a sync client."""
+        if not isinstance(self.inner, httpx2.BaseTransport):
+            msg = f"RecordTransport holds an async {type(self.inner).__name__}; a sync client needs a sync transport"
+            raise DataError(msg)
+        request.read()
+        recorded = _recorded(request)
+        slot = self.cassette.reserve(known_secrets(recorded.headers))
+        return self._kept(self.inner.handle_request(request), recorded, slot)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Pass on the request of an async client."""
+        if not isinstance(self.inner, httpx2.AsyncBaseTransport):
+            msg = f"RecordTransport holds a sync {type(self.inner).__name__}; an async client needs an async transport"
+            raise DataError(msg)
+        await request.aread()
+        recorded = _recorded(request)
+        slot = self.cassette.reserve(known_secrets(recorded.headers))
+        return self._kept(await self.inner.handle_async_request(request), recorded, slot)
+
+    def close(self) -> None:
+        """Close the real transport."""
+        if isinstance(self.inner, httpx2.BaseTransport):
+            self.inner.close()
+
+    async def aclose(self) -> None:
+        """Close the real transport."""
+        if isinstance(self.inner, httpx2.AsyncBaseTransport):
+            await self.inner.aclose()
+
+    def _kept(self, response: httpx2.Response, request: RecordedRequest, slot: Slot) -> httpx2.Response:
+        code = response.status_code
+        if (code in NOT_RECORDED or code >= FIRST_SERVER_ERROR) and not self._record_errors:
+            return response
+
+        def ended(pieces: list[bytes], *, complete: bool) -> None:
+            self.cassette.finish(slot, self._interaction(response, request, slot, pieces, complete=complete))
+
+        return httpx2.Response(
+            code,
+            headers=response.headers,
+            stream=_Watched(response.stream, ended),
+            extensions=response.extensions,
+        )
+
+    def _interaction(
+        self, response: httpx2.Response, request: RecordedRequest, slot: Slot, pieces: list[bytes], *, complete: bool
+    ) -> Interaction:
+        raw = b"".join(pieces)
+        headers = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in response.headers.raw]
+        if response.headers.get("content-encoding") and complete:
+            raw = httpx2.Response(200, headers=response.headers, content=raw).content
+            headers = [(n, v) for n, v in headers if n.lower() != "content-encoding"]
+        kept = RecordedResponse(response.status_code, response.reason_phrase, headers, raw)
+        cleaner = Cleaner(slot.secrets)
+        extras: dict[str, Any] = {} if complete else {"complete": False}
+        clean = cleaner.response(kept)
+        if self._keep_chunks and is_stream(kept) and clean.body == b"".join(pieces):
+            extras["chunks"] = [len(piece) for piece in pieces]
+        return Interaction(cleaner.request(request), clean, JsonDict(extras))
+
+
+class _Played(httpx2.SyncByteStream, httpx2.AsyncByteStream):
+    """A recorded body, in pieces; *error* is raised after the last."""
+
+    def __init__(self, pieces: list[bytes], error: Exception | None) -> None:
+        self._pieces = pieces
+        self._error = error
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._pieces
+        if self._error is not None:
+            raise self._error
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self:
+            yield piece
+
+
+class _Watched(httpx2.SyncByteStream, httpx2.AsyncByteStream):
+    """A live body that is passed on piece by piece; *ended* hears once what went by and whether that was all."""
+
+    def __init__(self, stream: Any, ended: Callable[..., None]) -> None:
+        self._stream = stream
+        self._ended: Callable[..., None] | None = ended
+        self._pieces: list[bytes] = []
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._stream:
+            self._pieces.append(piece)
+            yield piece
+        self._end(complete=True)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._stream:
+            self._pieces.append(piece)
+            yield piece
+        self._end(complete=True)
+
+    def close(self) -> None:
+        self._end(complete=False)
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        self._end(complete=False)
+        await self._stream.aclose()
+
+    def _end(self, *, complete: bool) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended(self._pieces, complete=complete)
+
+
+def _recorded(request: httpx2.Request) -> RecordedRequest:
+    headers = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in request.headers.raw]
+    return RecordedRequest(request.method, str(request.url), headers, request.content)
+
+
+def _reason(response: RecordedResponse) -> dict[str, bytes]:
+    return {"reason_phrase": response.reason.encode("ascii", errors="replace")} if response.reason else {}
+
+
+def _reset(request: httpx2.Request, sent: int) -> httpx2.RemoteProtocolError:
+    msg = f"peer closed connection without sending complete message body ({sent} bytes, replayed)"
+    return httpx2.RemoteProtocolError(msg, request=request)
+
+
+def _random_pieces(body: bytes, random: Random) -> list[bytes]:
+    pieces, start = [], 0
+    while start < len(body):
+        size = random.randint(1, MAX_RANDOM_CHUNK)
+        pieces.append(body[start : start + size])
+        start += size
+    return pieces
+
+
+def _recorded_pieces(body: bytes, interaction: Interaction) -> list[bytes]:
+    sizes = interaction.extras.get("chunks")
+    if sizes is None:
+        if is_json(interaction.response) or not body:
+            return [body] if body else []
+        msg = f"chunks='recorded' needs recorded sizes, and {interaction.request.url} has none; record with keep_chunks=True"
+        raise DataError(msg)
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(body[start : start + size])
+        start += size
+    return [piece for piece in (*pieces, body[start:]) if piece]

@@ -1,0 +1,331 @@
+"""
+``Walk``: step a handler by hand, without an engine, and fork it by its history.
+
+What lives here drives a handler's generator and builds its context; what a shorthand answer means stands in ``answers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from datetime import UTC, datetime
+from random import Random
+from typing import Any, TypeAlias
+
+import attrs
+
+from stepengine.data.contexts import StepContext
+from stepengine.data.definition import AgentDefinition, check_handler
+from stepengine.data.json import JsonDict, freeze
+from stepengine.data.state import AgentState
+from stepengine.data.yields import YIELDABLES, AgentCall, Parallel, Perform, StepResult
+from stepengine.errors import DefinitionError, ReplayDivergence
+from stepengine.machine.author import describe_yield, site
+from stepengine.testing.answers import NOTHING, answer_to
+
+__all__ = ("Exchange", "Finished", "Handler", "Note", "Walk")
+
+Handler: TypeAlias = "Callable[[StepContext[Any]], Generator[Any, Any, Any]] | AgentDefinition[Any]"
+
+
+@attrs.frozen
+class Finished:
+    """What ``Walk.asked`` is after the handler returned *value*."""
+
+    value: Any = None
+
+
+@attrs.frozen
+class Exchange:
+    """
+    One step of a walk.
+
+    Attributes:
+        asked: What the handler yielded.
+        answer: The ``StepResult`` that it was sent, or the error that was thrown at its yield.
+    """
+
+    asked: Any
+    answer: StepResult | BaseException
+
+
+@attrs.frozen
+class Note:
+    """
+    What a handler said beside its yields.
+
+    Attributes:
+        kind: ``"debug"``, ``"info"``, ``"warning"``, ``"error"`` for ``ctx.logger``, ``"notify"`` for ``ctx.notify``.
+        message: The message.
+        data: The data that came with it, as frozen JSON; ``None`` when there was none.
+    """
+
+    kind: str
+    message: str
+    data: Any = None
+
+
+class Walk:
+    """
+    A handler that is stepped by hand (requirements P5).
+
+    ``Walk(handler).send(...).send(...)`` runs on with every answer and returns the walk itself. Time stands still at *now*
+    but for *tick_ms* per answer, chance is seeded, log lines and notifications end in ``notes``, and nothing is performed.
+
+    Args:
+        handler: A generator function of one context, or a definition that has one.
+        prompt: ``ctx.prompt``.
+        params: ``ctx.params``: JSON, or what the handler shall get as it is. A definition whose ``input_schema`` is a
+            pydantic model turns JSON into that model, as a run does.
+        state: ``ctx.agent_state``.
+        model: ``ctx.model``; the definition's by default.
+        seed: Seeds ``ctx.random``.
+        now: The time at the start; 2025-01-01 UTC by default.
+        tick_ms: Milliseconds that pass with each answer.
+
+    Attributes:
+        state: The state of the latest answer; shorthand answers build on it.
+        notes: What the handler logged and notified so far.
+
+    Raises:
+        DefinitionError: when *handler* is no handler.
+        BadYield: when the handler yields what the machine does not know; it is thrown at that yield first.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        prompt: str = "",
+        params: Any = None,
+        state: AgentState | None = None,
+        *,
+        model: str | None = None,
+        seed: int = 0,
+        now: datetime = datetime(2025, 1, 1, tzinfo=UTC),
+        tick_ms: int = 0,
+    ) -> None:
+        self._start = (handler, prompt, params, state)
+        self._options: dict[str, Any] = {"model": model, "seed": seed, "now": now, "tick_ms": tick_ms}
+        self._history: list[Exchange] = []
+        self._error: BaseException | None = None
+        self.notes: list[Note] = []
+        steps, definition = _handler_of(handler)
+        self.state = state or AgentState(run_id="walk", agent_id=definition.id if definition else "")
+        context = StepContext(
+            prompt=prompt,
+            params=_params_of(definition, params),
+            agent_state=self.state,
+            model=model or (definition.model if definition else None),
+            logger=_Notes(self.notes),
+            random=Random(seed),  # noqa: S311
+            created=now,
+            elapsed=lambda: tick_ms * len(self._history),
+            notify=_notify(self.notes),
+        )
+        self._steps = steps(context)
+        self._asked: Any = None
+        self._advance(lambda: self._steps.send(None))
+
+    def __repr__(self) -> str:
+        return f"Walk({self._name}, {len(self._history)} answers, asked={self._asked!r})"
+
+    @property
+    def asked(self) -> Any:
+        """What the handler yielded last, or ``Finished(value)`` after it returned; ``None`` after it raised."""
+        return self._asked
+
+    @property
+    def finished(self) -> bool:
+        """Whether the handler has returned or raised."""
+        return self._error is not None or isinstance(self._asked, Finished)
+
+    @property
+    def returned(self) -> Any:
+        """
+        What the handler returned.
+
+        Raises:
+            AssertionError: when it has not.
+        """
+        if isinstance(self._asked, Finished):
+            return self._asked.value
+        how = f"raised {self._error!r}" if self._error else f"waits at {self.location} with {self._asked!r}"
+        msg = f"{self._name} has not returned: it {how}"
+        raise AssertionError(msg)
+
+    @property
+    def history(self) -> tuple[Exchange, ...]:
+        """What was asked and answered so far, in order."""
+        return tuple(self._history)
+
+    @property
+    def location(self) -> str:
+        """``file:line`` of the author's yield that waits; ``""`` after the end."""
+        return site(self._steps)
+
+    def send(self, answer: Any = NOTHING) -> Walk:
+        """
+        Answer the yield that waits, run to the next one, and return this walk.
+
+        *answer* is a ``StepResult``, or shorthand for what was asked:
+
+        - ``ToolCall``: a ``ToolResult``, a string for a text result, any other JSON value for a JSON result;
+        - ``STEP``, ``STEP_ALL``, ``StepWith``: nothing, a string or ``ModelReply`` that the model says, or an ``AgentState``;
+        - ``StepText``: nothing, or a list of results;
+        - ``AgentCall``: a ``ChildResult``, or its output;
+        - ``Perform``: its JSON value, or a ``PerformError``;
+        - ``Ask``: a string, bool or ``Answer``;
+        - ``GenerateN``: the texts;
+        - ``Complete``: a string or ``ModelReply``;
+        - ``Parallel``: a list with one shorthand per member.
+
+        Raises:
+            DataError: when *answer* does not fit what was asked.
+            AssertionError: when the handler has finished.
+        """
+        self._expect_open("send")
+        result = answer_to(self._asked, answer, self.state)
+        self._history.append(Exchange(self._asked, result))
+        self.state = result.agent_state
+        return self._advance(lambda: self._steps.send(result))
+
+    def throw(self, error: BaseException) -> Walk:
+        """
+        Throw *error* at the yield that waits, run to the next one, and return this walk.
+
+        Raises:
+            BaseException: what the handler lets out, *error* itself when it does not catch it.
+            AssertionError: when the handler has finished.
+        """
+        self._expect_open("throw")
+        self._history.append(Exchange(self._asked, error))
+        return self._advance(lambda: self._steps.throw(error))
+
+    def fork(self) -> Walk:
+        """
+        Return a second walk at the same place: the handler is run again from its start with the same answers.
+
+        Raises:
+            ReplayDivergence: when it does not yield the same again, so that it depends on more than its answers.
+        """
+        other = Walk(*self._start, **self._options)
+        for index, exchange in enumerate(self._history):
+            _expect_same(self._name, index, exchange.asked, other)
+            other._repeat(exchange)
+        if self._error is None:
+            _expect_same(self._name, len(self._history), self._asked, other)
+        return other
+
+    def close(self) -> None:
+        """Close the handler at its yield, as a run does that ends there."""
+        self._steps.close()
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._steps, "__qualname__", type(self._steps).__name__)
+
+    def _repeat(self, exchange: Exchange) -> None:
+        try:
+            if isinstance(exchange.answer, StepResult):
+                self.send(exchange.answer)
+            else:
+                self.throw(exchange.answer)
+        except BaseException as error:
+            # A walk whose handler raised has that error behind it; anything that is not the handler's own goes on.
+            if error is not self._error:
+                raise
+
+    def _advance(self, resume: Callable[[], Any]) -> Walk:
+        try:
+            asked = resume()
+            if not isinstance(asked, YIELDABLES):
+                asked = self._refuse(asked)
+        except StopIteration as stop:
+            self._asked = Finished(stop.value)
+        except BaseException as error:
+            self._asked, self._error = None, error
+            raise
+        else:
+            self._asked = asked
+        return self
+
+    def _refuse(self, foreign: Any) -> Any:
+        asked = self._steps.throw(describe_yield(self._name, foreign, self.location))
+        return asked if isinstance(asked, YIELDABLES) else self._refuse(asked)
+
+    def _expect_open(self, verb: str) -> None:
+        if self.finished:
+            how = f"raised {self._error!r}" if self._error else f"returned {self.returned!r}"
+            msg = f"{self._name} has {how}; there is no yield to {verb} to"
+            raise AssertionError(msg)
+
+
+class _Notes:
+    """A ``RunLogger`` that keeps what it is told."""
+
+    def __init__(self, notes: list[Note]) -> None:
+        self._notes = notes
+
+    def debug(self, message: str, /, **data: Any) -> None:
+        self._keep("debug", message, data)
+
+    def info(self, message: str, /, **data: Any) -> None:
+        self._keep("info", message, data)
+
+    def warning(self, message: str, /, **data: Any) -> None:
+        self._keep("warning", message, data)
+
+    def error(self, message: str, /, **data: Any) -> None:
+        self._keep("error", message, data)
+
+    def _keep(self, kind: str, message: str, data: dict[str, Any]) -> None:
+        self._notes.append(Note(kind, message, freeze(data) if data else None))
+
+
+def _notify(notes: list[Note]) -> Callable[[str, Any], None]:
+    def notify(message: str, data: Any = None) -> None:
+        notes.append(Note("notify", message, freeze(data)))
+
+    return notify
+
+
+def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[Any, Any, Any]], AgentDefinition[Any] | None]:
+    if not isinstance(handler, AgentDefinition):
+        check_handler(getattr(handler, "__name__", repr(handler)), handler)
+        return handler, None
+    if handler.handle_steps is None:
+        msg = f"agent {handler.id!r} has no handle_steps to walk; it behaves as one whose handler is `yield STEP_ALL`"
+        raise DefinitionError(msg)
+    return handler.handle_steps, handler
+
+
+def _params_of(definition: AgentDefinition[Any] | None, params: Any) -> Any:
+    schema = definition.input_schema.params if definition and definition.input_schema else None
+    validate = getattr(schema, "model_validate", None)
+    if validate is not None and not isinstance(params, schema):  # type: ignore[arg-type]
+        return validate(params or {})
+    if params is None:
+        return JsonDict()
+    return freeze(params) if isinstance(params, dict) else params
+
+
+def _expect_same(name: str, index: int, before: Any, walk: Walk) -> None:
+    if _same(before, walk.asked):
+        return
+    where = f" ({walk.location})" if walk.location else ""
+    now = f"raised {walk._error!r}" if walk._error else f"asked {walk.asked!r}{where}"  # noqa: SLF001
+    msg = (
+        f"{name} cannot be forked: after {index} answers it first asked {before!r} and now {now}. "
+        "A handler may depend only on its context and its answers"
+    )
+    raise ReplayDivergence(msg)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Compare two yields; functions of ``Perform`` by name, since a handler makes its lambdas anew on every run."""
+    if isinstance(a, Perform) and isinstance(b, Perform):
+        return (a.name, a.args, a.kwargs, a.is_idempotent) == (b.name, b.args, b.kwargs, b.is_idempotent)
+    if isinstance(a, Parallel) and isinstance(b, Parallel):
+        return len(a.calls) == len(b.calls) and all(map(_same, a.calls, b.calls))
+    if isinstance(a, AgentCall) and isinstance(b, AgentCall):
+        return (a.agent_id, a.prompt, a.params) == (b.agent_id, b.prompt, b.params)
+    return bool(a == b) and type(a) is type(b)

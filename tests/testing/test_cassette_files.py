@@ -1,0 +1,366 @@
+"""
+Cassette files: what is read, what is refused, and that plain vcrpy and we read what the other writes.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.errors import DataError
+from stepengine.testing import Cassette
+from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
+from stepengine.testing.reading import parse_cassette
+from stepengine.testing.writing import dump_cassette, replace_file
+
+JSON = (("content-type", "application/json"),)
+SSE = (("content-type", "text/event-stream"),)
+URL = "https://api.example.com/v1/messages"
+
+
+def talk(asked: object, answered: object, **response: object) -> Interaction:
+    request = RecordedRequest("POST", URL, JSON, json.dumps(asked).encode())
+    return Interaction(request, RecordedResponse(200, "OK", JSON, json.dumps(answered).encode(), **response))
+
+
+def file_of(request: str = "body: ''", response: str = "body: {string: ok}", more: str = "") -> bytes:
+    return (
+        f"interactions:\n- request:\n    method: POST\n    uri: {URL}\n    headers: {{}}\n    {request}\n"
+        f"  response:\n    status: {{code: 200, message: OK}}\n    headers: {{}}\n    {response}\n{more}version: 1\n"
+    ).encode()
+
+
+def one(data: bytes) -> Interaction:
+    (interaction,) = parse_cassette(data, "c.yaml")
+    return interaction
+
+
+@pytest.mark.spec("replay:C1", "reliability:JR32")
+@pytest.mark.parametrize(
+    ("written", "bytes_"),
+    [
+        ('body: \'{"a": "\\u00e4"}\'', b'{"a": "\\u00e4"}'),
+        ("body: null", b""),
+        ("body: !!binary /9j/", b"\xff\xd8\xff"),
+        ("parsed_body: {a: [1, 2.5, null, true, ä]}", '{"a":[1,2.5,null,true,"ä"]}'.encode()),
+        ("parsed_body: {day: 2024-01-02}", b'{"day":"2024-01-02"}'),
+        ("body: {type: json, content: {a: 1}}", b'{"a":1}'),
+        ("body: {type: text, content: ä}", "ä".encode()),
+        ("body: {type: binary, content: ff00}", b"\xff\x00"),
+        ("body: {type: binary, content: !!binary /9j/}", b"\xff\xd8\xff"),
+        ("body: {type: none}", b""),
+    ],
+)
+def test_every_known_form_of_a_body_is_read(written, bytes_):
+    """
+    vcrpy's text and binary, trees under `parsed_body`, and bodies with a type give the bytes that went over the wire.
+    """
+    asked = one(file_of(request=written))
+    as_response = (
+        written
+        if written.startswith("parsed") or "type:" in written
+        else written.replace("body:", "body: {string:") + "}"
+    )
+    answered = one(file_of(response=as_response))
+
+    assert bytes_ == asked.request.body
+    assert bytes_ == answered.response.body
+
+
+@pytest.mark.spec("replay:C1", "reliability:JR32")
+def test_headers_are_read_in_every_form_and_case():
+    """
+    Values may be text, bytes or lists of both; names are compared in lower case; repeated values stay apart.
+    """
+    data = file_of().replace(
+        b"headers: {}", b"headers: {X-One: a, X-Two: [b, !!binary Yw==], set-cookie: !!binary ZA==}", 1
+    )
+
+    assert (("x-one", "a"), ("x-two", "b"), ("x-two", "c"), ("set-cookie", "d")) == one(data).request.headers
+
+
+@pytest.mark.spec("replay:C1", "reliability:JR30")
+@pytest.mark.parametrize(
+    "tagged",
+    [
+        "!!python/object/apply:os.system [echo hi]",
+        "!!python/name:os.system ''",
+        "!!python/tuple [a]",
+        "!!python/unicode a",
+        "!custom a",
+    ],
+)
+def test_tags_of_any_language_are_refused(tagged):
+    """
+    Neither executing tags nor those that vcrpy's own loader accepts are read.
+    """
+    with pytest.raises(DataError, match=r"c\.yaml cannot be read as plain YAML"):
+        parse_cassette(file_of(request=f"body: {tagged}"), "c.yaml")
+
+
+def bomb(levels: int, width: int) -> bytes:
+    lines = ["a0: &a0 lol"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * width)}]" for n in range(1, levels)]
+    return ("\n".join(lines) + "\ninteractions: []\n").encode()
+
+
+@pytest.mark.spec("replay:C1", "reliability:JR31")
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"interactions: " + b"[" * 1_000_000, "levels of nesting"),
+        (b"a: &a x\nb: [" + b"*a, " * 1_001 + b"]\ninteractions: []\n", "aliases"),
+        (bomb(12, 10), "characters with its aliases expanded"),
+        (b"interactions: &a [*a]\n", "aliases inside their own value"),
+    ],
+    ids=["deep", "aliases", "expanding", "endless"],
+)
+def test_a_file_that_would_fill_stack_or_memory_is_refused_before_it_is_built(data, what):
+    """
+    Depth, aliases and their expansion are bounded.
+    """
+    with pytest.raises(DataError, match=what):
+        parse_cassette(data, "c.yaml")
+
+
+@pytest.mark.spec("reliability:JR31")
+def test_a_file_beyond_the_size_cap_is_refused(monkeypatch):
+    """
+    The cap counts bytes of the file.
+    """
+    data = file_of()
+    monkeypatch.setattr("stepengine.testing.reading.MAX_BYTES", len(data) - 1)
+
+    with pytest.raises(DataError, match=f"has {len(data)} bytes"):
+        parse_cassette(data, "c.yaml")
+
+
+@pytest.mark.spec("replay:C1")
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is no cassette"),
+        (b"[]", "is no cassette"),
+        (b"interactions: [", "cannot be read as plain YAML"),
+        (b"\xff\xfe\x00", "cannot be read as plain YAML"),
+        (b"interactions: []\nversion: 2", "has cassette version 2"),
+        (b"interactions: []\nsurprise: 2", r"\$ has the unknown key 'surprise'"),
+        (b"interactions: [3]", r"interactions\[0\] is 3; a mapping would be fine"),
+        (file_of(more="  surprise: 1\n"), r"interactions\[0\] has the unknown key 'surprise'"),
+        (file_of("bodi: a"), r"interactions\[0\]\.request has the unknown key 'bodi'"),
+        (file_of("body: [a]"), r"interactions\[0\]\.request\.body is \['a'\]"),
+        (file_of("parsed_body: {a: .nan}"), r"interactions\[0\]\.request\.parsed_body is not JSON"),
+        (file_of("parsed_body: {1: a}"), r"interactions\[0\]\.request\.parsed_body is not JSON"),
+        (file_of("body: {type: json5, content: a}"), r"interactions\[0\]\.request\.body\.type is 'json5'"),
+        (file_of("body: {type: binary, content: xyz}"), r"interactions\[0\]\.request\.body\.content is 'xyz'"),
+        (file_of(response="body: ok"), r"interactions\[0\]\.response\.body is 'ok'"),
+        (file_of(response="body: {base64: ok}"), r"interactions\[0\]\.response\.body has the unknown key 'base64'"),
+        (file_of(response="content: {string: ok}"), r"interactions\[0\]\.response has the unknown key 'content'"),
+        (file_of().replace(b"code: 200", b"code: ok"), r"interactions\[0\]\.response\.status is"),
+        (file_of().replace(b"headers: {}", b"headers: {a: 3}", 1), r"interactions\[0\]\.request\.headers\.a is 3"),
+        (file_of().replace(b"method: POST", b"method: 3"), r"interactions\[0\]\.request\.method is 3"),
+    ],
+)
+def test_what_is_no_cassette_is_refused_with_file_interaction_and_key(data, message):
+    """
+    The error leads to the spot.
+    """
+    with pytest.raises(DataError, match=f"c.yaml.*{message}"):
+        parse_cassette(data, "c.yaml")
+
+
+def test_every_prefix_of_a_file_is_read_or_refused_and_nothing_else():
+    """
+    A torn file gives a `DataError` or fewer interactions, never another exception.
+    """
+    data = dump_cassette([talk({"n": n}, {"ä": "b\n"}) for n in range(3)])
+
+    for end in range(len(data)):
+        try:
+            assert len(parse_cassette(data[:end], "c.yaml")) <= 3
+        except DataError:
+            continue
+
+
+@pytest.mark.spec("replay:C2")
+def test_json_bodies_are_written_one_member_per_line():
+    """
+    A body is a literal block with its keys in their own order, characters as they are, and long lines unbroken.
+    """
+    line = "ein langer Satz mit ä und — und 語, " * 20
+
+    plain = Interaction(RecordedRequest("POST", URL, (), line.encode()), RecordedResponse(200))
+    assert f"body: '{line}'" in dump_cassette([plain]).decode()
+
+    written = dump_cassette([talk({"z": line, "a": {"emoji": "😀", "sep": "\u2028", "del": "\x7f"}}, {})]).decode()
+
+    assert (
+        "    body: |-\n"
+        "      {\n"
+        f'        "z": "{line}",\n'
+        '        "a": {\n'
+        '          "emoji": "\\ud83d\\ude00",\n'
+        '          "sep": "\\u2028",\n'
+        '          "del": "\\u007f"\n'
+        "        }\n"
+        "      }\n"
+    ) in written
+
+
+texts = st.text() | st.text("ab: -#\n\r\t'\"\\{}[]&*!|>%@`\x85\u2028\ufeff😀")
+trees = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=8,
+)
+bodies = st.one_of(
+    trees.map(lambda tree: (JSON, json.dumps(tree).encode())),
+    st.text().map(lambda text: (SSE, text.encode())),
+    st.binary().map(lambda data: ((("content-type", "image/png"),), data)),
+    st.binary().map(lambda data: ((("content-encoding", "gzip"),), gzip.compress(data))),
+)
+
+
+def value_of(message) -> object:
+    try:
+        return json.loads(message.body)
+    except ValueError:
+        return message.body
+
+
+@pytest.mark.spec("replay:C2", "replay:C4")
+@given(bodies, bodies)
+def test_what_is_written_reads_back_the_same_here_and_in_plain_vcrpy(asked, answered):
+    """
+    JSON comes back equal as JSON, every other body byte for byte, with all headers, through both readers.
+    """
+    from vcr.serialize import deserialize
+    from vcr.serializers import yamlserializer
+
+    interaction = Interaction(
+        RecordedRequest("POST", URL, *asked),
+        RecordedResponse(201, "Made", (*answered[0], ("x-a", "1"), ("x-a", "2")), answered[1]),
+    )
+
+    data = dump_cassette([interaction])
+    ours = one(data)
+    (request,), (response,) = deserialize(data.decode(), yamlserializer)
+
+    assert value_of(interaction.request) == value_of(ours.request)
+    assert value_of(interaction.response) == value_of(ours.response)
+    assert (interaction.request.headers, interaction.response.headers) == (ours.request.headers, ours.response.headers)
+    assert ("POST", URL, ours.request.body) == (request.method, request.uri, request.body or b"")
+    assert ours.response.body == (response["body"]["string"] or b"")
+    assert (201, "Made", ["1", "2"]) == (
+        response["status"]["code"],
+        response["status"]["message"],
+        response["headers"]["x-a"],
+    )
+
+
+@pytest.mark.spec("replay:C1", "reliability:JR32")
+@given(bodies, bodies)
+def test_what_plain_vcrpy_writes_is_read_the_same(asked, answered):
+    """
+    Binary and compressed bodies, repeated headers and text come out as vcrpy itself gives them.
+    """
+    from vcr.request import Request
+    from vcr.serialize import deserialize, serialize
+    from vcr.serializers import yamlserializer
+
+    request = Request("POST", URL, asked[1], dict(asked[0]))
+    headers = {**{n: [v] for n, v in answered[0]}, "set-cookie": ["a=1", "b=2"]}
+    response = {"status": {"code": 404, "message": "No"}, "headers": headers, "body": {"string": answered[1]}}
+
+    text = serialize({"requests": [request], "responses": [response]}, yamlserializer)
+    (theirs,), (reply,) = deserialize(text, yamlserializer)
+    ours = one(text.encode())
+
+    assert (theirs.body or b"") == ours.request.body
+    assert (reply["body"]["string"] or b"") == ours.response.body
+    kept = "content-encoding" in headers and any(n == "content-encoding" for n, _ in ours.response.headers)
+    assert [(n, v) for n, values in headers.items() for v in values if n != "content-encoding" or kept] == list(
+        ours.response.headers
+    )
+    assert (404, "No") == (ours.response.status, ours.response.reason)
+
+
+@pytest.mark.spec("replay:C4")
+def test_a_compressed_body_keeps_its_header_and_a_decompressed_one_loses_it():
+    """
+    The header says how the stored bytes are to be read, whatever the recorder left in the file.
+    """
+    packed = gzip.compress(b"hello")
+    plain = file_of().replace(
+        b"    headers: {}\n    body: {string", b"    headers: {content-encoding: gzip}\n    body: {string"
+    )
+    binary = plain.replace(b"string: ok", b"string: !!binary " + base64.b64encode(packed))
+
+    assert () == one(plain).response.headers
+    assert ((("content-encoding", "gzip"),), packed) == (one(binary).response.headers, one(binary).response.body)
+
+
+@pytest.mark.spec("replay:C3")
+def test_extras_stand_beside_request_and_response_where_vcrpy_ignores_them(tmp_path):
+    """
+    Plain vcrpy loads a file with extras; ours come back.
+    """
+    from vcr.persisters.filesystem import FilesystemPersister
+    from vcr.serializers import yamlserializer
+
+    interaction = Interaction(talk(1, 2).request, talk(1, 2).response, {"chunks": [1, 2]})
+    path = Cassette([interaction]).save(tmp_path / "c.yaml")
+
+    requests, responses = FilesystemPersister.load_cassette(path, yamlserializer)
+
+    assert (1, 1) == (len(requests), len(responses))
+    assert {"chunks": [1, 2]} == Cassette.load(path).interactions[0].extras
+    assert {"request", "response", "x_stepengine"} == set(yaml.safe_load(path.read_text())["interactions"][0])
+
+
+@pytest.mark.spec("replay:C5")
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    """
+    When writing fails half-way the old file stands as it was and nothing is left beside it.
+    """
+    path = Cassette([talk(1, 2)]).save(tmp_path / "deep" / "c.yaml")
+    before = path.read_bytes()
+
+    def full(_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        replace_file(path, b"half")
+
+    assert before == path.read_bytes()
+    assert [path] == list(path.parent.iterdir())
+
+
+@pytest.mark.spec("replay:C5")
+def test_saving_twice_gives_equal_bytes(tmp_path):
+    """
+    Load and save is a fixed point, so that recording again shows only what changed.
+    """
+    first = Cassette([talk({"b": 1, "a": [1.0, "ä\n"]}, {"z": 1})]).save(tmp_path / "a.yaml")
+    second = Cassette.load(first).save(tmp_path / "b.yaml")
+
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_cassette_needs_a_path_to_be_saved_and_a_file_to_be_loaded(tmp_path):
+    """
+    Both faults are told at once.
+    """
+    with pytest.raises(DataError, match="give one to save"):
+        Cassette().save()
+    with pytest.raises(FileNotFoundError):
+        Cassette.load(Path(tmp_path / "none.yaml"))

@@ -1,0 +1,384 @@
+"""
+The record transport keeps what goes by, as it goes by, without its secrets.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote
+
+import httpx2
+import pytest
+
+from stepengine.errors import DataError
+from stepengine.testing import Cassette, RecordTransport, ReplayTransport
+from stepengine.testing.cleaning import Cleaner, SecretFound
+from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
+
+URL = "http://api.example.com/v1/messages"
+EVENTS = ['event: a\r\ndata: {"n": "ä"}\r\n\r\n', "data: 2\n\n", ": ping\n\n", "data: [DONE]"]
+STREAM = "".join(EVENTS).encode()
+SSE = {"content-type": "text/event-stream; charset=utf-8"}
+
+
+def cassette_of(response: RecordedResponse) -> Cassette:
+    return Cassette([Interaction(RecordedRequest("GET", URL), response)])
+
+
+KEY = "sk-test-PLANT-1-" + "k7" * 12
+PASSWORD = "PLANT-2-hunter2-hunter2"
+
+
+class Server(BaseHTTPRequestHandler):
+    """
+    Echoes the request's body and headers; `/stream` sends events one by one, `/status/<n>` fails.
+    """
+
+    protocol_version = "HTTP/1.1"
+    gate: threading.Event
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if self.path.startswith("/stream"):
+            return self.stream()
+        status = int(self.path.split("/")[2].partition("?")[0]) if self.path.startswith("/status/") else 200
+        packed = gzip.compress(json.dumps({"echo": body.decode(), "headers": dict(self.headers)}).encode())
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-encoding", "gzip")
+        self.send_header("set-cookie", f"session={PASSWORD}")
+        self.send_header("x-ratelimit-remaining", "7")
+        self.send_header("location", f"http://127.0.0.1/next?token={KEY}&page=2")
+        self.send_header("content-length", str(len(packed)))
+        self.end_headers()
+        self.wfile.write(packed)
+        return None
+
+    def stream(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for index, event in enumerate(EVENTS):
+            if index == 1:
+                assert self.gate.wait(10)
+            data = event.encode()
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+            self.wfile.flush()
+        self.wfile.write(b"0\r\n\r\n")
+
+
+@pytest.fixture
+def gate() -> threading.Event:
+    """
+    What the server waits for before the second event of a stream.
+    """
+    return threading.Event()
+
+
+@pytest.fixture
+def server(gate: threading.Event) -> Iterator[str]:
+    handler = type("Handler", (Server,), {"gate": gate})
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    httpd.daemon_threads = False
+    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{httpd.server_port}"
+    finally:
+        gate.set()
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
+
+
+@pytest.mark.spec("replay:C2", "replay:C4", "replay:C5", "replay:C40")
+def test_what_was_recorded_over_a_socket_is_played_back_and_loads_in_plain_vcrpy(server, tmp_path):
+    """
+    Replies are stored decompressed, requests in the order they started, and another key finds them again.
+    """
+    from vcr.persisters.filesystem import FilesystemPersister
+    from vcr.serializers import yamlserializer
+
+    held = Cassette()
+    with httpx2.Client(transport=RecordTransport(httpx2.HTTPTransport(), held)) as client:
+        live = [client.post(f"{server}/echo", json={"n": n}, headers={"x-api-key": KEY}) for n in range(3)]
+    path = held.save(tmp_path / "c.yaml")
+    again = Cassette.load(path)
+    with httpx2.Client(transport=ReplayTransport(again)) as client:
+        replayed = [client.post(f"{server}/echo", json={"n": n}, headers={"x-api-key": "other-key"}) for n in (2, 0, 1)]
+
+    echoes = [json.loads(r.json()["echo"]) for r in live]
+    assert [{"n": 0}, {"n": 1}, {"n": 2}] == echoes == [json.loads(i.request.body) for i in again.interactions]
+    assert [{"n": 2}, {"n": 0}, {"n": 1}] == [json.loads(r.json()["echo"]) for r in replayed]
+    again.assert_all_used()
+    requests, responses = FilesystemPersister.load_cassette(path, yamlserializer)
+    assert [{"n": 0}, {"n": 1}, {"n": 2}] == [json.loads(r.body) for r in requests]
+    assert ["application/json"] == responses[0]["headers"]["content-type"]
+
+
+@pytest.mark.spec("replay:C40", "replay:C13", "replay:C3")
+def test_pieces_of_a_stream_pass_on_as_they_arrive(server, gate):
+    """
+    The client sees the first event while the server still holds back the second; sizes of the pieces can be kept.
+    """
+    held = Cassette()
+    transport = RecordTransport(httpx2.HTTPTransport(), held, keep_chunks=True)
+    with httpx2.Client(transport=transport) as client, client.stream("POST", f"{server}/stream") as response:
+        pieces = response.iter_raw()
+        first = next(pieces)
+        assert 0 == len(held)
+        gate.set()
+        rest = list(pieces)
+
+    assert EVENTS[0].encode() == first
+    assert STREAM == held.interactions[0].response.body
+    request = RecordedRequest("POST", f"{server}/stream")
+    replay = ReplayTransport(held, "recorded")
+    with httpx2.Client(transport=replay) as client, client.stream(request.method, request.url) as response:
+        assert [first, *rest] == list(response.iter_raw())
+
+
+@pytest.mark.spec("replay:C6")
+def test_a_stream_that_was_not_read_to_its_end_is_saved_only_on_request(server, gate, tmp_path):
+    """
+    Then it says that it is not complete.
+    """
+    gate.set()
+    held = Cassette()
+    transport = RecordTransport(httpx2.HTTPTransport(), held)
+    with httpx2.Client(transport=transport) as client, client.stream("POST", f"{server}/stream") as response:
+        next(response.iter_raw())
+
+    assert 0 == len(Cassette.load(held.save(tmp_path / "whole.yaml")))
+    (partial,) = Cassette.load(held.save(tmp_path / "partial.yaml", allow_partial=True)).interactions
+    assert ({"complete": False}, True) == (partial.extras, STREAM.startswith(partial.response.body))
+
+
+@pytest.mark.spec("replay:C7")
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 529, 400, 404])
+def test_passing_outages_are_recorded_only_on_request(server, status):
+    """
+    400 and 404 are answers; the others are weather.
+    """
+    kept = []
+    for record_errors in (False, True):
+        held = Cassette()
+        transport = RecordTransport(httpx2.HTTPTransport(), held, record_errors=record_errors)
+        with httpx2.Client(transport=transport) as client:
+            assert status == client.post(f"{server}/status/{status}").status_code
+        kept.append(len(held))
+
+    assert [int(status in (400, 404)), 1] == kept
+
+
+async def test_an_async_client_records_through_an_async_transport(server):
+    """
+    A transport of the wrong kind is refused by name.
+    """
+    held = Cassette()
+    async with httpx2.AsyncClient(transport=RecordTransport(httpx2.AsyncHTTPTransport(), held)) as client:
+        reply = await client.post(f"{server}/echo", json={"n": 1})
+
+    assert reply.json() == json.loads(held.interactions[0].response.body)
+    with pytest.raises(DataError, match="an async client needs an async transport"):
+        await RecordTransport(httpx2.HTTPTransport(), held).handle_async_request(httpx2.Request("GET", URL))
+    with pytest.raises(DataError, match="a sync client needs a sync transport"):
+        RecordTransport(httpx2.AsyncHTTPTransport(), held).handle_request(httpx2.Request("GET", URL))
+
+
+@pytest.mark.spec("replay:C5")
+def test_interactions_stand_in_the_order_in_which_requests_started(server, gate):
+    """
+    A slow stream that started first comes first, although its end comes last.
+    """
+    held = Cassette()
+    transport = RecordTransport(httpx2.HTTPTransport(), held)
+    with httpx2.Client(transport=transport) as client, client.stream("POST", f"{server}/stream") as slow:
+        client.post(f"{server}/echo")
+        gate.set()
+        slow.read()
+
+    assert ["/stream", "/echo"] == [i.request.url.removeprefix(server) for i in held.interactions]
+
+
+def forms(secret: str) -> list[str]:
+    return [
+        secret,
+        quote(secret, safe=""),
+        base64.b64encode(secret.encode()).decode(),
+        base64.b64encode(f":{secret}".encode()).decode()[2:-4],
+    ]
+
+
+@pytest.mark.spec("reliability:SC01", "reliability:SC02", "reliability:SC03", "reliability:SC10")
+@pytest.mark.parametrize("key", [KEY, "PLANT-3-no-known-shape"])
+def test_no_secret_of_a_request_reaches_the_file(server, tmp_path, key):
+    """
+    Planted in headers, query, userinfo, telling members and text, and echoed by the server: none is written.
+    """
+    held = Cassette()
+    user = f"me:{PASSWORD}@"
+    body = {
+        "api_key": PASSWORD,
+        "deep": [{"Client-Secret": PASSWORD}],
+        "text": f"export K={key}\nnext",
+        "args": json.dumps({"k": key}),
+    }
+    headers = {
+        "Authorization": f"Bearer {key}",
+        "X-Api-Key": key,
+        "X-Tenant": PASSWORD,
+        "Cookie": PASSWORD,
+        "User-Agent": PASSWORD,
+    }
+    with httpx2.Client(transport=RecordTransport(httpx2.HTTPTransport(), held)) as client:
+        client.post(
+            f"{server.replace('//', '//' + user)}/echo?key={PASSWORD}&alt=sse&x={key}", json=body, headers=headers
+        )
+    written = held.save(tmp_path / "c.yaml").read_text()
+    (interaction,) = Cassette.load(tmp_path / "c.yaml").interactions
+
+    assert [] == [form for secret in (key, PASSWORD) for form in forms(secret) if form in written]
+    assert {"content-type", "accept"} == {name for name, _ in interaction.request.headers}
+    assert {"content-type", "location", "x-ratelimit-remaining"} == {name for name, _ in interaction.response.headers}
+    assert "alt=sse" in interaction.request.url
+    assert "page=2" in interaction.response.header("location")
+
+
+@pytest.mark.spec("reliability:SC03")
+@pytest.mark.parametrize(
+    "echo", ["Incorrect key: {0}***************{1}.", "{0}...{1}", "key {0}\u2026{1} is void", "{0}****.****{1}"]
+)
+def test_a_key_that_a_provider_prints_in_part_is_replaced(tmp_path, echo):
+    """
+    The ends of a known value around dots or stars count as the value.
+    """
+    shown = echo.format(KEY[:7], KEY[-4:])
+    live = httpx2.MockTransport(lambda _: httpx2.Response(401, json={"error": {"message": shown}}))
+    held = Cassette()
+    with httpx2.Client(transport=RecordTransport(live, held)) as client:
+        assert shown == client.post(URL, headers={"authorization": f"Bearer {KEY}"}).json()["error"]["message"]
+
+    written = held.save(tmp_path / "c.yaml").read_text()
+
+    assert "<redacted:abridged>" in written
+    assert KEY[-4:] not in written
+
+
+@pytest.mark.spec("reliability:SC10")
+def test_somebody_elses_recording_is_cleaned_when_it_is_saved_again(tmp_path):
+    """
+    Entries that were loaded and kept pass the same cleaning as new ones, whatever the form and case of their headers.
+    """
+    theirs = tmp_path / "theirs.yaml"
+    theirs.write_text(
+        f"interactions:\n- request:\n    method: POST\n    uri: https://u:{PASSWORD}@api.example.com/v1?key={KEY}\n"
+        f"    headers: {{AUTHORIZATION: [Bearer {KEY}], X-Api-Key: {KEY}}}\n    body: 'K={KEY}'\n"
+        f"  response:\n    status: {{code: 200, message: OK}}\n    headers: {{Set-Cookie: [a={PASSWORD}]}}\n"
+        f'    body: {{string: \'{{"password": "{PASSWORD}"}}\'}}\nversion: 1\n'
+    )
+
+    written = Cassette.load(theirs).save(tmp_path / "ours.yaml").read_text()
+
+    assert [] == [secret for secret in (KEY, PASSWORD) if secret in written]
+
+
+@pytest.mark.parametrize("size", [1, 3, 20, 1_000])
+@pytest.mark.parametrize("text", [f"K={KEY} and {KEY}.", json.dumps({"cmd": f"a\n{KEY}\nb"}), f"{PASSWORD}!"])
+def test_a_secret_that_comes_in_pieces_is_taken_out_of_all_of_them(server, tmp_path, size, text):
+    """
+    Texts at one place of a stream's events are looked at joined; every event stays.
+    """
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    events = [{"type": "delta", "index": 0, "delta": {"text": piece}} for piece in pieces]
+    stream = "".join(f"event: x\r\ndata: {json.dumps(event)}\r\n\r\n" for event in events).encode()
+    live = httpx2.MockTransport(lambda _: httpx2.Response(200, headers=SSE, content=stream))
+    held = Cassette()
+    with httpx2.Client(transport=RecordTransport(live, held)) as client:
+        client.post(URL, headers={"x-api-key": PASSWORD})
+
+    (kept,) = Cassette.load(held.save(tmp_path / "c.yaml")).interactions
+
+    lines = [json.loads(line[6:]) for line in kept.response.body.decode().splitlines() if line.startswith("data: ")]
+    said = "".join(event["delta"]["text"] for event in lines)
+    assert text.replace(KEY, "<redacted:provider-key>").replace(PASSWORD, "<redacted:x-api-key>") == said
+    assert (len(events), stream.count(b"\r\n\r\n")) == (len(lines), kept.response.body.count(b"\r\n\r\n"))
+
+
+@pytest.mark.parametrize("body", [KEY, json.dumps({"a": [KEY]}), json.dumps({KEY: 1}), f"data: {KEY}"])
+def test_the_scan_behind_the_cleaning_refuses_to_write_what_it_missed(tmp_path, monkeypatch, body):
+    """
+    A hit writes nothing and names the place and the rule, not the value.
+    """
+    monkeypatch.setattr(Cleaner, "response", lambda _, response: response)
+    held = cassette_of(RecordedResponse(200, "OK", (), body.encode()))
+
+    with pytest.raises(SecretFound, match=r"interactions\[0\]\.response holds a secret at body") as caught:
+        held.save(tmp_path / "c.yaml")
+
+    assert [] == list(tmp_path.iterdir())
+    assert KEY not in caught.value.message
+    assert "provider-key" == caught.value.rule
+
+
+SECRETS = {
+    "provider-key": KEY,
+    "google-key": "AIza" + "Sy0123456789-_abcdefghijklmnopqrstu"[:35],
+    "github-token": "ghp_" + "a1B2" * 9,
+    "slack-token": "xoxb-1234567890-abc",
+    "aws-key": "AKIA" + "ABCDEFGH01234567",
+    "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.sig-nature",
+    "private-key": "-----BEGIN RSA PRIVATE KEY-----\nMIIB\n-----END RSA PRIVATE KEY-----",
+    "bearer": "Bearer abcdefghijklmnopqrstuvwxyz",
+}
+
+
+JSON = {"content-type": "application/json"}
+PLACES = {
+    "text": (JSON, lambda secret: f"K={secret}\nnext"),
+    "json": (JSON, lambda secret: json.dumps({"a": {"b": [f"x\n{secret}\ny"]}})),
+    "nested": (JSON, lambda secret: json.dumps({"a": json.dumps({"b": json.dumps([f"x\n{secret}"])})})),
+    "key": (JSON, lambda secret: json.dumps({secret: 1})),
+    "event": (SSE, lambda secret: f"data: {json.dumps({'a': secret})}\n\n"),
+    "comment": (SSE, lambda secret: f": {secret}\n\n"),
+}
+
+
+# A key of several lines does not fit into one comment.
+PLANTED = [(rule, place) for rule in SECRETS for place in PLACES if (rule, place) != ("private-key", "comment")]
+
+
+@pytest.mark.parametrize(("rule", "place"), PLANTED)
+def test_what_looks_like_a_key_is_replaced_on_its_way_to_the_file(tmp_path, rule, place):
+    """
+    In plain text, JSON inside JSON, member names and events.
+    """
+    kind, body = PLACES[place]
+    held = cassette_of(RecordedResponse(200, "OK", kind, body(SECRETS[rule]).encode()))
+
+    written = held.save(tmp_path / "c.yaml").read_text()
+
+    assert f"<redacted:{rule}>" in written
+    assert not re.search(re.escape(SECRETS[rule][-12:]), written)
+
+
+def test_text_that_only_resembles_a_key_is_left_alone(tmp_path):
+    """
+    Words and base64 that hold the letters of a key are nobody's secret.
+    """
+    blob = base64.b64encode(b"x" * 40).decode()
+    harmless = f"{blob}sk-0123456789abcdef0123456789/{blob} task-type-0123456789-ignored sk-learn-is-a-library-of-words max_tokens"
+
+    path = cassette_of(RecordedResponse(200, "OK", (), harmless.encode())).save(tmp_path / "c.yaml")
+
+    assert harmless.encode() == Cassette.load(path).interactions[0].response.body

@@ -1,0 +1,144 @@
+"""
+The replay transport hands back what a cassette holds, in pieces, cut or broken as a test asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+
+import httpx2
+import pytest
+
+from stepengine.errors import DataError
+from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
+from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
+
+URL = "http://api.example.com/v1/messages"
+EVENTS = ['event: a\r\ndata: {"n": "ä"}\r\n\r\n', "data: 2\n\n", ": ping\n\n", "data: [DONE]"]
+STREAM = "".join(EVENTS).encode()
+SSE = {"content-type": "text/event-stream; charset=utf-8"}
+
+
+def cassette_of(response: RecordedResponse, times: int = 1, **extras: object) -> Cassette:
+    return Cassette([Interaction(RecordedRequest("GET", URL), response, extras)] * times)
+
+
+def pieces_of(cassette: Cassette, *args: object, **options: object) -> list[bytes]:
+    client = httpx2.Client(transport=ReplayTransport(cassette, *args, **options))
+    with client.stream("GET", URL) as response:
+        return list(response.iter_raw())
+
+
+@pytest.mark.spec("replay:C12")
+async def test_a_response_comes_back_without_the_framing_of_its_first_journey():
+    """
+    Status, reason, headers and body are those recorded; lengths and connection headers are gone; sync equals async.
+    """
+    framing = {"Content-Length": "3", "Transfer-Encoding": "chunked", "Connection": "close", "X-A": "1"}
+    recorded = RecordedResponse(418, "Short and stout", [*framing.items(), ("x-a", "2")], b"0123456789")
+    transport = ReplayTransport(cassette_of(recorded, times=2))
+
+    one = httpx2.Client(transport=transport).get(URL)
+    async with httpx2.AsyncClient(transport=transport) as client:
+        two = await client.get(URL)
+
+    for response in (one, two):
+        assert (418, "Short and stout", b"0123456789") == (
+            response.status_code,
+            response.reason_phrase,
+            response.content,
+        )
+        assert [("x-a", "1"), ("x-a", "2")] == response.headers.multi_items()
+
+
+@pytest.mark.spec("replay:C4", "replay:C12", "reliability:JR32")
+def test_a_compressed_reply_of_somebody_elses_file_is_decoded_by_the_client():
+    """
+    Header and bytes are handed over as they are stored.
+    """
+    recorded = RecordedResponse(200, "OK", {"content-encoding": "gzip"}, gzip.compress(b"hello"))
+
+    assert b"hello" == httpx2.Client(transport=ReplayTransport(cassette_of(recorded))).get(URL).content
+
+
+@pytest.mark.spec("replay:C13")
+def test_a_stream_is_cut_into_events_or_as_it_was_asked_for():
+    """
+    However it is cut, the bytes are the same; `random` repeats with its seed and also cuts inside characters.
+    """
+    held = cassette_of(RecordedResponse(200, "OK", SSE, STREAM), times=300, chunks=[5, 7])
+    split = STREAM.index("ä".encode()) + 1
+
+    assert [e.encode() for e in EVENTS] == pieces_of(held)
+    assert [STREAM] == pieces_of(held, "whole")
+    assert [STREAM[i : i + 7] for i in range(0, len(STREAM), 7)] == pieces_of(held, 7)
+    assert [STREAM[:5], STREAM[5:12], STREAM[12:]] == pieces_of(held, "recorded")
+    shuffled = [pieces_of(held, "random", seed=n) for n in range(100)]
+    assert {STREAM} == {b"".join(pieces) for pieces in shuffled}
+    assert shuffled[3] == pieces_of(held, "random", seed=3)
+    assert 50 < len({tuple(pieces) for pieces in shuffled})
+    ends = [{len(b"".join(pieces[:n])) for n in range(len(pieces))} for pieces in shuffled]
+    assert any(split in places for places in ends)
+    with pytest.raises(DataError, match="chunks is"):
+        ReplayTransport(held, "slow")
+    with pytest.raises(DataError, match="record with keep_chunks=True"):
+        pieces_of(cassette_of(RecordedResponse(200, "OK", SSE, STREAM)), "recorded")
+
+
+@pytest.mark.spec("replay:C13")
+def test_a_body_that_is_no_stream_is_one_piece():
+    """
+    Blank lines inside JSON cut nothing.
+    """
+    recorded = RecordedResponse(200, "OK", {"content-type": "application/json"}, b'{\n\n"a": 1}')
+
+    assert [b'{\n\n"a": 1}'] == pieces_of(cassette_of(recorded))
+
+
+@pytest.mark.spec("replay:C16")
+@pytest.mark.parametrize("chunks", ["events", "whole", 3, "random"])
+def test_a_stream_can_end_early_or_break_at_any_byte(chunks):
+    """
+    `cut` ends it cleanly, `reset_after` breaks the connection, both after exactly so many bytes.
+    """
+    held = cassette_of(RecordedResponse(200, "OK", SSE, STREAM), times=2 * len(STREAM) + 2)
+
+    for n in range(len(STREAM) + 1):
+        assert STREAM[:n] == b"".join(pieces_of(held, chunks, cut=n))
+        seen = []
+        client = httpx2.Client(transport=ReplayTransport(held, chunks, reset_after=n))
+        with client.stream("GET", URL) as response, pytest.raises(httpx2.RemoteProtocolError):
+            for piece in response.iter_raw():
+                seen.append(piece)  # noqa: PERF402
+        assert STREAM[:n] == b"".join(seen)
+
+
+@pytest.mark.spec("replay:C11")
+async def test_many_tasks_share_a_transport():
+    """
+    1,000 requests in flight at once, each key twice, each answer its own.
+    """
+    requests = [RecordedRequest("POST", URL, (), json.dumps({"n": n % 500}).encode()) for n in range(1_000)]
+    held = Cassette([Interaction(r, RecordedResponse(200, "OK", (), b"%d" % n)) for n, r in enumerate(requests)])
+
+    async with httpx2.AsyncClient(transport=ReplayTransport(held)) as client:
+        replies = await asyncio.gather(*(client.post(URL, json={"n": n * 7 % 500}) for n in range(1_000)))
+
+    for n, reply in enumerate(replies):
+        assert n * 7 % 500 == int(reply.content) % 500
+    assert 1_000 == len({reply.content for reply in replies})
+    held.assert_all_used()
+
+
+async def test_a_miss_passes_a_gathering_caller_and_is_still_known():
+    """
+    Captured by `gather(return_exceptions=True)`, it is kept in `misses`.
+    """
+    held = Cassette()
+    async with httpx2.AsyncClient(transport=ReplayTransport(held)) as client:
+        (result,) = await asyncio.gather(client.get(URL), return_exceptions=True)
+
+    assert isinstance(result, CassetteMiss)
+    assert [result] == held.misses
