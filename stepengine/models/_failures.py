@@ -1,0 +1,263 @@
+"""
+What went wrong at a provider, as one of our errors, and whether the same request may be sent again.
+
+Rules: ecosystem EC59 to EC70, reliability MP01 to MP17 and MP22.
+
+Errors of SDKs and of the HTTP library are read here and not kept: they hold the request with its key.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import attrs
+
+from stepengine.data.usage import Usage
+from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
+from stepengine.models._json import read_json
+from stepengine.models.keys import Credentials, redacted
+
+__all__ = ("Call", "body_failure", "protocol_failure", "sdk_failure", "transport_failure", "truncated", "wait_of")
+
+RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 498})
+NOT_IMPLEMENTED = 501
+STATUS_OF_TYPE = {
+    "api_error": 500,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "insufficient_quota": 429,
+    "internal_server_error": 500,
+    "invalid_request_error": 400,
+    "not_found_error": 404,
+    "overloaded_error": 529,
+    "permission_error": 403,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "request_too_large": 413,
+    "server_error": 500,
+    "service_unavailable": 503,
+    "timeout_error": 504,
+}
+NO_CREDIT = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_reached"})
+OVERFLOW = re.compile(
+    r"prompt is too long|maximum context length|context.length.exceeded|context window|too many tokens"
+    r"|exceeds the available context|input token count.*exceeds the maximum|request_too_large",
+    re.IGNORECASE | re.DOTALL,
+)
+OVERFLOW_STATUS = frozenset({None, 400, 413, 422})
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+QUOTED = 200
+MAX_MESSAGE = 2_000
+TOO_LARGE = 413
+HTTP_REDIRECT, HTTP_CLIENT_ERROR, HTTP_SERVER_ERROR = 300, 400, 500
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """
+    What an error says about the request that failed.
+
+    Attributes:
+        provider: The provider's name.
+        model: The canonical model string.
+        credentials: Where the key came from; the key itself only to take it out of messages.
+        size: Bytes of the request body.
+    """
+
+    provider: str
+    model: str
+    credentials: Credentials
+    size: int = 0
+
+
+def sdk_failure(error: Exception, sdk: Any, call: Call) -> BaseException:
+    """
+    Return what to raise for *error*, which the SDK module *sdk* or the HTTP library raised.
+
+    What a transport raised on its own account (a cassette that has no such request) comes back as it is.
+    """
+    if isinstance(error, sdk.APIStatusError):
+        response = error.response
+        return body_failure(response.content, response.status_code, response.headers, call)
+    if isinstance(error, sdk.APIConnectionError):
+        cause = error.__cause__
+        return _failed(call, "connection", True, "") if cause is None else transport_failure(cause, call)
+    return transport_failure(error, call)
+
+
+def transport_failure(error: BaseException, call: Call) -> BaseException:
+    """Return what to raise for *error* of the HTTP library; the cause itself when it is no HTTP error at all."""
+    import httpx2
+
+    causes = _chain(error)
+    foreign = [cause for cause in causes if not isinstance(cause, Exception)]
+    if foreign:
+        return foreign[0]
+    if not isinstance(error, httpx2.HTTPError | httpx2.InvalidURL | httpx2.StreamError | OSError):
+        return error
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
+        return _failed(call, "tls", False, "its TLS certificate could not be verified")
+    if isinstance(error, httpx2.PoolTimeout):
+        return _failed(call, "pool_timeout", True, "no connection of the pool became free in time")
+    if isinstance(error, httpx2.TimeoutException):
+        return _failed(call, "timeout", True, f"it did not answer in time ({type(error).__name__})")
+    if isinstance(error, httpx2.LocalProtocolError | httpx2.InvalidURL | httpx2.UnsupportedProtocol):
+        return _failed(
+            call, "request", False, "the request could not be sent: look at base_url and the key's characters"
+        )
+    detail = redacted(f"{type(error).__name__}: {error}", call.credentials.key)
+    return _failed(call, "connection", True, detail)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain: list[BaseException] = []
+    node: BaseException | None = error
+    while node is not None and node not in chain:
+        chain.append(node)
+        node = node.__cause__ or node.__context__
+    return chain
+
+
+def _failed(call: Call, kind: str, retryable: bool, detail: str) -> ModelError:  # noqa: FBT001 - private, named at the call
+    msg = f"{call.provider} could not be asked for {call.model!r}: {detail or 'the connection failed'}"
+    return ModelError(msg, retryable=retryable, kind=kind)
+
+
+def body_failure(
+    content: bytes | Mapping[str, Any], status: int | None, headers: Mapping[str, str], call: Call
+) -> ModelError:
+    """
+    Return the error for an error *content*, of a response with an error status or inside a reply that began well.
+
+    Args:
+        content: The body, or the value that holds ``"error"``.
+        status: The HTTP status; ``None`` inside a reply, where the error's own code or type stands for it.
+        headers: Of the response.
+        call: What was asked.
+    """
+    problem = _problem(content)
+    status = status if status is not None else problem.status
+    message = _message(problem, status, call)
+    fields: dict[str, Any] = {"status": status, "request_id": _request_id(headers, content), "kind": "http"}
+    if status in OVERFLOW_STATUS and (
+        status == TOO_LARGE or "context_length_exceeded" in problem.words or OVERFLOW.search(problem.text)
+    ):
+        return ContextOverflow(message, **{**fields, "kind": "context_overflow"})
+    if problem.words & NO_CREDIT:
+        return ModelError(message, **{**fields, "kind": "no_credit"})
+    retryable = _retryable(status, headers)
+    return ModelError(message, retryable=retryable, retry_after=wait_of(headers), **fields)
+
+
+@attrs.frozen
+class _Problem:
+    text: str
+    words: frozenset[str]
+    status: int | None
+
+
+def _problem(content: bytes | Mapping[str, Any]) -> _Problem:
+    if isinstance(content, bytes):
+        try:
+            value = read_json(content)
+        except ValueError:
+            value = content.decode("utf-8", "replace")
+    else:
+        value = content
+    error = value.get("error", value) if isinstance(value, Mapping) else value
+    if not isinstance(error, Mapping):
+        return _Problem(_quoted(str(error)), frozenset(), None)
+    details = error.get("details")
+    code = details.get("error_code") if isinstance(details, Mapping) else None
+    words = [str(w) for w in (error.get("type"), error.get("code"), code) if w is not None]
+    text = str(error.get("message") or error.get("detail") or error)
+    metadata = error.get("metadata")
+    raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
+    text = f"{text} ({raw})" if isinstance(raw, str) and raw else text
+    return _Problem(_quoted(text, MAX_MESSAGE), frozenset(words), _status_of(words))
+
+
+def _status_of(words: list[str]) -> int | None:
+    for word in words:
+        if word.isdecimal() and HTTP_REDIRECT <= int(word) <= 599:  # noqa: PLR2004
+            return int(word)
+    return next((STATUS_OF_TYPE[word] for word in words if word in STATUS_OF_TYPE), None)
+
+
+def _quoted(text: str, limit: int = QUOTED) -> str:
+    text = CONTROL.sub(" ", text).strip()
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def _message(problem: _Problem, status: int | None, call: Call) -> str:
+    words = ", ".join(sorted(problem.words - {str(status)}))
+    head = f"{call.provider} answered {status if status is not None else 'an error'}{f' ({words})' if words else ''}"
+    text = redacted(f"{head} for {call.model!r}: {problem.text}", call.credentials.key)
+    if status in {401, 403}:
+        return f"{text} {call.credentials.origin}"
+    if status == 404:  # noqa: PLR2004
+        from stepengine.models.pricing import nearest_names
+
+        near = nearest_names(call.model)
+        return f"{text} The nearest known names are {', '.join(near)}." if near else text
+    if status == TOO_LARGE:
+        return f"{text} The request had {call.size} bytes."
+    if status is not None and HTTP_REDIRECT <= status < HTTP_CLIENT_ERROR:
+        return f"{text} Redirects are not followed; give the final address as base_url."
+    return text
+
+
+def _retryable(status: int | None, headers: Mapping[str, str]) -> bool:
+    word = headers.get("x-should-retry", "").lower()
+    if word in {"true", "false"}:
+        return word == "true"
+    if status is None:
+        return True
+    return status in RETRYABLE_STATUS or (status >= HTTP_SERVER_ERROR and status != NOT_IMPLEMENTED)
+
+
+def _request_id(headers: Mapping[str, str], content: bytes | Mapping[str, Any]) -> str | None:
+    for name in ("request-id", "x-request-id", "x-generation-id"):
+        if headers.get(name):
+            return headers[name]
+    found = content.get("request_id") if isinstance(content, Mapping) else None
+    return found if isinstance(found, str) else None
+
+
+def wait_of(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that the provider asks to wait; ``None`` for nothing, garbage and negative numbers (EC68)."""
+    for name, factor in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        text = headers.get(name, "").strip()
+        if not text:
+            continue
+        try:
+            seconds = float(text) * factor
+        except ValueError:
+            seconds = _until(text)
+        if 0 <= seconds < float("inf"):
+            return seconds
+    return None
+
+
+def _until(text: str) -> float:
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (TypeError, ValueError, IndexError):
+        return -1.0
+
+
+def protocol_failure(call: Call, what: str, usage: Usage | None = None) -> ModelError:
+    """Return the error for a reply that breaks its protocol; sending the request again may help."""
+    msg = f"{call.provider} broke its protocol in the reply of {call.model!r}: {what}"
+    return ModelError(msg, retryable=True, kind="protocol", usage=usage)
+
+
+def truncated(call: Call, what: str, usage: Usage | None = None) -> TruncatedReply:
+    """Return the error for a reply that ended before its terminal marker; nothing of it counts (MP20)."""
+    msg = f"the reply of {call.model!r} from {call.provider} ended early: {what}; nothing of it counts"
+    return TruncatedReply(msg, retryable=True, kind="truncated", usage=usage)

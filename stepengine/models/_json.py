@@ -1,0 +1,107 @@
+"""
+JSON from providers: one strict reader for bodies, events and tool arguments (ecosystem EC101, reliability MP40 to MP47).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jiter
+
+from stepengine.data.json import JsonDict, compact, freeze
+from stepengine.data.parts import ToolCallPart
+from stepengine.errors import DataError
+
+__all__ = ("call_part", "read_json", "utf8")
+
+MAX_ARGUMENTS = 4 * 1024 * 1024
+ROUNDS = 3
+ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+    rb"|\\.",
+    re.DOTALL,
+)
+
+
+def utf8(text: str) -> bytes:
+    """Return *text* as UTF-8, lone surrogates replaced by U+FFFD (reliability MP46)."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+def read_json(data: bytes) -> Any:
+    """
+    Return the JSON value in *data*. Lone surrogates and broken UTF-8 become U+FFFD, of duplicate keys the last wins.
+
+    Raises:
+        ValueError: when it is not JSON, holds NaN or an infinity by name, or is nested deeper than 200.
+    """
+    try:
+        return jiter.from_json(data, allow_inf_nan=False)
+    except ValueError:
+        mended = _mended(data)
+        if mended == data:
+            raise
+    return jiter.from_json(mended, allow_inf_nan=False)
+
+
+def _mended(data: bytes) -> bytes:
+    text = data.decode("utf-8", "replace").encode()
+    return ESCAPE.sub(lambda match: b"\\ufffd" if match.group(1) else match.group(0), text)
+
+
+def call_part(name: str, raw: str | Mapping[str, Any] | None, provider_data: Mapping[str, Any]) -> ToolCallPart:
+    """
+    Return the call of *name* with the arguments *raw* as the model wrote them, unnumbered.
+
+    Arguments that cannot be read are kept as ``raw_input`` beside ``input_error``; nothing, ``null`` and an empty text
+    are no arguments. An object that was encoded as a JSON text once more is taken for the object.
+    """
+    data = JsonDict(freeze(provider_data))
+    if isinstance(raw, Mapping):
+        raw = _as_text(raw)
+    text = raw or ""
+    if len(text) > MAX_ARGUMENTS:
+        digest = hashlib.sha256(utf8(text)).hexdigest()
+        error = f"the arguments are too large: {len(text)} characters, at most {MAX_ARGUMENTS} are read"
+        return ToolCallPart("", name, raw_input=f"sha256:{digest}", input_error=error, provider_data=data)
+    try:
+        return ToolCallPart("", name, _object(text), provider_data=data)
+    except (ValueError, DataError) as error:
+        reason = str(error)
+    raw_input = utf8(text).decode()
+    return ToolCallPart("", name, raw_input=raw_input, input_error=reason, provider_data=data)
+
+
+def _as_text(value: Mapping[str, Any]) -> str:
+    try:
+        return compact(value)
+    except ValueError:
+        return repr(value)
+
+
+def _object(text: str) -> JsonDict:
+    value: Any = text
+    for _ in range(ROUNDS):
+        if not isinstance(value, str):
+            break
+        value = read_json(utf8(value)) if value.strip() else {}
+    if value is None:
+        return JsonDict()
+    if not isinstance(value, dict):
+        msg = f"the arguments are {_kind(value)}, an object was expected"
+        raise DataError(msg)
+    frozen = freeze(value)
+    return JsonDict(frozen)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, list):
+        return "an array"
+    return "a text" if isinstance(value, str) else "a number or a truth value"

@@ -1,0 +1,118 @@
+"""The adapter for Anthropic's Messages API and for servers that speak it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, cast
+
+from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
+from stepengine.errors import ModelError
+from stepengine.models._failures import Call
+from stepengine.models._http import NO_KEY, Body, HttpProvider
+from stepengine.models._wire import ToolsCache
+from stepengine.models.anthropic.decode import decode
+from stepengine.models.anthropic.encode import DEFAULT_MAX_TOKENS, encode, encode_tool
+from stepengine.models.anthropic.stream import AnthropicAccumulator
+from stepengine.models.keys import Credentials, Secret
+
+__all__ = ("AnthropicProvider",)
+
+SAMPLING_VERSION = "2023-06-01"
+"""The last API version that takes ``temperature`` and ``top_p``; newer ones answer 400 (ecosystem EC92)."""
+
+MAX_UNSTREAMED = 21_333
+"""Output tokens above which a reply may take longer than the ten minutes that the API gives to one without a stream."""
+
+
+class AnthropicProvider(HttpProvider):
+    """
+    Claude models through Anthropic's Messages API.
+
+    Temperature and top-p are not sent unless the request sets them; then the request asks for the last API version that
+    takes them, and models that refuse them say so.
+
+    Args:
+        api_key: The key; by default from ``ANTHROPIC_API_KEY`` or ``ANTHROPIC_AUTH_TOKEN``.
+        base_url: Another server; by default from ``ANTHROPIC_BASE_URL``. With one, no key is demanded.
+        transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
+        max_tokens: The output limit of requests that set none; the API demands a limit.
+        prompt_cache: Whether the API shall cache the prompt up to the last message.
+        name: The name under which ids, signatures and opaque parts are kept and sent back.
+    """
+
+    model_patterns = (r"claude-.+",)
+    path = "/v1/messages"
+
+    def __init__(
+        self,
+        api_key: str | Secret | None = None,
+        base_url: str | None = None,
+        transport: Any = None,
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        prompt_cache: bool = True,
+        name: str = "anthropic",
+    ) -> None:
+        super().__init__(name, api_key, base_url, transport)
+        self._max_tokens = max_tokens
+        self._prompt_cache = prompt_cache
+        self._tools = ToolsCache(encode_tool)
+
+    @property
+    def _home(self) -> tuple[str | None, str | None]:
+        return "ANTHROPIC_BASE_URL", "https://api.anthropic.com"
+
+    @property
+    def _key_variables(self) -> tuple[str, ...]:
+        return ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+
+    def _sdk(self) -> Any:
+        try:
+            import anthropic
+        except ImportError:
+            msg = "the package 'anthropic' is not installed: pip install 'stepengine[anthropic]'"
+            raise ModelError(msg, kind="missing_sdk") from None
+        return anthropic
+
+    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        return self._sdk().AsyncAnthropic(
+            api_key=NO_KEY if credentials.key is None else credentials.key.reveal(),
+            base_url=base_url,
+            max_retries=0,
+            timeout=http_client.timeout,
+            http_client=http_client,
+            open_telemetry=False,
+        )
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """
+        Return the reply to *request*; one that may take long is streamed, as an idle connection would be dropped.
+
+        Raises:
+            ModelError: when there is none.
+        """
+        if max(self._max_tokens, request.settings.max_tokens or 0) <= MAX_UNSTREAMED:
+            return await super().complete(request)
+        async with aclosing(cast("AsyncGenerator[ModelDelta]", self.stream(request))) as deltas:
+            replies = [delta.reply async for delta in deltas if isinstance(delta, ReplyDone)]
+        return replies[-1]
+
+    def _encode(self, request: ModelRequest, *, stream: bool) -> Body:
+        content = encode(
+            request,
+            self.bare(request.model),
+            self.name,
+            self._tools(request.tools),
+            stream=stream,
+            max_tokens=self._max_tokens,
+            prompt_cache=self._prompt_cache,
+        )
+        sampled = request.settings.temperature is not None or request.settings.top_p is not None
+        return Body(content, {"anthropic-version": SAMPLING_VERSION} if sampled else {})
+
+    def _accumulator(self, request: ModelRequest, call: Call, request_id: str | None) -> AnthropicAccumulator:
+        return AnthropicAccumulator(call, self.bare(request.model), request_id)
+
+    def _decode(self, data: Mapping[str, Any], request: ModelRequest, call: Call, request_id: str | None) -> ModelReply:
+        return decode(data, call, self.bare(request.model), request_id)

@@ -1,0 +1,102 @@
+"""
+Replies of Anthropic's Messages API in our terms. Pure: no SDK, no clock, no I/O.
+
+A stream is first put together into the message that the API would have sent in one piece (``stream``), and both go
+through ``decode``, so that they cannot differ (requirements G5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepengine.data.json import freeze
+from stepengine.data.models import ModelReply, StopReason
+from stepengine.data.parts import AssistantPart, OpaquePart, TextPart, ThinkingPart
+from stepengine.data.usage import Usage
+from stepengine.errors import ContextOverflow
+from stepengine.models._failures import Call
+from stepengine.models._json import call_part
+from stepengine.models._reply import cut_off, stop_of
+
+__all__ = ("KEPT", "decode", "usage_of")
+
+STOPS = {
+    "end_turn": StopReason.END_TURN,
+    "tool_use": StopReason.TOOL_USE,
+    "max_tokens": StopReason.MAX_TOKENS,
+    "stop_sequence": StopReason.STOP_SEQUENCE,
+    "refusal": StopReason.REFUSAL,
+    "pause_turn": StopReason.PAUSE,
+}
+OVERFLOW = "model_context_window_exceeded"
+KEPT = ("stop_sequence", "stop_details", "container", "context_management", "input_transformations")
+
+Json = dict[str, Any]
+
+
+def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str | None) -> ModelReply:
+    """
+    Return the reply in *message*.
+
+    Args:
+        message: The API's message object.
+        call: What was asked, for errors.
+        model: The model's name as it was asked for.
+        request_id: From the response's headers.
+
+    Raises:
+        ContextOverflow: when the model stopped because its context is full.
+    """
+    usage = usage_of(message.get("usage"))
+    raw = message.get("stop_reason")
+    if raw == OVERFLOW:
+        msg = f"the context of {call.model!r} is full; nothing of its reply counts"
+        raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
+    content = tuple([_part(block, call.provider, model) for block in message["content"]])
+    stop = stop_of(STOPS.get(raw or ""), raw, content)
+    data: Json = {"provider": call.provider, "model": model, "id": message.get("id"), "usage": message.get("usage")}
+    data.update({name: message[name] for name in KEPT if message.get(name) is not None})
+    answered = message.get("model")
+    return ModelReply(
+        cut_off(content) if stop is StopReason.MAX_TOKENS else content,
+        usage=usage,
+        stop_reason=stop,
+        raw_stop_reason=raw,
+        model=f"{call.provider}/{answered}" if answered and answered != model else None,
+        request_id=request_id,
+        provider_data=data,
+    )
+
+
+def _part(block: Mapping[str, Any], provider: str, model: str) -> AssistantPart:
+    kind = block["type"]
+    mark: Json = {"provider": provider}
+    if kind == "text":
+        citations = block.get("citations")
+        return TextPart(block["text"], provider_data=freeze({**mark, "citations": citations}) if citations else None)
+    mark["model"] = model
+    if kind == "thinking":
+        return ThinkingPart(
+            block["thinking"], provider_data=freeze({**mark, "signature": block.get("signature") or ""})
+        )
+    if kind == "redacted_thinking":
+        return ThinkingPart("", provider_data=freeze({**mark, "redacted": block["data"]}))
+    if kind == "tool_use":
+        return call_part(block["name"], block["input"], {**mark, "id": block["id"]})
+    return OpaquePart(provider, freeze(block))
+
+
+def usage_of(raw: Mapping[str, Any] | None) -> Usage | None:
+    """Return the API's usage in our buckets (EC76); ``None`` when it does not say."""
+    if not raw or (raw.get("input_tokens") is None and raw.get("output_tokens") is None):
+        return None
+    figures = [
+        raw.get(name)
+        for name in ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    ]
+    details = raw.get("output_tokens_details") or {}
+    fresh, output, read, written = [max(0, int(figure or 0)) for figure in figures]
+    reasoning = min(output, max(0, int(details.get("thinking_tokens") or 0)))
+    unsure = any(figure is not None and figure < 0 for figure in figures) or None in figures[:2]
+    return Usage(fresh, output - reasoning, read, written, reasoning, at_least=unsure)

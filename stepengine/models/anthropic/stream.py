@@ -1,0 +1,201 @@
+"""The accumulator of Anthropic's Messages API: a stream's events become the completed reply (ecosystem EC71)."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import attrs
+
+from stepengine.data.models import (
+    ModelDelta,
+    ModelReply,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+    ToolCallEnded,
+    ToolCallStarted,
+)
+from stepengine.data.usage import Usage
+from stepengine.models._failures import Call, body_failure, protocol_failure, truncated
+from stepengine.models._json import read_json, utf8
+from stepengine.models.anthropic.decode import KEPT, decode, usage_of
+
+__all__ = ("AnthropicAccumulator",)
+
+TERMINAL = (b"event: message_stop\n", b'data: {"type":"message_stop"', b'data: {"type": "message_stop"')
+
+Json = dict[str, Any]
+
+
+@attrs.define
+class _Open:
+    """A content block that is being received."""
+
+    block: Json
+    pieces: list[str] = attrs.field(factory=list)
+    call: int | None = None
+    closed: bool = False
+
+
+class AnthropicAccumulator:
+    """Turns the events of one stream into the completed reply (EC71)."""
+
+    def __init__(self, call: Call, model: str, request_id: str | None) -> None:
+        self.done = False
+        self._call = call
+        self._model = model
+        self._request_id = request_id
+        self._message: Json | None = None
+        self._blocks: list[_Open] = []
+        self._calls = 0
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the reply is known to have used so far."""
+        usage = usage_of(self._message.get("usage")) if self._message else None
+        return usage if usage is None or self.done else attrs.evolve(usage, at_least=True)
+
+    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+        """
+        Take one event and return what it adds.
+
+        Raises:
+            ModelError: for an error event, and for events in an impossible order (reliability MP22, MP28).
+        """
+        if name == "ping":
+            return []
+        event = read_json(data)
+        match event.get("type") or name:
+            case "content_block_delta":
+                return self._delta(self._block(event["index"]), event["delta"])
+            case "content_block_start":
+                return self._block_start(event["index"], event["content_block"])
+            case "content_block_stop":
+                return self._block_stop(self._block(event["index"]))
+            case "error":
+                failure = body_failure(event, None, {}, self._call)
+                failure.usage = self.usage
+                raise failure
+            case kind:
+                self._message_event(kind, event)
+                return []
+
+    def _message_event(self, kind: str, event: Json) -> None:
+        if kind == "message_start":
+            self._start(event["message"])
+        elif kind == "message_delta":
+            self._message_delta(event)
+        elif kind == "message_stop":
+            self._stop()
+
+    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
+        """
+        Return the reply.
+
+        A body that ends inside the terminal event counts when all else was there (reliability MP21).
+
+        Raises:
+            TruncatedReply: when the terminal marker is missing.
+        """
+        begun = bool(tail) and any(mark.startswith(tail) or tail.startswith(mark) for mark in TERMINAL)
+        message = self._message
+        if message is None or not (self.done or (begun and self._whole())):
+            raise truncated(self._call, "its message_stop is missing", self.usage)
+        self.done = True
+        message["content"] = [opened.block for opened in self._blocks]
+        return decode(message, self._call, self._model, self._request_id)
+
+    def _whole(self) -> bool:
+        return bool(self._message and self._message.get("stop_reason")) and all(o.closed for o in self._blocks)
+
+    def _broken(self, what: str) -> NoReturn:
+        raise protocol_failure(self._call, what, self.usage)
+
+    def _start(self, message: Json) -> None:
+        if self._message is not None:
+            self._broken("a second message_start")
+        self._message = {**message, "usage": dict(message.get("usage") or {})}
+
+    def _block_start(self, index: int, block: Json) -> list[ModelDelta]:
+        if self._message is None or index != len(self._blocks):
+            self._broken(f"content block {index} starts where block {len(self._blocks)} belongs")
+        opened = _Open(dict(block))
+        self._blocks.append(opened)
+        if block["type"] != "tool_use":
+            return _first_delta(block)
+        opened.call = self._calls
+        self._calls += 1
+        return [ToolCallStarted(opened.call, block["name"])]
+
+    def _block(self, index: int) -> _Open:
+        if not 0 <= index < len(self._blocks) or self._blocks[index].closed:
+            self._broken(f"an event for content block {index}, which is not open")
+        return self._blocks[index]
+
+    def _delta(self, opened: _Open, delta: Json) -> list[ModelDelta]:
+        block = opened.block
+        match delta["type"]:
+            case "text_delta":
+                opened.pieces.append(delta["text"])
+                return [TextChunk(delta["text"])] if delta["text"] else []
+            case "thinking_delta":
+                opened.pieces.append(delta["thinking"])
+                return [ThinkingChunk(delta["thinking"])] if delta["thinking"] else []
+            case "signature_delta":
+                block["signature"] = (block.get("signature") or "") + delta["signature"]
+            case "citations_delta":
+                block["citations"] = [*(block.get("citations") or []), delta["citation"]]
+            case "input_json_delta":
+                opened.pieces.append(delta["partial_json"])
+                if opened.call is not None and delta["partial_json"]:
+                    return [ToolCallChunk(opened.call, delta["partial_json"])]
+            case _:
+                _merge(block, delta)
+        return []
+
+    def _block_stop(self, opened: _Open) -> list[ModelDelta]:
+        opened.closed = True
+        block, text = opened.block, "".join(opened.pieces)
+        match block["type"]:
+            case "text":
+                block["text"] = block.get("text", "") + text
+            case "thinking":
+                block["thinking"] = block.get("thinking", "") + text
+            case "tool_use":
+                block["input"] = text or block.get("input")
+                return [ToolCallEnded(opened.call or 0)]
+            case _:
+                if text:
+                    block["input"] = read_json(utf8(text))
+        return []
+
+    def _message_delta(self, event: Json) -> None:
+        if self._message is None:
+            self._broken("a message_delta before message_start")
+        usage = event.get("usage") or {}
+        self._message["usage"].update({name: value for name, value in usage.items() if value is not None})
+        self._message.update(event.get("delta") or {})
+        self._message.update({name: event[name] for name in KEPT if event.get(name) is not None})
+
+    def _stop(self) -> None:
+        if not self._whole():
+            self._broken("a message_stop while a block is open or the stop reason is missing")
+        self.done = True
+
+
+def _first_delta(block: Json) -> list[ModelDelta]:
+    if block["type"] == "text" and block.get("text"):
+        return [TextChunk(block["text"])]
+    if block["type"] == "thinking" and block.get("thinking"):
+        return [ThinkingChunk(block["thinking"])]
+    return []
+
+
+def _merge(block: Json, delta: Json) -> None:
+    """Add a delta of an unknown kind to its block: texts and lists grow, anything else is replaced (MP59)."""
+    for name, value in delta.items():
+        if name == "type":
+            continue
+        old = block.get(name)
+        grows = type(value) is type(old) and isinstance(value, str | list)
+        block[name] = old + value if grows else value

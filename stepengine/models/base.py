@@ -1,0 +1,151 @@
+"""What every model provider is: the base class ``Provider``, and the values ``ModelRef`` and ``ModelInfo``."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator
+from typing import assert_never
+
+import attrs
+
+from stepengine.data.json import compact
+from stepengine.data.models import (
+    ModelDelta,
+    ModelReply,
+    ModelRequest,
+    ReplyDone,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+    ToolCallEnded,
+    ToolCallStarted,
+)
+from stepengine.data.parts import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart, ToolCallPart
+
+__all__ = ("ModelInfo", "ModelRef", "Provider", "deltas_of")
+
+
+@attrs.frozen
+class ModelRef:
+    """
+    A model string taken apart (requirements G12). ``str(ref)`` is the canonical ``provider/model``.
+
+    Attributes:
+        provider: The registered prefix, such as ``"openrouter"``.
+        model: What the provider itself calls the model; it may hold slashes.
+    """
+
+    provider: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.provider}/{self.model}"
+
+
+@attrs.frozen
+class ModelInfo:
+    """
+    What is known of a model without asking its provider (requirements G15).
+
+    Attributes:
+        context_window: Tokens that prompt and reply may have together; ``None`` when unknown.
+        max_output: Tokens that one reply may have; ``None`` when unknown.
+    """
+
+    context_window: int | None = None
+    max_output: int | None = None
+
+
+class Provider(ABC):
+    """
+    A source of model replies (requirements G1). A subclass needs a ``name`` and ``complete``; all else has a default.
+
+    Failures are raised as ``ModelError`` or one of its subclasses, with ``retryable``, ``status``, ``retry_after``,
+    ``request_id`` and ``usage`` set as far as they are known. A provider never tries again by itself.
+
+    Attributes:
+        name: The provider's name; model strings that begin with it and a slash are its own.
+        model_patterns: Regular expressions of the models that it serves when a model string names no provider.
+    """
+
+    name: str
+    model_patterns: tuple[str, ...] = ()
+    _prefixes: tuple[str, ...] = ()
+
+    def known_as(self, prefix: str) -> None:
+        """Let ``bare`` strip *prefix* too; a registry calls this when it registers the provider under another name."""
+        if prefix != self.name and prefix not in self._prefixes:
+            self._prefixes = (*self._prefixes, prefix)
+
+    def bare(self, model: str) -> str:
+        """Return *model* without this provider's own prefix: ``"anthropic/claude-x"`` gives ``"claude-x"``."""
+        for prefix in (self.name, *self._prefixes):
+            if model.startswith((f"{prefix}/", f"{prefix}:")):
+                return model[len(prefix) + 1 :]
+        return model
+
+    def supports_model(self, model: str) -> bool:
+        """Return whether one of ``model_patterns`` matches the whole of *model*, its own prefix set aside."""
+        return any(re.fullmatch(pattern, self.bare(model)) for pattern in self.model_patterns)
+
+    def check(self, model: str) -> None:
+        """
+        Raise what can be known to fail before any request, by looking at arguments and environment only.
+
+        Raises:
+            MissingKey: when there is no key for *model*.
+            UnknownModel: when this provider knows that it has no such model.
+        """
+        return
+
+    @abstractmethod
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """
+        Return the completed reply to *request*.
+
+        Raises:
+            ModelError: when there is none.
+        """
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        """
+        Give the reply to *request* in pieces, and last exactly one ``ReplyDone`` with the whole (requirements G4).
+
+        The default asks ``complete`` and takes its reply apart.
+        """
+        reply = await self.complete(request)
+        for delta in deltas_of(reply):
+            yield delta
+        yield ReplyDone(reply)
+
+    async def close(self) -> None:
+        """Give back connections. The provider can be used again afterwards."""
+        return
+
+
+def deltas_of(reply: ModelReply) -> Iterator[ModelDelta]:
+    """Give the stream items that a finished *reply* would have come in, without the final ``ReplyDone``."""
+    calls = 0
+    for part in reply.content:
+        yield from _part_deltas(part, calls)
+        calls += type(part) is ToolCallPart
+
+
+def _part_deltas(part: AssistantPart, index: int) -> Iterator[ModelDelta]:
+    match part:
+        case TextPart() | RefusalPart():
+            if part.text:
+                yield TextChunk(part.text)
+        case ThinkingPart():
+            if part.text:
+                yield ThinkingChunk(part.text)
+        case ToolCallPart():
+            raw = part.raw_input if part.raw_input is not None else compact(part.input)
+            yield ToolCallStarted(index, part.tool_name)
+            yield ToolCallChunk(index, raw)
+            yield ToolCallEnded(index)
+        case OpaquePart():
+            return
+        case _ as never:
+            assert_never(never)

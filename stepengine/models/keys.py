@@ -1,0 +1,122 @@
+"""
+Where keys and base URLs come from: an explicit argument first, then the environment (requirements G23).
+
+Nothing here runs at import. A key lives in a ``Secret`` from the moment it is read until the SDK client is built.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from stepengine.errors import MissingKey
+
+__all__ = ("Credentials", "Secret", "base_url_for", "find_key", "redacted")
+
+KEY_LIKE = re.compile(r"\b(?:sk|pk|rk|key|gsk|xai)-[A-Za-z0-9_*.\-]{6,}")
+HIDDEN = "Secret(...)"
+
+
+class Secret:
+    """A text that no repr, str, format, pickle or traceback shows (reliability SC05). ``reveal()`` gives it."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """Return the text itself."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return HIDDEN
+
+    def __str__(self) -> str:
+        return HIDDEN
+
+    def __format__(self, spec: str) -> str:
+        return HIDDEN
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._value))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (HIDDEN,)
+
+
+@attrs.frozen
+class Credentials:
+    """
+    A key and where it came from.
+
+    Attributes:
+        key: The key; ``None`` when the server needs none.
+        source: For messages: ``"ANTHROPIC_API_KEY"``, ``"api_key="`` or ``"no key"``.
+    """
+
+    key: Secret | None
+    source: str
+
+    @property
+    def origin(self) -> str:
+        """A sentence that says where the key came from and never what it is."""
+        if self.key is None:
+            return "No key was sent."
+        if self.source == "api_key=":
+            return "The key was given as api_key=."
+        return f"The key was read from the environment variable {self.source}."
+
+
+def find_key(
+    provider: str, explicit: Secret | None, variables: Sequence[str], *, required: bool, argument: str
+) -> Credentials:
+    """
+    Return the key of *provider*: *explicit*, else the first of the environment *variables* that is set.
+
+    Args:
+        provider: For the message.
+        explicit: What the caller passed.
+        variables: Environment variables in order of preference.
+        required: Whether having none is an error.
+        argument: How one passes a key, such as ``"AnthropicProvider(api_key=...)"``.
+
+    Raises:
+        MissingKey: naming the variables and the other ways.
+    """
+    if explicit is not None:
+        return Credentials(explicit, "api_key=")
+    for variable in variables:
+        value = os.environ.get(variable, "").strip()
+        if value:
+            return Credentials(Secret(value), variable)
+    if not required:
+        return Credentials(None, "no key")
+    names = " or ".join(variables) or "an environment variable"
+    msg = (
+        f"there is no API key for {provider!r}: set {names}, pass {argument}, set base_url for a local server, "
+        "use a model of another provider, or run `stepengine demo`, which needs no key"
+    )
+    raise MissingKey(msg, kind="missing_key")
+
+
+def base_url_for(explicit: str | None, variable: str | None, default: str | None) -> tuple[str | None, bool]:
+    """Return the base URL (explicit, else from *variable*, else *default*) and whether it is not the default."""
+    url = explicit or (os.environ.get(variable, "").strip() if variable else "")
+    if not url:
+        return default, False
+    return url, default is None or url.rstrip("/") != default.rstrip("/")
+
+
+def redacted(text: str, key: Secret | None) -> str:
+    """Return *text* without *key* and without anything that looks like one."""
+    if key is not None and key.reveal():
+        text = text.replace(key.reveal(), "***")
+    return KEY_LIKE.sub("***", text)

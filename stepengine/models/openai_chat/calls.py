@@ -1,0 +1,125 @@
+"""
+Tool calls from the pieces of a stream, as servers of every kind cut them (ecosystem EC116; reliability MP50, MP51).
+
+Ids, indices and types may be missing, an index may be 0 for every call, a name may come in pieces or with every piece,
+arguments may come whole, in pieces, as an object or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from stepengine.data.json import compact
+from stepengine.data.models import ModelDelta, ToolCallChunk, ToolCallEnded, ToolCallStarted
+from stepengine.models._json import read_json, utf8
+
+__all__ = ("CallPieces",)
+
+
+@attrs.define
+class _Slot:
+    """A call that is being received."""
+
+    number: int
+    id: str = ""
+    name: str = ""
+    pieces: list[str] = attrs.field(factory=list)
+    announced: bool = False
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the arguments are a whole JSON value."""
+        text = self.arguments.strip()
+        if not text.endswith(("}", "]", "l", '"')):
+            return False
+        try:
+            read_json(utf8(text))
+        except ValueError:
+            return False
+        return True
+
+
+class CallPieces:
+    """Collects the tool call deltas of one reply."""
+
+    def __init__(self) -> None:
+        self._slots: list[_Slot] = []
+        self._by_index: dict[int, _Slot] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether the arguments of every call are whole, or there are none."""
+        return all(not slot.pieces or slot.complete for slot in self._slots)
+
+    def take(self, entries: Sequence[Mapping[str, Any]]) -> list[ModelDelta]:
+        """Take the entries of one chunk and return what they add."""
+        deltas: list[ModelDelta] = []
+        for position, entry in enumerate(entries):
+            function = entry.get("function") or {}
+            name, arguments = function.get("name") or "", function.get("arguments")
+            text = compact(arguments) if isinstance(arguments, Mapping) else arguments or ""
+            slot = self._slot(entry.get("index"), entry.get("id") or "", name, text, first=position == 0)
+            deltas += _grow(slot, entry.get("id") or "", name, text)
+        return deltas
+
+    def end(self) -> list[ModelDelta]:
+        """Return the ends of all calls, and the beginnings of those that never had arguments."""
+        deltas: list[ModelDelta] = []
+        for slot in self._slots:
+            if not slot.announced:
+                slot.announced = True
+                deltas.append(ToolCallStarted(slot.number, slot.name))
+            deltas.append(ToolCallEnded(slot.number))
+        return deltas
+
+    def joined(self) -> list[dict[str, Any]]:
+        """Return the calls as the server would have sent them in one piece."""
+        return [{"id": slot.id, "function": {"name": slot.name, "arguments": slot.arguments}} for slot in self._slots]
+
+    def _slot(self, index: Any, call_id: str, name: str, text: str, *, first: bool) -> _Slot:
+        found = self._found(index, call_id)
+        if found is None or self._is_another(found, index, call_id, name, text, first=first):
+            found = _Slot(len(self._slots))
+            self._slots.append(found)
+        if isinstance(index, int):
+            self._by_index[index] = found
+        return found
+
+    def _found(self, index: Any, call_id: str) -> _Slot | None:
+        if isinstance(index, int):
+            return self._by_index.get(index)
+        named = [slot for slot in self._slots if call_id and slot.id == call_id]
+        if named:
+            return named[-1]
+        return self._slots[-1] if self._slots else None
+
+    def _is_another(self, slot: _Slot, index: Any, call_id: str, name: str, text: str, *, first: bool) -> bool:
+        if call_id and slot.id:
+            return call_id != slot.id
+        if not (name and slot.name):
+            return False
+        if index is None and not first:
+            return True
+        return slot.complete and (bool(text) or name != slot.name)
+
+
+def _grow(slot: _Slot, call_id: str, name: str, text: str) -> list[ModelDelta]:
+    deltas: list[ModelDelta] = []
+    slot.id = slot.id or call_id
+    if name and name != slot.name and not slot.pieces:
+        slot.name += name
+    if text:
+        slot.pieces.append(text)
+    if slot.name and slot.pieces and not slot.announced:
+        slot.announced = True
+        deltas += [ToolCallStarted(slot.number, slot.name), ToolCallChunk(slot.number, slot.arguments)]
+    elif text and slot.announced:
+        deltas.append(ToolCallChunk(slot.number, text))
+    return deltas

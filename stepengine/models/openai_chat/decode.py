@@ -1,0 +1,250 @@
+"""
+Replies of Chat Completions in our terms. Pure: no SDK, no clock, no I/O.
+
+A stream is put together into the message that the server would have sent in one piece, and both go through ``decode``,
+so that they cannot differ (requirements G5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from stepengine.data.json import freeze
+from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
+from stepengine.data.parts import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
+from stepengine.data.usage import Usage
+from stepengine.models._failures import Call, body_failure, protocol_failure, truncated
+from stepengine.models._json import call_part, read_json
+from stepengine.models._reply import cut_off, stop_of
+from stepengine.models.openai_chat.calls import CallPieces
+
+__all__ = ("ChatAccumulator", "decode", "usage_of")
+
+STOPS = {
+    "stop": StopReason.END_TURN,
+    "eos": StopReason.END_TURN,
+    "tool_calls": StopReason.TOOL_USE,
+    "function_call": StopReason.TOOL_USE,
+    "length": StopReason.MAX_TOKENS,
+    "content_filter": StopReason.REFUSAL,
+    "error": StopReason.ERROR,
+}
+REASONING = ("reasoning_content", "reasoning")
+KEPT = ("service_tier", "system_fingerprint", "prompt_filter_results")
+TEXTS = ("text", "summary")
+
+Json = dict[str, Any]
+
+
+def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | None) -> ModelReply:
+    """
+    Return the reply in the completion object *data*.
+
+    Args:
+        data: The server's object.
+        call: What was asked, for errors.
+        model: The model's name as it was asked for.
+        request_id: From the response's headers.
+
+    Raises:
+        ModelError: when there is no choice, or the choice holds an error.
+    """
+    if not data.get("choices"):
+        raise protocol_failure(call, "it holds no choice", usage_of(data.get("usage")))
+    choice = data["choices"][0]
+    if choice.get("error"):
+        raise body_failure({"error": choice["error"]}, None, {}, call)
+    message = choice.get("message") or {}
+    content = tuple(_parts(message, call.provider, model))
+    raw = choice.get("finish_reason") or None
+    stop = stop_of(STOPS.get(raw or ""), raw, content)
+    if stop is StopReason.END_TURN and message.get("refusal"):
+        stop = StopReason.REFUSAL
+    usage = data.get("usage")
+    cost = usage.get("cost") if isinstance(usage, Mapping) else None
+    answered = data.get("model")
+    return ModelReply(
+        cut_off(content) if stop is StopReason.MAX_TOKENS else content,
+        usage=usage_of(usage),
+        stop_reason=stop,
+        raw_stop_reason=raw,
+        cost=Decimal(str(cost)) if isinstance(cost, int | float) and cost >= 0 else None,
+        model=f"{call.provider}/{answered}" if answered and answered != model else None,
+        request_id=request_id,
+        provider_data=_reply_data(data, choice, message, call, model),
+    )
+
+
+def _reply_data(
+    data: Mapping[str, Any], choice: Mapping[str, Any], message: Mapping[str, Any], call: Call, model: str
+) -> Json:
+    kept: Json = {"provider": call.provider, "model": model, "id": data.get("id"), "usage": data.get("usage")}
+    kept.update({name: data[name] for name in KEPT if data.get(name) is not None})
+    more = {
+        "served_by": data.get("provider"),
+        "native_finish_reason": choice.get("native_finish_reason"),
+        "content_filter_results": choice.get("content_filter_results"),
+        "annotations": message.get("annotations"),
+        "audio": message.get("audio"),
+        "images": message.get("images"),
+    }
+    return {**kept, **{name: value for name, value in more.items() if value}}
+
+
+def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[AssistantPart]:
+    parts: list[AssistantPart] = []
+    mark: Json = {"provider": provider, "model": model}
+    member = next((name for name in REASONING if isinstance(message.get(name), str) and message[name]), None)
+    details = message.get("reasoning_details")
+    if member or details:
+        data = {**mark, **({"member": member} if member else {}), **({"reasoning_details": details} if details else {})}
+        parts.append(ThinkingPart(message[member] if member else "", provider_data=freeze(data)))
+    parts += _content(message.get("content"), provider)
+    if message.get("refusal"):
+        parts.append(RefusalPart(message["refusal"]))
+    for call in message.get("tool_calls") or []:
+        function = call.get("function") or {}
+        given = {"id": call["id"]} if call.get("id") else {}
+        parts.append(call_part(function.get("name") or "", function.get("arguments"), {**mark, **given}))
+    return parts
+
+
+def _content(content: Any, provider: str) -> list[AssistantPart]:
+    if isinstance(content, str):
+        return [TextPart(content)] if content else []
+    parts: list[AssistantPart] = []
+    for piece in content or []:
+        if isinstance(piece, str):
+            parts.append(TextPart(piece))
+        elif piece.get("type") == "text":
+            parts.append(TextPart(piece["text"]))
+        else:
+            parts.append(OpaquePart(provider, piece))
+    return parts
+
+
+def usage_of(raw: Any) -> Usage | None:
+    """Return the server's usage in our buckets (EC76); ``None`` when it does not say."""
+    if not isinstance(raw, Mapping) or (raw.get("prompt_tokens") is None and raw.get("completion_tokens") is None):
+        return None
+    prompt_details, completion_details = (
+        raw.get("prompt_tokens_details") or {},
+        raw.get("completion_tokens_details") or {},
+    )
+    figures = [raw.get("prompt_tokens"), raw.get("completion_tokens")]
+    prompt, completion = [max(0, int(figure or 0)) for figure in figures]
+    read = min(prompt, _figure(prompt_details, "cached_tokens") or _figure(raw, "prompt_cache_hit_tokens"))
+    written = min(prompt - read, _figure(prompt_details, "cache_write_tokens"))
+    reasoning = min(completion, _figure(completion_details, "reasoning_tokens"))
+    unsure = None in figures or any(figure is not None and figure < 0 for figure in figures)
+    return Usage(prompt - read - written, completion - reasoning, read, written, reasoning, at_least=unsure)
+
+
+def _figure(details: Mapping[str, Any], name: str) -> int:
+    return max(0, int(details.get(name) or 0))
+
+
+class ChatAccumulator:
+    """Turns the chunks of one stream into the completed reply (EC72, EC116)."""
+
+    def __init__(self, call: Call, model: str, request_id: str | None) -> None:
+        self.done = False
+        self._call = call
+        self._model = model
+        self._request_id = request_id
+        self._data: Json = {}
+        self._choice: Json = {}
+        self._texts: dict[str, list[str]] = {}
+        self._lists: dict[str, list[Any]] = {}
+        self._calls = CallPieces()
+        self._finished = False
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the reply is known to have used so far."""
+        return usage_of(self._data.get("usage"))
+
+    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+        """
+        Take one chunk and return what it adds.
+
+        Raises:
+            ModelError: for a chunk that holds an error (reliability MP22).
+        """
+        if data.lstrip().startswith(b"[DONE]"):
+            self.done = self._finished
+            return []
+        chunk = read_json(data)
+        if chunk.get("error") or name == "error":
+            failure = body_failure(chunk, None, {}, self._call)
+            failure.usage = self.usage
+            raise failure
+        self._data.update({key: value for key, value in chunk.items() if key != "choices" and value is not None})
+        deltas: list[ModelDelta] = []
+        for choice in chunk.get("choices") or []:
+            if not choice.get("index"):
+                deltas += self._take(choice)
+        return deltas
+
+    def _take(self, choice: Mapping[str, Any]) -> list[ModelDelta]:
+        if choice.get("error"):
+            raise body_failure({"error": choice["error"]}, None, {}, self._call)
+        deltas = self._delta(choice.get("delta") or {})
+        self._choice.update({key: value for key, value in choice.items() if key != "delta" and value is not None})
+        if choice.get("finish_reason") and not self._finished:
+            self._finished = True
+            deltas += self._calls.end()
+        return deltas
+
+    def _delta(self, delta: Mapping[str, Any]) -> list[ModelDelta]:
+        deltas: list[ModelDelta] = []
+        for name in ("content", "refusal", *REASONING):
+            value = delta.get(name)
+            if isinstance(value, list):
+                self._lists.setdefault(name, []).extend(value)
+                value = "".join([piece.get("text") or "" for piece in value if isinstance(piece, Mapping)])
+            elif isinstance(value, str) and value:
+                self._texts.setdefault(name, []).append(value)
+            if value:
+                deltas.append(ThinkingChunk(value) if name in REASONING else TextChunk(value))
+        for name in ("reasoning_details", "annotations", "images"):
+            if delta.get(name):
+                self._lists.setdefault(name, []).extend(delta[name])
+        return deltas + self._calls.take(delta.get("tool_calls") or [])
+
+    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
+        """
+        Return the reply. A finish reason and the end of the body are enough, ``[DONE]`` may be missing (MP21).
+
+        Raises:
+            TruncatedReply: without a finish reason, or when the connection broke while a call was incomplete.
+        """
+        if not self._finished or not (clean or self.done or self._calls.complete):
+            raise truncated(self._call, "its finish reason is missing", self.usage)
+        self.done = True
+        message: Json = {name: "".join(pieces) for name, pieces in self._texts.items()}
+        message.update(self._lists)
+        if "reasoning_details" in message:
+            message["reasoning_details"] = _merged(message["reasoning_details"])
+        message["tool_calls"] = self._calls.joined()
+        data = {**self._data, "choices": [{**self._choice, "message": message}]}
+        return decode(data, self._call, self._model, self._request_id)
+
+
+def _merged(details: list[Json]) -> list[Json]:
+    """Join the pieces of streamed reasoning items: neighbours of one type and index are one item."""
+    items: list[Json] = []
+    for detail in details:
+        last = items[-1] if items else None
+        texts = [name for name in TEXTS if isinstance(detail.get(name), str)]
+        same = last is not None and all(last.get(name) == detail.get(name) for name in ("type", "index")) and texts
+        if last is None or not same:
+            items.append(dict(detail))
+            continue
+        for name, value in detail.items():
+            last[name] = (
+                (last.get(name) or "") + value if name in texts else (value if value is not None else last.get(name))
+            )
+    return items

@@ -1,0 +1,352 @@
+"""
+Our messages as the wire form of Chat Completions. Pure: no SDK, no clock, no I/O.
+
+Every message is encoded once and keeps its bytes (``Transcript.memo``); a request joins them. A tool message holds text
+only, so images and documents of results move to a user message after the last result of their batch, merged with the
+user messages that follow. Calls need no signatures here, so foreign ones are sent like any other, under ids made from
+ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, assert_never
+
+import attrs
+
+from stepengine.data.json import compact
+from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from stepengine.data.models import ModelRequest, Thinking
+from stepengine.data.parts import (
+    AssistantPart,
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    OpaquePart,
+    RefusalPart,
+    ResultPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+)
+from stepengine.data.tools import ToolSpec
+from stepengine.models._json import utf8
+from stepengine.models._wire import (
+    NUDGE,
+    arguments_of,
+    cannot_take,
+    data_url,
+    encoded,
+    is_own,
+    join_members,
+    safe_name,
+    tool_choice_of,
+    wire_ids,
+)
+from stepengine.models.openai_chat.presets import Preset
+
+__all__ = ("Flags", "encode", "encode_messages", "encode_tool")
+
+EFFORTS = ((2_048, "low"), (8_192, "medium"))
+WORDS = frozenset({"auto", "none", "required"})
+
+Json = dict[str, Any]
+
+
+@attrs.frozen
+class Flags:
+    """
+    What the encoded form of a message depends on beside the message.
+
+    Attributes:
+        preset: The server's ways; its name is the provider whose ids and parts are sent back.
+        model: Whose thinking is sent back (EC99).
+    """
+
+    preset: Preset
+    model: str
+
+
+@attrs.frozen
+class Turn:
+    """One encoded message; which members count depends on its *role*."""
+
+    role: Literal["user", "assistant", "tool"]
+    body: bytes
+    plain: bool = True
+    ids: Mapping[str, bytes] = attrs.field(factory=dict)
+    call_id: str = ""
+    media: bytes = b""
+
+
+def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool) -> bytes:
+    """
+    Return the body of a request.
+
+    Args:
+        request: What is asked.
+        model: The model's name at the provider.
+        preset: The server's ways.
+        tools: The encoded tools.
+        stream: Whether the reply shall be a stream, with usage at its end (EC58).
+    """
+    settings = request.settings
+    head: Json = {"model": model}
+    optional = {
+        preset.limit_member: settings.max_tokens,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "stop": list(settings.stop_sequences) or None,
+        "tool_choice": _tool_choice(request),
+        "parallel_tool_calls": settings.parallel_tool_calls if request.tools else None,
+        "stream": True if stream else None,
+        "stream_options": {"include_usage": True} if stream else None,
+        **_thinking_members(settings.thinking, preset),
+    }
+    head.update({name: value for name, value in optional.items() if value is not None})
+    members = {name: encoded(value) for name, value in head.items()}
+    if request.tools:
+        members["tools"] = tools
+    members.update({name: encoded(value) for name, value in settings.extra.items()})
+    members["messages"] = encode_messages(request, Flags(preset, model))
+    return join_members(members)
+
+
+def encode_tool(spec: ToolSpec) -> Json:
+    """Return a tool definition."""
+    function = {"name": spec.name, "description": spec.description, "parameters": spec.input_schema}
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(request: ModelRequest) -> Any:
+    choice = tool_choice_of(request)
+    return choice if choice is None or choice in WORDS else {"type": "function", "function": {"name": choice}}
+
+
+def _thinking_members(thinking: Thinking | None, preset: Preset) -> Json:
+    if thinking is None or thinking.mode == "none":
+        return {}
+    if preset.thinking == "openrouter":
+        extended = thinking.mode == "extended"
+        return {"reasoning": {"max_tokens": thinking.budget_tokens} if extended else {"enabled": True}}
+    if thinking.mode == "enabled":
+        return {"reasoning_effort": "medium"}
+    return {"reasoning_effort": next((word for limit, word in EFFORTS if thinking.budget_tokens <= limit), "high")}
+
+
+# --- joining --------------------------------------------------------------------------------------------------------
+
+
+def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
+    """Return the ``messages`` array: system prompt, history and tail."""
+    turns = request.messages.memo(("openai_chat", flags), lambda message: encode_message(message, flags))
+    tail = [encode_message(message, flags) for message in request.tail]
+    joiner = _Joiner(request.system_prompt)
+    seen: set[bytes] = set()
+    for index, turn in enumerate([*turns, *tail]):
+        if turn.ids:
+            if not seen.isdisjoint(turn.ids.values()):
+                turn = encode_message(_at(request, index), flags, own_ids=False)  # noqa: PLW2901 - the id is taken
+            seen.update(turn.ids.values())
+        joiner.add(turn)
+    paused = bool(request.tail) and type(request.tail[-1]) is AssistantMessage
+    return joiner.joined(nudge=not paused)
+
+
+def _at(request: ModelRequest, index: int) -> Message:
+    history = len(request.messages)
+    return request.messages[index] if index < history else request.tail[index - history]
+
+
+class _Joiner:
+    """Puts encoded messages in a row, merges user messages and moves media behind the results of a batch."""
+
+    def __init__(self, system_prompt: str) -> None:
+        self._out = [encoded({"role": "system", "content": system_prompt})] if system_prompt else []
+        self._user: list[Turn] = []
+        self._ids: Mapping[str, bytes] = {}
+        self._role = ""
+
+    def add(self, turn: Turn) -> None:
+        if turn.role == "user":
+            if turn.body:
+                self._user.append(turn)
+            return
+        if turn.role == "tool":
+            self._out.append(b'{"role":"tool","tool_call_id":' + self._ids[turn.call_id] + turn.body)
+            self._role = "tool"
+            if turn.media:
+                self._user.append(Turn("user", turn.media, plain=False))
+            return
+        self._ids = turn.ids
+        if turn.body:
+            self._flush()
+            if self._role == "assistant":
+                self._user.append(NUDGE_TURN)
+                self._flush()
+            self._out.append(turn.body)
+            self._role = "assistant"
+
+    def _flush(self) -> None:
+        turns = self._user
+        if not turns:
+            return
+        if len(turns) == 1 and turns[0].plain:
+            content = b'"' + _inside(turns[0].body) + b'"'
+        else:
+            content = b"[" + b",".join([TEXT + _inside(t.body) + b'"}' if t.plain else t.body for t in turns]) + b"]"
+        self._out.append(b'{"role":"user","content":' + content + b"}")
+        self._user = []
+        self._role = "user"
+
+    def joined(self, *, nudge: bool) -> bytes:
+        self._flush()
+        if not self._role or (nudge and self._role == "assistant"):
+            self._user.append(NUDGE_TURN)
+            self._flush()
+        return b"[" + b",".join(self._out) + b"]"
+
+
+TEXT = b'{"type":"text","text":"'
+NUDGE_TURN = Turn("user", encoded(NUDGE))
+
+
+def _inside(text: bytes) -> bytes:
+    """Return an encoded JSON text without its quotes."""
+    return text[1:-1]
+
+
+# --- one message ----------------------------------------------------------------------------------------------------
+
+
+def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> Turn:
+    """Encode one message; *own_ids* false sends made ids in place of the provider's."""
+    match message:
+        case UserMessage():
+            return _user(message, flags)
+        case AssistantMessage():
+            return _assistant(message, flags, own_ids)
+        case ToolMessage():
+            return _result(message, flags)
+        case _ as never:
+            assert_never(never)
+
+
+def _user(message: UserMessage, flags: Flags) -> Turn:
+    parts = [part for part in message.content if not (isinstance(part, TextPart) and not part.text)]
+    if len(parts) == 1 and isinstance(parts[0], TextPart):
+        return Turn("user", encoded(parts[0].text))
+    return Turn("user", _joined([_content(part, flags) for part in parts]), plain=False)
+
+
+def _joined(parts: Sequence[Json]) -> bytes:
+    return b",".join([encoded(part) for part in parts])
+
+
+def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
+    provider = flags.preset.name
+    ids = wire_ids(message.tool_calls, provider, own=own_ids)
+    body: Json = {"role": "assistant", "content": _assistant_content(message.content, flags)}
+    refusal = "".join([part.text for part in message.content if isinstance(part, RefusalPart)])
+    if refusal and flags.preset.refusals:
+        body["refusal"] = refusal
+    for part in message.content:
+        body.update(_thinking(part, flags))
+    calls = [_call(part, ids) for part in message.tool_calls]
+    if calls:
+        body["tool_calls"] = calls
+    if body["content"] is None and len(body) == 2:  # noqa: PLR2004 - role and content: there is nothing to send
+        return Turn("assistant", b"")
+    return Turn("assistant", encoded(body), ids={ours: encoded(theirs) for ours, theirs in ids.items()})
+
+
+def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> Any:
+    """Return text as one string, a list when there are parts of this provider's own kinds, or nothing."""
+    pieces: list[str | Json] = []
+    apart = False
+    for part in parts:
+        text = _visible(part, flags)
+        if isinstance(part, OpaquePart) and part.provider == flags.preset.name:
+            pieces.append(dict(part.data))
+        elif text and pieces and isinstance(pieces[-1], str):
+            pieces[-1] += f"\n\n{text}" if apart else text
+        elif text:
+            pieces.append(text)
+        apart = not text
+    if all(isinstance(piece, str) for piece in pieces):
+        return pieces[0] if pieces else None
+    return [{"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in pieces]
+
+
+def _visible(part: AssistantPart, flags: Flags) -> str:
+    match part:
+        case TextPart():
+            return part.text
+        case RefusalPart():
+            return "" if flags.preset.refusals else part.text
+        case OpaquePart() | ThinkingPart() | ToolCallPart():
+            return ""
+        case _ as never:
+            assert_never(never)
+
+
+def _thinking(part: AssistantPart, flags: Flags) -> Json:
+    """Return the members in which thinking goes back to the same provider and model (EC91, EC99)."""
+    if not isinstance(part, ThinkingPart):
+        return {}
+    data = part.provider_data
+    if data is None or not is_own(data, flags.preset.name) or data.get("model") != flags.model:
+        return {}
+    members: Json = {str(data["member"]): part.text} if data.get("member") else {}
+    if data.get("reasoning_details"):
+        members["reasoning_details"] = data["reasoning_details"]
+    return members
+
+
+def _call(part: ToolCallPart, ids: Mapping[str, str]) -> Json:
+    function = {"name": safe_name(part.tool_name), "arguments": utf8(compact(arguments_of(part))).decode()}
+    return {"id": ids[part.tool_call_id], "type": "function", "function": function}
+
+
+def _result(message: ToolMessage, flags: Flags) -> Turn:
+    texts = [part.text if isinstance(part, TextPart) else "" for part in message.content]
+    texts = [
+        compact(p.value) if isinstance(p, JsonPart) else text for p, text in zip(message.content, texts, strict=True)
+    ]
+    media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
+    text = "\n".join([text for text in texts if text])
+    if message.is_error and not text.lower().startswith("error"):
+        text = f"Error: {text}"
+    moved: list[Json] = []
+    if media:
+        text = f"{text}\n(Images and documents follow in the next message.)".strip()
+        label = f"Images and documents in the result of {message.tool_name} ({message.tool_call_id}):"
+        moved = [{"type": "text", "text": label}, *[_content(part, flags) for part in media]]
+    body = b',"content":' + encoded(text) + b"}"
+    return Turn("tool", body, call_id=message.tool_call_id, media=_joined(moved))
+
+
+def _content(part: ResultPart, flags: Flags) -> Json:
+    match part:
+        case TextPart():
+            return {"type": "text", "text": part.text}
+        case JsonPart():
+            return {"type": "text", "text": compact(part.value)}
+        case ImagePart():
+            return {"type": "image_url", "image_url": {"url": data_url(part)}}
+        case DocumentPart():
+            return _document(part, flags)
+        case _ as never:
+            assert_never(never)
+
+
+def _document(part: DocumentPart, flags: Flags) -> Json:
+    takes = flags.preset.takes_files
+    if part.data is not None and part.mime_type.startswith("text/"):
+        text = part.data.decode("utf-8", "replace")
+        return {"type": "text", "text": f"{part.name}:\n{text}" if part.name else text}
+    if takes == "no" or (part.data is None and takes != "all"):
+        raise cannot_take(flags.preset.name, part, "it takes text" + (" and PDF as bytes" if takes == "bytes" else ""))
+    if part.data is not None and part.mime_type != "application/pdf":
+        raise cannot_take(flags.preset.name, part, "it takes PDF and text")
+    return {"type": "file", "file": {"filename": part.name or "document.pdf", "file_data": data_url(part)}}

@@ -1,0 +1,240 @@
+"""Which provider serves which model string: ``Models`` (requirements G12 to G15)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from difflib import get_close_matches
+from typing import Any, TypeAlias
+
+import attrs
+
+from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
+from stepengine.errors import UnknownModel
+from stepengine.models.base import ModelInfo, ModelRef, Provider
+
+__all__ = ("Models", "ProviderSource")
+
+ProviderSource: TypeAlias = Provider | Callable[[], Provider]
+"""A provider, or a function without arguments that makes one when it is first needed."""
+
+
+class Models:
+    """
+    The registered providers, and the way from a model string to one of them.
+
+    A model string is ``provider/model``, split at the first slash; ``provider:model`` is accepted and normalised. A
+    string without a provider is matched against the providers' ``model_patterns``, where exactly one must fit.
+
+    Args:
+        providers: Prefix to provider, or to a function that makes one.
+        aliases: Short names, such as ``{"default": "anthropic/claude-sonnet-5"}``; an alias may name another one.
+        info: What the caller knows of models, by model string; it wins over the package's data.
+    """
+
+    def __init__(
+        self,
+        providers: Mapping[str, ProviderSource] | None = None,
+        *,
+        aliases: Mapping[str, str] | None = None,
+        info: Mapping[str, ModelInfo] | None = None,
+    ) -> None:
+        self.aliases: dict[str, str] = dict(aliases or {})
+        self._sources: dict[str, ProviderSource] = {}
+        self._providers: dict[str, Provider] = {}
+        self._only: Provider | None = None
+        self._info = dict(info or {})
+        for prefix, provider in (providers or {}).items():
+            self.register(prefix, provider)
+
+    def __repr__(self) -> str:
+        return f"<Models of {', '.join(self.providers) or 'no providers'}>"
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The registered prefixes, in order."""
+        return tuple(self._sources) if self._only is None else (self._only.name,)
+
+    @classmethod
+    def standard(
+        cls,
+        *,
+        aliases: Mapping[str, str] | None = None,
+        info: Mapping[str, ModelInfo] | None = None,
+    ) -> Models:
+        """
+        Return a registry of the package's own adapters with keys and base URLs from the environment.
+
+        Prefixes: ``anthropic``, ``openai``, ``openai_chat``, ``openrouter``, ``ollama``, ``vllm``. Nothing is read or
+        imported before a provider is first used.
+        """
+        from stepengine.models.anthropic import AnthropicProvider
+        from stepengine.models.openai_chat import OpenAIChatProvider
+        from stepengine.models.openai_chat.presets import PRESETS
+
+        models = cls({"anthropic": AnthropicProvider}, aliases=aliases, info=info)
+        for preset in PRESETS.values():
+            models.register(preset.name, lambda name=preset.name: OpenAIChatProvider(name))  # type: ignore[misc]
+        return models
+
+    @classmethod
+    def of(cls, value: Models | Provider | Mapping[str, ProviderSource] | None) -> Models:
+        """
+        Return *value* as a registry: ``None`` is ``standard()``, a provider serves every model string.
+
+        Raises:
+            UnknownModel: for anything else than the four kinds of value.
+        """
+        if value is None:
+            return cls.standard()
+        if isinstance(value, Models):
+            return value
+        if isinstance(value, Provider):
+            models = cls()
+            models._only = value
+            return models
+        if isinstance(value, Mapping):
+            return cls(value)
+        msg = f"models must be a Provider, a mapping from prefix to Provider, a Models or None, not a {type(value).__name__}"
+        raise UnknownModel(msg)
+
+    def register(self, prefix: str, provider: ProviderSource) -> None:
+        """Let *provider* serve the model strings that begin with *prefix* and a slash; a later one replaces it."""
+        if not prefix or "/" in prefix or ":" in prefix:
+            msg = f"a provider prefix is a word without slash and colon, not {prefix!r}"
+            raise UnknownModel(msg)
+        self._sources[prefix] = provider
+        self._providers.pop(prefix, None)
+
+    def parse(self, model: str) -> ModelRef:
+        """
+        Take *model* apart, aliases resolved; ``str()`` of the result is the canonical model string.
+
+        Raises:
+            UnknownModel: when no or several providers fit, or there is no model at all.
+        """
+        model = self._resolved(model)
+        if not model:
+            msg = f"there is no model: name one as 'provider/model', with one of the providers {self._names()}"
+            raise UnknownModel(msg, kind="unknown_model")
+        prefix, separator, rest = _split(model)
+        if self._only is not None:
+            return ModelRef(prefix, rest) if separator and rest else ModelRef(self._only.name, model)
+        if separator and rest and prefix in self._sources:
+            return ModelRef(prefix, rest)
+        if separator == "/":
+            raise self._unknown_provider(model, prefix)
+        return self._matched(model)
+
+    def provider_for(self, model: str) -> Provider:
+        """
+        Return the provider of *model*, made on first use; for an alias, one that asks for what the alias stands for.
+
+        Raises:
+            UnknownModel: as ``parse`` does.
+        """
+        ref = self.parse(model)
+        provider = self._only if self._only is not None else self._provider(ref.provider)
+        return _Renamed(provider, str(ref)) if model in self.aliases else provider
+
+    def check(self, model: str) -> None:
+        """
+        Raise what can be known before any request: an unknown model or provider, a missing key.
+
+        Raises:
+            UnknownModel: when no or several providers fit.
+            MissingKey: when the provider has no key.
+        """
+        self.provider_for(model).check(str(self.parse(model)))
+
+    def info(self, model: str) -> ModelInfo:
+        """Return what is known of *model* without a request: the caller's own data, else those of the package."""
+        given = self._info.get(model)
+        if given is not None:
+            return given
+        canonical = str(self.parse(model))
+        given = self._info.get(canonical)
+        if given is not None:
+            return given
+        from stepengine.models.pricing import info_of
+
+        return info_of(canonical)
+
+    async def close(self) -> None:
+        """Close every provider that was used."""
+        for provider in [*self._providers.values(), *([self._only] if self._only is not None else [])]:
+            await provider.close()
+
+    def _provider(self, prefix: str) -> Provider:
+        provider = self._providers.get(prefix)
+        if provider is None:
+            source = self._sources[prefix]
+            provider = source if isinstance(source, Provider) else source()
+            provider.known_as(prefix)
+            self._providers[prefix] = provider
+        return provider
+
+    def _resolved(self, model: str) -> str:
+        seen: list[str] = []
+        while model in self.aliases:
+            if model in seen:
+                msg = f"the model aliases {' -> '.join([*seen, model])!r} lead in a circle"
+                raise UnknownModel(msg, kind="unknown_model")
+            seen.append(model)
+            model = self.aliases[model]
+        return model.strip()
+
+    def _names(self) -> str:
+        return ", ".join([repr(name) for name in self.providers]) or "(none is registered)"
+
+    def _matched(self, model: str) -> ModelRef:
+        found = [prefix for prefix in self._sources if self._provider(prefix).supports_model(model)]
+        if len(found) == 1:
+            return ModelRef(found[0], model)
+        if found:
+            choices = ", ".join([repr(f"{prefix}/{model}") for prefix in found])
+            msg = f"the model {model!r} fits several providers; write one of {choices}"
+            raise UnknownModel(msg, kind="unknown_model")
+        near = self._nearest(model)
+        msg = f"no provider is known for the model {model!r}; write 'provider/model' with one of the providers {self._names()}{near}"
+        raise UnknownModel(msg, kind="unknown_model")
+
+    def _unknown_provider(self, model: str, prefix: str) -> UnknownModel:
+        msg = f"the model {model!r} names the provider {prefix!r}, but registered are {self._names()}{self._nearest(prefix)}"
+        return UnknownModel(msg, kind="unknown_model")
+
+    def _nearest(self, word: str) -> str:
+        near = get_close_matches(word, [*self.providers, *self.aliases], n=1)
+        return f"; did you mean {near[0]!r}?" if near else ""
+
+
+class _Renamed(Provider):
+    """A provider that is asked for one model whatever the request says."""
+
+    def __init__(self, provider: Provider, model: str) -> None:
+        self.name = provider.name
+        self._provider = provider
+        self._model = model
+
+    def check(self, model: str) -> None:
+        self._provider.check(self._model)
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        return self._named(await self._provider.complete(attrs.evolve(request, model=self._model)))
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        inner: Any = self._provider.stream(attrs.evolve(request, model=self._model))
+        async with aclosing(inner) as deltas:
+            async for delta in deltas:
+                yield ReplyDone(self._named(delta.reply)) if type(delta) is ReplyDone else delta
+
+    def _named(self, reply: ModelReply) -> ModelReply:
+        return reply if reply.model is not None else attrs.evolve(reply, model=self._model)
+
+
+def _split(model: str) -> tuple[str, str, str]:
+    """Split at the first slash or colon, whichever comes first."""
+    for position, character in enumerate(model):
+        if character in "/:":
+            return model[:position], character, model[position + 1 :]
+    return model, "", ""

@@ -1,0 +1,119 @@
+"""
+A loopback provider that plays scripts of bytes and breaks them (ecosystem EC158, reliability K5).
+
+Each request takes the next script. A script is an ``Answer``: a status, headers, and items of the body: bytes to send, a
+float to wait, ``"rst"`` to reset the connection, ``"fin"`` to end the chunked body, ``"hang"`` to send nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+
+__all__ = ("Answer", "FaultServer", "fault_server", "json_answer", "sse")
+
+
+@attrs.frozen
+class Answer:
+    """What one request gets."""
+
+    items: Sequence[Any] = ()
+    status: int = 200
+    headers: dict[str, str] = attrs.field(factory=dict)
+    content_type: str = "text/event-stream"
+    close: bool = False
+
+
+def sse(*items: Any, **fields: Any) -> Answer:
+    """A stream of events."""
+    return Answer(items, **fields)
+
+
+def json_answer(body: bytes, status: int = 200, **headers: str) -> Answer:
+    """A body in one piece; underscores in header names are dashes."""
+    return Answer((body, "fin"), status, {k.replace("_", "-"): v for k, v in headers.items()}, "application/json")
+
+
+@attrs.define
+class FaultServer:
+    """
+    The server while it runs.
+
+    Attributes:
+        url: Its address.
+        requests: Head and body of every request, in order.
+        asked: Set when a request has come.
+        closed: Set when a client closed a connection on which something was still to come.
+    """
+
+    url: str
+    answers: list[Answer]
+    requests: list[tuple[bytes, bytes]] = attrs.field(factory=list)
+    asked: asyncio.Event = attrs.field(factory=asyncio.Event)
+    closed: asyncio.Event = attrs.field(factory=asyncio.Event)
+    connections: int = 0
+    tasks: set[asyncio.Task[None]] = attrs.field(factory=set)
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.tasks.add(asyncio.current_task())
+        try:
+            while await self._one(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(
+            int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+        )
+        self.requests.append((head, await reader.readexactly(length)))
+        self.asked.set()
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        headers = {"content-type": answer.content_type, "transfer-encoding": "chunked", **answer.headers}
+        lines = [f"HTTP/1.1 {answer.status} Scripted", *[f"{k}: {v}" for k, v in headers.items()], "", ""]
+        writer.write("\r\n".join(lines).encode())
+        for item in answer.items:
+            if isinstance(item, float):
+                await asyncio.sleep(item)
+            elif item == "rst":
+                await writer.drain()
+                writer.transport.abort()
+                return False
+            elif item == "fin":
+                writer.write(b"0\r\n\r\n")
+                await writer.drain()
+                return not answer.close
+            elif item == "hang":
+                await writer.drain()
+                await reader.read()  # until the client hangs up
+                self.closed.set()
+                return False
+            elif item:
+                writer.write(b"%x\r\n%s\r\n" % (len(item), item))
+                await writer.drain()
+        return False
+
+
+@asynccontextmanager
+async def fault_server(*answers: Answer) -> AsyncIterator[FaultServer]:
+    """Run a server that gives *answers* in order, the last one for ever."""
+    state = FaultServer("", list(answers))
+    server = await asyncio.start_server(state.handle, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    state.url = f"http://{host}:{port}"
+    try:
+        yield state
+    finally:
+        server.close()
+        for task in state.tasks:
+            task.cancel()
+        await asyncio.gather(*state.tasks)
+        await server.wait_closed()

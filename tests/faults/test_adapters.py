@@ -1,0 +1,339 @@
+"""The adapters against a real loopback server: what arrives whole, what breaks, and what an error says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from stepengine.data.models import ModelReply, ReplyDone, StopReason, TextChunk
+from stepengine.data.usage import Usage
+from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
+from tests.faults.scripts import WIRES, Wire
+from tests.faults.server import fault_server, json_answer, sse
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)]
+
+TEXT = ("It is five.", [], "end_turn")
+TWO_CALLS = ("", [("add", '{"a": 2, "b": 3}'), ("add", '{"a": 4, "b": 5}')], "tool_use")
+BOTH = ("Let me add.", [("add", '{"a": 2, "b": 3}')], "tool_use")
+
+
+async def streamed(provider: Any, request: Any) -> tuple[list[Any], ModelReply]:
+    async with aclosing(provider.stream(request)) as deltas:
+        *items, done = [delta async for delta in deltas]
+    assert type(done) is ReplyDone
+    assert not any(type(item) is ReplyDone for item in items)
+    return items, done.reply
+
+
+async def asked(wire: Wire, *answers: Any, stream: bool = True) -> tuple[Any, list[tuple[bytes, bytes]]]:
+    """Ask once and return the reply or the error, and the requests that the server saw."""
+    async with fault_server(*answers) as server:
+        provider = wire.make(server.url)
+        try:
+            reply = (await streamed(provider, wire.request()))[1] if stream else await provider.complete(wire.request())
+        except ModelError as error:
+            reply = error
+        await provider.close()
+    return reply, server.requests
+
+
+@pytest.mark.spec("requirements:G4", "requirements:G5", "requirements:G6", "requirements:G16")
+@pytest.mark.parametrize("said", [TEXT, TWO_CALLS, BOTH], ids=["text", "two calls", "text and call"])
+async def test_streaming_and_completing_give_the_same_reply(wire, said):
+    streaming, requests = await asked(wire, sse(*wire.stream(*said), "fin"))
+    whole, _ = await asked(wire, json_answer(wire.reply(*said)), stream=False)
+    assert isinstance(streaming, ModelReply)
+    assert json.loads(requests[0][1])["stream"] is True
+    assert (streaming.content, streaming.usage, streaming.stop_reason) == (
+        whole.content,
+        whole.usage,
+        whole.stop_reason,
+    )
+    assert streaming.text == said[0]
+    assert [dict(call.input) for call in streaming.tool_calls] == [json.loads(arguments) for _, arguments in said[1]]
+    assert len({call.provider_data["id"] for call in streaming.tool_calls}) == len(said[1])
+    assert streaming.usage == (Usage(25, 12, 5, 2) if wire.name == "anthropic" else Usage(25, 12, 5))
+
+
+@pytest.mark.spec("reliability:MP25")
+async def test_a_stream_may_arrive_in_single_bytes_with_any_line_ends(wire):
+    body = b": keep-alive\n\n" + b"".join(wire.stream(*BOTH))
+    expected, _ = await asked(wire, sse(body, "fin"))
+    for mangled in (
+        body.replace(b"\n", b"\r\n"),
+        body.replace(b"\n", b"\r"),
+        b"\xef\xbb\xbf" + body,
+        body.replace(b": {", b":{"),
+    ):
+        pieces = [mangled[i : i + 1] for i in range(len(mangled))]
+        assert (await asked(wire, sse(*pieces, "fin")))[0] == expected
+
+
+@pytest.mark.spec("reliability:MP26")
+async def test_a_reply_is_read_by_its_content_type_and_not_by_what_was_asked(wire):
+    expected, _ = await asked(wire, json_answer(wire.reply(*BOTH)), stream=False)
+    assert (await asked(wire, json_answer(wire.reply(*BOTH)), stream=True))[0].content == expected.content
+    assert (await asked(wire, sse(*wire.stream(*BOTH), "fin"), stream=False))[0].content == expected.content
+
+
+@pytest.mark.spec("reliability:MP29")
+async def test_what_follows_the_terminal_marker_is_ignored_and_the_connection_is_used_again(wire):
+    events = wire.stream(*TEXT)
+    async with fault_server(sse(*events, events[-1], b"event: x\ndata: nonsense\n\n", "fin")) as server:
+        provider = wire.make(server.url)
+        replies = [(await streamed(provider, wire.request()))[1] for _ in range(3)]
+        await provider.close()
+    assert replies == [replies[0]] * 3
+    assert server.connections == 1
+
+
+# --- broken replies -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:MP20", "ecosystem:EC65", "ecosystem:EC116", "ecosystem:EC213")
+async def test_a_body_that_ends_before_the_terminal_marker_is_no_reply_at_every_byte(wire):
+    body = b"".join(wire.stream(*BOTH))
+    start = body.index(wire.marker)
+    # Chat: the event with the finish reason is the marker, and it counts when it is whole.
+    end = start if wire.name == "anthropic" else body.index(b"\n\n", start) + 1
+    async with fault_server(*[sse(body[:cut], "fin") for cut in range(end + 1)]) as server:
+        provider = wire.make(server.url)
+        for cut in range(end + 1):
+            with pytest.raises(TruncatedReply) as caught:
+                await streamed(provider, wire.request())
+            assert caught.value.retryable, cut
+            assert caught.value.__context__ is None
+        await provider.close()
+    assert len(server.requests) == end + 1
+
+
+@pytest.mark.spec("reliability:MP19", "ecosystem:EC62", "requirements:G21")
+async def test_a_connection_that_breaks_in_mid_stream_is_a_truncated_reply(wire):
+    events = wire.stream(*BOTH)
+    for count in range(len(events) - 3):
+        error, requests = await asked(wire, sse(*events[:count], "rst"))
+        assert isinstance(error, TruncatedReply), count
+        assert error.retryable
+        assert len(requests) == 1
+
+
+@pytest.mark.spec("reliability:MP21")
+async def test_a_cut_inside_the_terminal_event_counts_when_all_else_is_there(wire):
+    events = wire.stream(*BOTH)
+    whole, _ = await asked(wire, sse(*events, "fin"))
+    for cut in range(1, len(events[-1])):
+        reply, _ = await asked(wire, sse(*events[:-1], events[-1][:cut], "fin"))
+        assert reply == whole, cut
+    # An open block or a missing stop reason: the same cut is a truncated reply.
+    without_stop = [e for e in events[:-1] if b"message_delta" not in e and b'"finish_reason": "' not in e]
+    error, _ = await asked(wire, sse(*without_stop, events[-1][:10], "fin"))
+    assert isinstance(error, TruncatedReply)
+
+
+@pytest.mark.spec("reliability:MP22", "ecosystem:EC63")
+async def test_an_error_inside_a_stream_is_the_matching_status(wire):
+    events = wire.stream(*BOTH)
+    error, _ = await asked(wire, sse(*events[:4], wire.stream_error, "fin"))
+    assert type(error) is ModelError
+    assert error.retryable
+    assert error.status == (529 if wire.name == "anthropic" else 502)
+    assert "Overloaded" in error.message
+
+
+@pytest.mark.spec("ecosystem:EC64")
+async def test_a_data_line_that_is_not_json_is_a_broken_protocol(wire):
+    error, _ = await asked(wire, sse(wire.stream(*TEXT)[0], b"event: content_block_delta\ndata: {nonsense\n\n", "fin"))
+    assert (type(error), error.kind, error.retryable) == (ModelError, "protocol", True)
+
+
+@pytest.mark.spec("reliability:MP15")
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_web_page_in_place_of_a_reply_is_quoted_and_not_asked_for_again(wire, stream):
+    page = json_answer(b"<html>\x07Please log in</html>")
+    page = type(page)(page.items, 200, {}, "text/html")
+    error, _ = await asked(wire, page, stream=stream)
+    assert type(error) is ModelError
+    assert not error.retryable
+    assert "Please log in" in error.message
+    assert "\x07" not in error.message
+
+
+# --- statuses -------------------------------------------------------------------------------------------------------
+
+STATUSES = [
+    (400, "invalid_request_error", False, "MP01"),
+    (401, "authentication_error", False, "MP03"),
+    (403, "permission_error", False, "MP04"),
+    (404, "not_found_error", False, "MP05"),
+    (408, "timeout_error", True, "MP06"),
+    (409, "conflict", True, "MP06"),
+    (422, "invalid_request_error", False, "MP08"),
+    (429, "rate_limit_error", True, "MP09"),
+    (429, "insufficient_quota", False, "MP11"),
+    (500, "api_error", True, "MP12"),
+    (502, "api_error", True, "MP12"),
+    (503, "api_error", True, "MP12"),
+    (504, "timeout_error", True, "MP12"),
+    (529, "overloaded_error", True, "MP12"),
+]
+
+
+@pytest.mark.spec("requirements:G21", "ecosystem:EC59", "ecosystem:EC67", "ecosystem:EC212")
+@pytest.mark.spec(*sorted({f"reliability:{row}" for *_, row in STATUSES if row not in ("MP05", "MP09", "MP12")}))
+@pytest.mark.parametrize(("status", "kind", "retryable"), [row[:3] for row in STATUSES])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
+async def test_a_status_is_sent_once_and_says_whether_to_try_again(wire, status, kind, retryable, stream):
+    error, requests = await asked(
+        wire, json_answer(wire.error(kind, "No such luck."), status, x_request_id="r7"), stream=stream
+    )
+    assert isinstance(error, ModelError)
+    assert (error.status, error.retryable, len(requests)) == (status, retryable, 1)
+    assert "No such luck." in error.message
+    assert error.request_id is not None
+    assert "sk-secret" not in f"{error!r}{error.message}{error.__context__!r}"
+    assert error.__cause__ is None
+    assert error.__context__ is None
+
+
+@pytest.mark.spec("reliability:MP03", "reliability:SC05", "requirements:G23")
+async def test_a_refused_key_is_named_by_its_variable_and_never_shown(wire, monkeypatch):
+    variable = "ANTHROPIC_API_KEY" if wire.name == "anthropic" else "MY_SERVER_KEY"
+    monkeypatch.setenv(variable, "a plain 0123456789")
+    answer = json_answer(
+        wire.error("authentication_error", "bad key 'a plain 0123456789', not sk-other-0123456789"), 401
+    )
+    options = {} if wire.name == "anthropic" else {"key_env": "MY_SERVER_KEY"}
+    async with fault_server(answer) as server:
+        provider = wire.provider(base_url=server.url, **options)
+        with pytest.raises(ModelError) as caught:
+            await provider.complete(wire.request())
+        await provider.close()
+    assert variable in caught.value.message
+    assert "0123456789" not in caught.value.message
+    assert b"a plain 0123456789" in server.requests[0][0]
+
+
+@pytest.mark.spec("ecosystem:EC68", "reliability:MP10")
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ({"retry_after": "2"}, 2.0),
+        ({"retry_after": "1.5"}, 1.5),
+        ({"retry_after": "3600"}, 3600.0),
+        ({"retry_after_ms": "250", "retry_after": "9"}, 0.25),
+        ({"retry_after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+        ({"retry_after": "soon"}, None),
+        ({"retry_after": "-3"}, None),
+        ({}, None),
+    ],
+)
+async def test_the_wait_that_a_provider_asks_for_is_read(wire, header, seconds):
+    error, _ = await asked(wire, json_answer(wire.error("rate_limit_error", "Slow down."), 429, **header))
+    assert error.retry_after == seconds
+
+
+@pytest.mark.spec("reliability:MP13")
+@pytest.mark.parametrize(("status", "word"), [(500, "false"), (400, "true")])
+async def test_the_provider_s_own_word_on_retrying_wins(wire, status, word):
+    error, _ = await asked(wire, json_answer(wire.error("api_error", "Hm."), status, x_should_retry=word))
+    assert error.retryable == (word == "true")
+
+
+@pytest.mark.spec("reliability:MP02", "requirements:G25", "ecosystem:EC69")
+@pytest.mark.parametrize(
+    ("status", "kind", "message"),
+    [
+        (400, "invalid_request_error", "prompt is too long: 208310 tokens > 200000 maximum"),
+        (413, "request_too_large", "Request exceeds the maximum size"),
+        (400, "context_length_exceeded", "Your input is too long."),
+        (400, "BadRequestError", "This model's maximum context length is 4096 tokens. However, you requested 5000."),
+        (400, "exceed_context_size_error", "the request exceeds the available context size"),
+    ],
+)
+async def test_a_request_that_is_too_long_is_a_context_overflow(wire, status, kind, message):
+    error, _ = await asked(wire, json_answer(wire.error(kind, message), status))
+    assert type(error) is ContextOverflow
+    assert not error.retryable
+
+
+@pytest.mark.spec("reliability:MP14")
+async def test_a_redirect_is_not_followed(wire):
+    error, requests = await asked(wire, json_answer(b"{}", 307, location="http://127.0.0.1:9/elsewhere"))
+    assert (error.status, error.retryable, len(requests)) == (307, False, 1)
+
+
+@pytest.mark.spec("reliability:MP16", "reliability:MP17", "ecosystem:EC61")
+async def test_a_connection_that_fails_is_worth_another_try(wire):
+    async with fault_server(sse()) as server:
+        pass
+    provider = wire.make(server.url)
+    with pytest.raises(ModelError) as caught:
+        await provider.complete(wire.request())
+    await provider.close()
+    assert (caught.value.kind, caught.value.retryable) == ("connection", True)
+    assert caught.value.__context__ is None
+
+
+# --- cancelling -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:G20", "reliability:MP33")
+@pytest.mark.parametrize("how", ["cancel the task", "close the stream"])
+async def test_leaving_a_stream_closes_the_connection(wire, how):
+    events = wire.stream(*TEXT)
+    async with fault_server(sse(*events[:4], "hang")) as server:
+        provider = wire.make(server.url)
+        begun = asyncio.Event()
+        stream = provider.stream(wire.request())
+
+        async def read():
+            async for delta in stream:
+                if type(delta) is TextChunk:
+                    begun.set()
+                    if how == "close the stream":
+                        break
+            await stream.aclose()
+
+        task = asyncio.create_task(read())
+        await asyncio.wait_for(begun.wait(), 10)
+        if how == "cancel the task":
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            await task
+        await asyncio.wait_for(server.closed.wait(), 10)
+        await provider.close()
+
+
+@pytest.mark.spec("requirements:G20")
+async def test_cancelling_a_request_in_one_piece_closes_the_connection(wire):
+    async with fault_server(sse(b"{", "hang", content_type="application/json")) as server:
+        provider = wire.make(server.url)
+        task = asyncio.create_task(provider.complete(wire.request()))
+        await asyncio.wait_for(server.asked.wait(), 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(server.closed.wait(), 10)
+        await provider.close()
+
+
+@pytest.mark.spec("reliability:MP55", "requirements:D21")
+async def test_a_reply_that_the_output_limit_cut_keeps_the_raw_text_of_its_last_call(wire):
+    said = ("", [("add", '{"a": 2, "b": 3}'), ("add", '{"a": 4}')], "max_tokens")
+    streaming, _ = await asked(wire, sse(*wire.stream(*said), "fin"))
+    whole, _ = await asked(wire, json_answer(wire.reply(*said)), stream=False)
+    assert streaming == whole or streaming.content == whole.content
+    first, last = streaming.tool_calls
+    assert streaming.stop_reason is StopReason.MAX_TOKENS
+    assert (first.raw_input, last.raw_input) == (None, '{"a":4}')
+    cut = ("", [("add", '{"a": 2, "b": 3}'), ("add", '{"a": 4, "b')], "max_tokens")
+    reply, _ = await asked(wire, sse(*wire.stream(*cut), "fin"))
+    assert reply.tool_calls[1].raw_input == '{"a": 4, "b'
+    assert reply.tool_calls[1].input_error is not None

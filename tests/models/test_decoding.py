@@ -1,0 +1,245 @@
+"""What replies become: stop reasons, usage, tool arguments, tool calls in pieces, and streams in an impossible order."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from stepengine.data.models import StopReason
+from stepengine.data.parts import RefusalPart, ToolCallPart
+from stepengine.data.usage import Usage
+from stepengine.errors import ContextOverflow, ModelError
+from stepengine.models._json import call_part
+from stepengine.models.anthropic.decode import decode as decode_anthropic
+from stepengine.models.anthropic.decode import usage_of as anthropic_usage
+from stepengine.models.openai_chat.decode import decode as decode_chat
+from stepengine.models.openai_chat.decode import usage_of as chat_usage
+from tests.faults.scripts import anthropic_stream
+from tests.models.wires import made, reader
+
+
+def anthropic(content: list[Any], stop: str | None, **more: Any) -> Any:
+    return decode_anthropic({"content": content, "stop_reason": stop, **more}, made("anthropic"), "m", None)
+
+
+def chat(message: dict[str, Any], finish: str | None, **more: Any) -> Any:
+    return decode_chat({"choices": [{"message": message, "finish_reason": finish}], **more}, made("openai"), "m", None)
+
+
+TEXT = [{"type": "text", "text": "hi"}]
+CALL = [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]
+CHAT_CALL = {"content": None, "tool_calls": [{"id": "t", "function": {"name": "f", "arguments": "{}"}}]}
+
+# --- stop reasons ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:D25", "ecosystem:EC97", "ecosystem:EC215", "reliability:MP57", "reliability:MP58")
+@pytest.mark.parametrize(
+    ("raw", "content", "stop"),
+    [
+        ("end_turn", TEXT, StopReason.END_TURN),
+        ("end_turn", CALL, StopReason.TOOL_USE),
+        ("tool_use", CALL, StopReason.TOOL_USE),
+        ("tool_use", TEXT, StopReason.END_TURN),
+        ("max_tokens", TEXT, StopReason.MAX_TOKENS),
+        ("stop_sequence", TEXT, StopReason.STOP_SEQUENCE),
+        ("refusal", [], StopReason.REFUSAL),
+        ("pause_turn", TEXT, StopReason.PAUSE),
+        ("word_of_the_future", TEXT, StopReason.END_TURN),
+        ("word_of_the_future", CALL, StopReason.TOOL_USE),
+        (None, TEXT, StopReason.END_TURN),
+    ],
+)
+def test_anthropic_stop_reasons_map_onto_ours_and_the_content_decides(raw, content, stop):
+    reply = anthropic(content, raw, stop_details={"category": "cyber"} if raw == "refusal" else None)
+    assert (reply.stop_reason, reply.raw_stop_reason) == (stop, raw)
+    if stop is StopReason.REFUSAL:
+        assert reply.provider_data["stop_details"]["category"] == "cyber"
+
+
+@pytest.mark.spec("requirements:D25", "ecosystem:EC97", "ecosystem:EC215", "reliability:MP53", "reliability:MP54")
+@pytest.mark.parametrize(
+    ("raw", "message", "stop"),
+    [
+        ("stop", {"content": "hi"}, StopReason.END_TURN),
+        ("stop", CHAT_CALL, StopReason.TOOL_USE),
+        ("tool_calls", CHAT_CALL, StopReason.TOOL_USE),
+        ("tool_calls", {"content": "hi"}, StopReason.END_TURN),
+        ("length", {"content": "hi"}, StopReason.MAX_TOKENS),
+        ("content_filter", {"content": None}, StopReason.REFUSAL),
+        ("stop", {"content": None, "refusal": "No."}, StopReason.REFUSAL),
+        ("error", {"content": None}, StopReason.ERROR),
+        ("eos", {"content": "hi"}, StopReason.END_TURN),
+        ("", {"content": "hi"}, StopReason.END_TURN),
+        ("word_of_the_future", CHAT_CALL, StopReason.TOOL_USE),
+    ],
+)
+def test_chat_finish_reasons_map_onto_ours_and_the_content_decides(raw, message, stop):
+    reply = chat(message, raw)
+    assert (reply.stop_reason, reply.raw_stop_reason) == (stop, raw or None)
+    assert [p.text for p in reply.content if type(p) is RefusalPart] == (
+        [message["refusal"]] if "refusal" in message else []
+    )
+
+
+@pytest.mark.spec("ecosystem:EC97", "requirements:G25")
+def test_a_full_context_window_is_an_overflow_and_not_a_reply():
+    with pytest.raises(ContextOverflow) as caught:
+        anthropic(TEXT, "model_context_window_exceeded", usage={"input_tokens": 9, "output_tokens": 1})
+    assert caught.value.usage == Usage(9, 1)
+
+
+@pytest.mark.spec("reliability:MP62", "requirements:G3")
+def test_a_reply_names_the_model_that_answered_when_it_is_another_one():
+    assert anthropic(TEXT, "end_turn", model="m").model is None
+    assert anthropic(TEXT, "end_turn", model="m-20260101").model == "anthropic/m-20260101"
+    assert chat({"content": "hi"}, "stop", model="vendor/m").model == "openai/vendor/m"
+
+
+@pytest.mark.spec("reliability:MP15", "reliability:MP54")
+def test_a_completion_without_choices_or_with_an_error_in_one_is_an_error():
+    with pytest.raises(ModelError) as caught:
+        decode_chat({"choices": [], "usage": None}, made("openai"), "m", None)
+    assert caught.value.kind == "protocol"
+    with pytest.raises(ModelError) as caught:
+        decode_chat({"choices": [{"error": {"code": 429, "message": "slow"}}]}, made("openrouter"), "m", None)
+    assert (caught.value.status, caught.value.retryable) == (429, True)
+
+
+# --- usage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:G16", "ecosystem:EC76", "reliability:MP61")
+@pytest.mark.parametrize(
+    ("raw", "usage"),
+    [
+        (None, None),
+        ({}, None),
+        ({"input_tokens": None, "output_tokens": None}, None),
+        ({"input_tokens": 10, "output_tokens": 4}, Usage(10, 4)),
+        (
+            {
+                "input_tokens": 10,
+                "output_tokens": 9,
+                "cache_read_input_tokens": 3,
+                "cache_creation_input_tokens": 2,
+                "output_tokens_details": {"thinking_tokens": 5},
+            },
+            Usage(10, 4, 3, 2, 5),
+        ),
+        ({"input_tokens": -1, "output_tokens": 4, "cache_read_input_tokens": None}, Usage(0, 4, at_least=True)),
+        (
+            {"input_tokens": 1, "output_tokens": 4, "output_tokens_details": {"thinking_tokens": 9}},
+            Usage(1, 0, 0, 0, 4),
+        ),
+        ({"input_tokens": 1}, Usage(1, 0, at_least=True)),
+    ],
+)
+def test_anthropic_usage_falls_into_disjoint_buckets(raw, usage):
+    assert anthropic_usage(raw) == usage
+
+
+@pytest.mark.spec("requirements:G16", "ecosystem:EC76", "reliability:MP61")
+@pytest.mark.parametrize(
+    ("raw", "usage"),
+    [
+        (None, None),
+        ({"prompt_tokens": None}, None),
+        ({"prompt_tokens": 10, "completion_tokens": 4, "prompt_tokens_details": None}, Usage(10, 4)),
+        (
+            {
+                "prompt_tokens": 10,
+                "completion_tokens": 9,
+                "prompt_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 2},
+                "completion_tokens_details": {"reasoning_tokens": 5},
+            },
+            Usage(5, 4, 3, 2, 5),
+        ),
+        ({"prompt_tokens": 10, "completion_tokens": 1, "prompt_cache_hit_tokens": 4}, Usage(6, 1, 4)),
+        ({"prompt_tokens": 2, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 99}}, Usage(0, 1, 2)),
+        ({"prompt_tokens": 2.0, "completion_tokens": -1}, Usage(2, 0, at_least=True)),
+    ],
+)
+def test_chat_usage_falls_into_disjoint_buckets_even_when_the_sums_do_not_add_up(raw, usage):
+    assert chat_usage(raw) == usage
+
+
+# --- tool arguments -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:MP41", "reliability:MP42", "reliability:MP43", "ecosystem:EC101")
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [
+        (None, {}),
+        ("", {}),
+        ("  ", {}),
+        ("null", {}),
+        ('{"a": 1}', {"a": 1}),
+        ({"a": 1}, {"a": 1}),
+        ('"{\\"a\\": 1}"', {"a": 1}),
+        ('{"a": 1, "a": 2}', {"a": 2}),
+        ('{"a": -0.0, "b": 9007199254740993}', {"a": 0.0, "b": 9007199254740993}),
+    ],
+)
+def test_arguments_that_can_be_read_are_an_object(raw, value):
+    part = call_part("f", raw, {"provider": "p"})
+    assert (part.input, part.raw_input, part.input_error) == (value, None, None)
+
+
+@pytest.mark.spec("reliability:MP40", "reliability:MP42", "reliability:MP44", "ecosystem:EC101")
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"a": ',
+        "[1]",
+        "7",
+        "true",
+        '"text"',
+        '{"a": NaN}',
+        '{"a": Infinity}',
+        '{"a": 1e999}',
+        '{"a": %s}' % ("1" * 5000),
+        "{} {}",
+    ],
+)
+def test_arguments_that_cannot_be_read_are_kept_as_text_beside_the_reason(raw):
+    part = call_part("f", raw, {"provider": "p"})
+    assert part.input == {}
+    assert part.raw_input == raw
+    assert part.input_error
+
+
+@pytest.mark.spec("reliability:MP45", "reliability:MP47")
+def test_deep_and_huge_arguments_are_refused_quickly():
+    began = time.process_time()
+    deep = call_part("f", '{"a":' + "[" * 100_000, {"provider": "p"})
+    assert deep.input_error
+    huge = call_part("f", '{"a":"%s"}' % ("x" * 5_000_000), {"provider": "p"})
+    assert "too large" in huge.input_error
+    assert len(huge.raw_input) < 100
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.spec("reliability:MP46")
+@pytest.mark.parametrize("wire", ["anthropic", "openai"])
+def test_lone_surrogates_become_replacement_characters_and_pairs_stay(wire):
+    raw = r'{"a": "\ud83d", "b": "\ud83c\udf89", "c": "\\ud83d", "d": "\udf89x"}'
+    expected = {"a": "\ufffd", "b": "🎉", "c": "\\ud83d", "d": "\ufffdx"}
+    assert call_part("f", raw, {"provider": "p"}).input == expected
+    text = rb'"oh \ud83d"'
+    if wire == "anthropic":
+        body = b"".join(anthropic_stream("TEXT", [], "end_turn")).replace(b'"TEX"', text)
+    else:
+        body = b'data: {"choices":[{"delta":{"content":%s},"finish_reason":"stop"}]}\n\n' % text
+    it = reader(wire)
+    it.feed(body)
+    assert it.finish().text.startswith("oh \ufffd")
+
+
+@pytest.mark.spec("requirements:B13")
+def test_calls_come_unnumbered_with_the_provider_s_id_beside_them():
+    (part,) = anthropic(CALL, "tool_use").content
+    assert part == ToolCallPart("", "f", provider_data={"provider": "anthropic", "model": "m", "id": "t"})

@@ -1,0 +1,375 @@
+"""How our messages look on the two wires: by example, and for any valid transcript."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+
+import attrs
+import pytest
+
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.models import ModelRequest, ModelSettings, Thinking
+from stepengine.data.parts import (
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    OpaquePart,
+    RefusalPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+)
+from stepengine.data.transcript import Transcript
+from stepengine.errors import ModelError
+from tests.models.wires import MANUAL, MODEL, PNG, TOOL, body, call, provider_of, result, sent
+
+# --- both wires -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:G2", "requirements:A15", "ecosystem:EC58", "ecosystem:EC79", "ecosystem:EC80")
+def test_a_request_holds_everything_that_was_set():
+    settings = ModelSettings(
+        temperature=0.5, top_p=0.9, max_tokens=50, stop_sequences=["X"], parallel_tool_calls=False, extra={"seed": 7}
+    )
+    fields = {"system_prompt": "Be good.", "tools": (TOOL,), "settings": settings, "stream": True}
+    ours = body("anthropic", UserMessage("hi"), **fields)
+    assert ours == {
+        "model": "claude-sonnet-4-5",
+        "max_tokens": 50,
+        "system": "Be good.",
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "stop_sequences": ["X"],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "cache_control": {"type": "ephemeral"},
+        "stream": True,
+        "seed": 7,
+        "tools": [{"name": "look", "description": "Looks.", "input_schema": TOOL.input_schema}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+    }
+    theirs = body("openai", UserMessage("hi"), **fields)
+    function = {"name": "look", "description": "Looks.", "parameters": TOOL.input_schema}
+    assert theirs == {
+        "model": "gpt-4o",
+        "max_completion_tokens": 50,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "stop": ["X"],
+        "parallel_tool_calls": False,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "seed": 7,
+        "tools": [{"type": "function", "function": function}],
+        "messages": [{"role": "system", "content": "Be good."}, {"role": "user", "content": "hi"}],
+    }
+    assert body("ollama", UserMessage("hi"), settings=settings)["max_tokens"] == 50
+
+
+@pytest.mark.spec("ecosystem:EC92", "ecosystem:EC95")
+def test_what_was_not_set_is_not_sent_except_what_the_api_demands():
+    assert set(body("anthropic", UserMessage("hi"))) == {"model", "max_tokens", "messages", "cache_control"}
+    assert set(body("openai", UserMessage("hi"))) == {"model", "messages"}
+
+
+@pytest.mark.spec("requirements:G19", "ecosystem:EC84", "ecosystem:EC85")
+@pytest.mark.parametrize(
+    ("choice", "anthropic", "openai"),
+    [
+        ("auto", {"type": "auto"}, "auto"),
+        ("none", {"type": "none"}, "none"),
+        ("required", {"type": "any"}, "required"),
+        ("look", {"type": "tool", "name": "look"}, {"type": "function", "function": {"name": "look"}}),
+    ],
+)
+def test_a_tool_choice_is_translated_and_the_request_s_own_wins(choice, anthropic, openai):
+    for fields in ({"tool_choice": choice}, {"settings": ModelSettings(tool_choice=choice)}):
+        assert body("anthropic", UserMessage("hi"), tools=(TOOL,), **fields)["tool_choice"] == anthropic
+        assert body("openai", UserMessage("hi"), tools=(TOOL,), **fields)["tool_choice"] == openai
+        assert "tool_choice" not in body("openai", UserMessage("hi"), **fields)
+
+
+@pytest.mark.spec("requirements:A16", "requirements:G6", "ecosystem:EC89")
+@pytest.mark.parametrize(
+    ("name", "model", "thinking", "members"),
+    [
+        ("anthropic", "claude-opus-4-6", Thinking("none"), {}),
+        ("anthropic", "claude-opus-5", Thinking("enabled"), {"thinking": {"type": "adaptive"}}),
+        (
+            "anthropic",
+            "claude-sonnet-4-20250514",
+            Thinking("enabled"),
+            {"thinking": {"type": "enabled", "budget_tokens": 10_000}},
+        ),
+        (
+            "anthropic",
+            "claude-opus-5",
+            Thinking("extended"),
+            {"thinking": {"type": "enabled", "budget_tokens": 10_000}},
+        ),
+        (
+            "anthropic",
+            "claude-opus-5",
+            Thinking("extended", 2_000),
+            {"thinking": {"type": "enabled", "budget_tokens": 2_000}},
+        ),
+        ("openai", "o3", Thinking("none"), {}),
+        ("openai", "o3", Thinking("enabled"), {"reasoning_effort": "medium"}),
+        ("openai", "o3", Thinking("extended", 1_500), {"reasoning_effort": "low"}),
+        ("openai", "o3", Thinking("extended"), {"reasoning_effort": "high"}),
+        ("openrouter", "a/b", Thinking("enabled"), {"reasoning": {"enabled": True}}),
+        ("openrouter", "a/b", Thinking("extended", 3_000), {"reasoning": {"max_tokens": 3_000}}),
+    ],
+)
+def test_thinking_is_asked_for_in_each_provider_s_way(name, model, thinking, members):
+    request = ModelRequest(
+        f"{name}/{model}", messages=Transcript([UserMessage("hi")]), settings=ModelSettings(thinking=thinking)
+    )
+    encoded = json.loads(provider_of(name)._encode(request, stream=False).content)
+    assert {
+        key: value for key, value in encoded.items() if key in ("thinking", "reasoning", "reasoning_effort")
+    } == members
+    if "budget_tokens" in encoded.get("thinking", {}):
+        assert encoded["max_tokens"] > encoded["thinking"]["budget_tokens"]
+
+
+@pytest.mark.spec("ecosystem:EC85")
+def test_a_forced_tool_switches_thinking_off_for_that_request():
+    settings = ModelSettings(thinking=Thinking("extended"))
+    assert "thinking" not in body("anthropic", UserMessage("hi"), tools=(TOOL,), tool_choice="look", settings=settings)
+
+
+@pytest.mark.spec("ecosystem:EC81", "ecosystem:EC82", "ecosystem:EC83", "requirements:G10")
+def test_calls_and_results_are_paired_by_the_provider_s_own_ids_and_by_made_ones_elsewhere():
+    history = [
+        UserMessage("go"),
+        AssistantMessage([TextPart("ok"), call(1, made_by="anthropic"), call(2)]),
+        result(1),
+        result(2, status="error"),
+        UserMessage("and?"),
+    ]
+    assert sent("anthropic", *history) == [
+        {"role": "user", "content": [{"type": "text", "text": "go"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "ok"},
+                {"type": "tool_use", "id": "their_1", "name": "look", "input": {"at": "1"}},
+                {"type": "tool_use", "id": "call_c2", "name": "look", "input": {"at": "2"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "their_1", "content": "saw 1"},
+                {"type": "tool_result", "tool_use_id": "call_c2", "content": "saw 2", "is_error": True},
+                {"type": "text", "text": "and?"},
+            ],
+        },
+    ]
+    function = {"name": "look", "arguments": '{"at":"1"}'}
+    assert sent("openai", *history) == [
+        {"role": "user", "content": "go"},
+        {
+            "role": "assistant",
+            "content": "ok",
+            "tool_calls": [
+                {"id": "call_c1", "type": "function", "function": function},
+                {"id": "call_c2", "type": "function", "function": {**function, "arguments": '{"at":"2"}'}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_c1", "content": "saw 1"},
+        {"role": "tool", "tool_call_id": "call_c2", "content": "Error: saw 2"},
+        {"role": "user", "content": "and?"},
+    ]
+
+
+@pytest.mark.spec("reliability:MP49")
+@pytest.mark.parametrize("name", ["anthropic", "openai"])
+def test_an_id_that_a_provider_gave_twice_goes_out_once(name):
+    def twin(number):
+        return attrs.evolve(call(number, made_by=name), provider_data={"provider": name, "id": "same"})
+
+    history = [UserMessage("go")]
+    for first, second in ((1, 2), (3, 4)):
+        history += [AssistantMessage([twin(first), twin(second)]), result(first), result(second)]
+    text = json.dumps(sent(name, *history, UserMessage("go on")))
+    used = re.findall(r'"(?:id|tool_use_id|tool_call_id)": "([^"]+)"', text)
+    expected = ["same", "call_c2", "same", "call_c2", "call_c3", "call_c4", "call_c3", "call_c4"]
+    assert used == expected
+
+
+@pytest.mark.spec("reliability:MP40", "reliability:MP48")
+@pytest.mark.parametrize("name", ["anthropic", "openai"])
+def test_what_a_model_made_up_goes_back_in_a_form_that_the_wire_takes(name):
+    broken = ToolCallPart("c.1/ü", "no such.tool\u200b", raw_input="{nope", input_error="expected a key")
+    text = json.dumps(
+        sent(name, UserMessage("go"), AssistantMessage([broken]), ToolMessage("c.1/ü", "x", "bad", "error"))
+    )
+    assert "no_such_tool_" in text
+    assert "unreadable_arguments" in text
+    assert "{nope" in text
+    ids = set(re.findall(r'"(?:id|tool_use_id|tool_call_id)": "([^"]+)"', text))
+    assert len(ids) == 1
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", ids.pop())
+
+
+@pytest.mark.spec("ecosystem:EC90", "ecosystem:EC99", "reliability:MP59", "reliability:MP60")
+def test_thinking_and_opaque_parts_go_back_to_the_same_provider_and_model_only():
+    signed = {"provider": "anthropic", "model": "claude-sonnet-4-5", "signature": "s1"}
+    server = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"q": "x"}}
+    parts = [
+        ThinkingPart("hm", provider_data=signed),
+        ThinkingPart("", provider_data={**signed, "redacted": "zzz"}),
+        ThinkingPart("other", provider_data={**signed, "model": "claude-opus-5"}),
+        ThinkingPart("nobody's"),
+        OpaquePart("anthropic", server),
+        OpaquePart("openai", {"type": "x"}),
+        TextPart("answer", provider_data={"provider": "anthropic", "citations": [{"type": "c"}]}),
+    ]
+    history = [UserMessage("go"), AssistantMessage(parts), UserMessage("on")]
+    assert sent("anthropic", *history)[1]["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": "s1"},
+        {"type": "redacted_thinking", "data": "zzz"},
+        server,
+        {"type": "text", "text": "answer", "citations": [{"type": "c"}]},
+    ]
+    assert sent("openrouter", *history)[1] == {"role": "assistant", "content": "answer"}
+    details = [{"type": "reasoning.encrypted", "data": "e"}]
+    data = {"provider": "openrouter", "model": "vendor/model", "member": "reasoning", "reasoning_details": details}
+    own = AssistantMessage([ThinkingPart("hm", provider_data=data), TextPart("answer")])
+    expected = {"role": "assistant", "content": "answer", "reasoning": "hm", "reasoning_details": details}
+    assert sent("openrouter", UserMessage("go"), own, UserMessage("on"))[1] == expected
+    assert sent("ollama", UserMessage("go"), own, UserMessage("on"))[1] == {"role": "assistant", "content": "answer"}
+
+
+def test_a_refusal_goes_back_as_one_where_the_wire_has_a_place_for_it():
+    history = [UserMessage("go"), AssistantMessage([RefusalPart("No.")]), UserMessage("please")]
+    assert sent("openai", *history)[1] == {"role": "assistant", "content": None, "refusal": "No."}
+    assert sent("ollama", *history)[1] == {"role": "assistant", "content": "No."}
+    assert sent("anthropic", *history)[1]["content"] == [{"type": "text", "text": "No."}]
+
+
+# --- media ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:G24", "ecosystem:EC86", "ecosystem:EC87")
+def test_images_and_documents_are_sent_in_each_provider_s_form():
+    parts = [ImagePart("https://x/i.png"), ImagePart(data=PNG), DocumentPart(data=b"%PDF", name="a.pdf")]
+    data = base64.b64encode(PNG).decode()
+    pdf = base64.b64encode(b"%PDF").decode()
+    assert sent("anthropic", UserMessage(parts))[0]["content"] == [
+        {"type": "image", "source": {"type": "url", "url": "https://x/i.png"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}},
+        {
+            "type": "document",
+            "source": {"type": "base64", "media_type": "application/pdf", "data": pdf},
+            "title": "a.pdf",
+        },
+    ]
+    assert sent("openai", UserMessage(parts))[0]["content"] == [
+        {"type": "image_url", "image_url": {"url": "https://x/i.png"}},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{pdf}"}},
+    ]
+
+
+@pytest.mark.spec("ecosystem:EC82")
+def test_media_of_results_stay_in_the_result_or_follow_the_batch():
+    history = [
+        UserMessage("go"),
+        AssistantMessage([call(1), call(2)]),
+        result(1, TextPart("a picture"), ImagePart("https://x/i.png")),
+        result(2, JsonPart({"n": 1})),
+        UserMessage("well?"),
+    ]
+    image = {"type": "image", "source": {"type": "url", "url": "https://x/i.png"}}
+    blocks = sent("anthropic", *history)[2]["content"]
+    assert blocks[0]["content"] == [{"type": "text", "text": "a picture"}, image]
+    assert blocks[1]["content"] == '{"n":1}'
+    messages = sent("openai", *history)
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "user"]
+    assert messages[2]["content"].startswith("a picture\n")
+    assert [piece["type"] for piece in messages[4]["content"]] == ["text", "image_url", "text"]
+    assert messages[4]["content"][-1]["text"] == "well?"
+
+
+@pytest.mark.spec("requirements:G24")
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("anthropic", ImagePart(data=b"x", mime_type="image/tiff")),
+        ("anthropic", DocumentPart(data=b"x", mime_type="application/msword", name="old.doc")),
+        ("openai", DocumentPart("https://x/d.pdf")),
+        ("ollama", DocumentPart(data=b"x", name="a.pdf")),
+    ],
+)
+def test_a_part_that_the_wire_cannot_take_fails_before_the_request_and_is_named(name, part):
+    with pytest.raises(ModelError) as caught:
+        sent(name, UserMessage([part]))
+    assert type(part).__name__ in caught.value.message
+    assert (getattr(part, "name", "") or part.mime_type) in caught.value.message
+
+
+# --- odd histories --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("ecosystem:EC100")
+@pytest.mark.parametrize("name", ["anthropic", "openai"])
+def test_a_history_that_ends_with_the_assistant_is_given_a_nudge_on_the_wire_only(name):
+    history = Transcript([UserMessage("go"), AssistantMessage("I begin.")])
+    request = ModelRequest(f"{name}/{MODEL[name]}", messages=history)
+    messages = json.loads(provider_of(name)._encode(request, stream=False).content)["messages"]
+    assert [m["role"] for m in messages] == ["user", "assistant", "user"]
+    assert "Continue." in json.dumps(messages[-1])
+    assert len(history) == 2
+    # Later the same place holds the same words, so that what was sent once stays a prefix.
+    longer = sent(name, *history, AssistantMessage("I go on."), UserMessage("fine"))
+    assert longer[:3] == messages
+    # A reply that the provider paused is handed back as it is, to be gone on with.
+    paused = sent(name, UserMessage("go"), tail=(AssistantMessage("half a"),))
+    assert [m["role"] for m in paused] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize("name", ["anthropic", "openai"])
+def test_empty_messages_are_left_out_and_an_empty_request_says_something(name):
+    assert [m["role"] for m in sent(name)] == ["user"]
+    messages = sent(
+        name, UserMessage(""), UserMessage("a"), AssistantMessage(()), UserMessage("b"), tail=(UserMessage("c"),)
+    )
+    assert [m["role"] for m in messages] == ["user"]
+    assert [piece["text"] for piece in messages[0]["content"]] == ["a", "b", "c"]
+
+
+def test_anthropic_begins_with_the_user_and_takes_no_blank_text():
+    messages = sent("anthropic", AssistantMessage([TextPart("  \n"), TextPart("hello")]), UserMessage("hi"))
+    assert [m["role"] for m in messages] == ["user", "assistant", "user"]
+    assert messages[1]["content"] == [{"type": "text", "text": "hello"}]
+
+
+# --- foreign calls and thinking -------------------------------------------------------------------------------------
+
+SIGNED = ThinkingPart("hm", provider_data={"provider": "anthropic", "model": "claude-sonnet-4-5", "signature": "s"})
+
+
+@pytest.mark.spec("requirements:G10", "reliability:MP60")
+def test_calls_without_thinking_are_told_as_text_when_thinking_has_a_budget():
+    gathered = [UserMessage("go"), AssistantMessage([call(1)]), result(1, "a file", ImagePart("https://x/i.png"))]
+    messages = sent("anthropic", *gathered, settings=MANUAL)
+    assert [m["role"] for m in messages] == ["user"]
+    assert messages[0]["content"] == [
+        {"type": "text", "text": "go"},
+        {"type": "text", "text": 'The tool look was called with {"at":"1"}. Its result:'},
+        {"type": "text", "text": "a file"},
+        {"type": "image", "source": {"type": "url", "url": "https://x/i.png"}},
+    ]
+    # The model's own turn keeps its calls, and what was sent before stays as it was.
+    own = [*gathered, AssistantMessage([SIGNED, call(2, made_by="anthropic")]), result(2)]
+    longer = sent("anthropic", *own, settings=MANUAL)
+    assert longer[0] == messages[0]
+    assert [block["type"] for block in longer[1]["content"]] == ["thinking", "tool_use"]
+    assert longer[2]["content"][0] == {"type": "tool_result", "tool_use_id": "their_2", "content": "saw 2"}
+    # Thinking that the model doses itself makes no such demand.
+    adaptive = body("anthropic", *gathered)["messages"]
+    assert [block["type"] for block in adaptive[1]["content"]] == ["tool_use"]

@@ -1,0 +1,159 @@
+"""Failures of the connection and of the transport, and what of them is kept."""
+
+from __future__ import annotations
+
+import ssl
+import traceback
+
+import httpx2
+import pytest
+
+from stepengine.errors import ModelError
+from tests.faults.scripts import WIRES
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)]
+
+
+class Miss(BaseException):
+    """What a replay transport raises for a request that it does not have."""
+
+
+class SoftMiss(Exception):
+    """The same from a library that derives it from Exception."""
+
+
+def failing(error: BaseException) -> httpx2.MockTransport:
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        raise error
+
+    return httpx2.MockTransport(handler)
+
+
+def dying(error: Exception, first: bytes = b"") -> httpx2.MockTransport:
+    async def body():
+        yield first
+        raise error
+
+    return httpx2.MockTransport(
+        lambda request: httpx2.Response(200, content=body(), headers={"content-type": "text/event-stream"})
+    )
+
+
+async def failure_of(wire, transport, stream):
+    provider = wire.make(transport=transport)
+    try:
+        if stream:
+            async for _ in provider.stream(wire.request()):
+                pass
+        else:
+            await provider.complete(wire.request())
+    finally:
+        await provider.close()
+
+
+def tls_error() -> httpx2.ConnectError:
+    error = httpx2.ConnectError("certificate verify failed")
+    error.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
+    return error
+
+
+@pytest.mark.spec("ecosystem:EC61", "ecosystem:EC66", "ecosystem:EC212", "reliability:MP16", "reliability:MP34")
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
+@pytest.mark.parametrize(
+    ("error", "kind", "retryable"),
+    [
+        (httpx2.ConnectError("refused"), "connection", True),
+        (httpx2.RemoteProtocolError("peer closed connection"), "connection", True),
+        (httpx2.ReadTimeout("slow"), "timeout", True),
+        (httpx2.ConnectTimeout("slow"), "timeout", True),
+        (httpx2.PoolTimeout("full"), "pool_timeout", True),
+        (httpx2.LocalProtocolError("Illegal header value b'Bearer sk-secret-key-0123456789\\n'"), "request", False),
+        (httpx2.UnsupportedProtocol("no scheme"), "request", False),
+        (tls_error(), "tls", False),
+        (ConnectionResetError("reset"), "connection", True),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+async def test_a_connection_that_fails_before_the_reply_is_told_by_its_cause(wire, error, kind, retryable, stream):
+    with pytest.raises(ModelError) as caught:
+        await failure_of(wire, failing(error), stream)
+    assert (type(caught.value), caught.value.kind, caught.value.retryable) == (ModelError, kind, retryable)
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+    assert "0123456789" not in caught.value.message
+
+
+@pytest.mark.spec("ecosystem:EC62", "reliability:MP18", "reliability:MP19", "reliability:MP27")
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (httpx2.RemoteProtocolError("incomplete chunked read"), "truncated"),
+        (httpx2.ReadError("reset"), "truncated"),
+        (httpx2.ReadTimeout("slow"), "timeout"),
+        (httpx2.DecodingError("bad gzip"), "truncated"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+async def test_a_connection_that_dies_in_mid_stream_may_be_tried_again(wire, error, kind):
+    with pytest.raises(ModelError) as caught:
+        await failure_of(wire, dying(error, wire.stream("hi", [], "end_turn")[0]), stream=True)
+    assert (caught.value.kind, caught.value.retryable) == (kind, True)
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+
+
+@pytest.mark.spec("ecosystem:EC70")
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
+@pytest.mark.parametrize("miss", [Miss("not recorded"), SoftMiss("not recorded")], ids=["miss", "soft miss"])
+async def test_what_a_replay_transport_says_on_its_own_account_comes_through_unchanged(wire, miss, stream):
+    with pytest.raises(type(miss)) as caught:
+        await failure_of(wire, failing(miss), stream)
+    assert caught.value is miss
+
+
+@pytest.mark.spec("ecosystem:EC70")
+async def test_a_miss_is_found_behind_an_http_error(wire):
+    error = httpx2.ConnectError("wrapped")
+    error.__cause__ = Miss("not recorded")
+    with pytest.raises(Miss):
+        await failure_of(wire, failing(error), stream=True)
+
+
+@pytest.mark.spec("ecosystem:EC219", "reliability:SC05")
+async def test_no_frame_of_ours_holds_the_key_in_a_form_that_a_traceback_shows(wire):
+    with pytest.raises(ModelError) as caught:
+        await failure_of(wire, failing(httpx2.ConnectError("refused")), stream=False)
+    shown = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())
+    assert "_http.py" in shown
+    assert "0123456789" not in shown
+
+
+@pytest.mark.spec("ecosystem:EC46", "reliability:MP31")
+async def test_nothing_is_sent_twice(wire):
+    seen = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request)
+        raise httpx2.ConnectError("refused")
+
+    for stream in (True, False):
+        with pytest.raises(ModelError):
+            await failure_of(wire, httpx2.MockTransport(handler), stream)
+    assert len(seen) == 2
+
+
+async def test_a_provider_serves_several_event_loops_one_after_the_other(wire):
+    import asyncio
+
+    answer = wire.reply("hi", [], "end_turn")
+    transport = httpx2.MockTransport(
+        lambda request: httpx2.Response(200, content=answer, headers={"content-type": "application/json"})
+    )
+    provider = wire.make(transport=transport)
+
+    async def ask():
+        reply = await provider.complete(wire.request())
+        await provider.close()
+        return reply.text
+
+    assert await ask() == "hi"
+    assert await asyncio.to_thread(asyncio.run, ask()) == "hi"
+    assert await ask() == "hi"

@@ -1,0 +1,58 @@
+"""What of a request reaches the transport: the encoded bytes as they are, the key, the headers."""
+
+from __future__ import annotations
+
+import json
+
+import httpx2
+import pytest
+
+from stepengine.data.messages import UserMessage
+from stepengine.data.models import ModelRequest, ModelSettings
+from stepengine.data.transcript import Transcript
+from stepengine.errors import ModelError
+from tests.models.wires import MODEL, provider_of
+
+
+@pytest.mark.spec("ecosystem:EC95")
+@pytest.mark.anyio
+async def test_a_reply_that_may_take_long_is_streamed_on_the_wire():
+    seen = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        seen.append(json.loads(request.content).get("stream"))
+        return httpx2.Response(200, json={"content": [], "stop_reason": "end_turn"})
+
+    provider = provider_of("anthropic", transport=httpx2.MockTransport(handler))
+    for limit in (None, 64_000):
+        request = ModelRequest("anthropic/m", settings=ModelSettings(max_tokens=limit))
+        assert (await provider.complete(request)).content == ()
+    await provider.close()
+    assert seen == [None, True]
+
+
+@pytest.mark.spec("ecosystem:EC51", "ecosystem:EC210", "ecosystem:EC191", "ecosystem:EC44")
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["anthropic", "openai"])
+@pytest.mark.parametrize("sampling", [False, True])
+async def test_the_encoded_bytes_reach_the_transport_as_they_are_with_key_and_type(name, sampling):
+    seen = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request)
+        return httpx2.Response(529 if len(seen) == 1 else 200, json={})
+
+    provider = provider_of(name, transport=httpx2.MockTransport(handler))
+    how = ModelSettings(temperature=0.3) if sampling else ModelSettings()
+    request = ModelRequest(f"{name}/{MODEL[name]}", "é", Transcript([UserMessage("hi 🎉")]), settings=how)
+    with pytest.raises(ModelError):
+        await provider.complete(request)
+    await provider.close()
+    assert len(seen) == 1
+    (got,) = seen
+    assert got.content == provider._encode(request, stream=False).content
+    assert got.headers["authorization"] == "Bearer k"
+    assert got.headers["content-type"] == "application/json"
+    assert got.url.path == ("/v1/messages" if name == "anthropic" else "/v1/chat/completions")
+    if name == "anthropic":
+        assert got.headers["anthropic-version"] == ("2023-06-01" if sampling else "2026-10-21")

@@ -1,0 +1,238 @@
+"""Model strings, the registry, keys: what is known before any request is sent."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from stepengine.data.models import ModelReply, ModelRequest, ReplyDone
+from stepengine.errors import MissingKey, ModelError, UnknownModel
+from stepengine.models import AnthropicProvider, ModelInfo, ModelRef, Models, OpenAIChatProvider, Provider
+from stepengine.models.keys import Secret
+
+
+class Echo(Provider):
+    """A third-party provider with nothing but a name and ``complete``."""
+
+    def __init__(self, name="echo", patterns=()):
+        self.name = name
+        self.model_patterns = patterns
+        self.asked = []
+        self.closed = 0
+
+    async def complete(self, request):
+        self.asked.append(request.model)
+        return ModelReply(f"you asked {self.bare(request.model)}")
+
+    async def close(self):
+        self.closed += 1
+
+
+async def last(provider, request):
+    items = [delta async for delta in provider.stream(request)]
+    assert sum(type(item) is ReplyDone for item in items) == 1
+    return items[-1].reply
+
+
+# --- model strings --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:G9", "requirements:G12", "ecosystem:EC104")
+@pytest.mark.parametrize(
+    ("model", "provider", "name"),
+    [
+        ("anthropic/claude-x", "anthropic", "claude-x"),
+        ("anthropic:claude-x", "anthropic", "claude-x"),
+        ("openrouter/anthropic/claude-x", "openrouter", "anthropic/claude-x"),
+        ("openrouter:anthropic/claude-x:free", "openrouter", "anthropic/claude-x:free"),
+        ("openrouter/meta/llama:free", "openrouter", "meta/llama:free"),
+        ("ollama:llama3:8b", "ollama", "llama3:8b"),
+        ("claude-sonnet-4-5", "anthropic", "claude-sonnet-4-5"),
+        ("gpt-4o", "openai", "gpt-4o"),
+        ("ft:gpt-4o:org::id", "openai", "ft:gpt-4o:org::id"),
+    ],
+)
+def test_a_model_string_is_split_at_the_first_slash_or_matched(model, provider, name):
+    models = Models.standard()
+    ref = models.parse(model)
+    assert ref == ModelRef(provider, name)
+    assert str(ref) == f"{provider}/{name}"
+    assert models.parse(str(ref)) == ref
+    assert models.provider_for(model).name == provider
+    assert models.provider_for(model).bare(str(ref)) == name
+
+
+@pytest.mark.spec("requirements:G13")
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("antropic/claude-x", ["'antropic/claude-x'", "'anthropic'", "'ollama'", "did you mean 'anthropic'?"]),
+        ("llama-9", ["'llama-9'", "'anthropic'", "'openrouter'", "did you mean"]),
+        ("", ["no model", "'anthropic'"]),
+        ("anthropic/", ["'anthropic/'"]),
+    ],
+)
+def test_an_unknown_model_is_named_beside_the_providers_and_the_nearest(model, words):
+    with pytest.raises(UnknownModel) as caught:
+        Models.standard(aliases={"llama": "ollama/llama3"}).check(model)
+    for word in words:
+        assert word in caught.value.message
+
+
+@pytest.mark.spec("requirements:G13")
+def test_a_model_that_fits_several_providers_must_be_written_out():
+    models = Models({"a": Echo("a", ("m.*",)), "b": Echo("b", ("m-1",))})
+    assert models.parse("m-2").provider == "a"
+    with pytest.raises(UnknownModel, match=r"fits several providers; write one of 'a/m-1', 'b/m-1'"):
+        models.parse("m-1")
+
+
+@pytest.mark.spec("requirements:G14")
+@pytest.mark.anyio
+async def test_an_alias_is_asked_for_by_the_model_that_it_stands_for():
+    echo = Echo()
+    models = Models({"echo": echo}, aliases={"default": "fast", "fast": "echo:one", "a": "b", "b": "a"})
+    assert str(models.parse("default")) == "echo/one"
+    provider = models.provider_for("default")
+    reply = await provider.complete(ModelRequest("default"))
+    assert (reply.text, reply.model) == ("you asked one", "echo/one")
+    assert (await last(provider, ModelRequest("default"))) == reply
+    assert echo.asked == ["echo/one", "echo/one"]
+    with pytest.raises(UnknownModel, match="circle"):
+        models.parse("a")
+
+
+@pytest.mark.spec("requirements:G15")
+def test_what_the_caller_knows_of_a_model_wins_over_the_data_of_the_package():
+    models = Models.standard(info={"ollama/llama3": ModelInfo(8_192, 1_000), "openai/gpt-4o": ModelInfo(1)})
+    assert models.info("anthropic/claude-sonnet-4-5").context_window == 200_000
+    assert models.info("ollama:llama3") == ModelInfo(8_192, 1_000)
+    assert models.info("gpt-4o") == ModelInfo(1)
+    assert models.info("vllm/nobody-knows") == ModelInfo()
+
+
+# --- registries from whatever an engine is given --------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:G1", "requirements:G4", "requirements:G12")
+@pytest.mark.anyio
+async def test_a_provider_needs_a_name_and_complete_and_nothing_else():
+    echo = Echo()
+    models = Models()
+    models.register("mine", lambda: echo)
+    provider = models.provider_for("mine/some/model")
+    assert provider is echo is models.provider_for("mine/other")
+    assert (await last(provider, ModelRequest("mine/some/model"))).text == "you asked some/model"
+    assert not provider.supports_model("anything")
+    models.check("mine/some/model")
+    await models.close()
+    assert echo.closed == 1
+
+
+def test_one_provider_serves_every_model_string_but_none():
+    echo = Echo()
+    models = Models.of(echo)
+    for model in ("anthropic/claude-x", "anything", "a:b"):
+        assert models.provider_for(model) is echo
+        models.check(model)
+    with pytest.raises(UnknownModel):
+        models.provider_for("")
+
+
+def test_a_registry_is_made_of_what_an_engine_accepts():
+    models = Models({"echo": Echo()})
+    assert Models.of(models) is models
+    assert Models.of({"echo": Echo()}).providers == ("echo",)
+    assert "anthropic" in Models.of(None).providers
+    with pytest.raises(UnknownModel, match="not a int"):
+        Models.of(3)
+    with pytest.raises(UnknownModel, match="prefix"):
+        models.register("a/b", Echo())
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:G23", "ecosystem:EC218", "ecosystem:EC48")
+@pytest.mark.parametrize(
+    ("model", "variables"),
+    [
+        ("anthropic/claude-x", "ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN"),
+        ("openai/gpt-4o", "OPENAI_API_KEY"),
+        ("openai_chat/gpt-4o", "OPENAI_API_KEY"),
+        ("openrouter/a/b", "OPENROUTER_API_KEY"),
+    ],
+)
+def test_a_missing_key_is_named_in_one_sentence_with_the_other_ways(model, variables, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    models = Models.standard()
+    with pytest.raises(MissingKey) as caught:
+        models.check(model)
+    for word in (variables, "api_key=", "base_url", "another provider", "`stepengine demo`"):
+        assert word in caught.value.message
+    monkeypatch.setenv(variables.split()[-1], "k")
+    models.check(model)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.spec("requirements:G23", "ecosystem:EC105", "ecosystem:EC106", "ecosystem:EC115")
+def test_a_local_server_needs_no_key_and_an_explicit_key_wins(monkeypatch):
+    models = Models.standard()
+    models.check("ollama/llama3")
+    models.check("vllm/m")
+    AnthropicProvider(base_url="http://localhost:1").check("m")
+    OpenAIChatProvider(base_url="http://localhost:1").check("m")
+    with pytest.raises(ModelError, match="STEPENGINE_OPENAI_CHAT_BASE_URL"):
+        OpenAIChatProvider("my-server").check("m")
+    monkeypatch.setenv("OPENAI_API_KEY", "of-openai")
+    assert OpenAIChatProvider(base_url="http://localhost:1")._settings()[0].key is None
+    assert OpenAIChatProvider("openai")._settings()[0].source == "OPENAI_API_KEY"
+    explicit = OpenAIChatProvider("openai", api_key=" mine ")._settings()[0]
+    assert (explicit.key, explicit.source) == (Secret("mine"), "api_key=")
+
+
+@pytest.mark.spec("ecosystem:EC219", "reliability:SC05", "requirements:G23")
+def test_a_key_is_in_no_text_that_python_makes():
+    key = "sk-very-secret-0123"
+    secret = Secret(key)
+    texts = [repr(secret), str(secret), f"{secret:>40}", f"{secret}", repr(pickle.loads(pickle.dumps(secret)))]
+    for provider in (AnthropicProvider(api_key=key), OpenAIChatProvider(api_key=key)):
+        texts += [repr(provider), str(vars(provider)), str(provider._settings())]
+    assert all(key not in text for text in texts)
+    assert secret.reveal() == key
+    assert secret == Secret(key) != Secret("other")
+
+
+# --- what is loaded -------------------------------------------------------------------------------------------------
+
+HEAVY = ("anthropic", "openai", "google.genai", "httpx2", "genai_prices", "pydantic")
+
+
+@pytest.mark.spec("requirements:G26", "requirements:G18", "ecosystem:EC216")
+def test_importing_the_models_and_checking_a_model_loads_no_sdk():
+    code = f"""
+import json, sys
+from stepengine.models import *
+models = Models.standard()
+models.parse("gpt-4o")
+try: models.check("anthropic/x")
+except Exception: pass
+print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.spec("requirements:G26")
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("provider", "sdk"), [(AnthropicProvider(api_key="k"), "anthropic"), (OpenAIChatProvider(api_key="k"), "openai")]
+)
+async def test_a_missing_sdk_is_named_with_its_extra(provider, sdk, monkeypatch):
+    monkeypatch.setitem(sys.modules, sdk, None)
+    with pytest.raises(ModelError, match=rf"stepengine\[{sdk}\]"):
+        await provider.complete(ModelRequest(f"{provider.name}/m"))

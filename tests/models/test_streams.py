@@ -1,0 +1,183 @@
+"""Streams: tool calls in pieces, reasoning, events in an impossible order, and server-sent events however they are cut."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.data.parts import TextPart, ThinkingPart
+from stepengine.data.usage import Usage
+from stepengine.errors import ModelError, TruncatedReply
+from stepengine.models._sse import SSEParser
+from tests.faults.scripts import chunk, event
+from tests.models.wires import reader
+
+# --- tool calls in pieces -------------------------------------------------------------------------------------------
+
+
+def pieces(*deltas: list[dict[str, Any]]) -> list[tuple[str, Any, Any]]:
+    it = reader("vllm")
+    for delta in deltas:
+        it.feed(chunk({"tool_calls": delta}))
+    it.feed(chunk({}, "tool_calls"))
+    return [(c.tool_name, dict(c.input), c.provider_data.get("id")) for c in it.finish().tool_calls]
+
+
+def piece(name: str | None = None, arguments: Any = None, **more: Any) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": arguments}, **more}
+
+
+A, B = '{"n":1}', '{"n":2}'
+TWO = [("f", {"n": 1}), ("f", {"n": 2})]
+
+
+@pytest.mark.spec(
+    "ecosystem:EC116", "ecosystem:EC105", "ecosystem:EC106", "reliability:MP49", "reliability:MP50", "reliability:MP51"
+)
+@pytest.mark.parametrize(
+    ("deltas", "calls"),
+    [
+        pytest.param([[piece("f", A, index=0, id="x")], [piece("f", B, index=1, id="y")]], [*TWO, "x", "y"], id="plain"),
+        pytest.param([[piece("f", A, index=0)], [piece("f", B, index=0)]], TWO, id="index always 0, no ids"),
+        pytest.param([[piece("f", A)], [piece("f", B)]], TWO, id="no index, no ids"),
+        pytest.param([[piece("f", A), piece("f", B)]], TWO, id="both in one chunk"),
+        pytest.param([[piece("f", ""), piece("f", None)]], [("f", {}), ("f", {})], id="both in one chunk, no arguments"),
+        pytest.param([[piece("f", A, id=""), piece("f", B, id="")]], TWO, id="empty ids"),
+        pytest.param([[piece("f", "", id="x")], [piece(None, A, id="x")], [piece("f", B, id="y")]], [*TWO, "x", "y"], id="by id"),
+        pytest.param([[piece("f", A, index=0, id="x")], [piece("f", B, index=0, id="y")]], [*TWO, "x", "y"], id="index 0, new id"),
+        pytest.param([[piece("f", A[:3], index=0)], [piece("f", A[3:], index=0)]], TWO[:1], id="name with every piece"),
+        pytest.param([[piece("get_", None, index=0)], [piece("it", None, index=0)], [piece(None, A, index=0)]], [("get_it", {"n": 1})], id="name in pieces"),
+        pytest.param([[piece("f", {"n": 1}, index=0)]], TWO[:1], id="an object as arguments"),
+        pytest.param([[piece("f", None, index=0)]], [("f", {})], id="no arguments"),
+        pytest.param([[piece("f", "", index=0)], [{"index": 0, "function": None}]], [("f", {})], id="empty arguments"),
+        pytest.param([[piece("f", A, index=0, id="x"), piece("f", B, index=1, id="x")]], [*TWO, "x", "x"], id="one id twice"),
+    ],
+)  # fmt: skip
+def test_tool_calls_come_whole_from_whatever_pieces_servers_send(deltas, calls):
+    got = pieces(*deltas)
+    assert [(name, value) for name, value, _ in got] == [c for c in calls if isinstance(c, tuple)]
+    ids = [c for c in calls if isinstance(c, str)]
+    assert [call_id for *_, call_id in got] == (ids or [None] * len(got))
+
+
+@pytest.mark.spec("requirements:G4", "reliability:MP20")
+def test_no_call_is_offered_when_the_finish_reason_never_comes():
+    it = reader("openai")
+    it.feed(chunk({"tool_calls": [piece("rm", '{"path": "/a"}', index=0, id="x")]}))
+    it.feed(b"data: [DONE]\n\n")
+    with pytest.raises(TruncatedReply):
+        it.finish()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["f", "g"]), st.integers(0, 99)), min_size=1, max_size=4), st.data())
+def test_calls_with_indices_survive_any_cutting_of_their_arguments(wanted, data):
+    deltas = []
+    for index, (name, number) in enumerate(wanted):
+        text = json.dumps({"n": number})
+        cut = data.draw(st.integers(0, len(text)))
+        deltas.append([piece(name, text[:cut], index=index, id=f"i{index}")])
+        deltas.append([piece(None, text[cut:], index=index)])
+    assert [(n, v["n"]) for n, v, _ in pieces(*deltas)] == wanted
+
+
+# --- streams --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("ecosystem:EC90", "ecosystem:EC91")
+def test_streamed_reasoning_is_put_together_and_kept_for_the_same_provider():
+    it = reader("openrouter")
+    for text in ("Hm", "m."):
+        detail = {"type": "reasoning.text", "text": text, "index": 0}
+        it.feed(chunk({"reasoning": text, "reasoning_details": [detail], "content": ""}))
+    it.feed(chunk({"reasoning_details": [{"type": "reasoning.text", "signature": "s", "text": "", "index": 0}]}))
+    it.feed(
+        chunk({"reasoning_details": [{"type": "reasoning.encrypted", "data": "d", "index": 1}], "content": "Five."})
+    )
+    it.feed(chunk({}, "stop", usage={"prompt_tokens": 3, "completion_tokens": 2, "cost": 0.25}))
+    reply = it.finish()
+    thinking, text = reply.content
+    assert (type(thinking), thinking.text, text) == (ThinkingPart, "Hmm.", TextPart("Five."))
+    assert thinking.provider_data["reasoning_details"] == [
+        {"type": "reasoning.text", "text": "Hmm.", "index": 0, "signature": "s"},
+        {"type": "reasoning.encrypted", "data": "d", "index": 1},
+    ]
+    assert float(reply.cost) == 0.25
+
+
+START = event(
+    {"type": "message_start", "message": {"id": "m", "content": [], "usage": {"input_tokens": 7, "output_tokens": 1}}}
+)
+BLOCK = event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
+DELTA = event({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x"}})
+END = event({"type": "content_block_stop", "index": 0})
+STOP = event({"type": "message_stop"})
+
+
+@pytest.mark.spec("reliability:MP28", "ecosystem:EC71")
+@pytest.mark.parametrize(
+    "events",
+    [
+        [START, START],
+        [BLOCK],
+        [START, DELTA],
+        [START, BLOCK, END, DELTA],
+        [START, BLOCK, BLOCK],
+        [START, BLOCK.replace(b'"index": 0', b'"index": 1')],
+        [START, DELTA.replace(b'"index": 0', b'"index": -1')],
+        [START, BLOCK, STOP],
+        [START, STOP],
+        [START, event({"type": "content_block_delta"})],
+        [event({"type": "message_delta", "delta": {}})],
+        [b"data: 7\n\n"],
+    ],
+)
+def test_events_in_an_impossible_order_break_the_protocol_and_may_be_tried_again(events):
+    it = reader("anthropic")
+    with pytest.raises(ModelError) as caught:
+        for one in events:
+            it.feed(one)
+    assert (caught.value.kind, caught.value.retryable) == ("protocol", True)
+
+
+@pytest.mark.spec("reliability:MP19", "reliability:MP59", "ecosystem:EC71")
+def test_what_a_lost_stream_used_is_known_as_far_as_it_said():
+    it = reader("anthropic")
+    it.feed(START + b"event: from_the_future\ndata: {}\n\n" + BLOCK + DELTA)
+    with pytest.raises(TruncatedReply) as caught:
+        it.finish()
+    assert caught.value.usage == Usage(7, 1, at_least=True)
+
+
+@pytest.mark.spec("reliability:MP24")
+def test_a_stream_that_never_stops_is_cut():
+    it = reader("openai")
+    with pytest.raises(ModelError) as caught:
+        for _ in range(100):
+            it.feed(b": " + b"x" * 1_000_000 + b"\n")
+    assert (caught.value.kind, caught.value.retryable) == ("too_large", False)
+
+
+@pytest.mark.spec("reliability:MP25")
+@given(
+    st.lists(st.tuples(st.sampled_from(["", "a", "message"]), st.lists(st.sampled_from(["x", "é", "", ": y"]), min_size=1, max_size=3)), max_size=4),
+    st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    st.lists(st.integers(0, 80), max_size=6),
+)  # fmt: skip
+def test_events_are_the_same_however_lines_end_and_bytes_are_cut(events, ending, cuts):
+    lines: list[bytes] = [b": comment"]
+    for name, data in events:
+        lines += [b"event:" + name.encode()] if name else []
+        lines += [b"id: 7", *[b"data: " + value.encode() for value in data], b""]
+    body = ending.join([*lines, b""])
+    some = sorted({0, len(body), *[cut for cut in cuts if cut < len(body)]})
+    for edges in (some, range(len(body) + 1)):
+        parser, got = SSEParser(), []
+        for start, end in pairwise(edges):
+            got += parser.feed(body[start:end])
+        assert got == [(name, "\n".join(data).encode()) for name, data in events]
+        assert parser.tail == b""

@@ -1,0 +1,58 @@
+"""The two wires by name, and what tests ask of their encoders."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stepengine.data.messages import ToolMessage
+from stepengine.data.models import ModelRequest, ModelSettings, Thinking
+from stepengine.data.parts import (
+    ToolCallPart,
+)
+from stepengine.data.tools import ToolSpec
+from stepengine.data.transcript import Transcript
+from stepengine.models import AnthropicProvider, OpenAIChatProvider
+from stepengine.models._failures import Call
+from stepengine.models._http import ReplyReader
+from stepengine.models.anthropic.stream import AnthropicAccumulator
+from stepengine.models.keys import Credentials
+from stepengine.models.openai_chat.decode import ChatAccumulator
+
+MODEL = {"anthropic": "claude-sonnet-4-5", "openai": "gpt-4o", "openrouter": "vendor/model", "ollama": "llama3"}
+PNG = b"\x89PNG"
+TOOL = ToolSpec("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}})
+
+
+def provider_of(name: str, **options: Any) -> Any:
+    return AnthropicProvider("k", **options) if name == "anthropic" else OpenAIChatProvider(name, "k", **options)
+
+
+def body(name: str, *messages: Any, stream: bool = False, **fields: Any) -> dict[str, Any]:
+    request = ModelRequest(f"{name}/{MODEL[name]}", messages=Transcript(messages), **fields)
+    return json.loads(provider_of(name)._encode(request, stream=stream).content)
+
+
+def sent(name: str, *messages: Any, **fields: Any) -> list[dict[str, Any]]:
+    return body(name, *messages, **fields)["messages"]
+
+
+def call(number: int, name: str = "look", made_by: str | None = None, **fields: Any) -> ToolCallPart:
+    data = {"provider": made_by, "model": MODEL.get(made_by), "id": f"their_{number}"} if made_by else None
+    return ToolCallPart(f"c{number}", name, {"at": str(number)}, provider_data=data, **fields)
+
+
+def result(number: int, *content: Any, status: str = "ok") -> ToolMessage:
+    return ToolMessage(f"c{number}", "look", content or (f"saw {number}",), status)
+
+
+MANUAL = ModelSettings(thinking=Thinking("extended", 2_000))
+
+
+def made(provider: str, model: str = "m") -> Call:
+    return Call(provider=provider, model=f"{provider}/{model}", credentials=Credentials(None, "no key"))
+
+
+def reader(wire: str) -> ReplyReader:
+    kind = AnthropicAccumulator if wire == "anthropic" else ChatAccumulator
+    return ReplyReader(kind(made(wire), "m", None), made(wire))
