@@ -1,0 +1,186 @@
+"""
+``editor``: makes the edits that a prompt asks for, checks them, and reports what changed.
+
+The model reads and edits; the handler decides. It reads the files named in the params before the first model call, reads
+every edited file again afterwards, and sends the model back to work while one of them does not parse. Without a prompt it
+continues the conversation that it was given: exactly one model step, whose messages are part of the report.
+
+``stepengine run editor "Rename total to subtotal" --params '{"files": ["shop.py"]}' --write``
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import tomllib
+from collections.abc import Generator, Mapping
+from difflib import unified_diff
+from io import StringIO
+from posixpath import normpath
+from typing import Any, TypedDict
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stepengine import (
+    STEP,
+    STEP_ALL,
+    AgentDefinition,
+    AgentState,
+    Change,
+    HookContext,
+    Hooks,
+    StepContext,
+    Steps,
+    ToolCall,
+)
+
+EDITING = ("str_replace", "write_file")
+BEFORE = "editor_before"
+NO_END = "\\ No newline at end of file"
+
+INSTRUCTIONS = """\
+Edit the files so that the request is met, and nothing else.
+Read a file before you change it. Change it with str_replace; use write_file only for a file that does not exist yet.
+When everything is done, say in one or two sentences what you changed."""
+
+
+class EditorParams(BaseModel):
+    """What the editor can be told beside its prompt."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    files: list[str] = Field(default=[], description="Files to show to the model before its first step.")
+    repairs: int = Field(default=2, ge=0, le=10, description="How often files that do not parse are sent back.")
+
+
+class EditReport(TypedDict):
+    """
+    What the editor did.
+
+    Attributes:
+        changed_files: Files whose content is another one than before, sorted.
+        diff: One unified diff of everything that changed.
+        problems: What is still wrong with a changed file.
+        summary: The model's last words.
+        messages: Without a prompt: the messages of the step, in the widespread form. Else empty.
+    """
+
+    changed_files: list[str]
+    diff: str
+    problems: list[str]
+    summary: str
+    messages: list[dict[str, Any]]
+
+
+def handle_steps(ctx: StepContext[EditorParams]) -> Steps[EditReport]:
+    """Show the files, let the model edit, check the result, and send it back while it does not parse."""
+    start = len(ctx.agent_state.message_history)
+    if ctx.params.files:
+        yield ToolCall("read_files", {"paths": ctx.params.files})  # no model has been called yet
+    turn = yield STEP_ALL if ctx.prompt else STEP  # the model takes its steps and calls its tools
+    report = yield from check(turn.agent_state, start)  # reads every edited file again
+    for _ in range(ctx.params.repairs if ctx.prompt else 0):
+        if not report["problems"] or not turn.agent_state.steps_remaining:
+            break
+        note = "These files do not parse any more. Repair them:\n" + "\n".join(report["problems"])
+        yield ToolCall("add_message", {"role": "user", "content": note}, include_tool_call=False)
+        turn = yield STEP_ALL
+        report = yield from check(turn.agent_state, start)
+    return report if ctx.prompt else {**report, "messages": messages_since(turn.agent_state, start)}
+
+
+def check(state: AgentState, start: int) -> Steps[EditReport]:
+    """Read every edited file again and report how it differs from what it was when the run began."""
+    changed: list[str] = []
+    diffs: list[str] = []
+    problems: list[str] = []
+    for path, before in sorted(state.context.get(BEFORE, {}).items()):
+        after = yield from snapshot(path)
+        if after == before:
+            continue
+        changed.append(path)
+        diffs.append(diff_of(path, before, after))
+        if problem := after.get("error") or parse_problem(path, after["content"]):
+            problems.append(f"{path}: {problem}")
+    summary = next((m.text for m in reversed(state.message_history[start:]) if m.role == "assistant"), "")
+    return EditReport(changed_files=changed, diff="".join(diffs), problems=problems, summary=summary, messages=[])
+
+
+def messages_since(state: AgentState, start: int) -> list[dict[str, Any]]:
+    """Return the messages after the first *start* ones, in the widespread form."""
+    return AgentState.from_messages(state.message_history[start:]).message_history.to_dicts()
+
+
+def snapshot(path: str) -> Generator[Any, Any, dict[str, str]]:
+    """Read a whole file, in portions, or why it cannot be read. Nothing of it enters the history."""
+    lines: list[str] = []
+    while True:
+        window = {"path": path, "offset": len(lines)}
+        turn = yield ToolCall("read_files", {"paths": [window]}, include_tool_call=False)
+        entry = (turn.tool_results[0].data or [{}])[0]
+        if "content" not in entry:
+            return {"error": entry.get("error") or turn.tool_results[0].text}
+        portion = lines_of(entry["content"])
+        lines += portion
+        if not portion or not entry["has_more"]:
+            return {"content": "".join(lines), "hash": entry.get("hash", "")}
+
+
+def remember(ctx: HookContext, call: Any) -> Generator[Any, Any, Change | None]:
+    """Keep what a file holds before its first edit of the run."""
+    known: Mapping[str, Any] = ctx.state.context.get(BEFORE, {})
+    path = normpath(call.input.get("path") or ".")
+    if call.tool_name not in EDITING or path in known:
+        return None
+    before = yield from snapshot(path)
+    return Change(context={BEFORE: {**known, path: before}})
+
+
+def forget(_: HookContext) -> Change:
+    """Start a run without what an earlier one, continued by this one, remembered."""
+    return Change(context={BEFORE: None})
+
+
+def diff_of(path: str, before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """Return a unified diff in git's form; a file that cannot be read is ``/dev/null``."""
+    sides = (before, after)
+    old, new = [f"{name}/{path}" if "content" in side else "/dev/null" for name, side in zip("ab", sides, strict=True)]
+    was, now = [lines_of(side.get("content", "")) for side in sides]
+    lines = unified_diff(was, now, old, new)
+    return "".join([line if line.endswith("\n") else f"{line}\n{NO_END}\n" for line in lines])
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines of *text* with their ends, as tools count them: only a newline ends one."""
+    return list(StringIO(text, newline="\n"))
+
+
+def parse_problem(path: str, text: str) -> str:
+    """Return why *text* does not parse, by the suffix of *path*; ``""`` when it does or nobody can tell."""
+    try:
+        match path.rpartition(".")[2]:
+            case "py":
+                ast.parse(text, path)
+            case "json":
+                json.loads(text)
+            case "toml":
+                tomllib.loads(text)
+            case _:
+                pass
+    except (ValueError, SyntaxError, RecursionError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+agent = AgentDefinition(
+    "editor",
+    description="Makes the requested edits to files, checks that they still parse, and returns a diff.",
+    tools=["read_files", "code_search", "str_replace", "write_file"],
+    include_message_history=True,
+    inherit_parent_system_prompt=True,
+    instructions_prompt=INSTRUCTIONS,
+    input_schema=EditorParams,
+    output_mode="structured_output",
+    handle_steps=handle_steps,
+    hooks=Hooks(pre_run=[forget], pre_tool=[remember]),
+)

@@ -1,0 +1,86 @@
+"""
+A tool of your own, with validated input and a dependency that the model never sees.
+
+``python examples/custom_tool.py`` needs no key: the model plays written replies, the tool really runs.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from stepengine import STEP_ALL, AgentDefinition, Depends, Engine, StepContext, Steps, call, tool
+from stepengine.testing import ScriptedModel, text, tool_call
+
+
+def stock(**counts: int) -> sqlite3.Connection:
+    """Make a database of articles and counts."""
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    connection.execute("create table stock (article, count)")
+    connection.executemany("insert into stock values (?, ?)", counts.items())
+    return connection
+
+
+def get_db() -> Iterator[sqlite3.Connection]:
+    """Open the shop's database for one call; what follows the ``yield`` runs when the call has ended."""
+    connection = stock(apple=7, pear=0)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+@tool
+def stock_of(
+    article: Annotated[str, Field(min_length=1)],
+    db: sqlite3.Connection = Depends(get_db),
+) -> int:
+    """
+    Say how many pieces of an article are in stock.
+
+    Args:
+        article: The article's name, in the singular.
+    """
+    row = db.execute("select count from stock where article = ?", (article,)).fetchone()
+    if row is None:
+        msg = f"there is no article {article!r}; there are apple and pear"
+        raise LookupError(msg)  # becomes an error result that the model can read
+    return int(row[0])
+
+
+def handle_steps(ctx: StepContext) -> Steps[str]:
+    apples = yield from call(stock_of, "apple")  # the handler calls it: no model, and `apples` is an int
+    ctx.logger.info("looked before asking", apples=apples)
+    turn = yield STEP_ALL  # now the model takes its steps
+    return turn.agent_state.message_history[-1].text
+
+
+clerk = AgentDefinition("clerk", model="openai/gpt-5", tools=[stock_of], handle_steps=handle_steps)
+
+
+def main() -> None:
+    print("what the model is told about the tool:", list(stock_of.spec.input_schema["properties"]))
+
+    model = ScriptedModel(
+        [
+            tool_call("stock_of", {"article": "kiwi"}),
+            tool_call("stock_of", {"article": "pear"}),
+            text("We have 7 apples, and pears are sold out."),
+        ]
+    )
+    with Engine([clerk], models=model) as engine:
+        result = engine.run_sync("clerk", "What is in stock?")
+        for done in result.tool_calls:
+            print(f"{done.source:>8}: stock_of {done.input} -> {done.result.status}: {done.result.text}")
+        print(result.output)
+        assert [done.is_error for done in result.tool_calls] == [False, True, False]
+
+        with engine.override(models=ScriptedModel(["Many."]), dependency_overrides={get_db: lambda: stock(apple=99)}):
+            tested = engine.run_sync("clerk", "What is in stock?")
+        print(f"with another database: stock_of('apple') -> {tested.tool_calls[0].result.text}")
+        assert tested.tool_calls[0].result.data == 99
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""
+The command line: ``stepengine demo``, ``agents``, ``run``, ``version``. The only part of the package that prints.
+
+Lives here: reading arguments, showing progress and results, exit codes. Must not be here: anything that a program which
+embeds stepengine would need. Typer and rich are loaded when a command starts.
+"""
+
+from __future__ import annotations
+
+__all__ = ("main",)
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code; ``stepengine --help`` lists the codes."""
+    from stepengine.cli.app import app
+
+    app()

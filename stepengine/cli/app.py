@@ -1,0 +1,158 @@
+"""The commands and their options. What they do stands in the modules beside this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stepengine.cli.report import Exit
+
+__all__ = ("app",)
+
+EXIT_CODES = """\
+\b
+Exit codes:
+  0    completed
+  1    the run failed
+  2    wrong usage or configuration: unknown agent, wrong params, missing key
+  3    suspended: a question waits for an answer; its id is printed
+  4    a limit was reached, or the reply was cut
+  5    a replay did something else than its recording
+  130  interrupted (Ctrl-C)
+  143  terminated (SIGTERM)
+
+Results go to stdout, everything else to stderr."""
+
+OVERVIEW = f"""\
+Run programmatic LLM agents: Python generators decide, the engine performs.
+
+\b
+Start here (no key, no network):
+  stepengine demo
+  stepengine agents
+  stepengine run code_searcher --params '{{"search_queries": [{{"pattern": "def main"}}]}}'
+
+{EXIT_CODES}"""
+
+RUN = f"""\
+Run AGENT, and print its output.
+
+AGENT is an id, as `stepengine agents` lists them, or the path of an agent file. Progress is shown while it runs.
+
+\b
+Examples:
+  stepengine run code_searcher --params '{{"search_queries": [{{"pattern": "def main"}}]}}' --json
+  stepengine run editor "Add a docstring to shop.py" --write --model anthropic/claude-sonnet-4-5
+  stepengine run editor "Fix the typo" --write --model llama3.2 --base-url http://localhost:11434/v1
+  stepengine run ./agents/mine.py --params @params.json --cwd ../project
+  git diff | stepengine run ./agents/reviewer.py -
+
+\b
+Models:
+  anthropic/...   needs ANTHROPIC_API_KEY
+  openai/...      needs OPENAI_API_KEY
+  openrouter/...  needs OPENROUTER_API_KEY
+  ollama/...      needs a running Ollama and no key
+  anything else that speaks Chat Completions: --base-url
+
+{EXIT_CODES}"""
+
+app = typer.Typer(
+    name="stepengine",
+    help=OVERVIEW,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command(help=RUN)
+def run(
+    agent: Annotated[str, typer.Argument(help="Id or file of the agent.")],
+    prompt: Annotated[str, typer.Argument(help="What to do; - reads it from stdin.")] = "",
+    *,
+    params: Annotated[str, typer.Option(help="Params as JSON, or @FILE.", metavar="JSON|@FILE")] = "",
+    model: Annotated[
+        str, typer.Option(help="Model, such as anthropic/claude-sonnet-4-5; default: STEPENGINE_MODEL.")
+    ] = "",
+    base_url: Annotated[str, typer.Option(help="A server that speaks OpenAI's Chat Completions.", metavar="URL")] = "",
+    cwd: Annotated[Path, typer.Option(help="Folder that the tools work in.")] = Path(),
+    write: Annotated[bool, typer.Option("--write", help="Let tools change files in that folder.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with the whole result.")] = False,
+    max_steps: Annotated[
+        int, typer.Option(help="Model steps that the run may take; 0 for the agent's own limit.", min=0)
+    ] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show thinking, whole inputs and log lines.")
+    ] = False,
+) -> None:
+    """Run an agent; ``RUN`` is what users read."""
+    from stepengine.cli.running import Options, run_command
+
+    options = Options(
+        agent=agent,
+        prompt=prompt,
+        params=params,
+        model=model,
+        base_url=base_url,
+        cwd=cwd,
+        write=write,
+        as_json=as_json,
+        max_steps=max_steps,
+        quiet=quiet,
+        verbose=verbose,
+    )
+    _leave(run_command(options))
+
+
+@app.command()
+def demo(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the edited copy of the project and say where it is.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """
+    Watch a generator agent edit a small project, without a key and without network.
+
+    The model's replies are played from a recording through the real SDK; the tools really read and edit files, in a
+    temporary copy. One recorded reply holds a mistake, which the agent's handler finds and has repaired.
+    """
+    from stepengine.cli.demo import demo_command
+
+    _leave(demo_command(keep=keep, quiet=quiet))
+
+
+@app.command()
+def agents(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+) -> None:
+    """
+    List the agents that `stepengine run` knows: those in ./agents and those that are shipped.
+
+    Each with what it does, its tools and its file.
+    """
+    from stepengine.cli.finding import agents_command
+
+    _leave(agents_command(as_json=as_json))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        typer.echo(f"stepengine {installed('stepengine')}")
+    except PackageNotFoundError:
+        typer.echo("stepengine (not installed: run from its source folder)")
+
+
+def _leave(code: Any) -> None:
+    if code is not Exit.COMPLETED:
+        raise typer.Exit(int(code))

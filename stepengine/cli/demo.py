@@ -1,0 +1,144 @@
+"""
+``stepengine demo``: the agent ``editor`` on a small project, with recorded replies.
+
+The replies of the model come from a cassette, through the real SDK and the real codec. Everything else happens: the
+handler decides, the tools read and edit the files of a temporary copy of the project.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.cli.report import Exit
+from stepengine.cli.running import Options, Run, complain, make_progress, perform
+from stepengine.data.events import Event
+
+if TYPE_CHECKING:
+    from stepengine.cli.progress import Progress
+
+__all__ = ("CASSETTE", "copy_project", "demo_command", "run_demo")
+
+HERE = Path(__file__).parent / "_demo"
+CASSETTE = HERE / "cassette.yaml"
+SAMPLE = ".sample"
+"""The suffix that keeps linters, type checkers and test collectors away from the sample project."""
+MODEL = "anthropic/demo"
+HOST = "http://demo.localhost"
+PROMPT = "Give orders of 100 or more a discount of 10 % in total(), and say so in the README."
+PARAMS = {"files": ["shop.py", "README.md"]}
+# The schemas of tools are made by pydantic and may differ between its versions; they are no part of what is shown here.
+IGNORED = ("/tools",)
+
+CAUSE = """\
+The last edit happened because of it: it read shop.py again, found that it did not parse, and sent the model back.
+"""
+NEXT = """\
+What to type next:
+  stepengine agents                    what else there is to run
+  stepengine run code_searcher --params '{"search_queries": [{"pattern": "def "}]}'    needs no model either
+  export ANTHROPIC_API_KEY=...         then the same agent runs live, on your files:
+  stepengine run editor "..." --write --model anthropic/claude-sonnet-4-5
+  stepengine run editor "..." --write --model llama3.2 --base-url http://localhost:11434/v1    with Ollama, no key"""
+
+
+def copy_project(target: Path) -> None:
+    """Copy the sample project into the folder *target*."""
+    for file in sorted((HERE / "project").iterdir()):
+        if file.suffix == SAMPLE:
+            (target / file.stem).write_bytes(file.read_bytes())
+
+
+def run_demo(transport: Any, progress: Progress | None = None, folder: Path | None = None) -> Run:
+    """
+    Run ``editor`` on a copy of the sample project.
+
+    Args:
+        transport: What answers the model's requests: an ``httpx2.AsyncBaseTransport``.
+        progress: What shows the run.
+        folder: Where the copy goes; by default a temporary folder that is removed at the end.
+    """
+    from stepengine.engine import Engine, load_agent
+    from stepengine.models import AnthropicProvider
+    from stepengine.tools import file_tools, search_tools
+
+    with ExitStack() as stack:
+        root = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stepengine-demo-")))
+        copy_project(root)
+        editor = attrs.evolve(load_agent("editor"), model=MODEL)
+        provider = AnthropicProvider(api_key="demo", base_url=HOST, transport=transport)
+        engine = Engine(
+            [editor],
+            [*file_tools(root, write=True), *search_tools(root)],
+            {"anthropic": provider},
+            # Replies are streamed when somebody watches, and the recording holds streams.
+            observers=[progress or nobody],
+        )
+        return perform(engine, editor, PROMPT, progress, params=PARAMS)
+
+
+def nobody(_: Event) -> None:
+    """Watch, and say nothing."""
+
+
+def demo_command(*, keep: bool, quiet: bool) -> Exit:
+    """Run the demo and explain what was seen."""
+    from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
+
+    progress = make_progress(Options(agent="editor", quiet=quiet))
+    folder = Path(tempfile.mkdtemp(prefix="stepengine-demo-")) if keep else None
+    cassette = Cassette.load(CASSETTE, ignore=IGNORED, hint="python cassettes/record_demo.py")
+    _introduce()
+    try:
+        run = run_demo(ReplayTransport(cassette), progress, folder)
+    except CassetteMiss as miss:
+        return complain(str(miss), Exit.DIVERGED)
+    if progress is not None:
+        progress.finish(run.result)
+    if run.code is not Exit.COMPLETED:
+        return complain(f"the demo ended as {run.result.status.value}: {run.result.error}", run.code)
+    _explain(run.result.output["diff"])
+    if folder is not None:
+        print(f"\nThe edited project is in {folder}")
+    return Exit.COMPLETED
+
+
+def _introduce() -> None:
+    print("A generator agent edits a small project. The model's replies are a recording; the rest happens now.\n")
+    print(f"  request   {PROMPT}")
+    print(f"  files     {', '.join(PARAMS['files'])}, in a temporary copy\n", flush=True)
+
+
+def _explain(diff: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from stepengine.cli.progress import diff_lines
+
+    console = Console(highlight=False)
+    console.print(Text("\nWhat changed", style="bold"))
+    for line, style in diff_lines(diff):
+        console.print(Text(line, style=style), soft_wrap=True)
+    console.print(Text("\nThe handler that drove it (agents/editor.py)", style="bold"))
+    console.print(Text(_handler_source()), soft_wrap=True)
+    console.print(Text(CAUSE), soft_wrap=True)
+    console.print(Text(NEXT.replace("stepengine ", f"{_program()} ")), soft_wrap=True)
+
+
+def _program() -> str:
+    """Return how the user can call this command again: by its name, or as it was called when it is not on the path."""
+    called = sys.argv[0]
+    return "stepengine" if Path(called).name != "stepengine" or shutil.which("stepengine") else called
+
+
+def _handler_source() -> str:
+    from stepengine.engine import load_agent
+
+    return inspect.getsource(load_agent("editor").handle_steps or run_demo)

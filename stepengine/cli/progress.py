@@ -1,0 +1,270 @@
+"""
+Live progress of a run, from its events to lines on stderr.
+
+``Progress`` is an observer. On a terminal it keeps one status line below what it prints and shows text while it
+streams; elsewhere it prints plain lines. Whatever comes from a model, a tool or a file is made visible first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from stepengine.cli.report import money, tokens
+from stepengine.cli.screen import one_line, visible
+from stepengine.data import events as ev
+from stepengine.data.run import RunResult
+from stepengine.data.usage import Usage, add_cost
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+__all__ = ("Progress", "diff_lines")
+
+MAX_DIFF_LINES = 40
+LEVELS = ("debug", "info", "warning", "error")
+DIFF_STYLES = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
+
+
+class Progress:
+    """
+    Shows the events of one run.
+
+    Args:
+        console: Where; stderr.
+        live: Whether the console is a terminal that can redraw a line.
+        verbose: Show thinking, whole tool inputs and every log line.
+        level: The lowest level of log lines that are shown without *verbose*.
+    """
+
+    def __init__(self, console: Console, *, live: bool = False, verbose: bool = False, level: str = "warning") -> None:
+        self._console = console
+        self._verbose = verbose
+        self._level = 0 if verbose else LEVELS.index(level)
+        self._partial: dict[str, str] = {}
+        self._streamed: set[str] = set()
+        self._steps: dict[str, int] = {}
+        self._usage = Usage()
+        self._cost: Decimal | None = Decimal(0)
+        self._step = 0
+        self._doing = "starting"
+        self._start = time.monotonic()
+        self._wants_live = live
+        self._live: Live | None = None
+
+    @contextmanager
+    def shown(self) -> Iterator[Progress]:
+        """Show the status line, on a terminal, for as long as the block lasts."""
+        if not self._wants_live:
+            yield self
+            return
+        from rich.live import Live
+
+        with Live(
+            console=self._console,
+            get_renderable=self._status,
+            refresh_per_second=10,
+            transient=True,
+            redirect_stdout=False,
+        ) as self._live:
+            yield self
+        self._live = None
+
+    def on_event(self, event: ev.Event) -> None:
+        """Show *event*."""
+        show = getattr(self, f"_on_{event.type}", None)
+        if show is not None:
+            show(event)
+
+    def finish(self, result: RunResult[Any]) -> None:
+        """Show how the run ended and what it spent."""
+        for path in list(self._partial):
+            self._flush(path)
+        steps = result.state.step_index
+        spent = [
+            result.status.value.replace("_", " "),
+            f"{steps} step{'s' * (steps != 1)}",
+            f"{len(result.tool_calls)} tool call{'s' * (len(result.tool_calls) != 1)}",
+            tokens(result.usage),
+            money(result.cost) if result.usage.requests else "no model call",
+            f"{time.monotonic() - self._start:.1f} s",
+        ]
+        self._line("", " | ".join([s for s in spent if s]), "bold")
+
+    # --- what is shown ------------------------------------------------------------------------------------------------
+
+    def _status(self) -> Text:
+        from rich.text import Text
+
+        # The screen is refreshed by another thread, so the dict may change meanwhile.
+        text = Text("".join([visible(p) for p in list(self._partial.values())]))
+        if text:
+            text.append("\n")
+        spent = tokens(self._usage)
+        parts = [
+            f"step {self._step}" if self._step else "",
+            self._doing,
+            spent,
+            money(self._cost) if spent else "",
+            f"{time.monotonic() - self._start:.0f} s",
+        ]
+        return text.append(" | ".join([p for p in parts if p]), style="dim")
+
+    def _line(self, path: str, text: str, style: str = "") -> None:
+        from rich.text import Text
+
+        depth = path.count(".") + 1 if path else 0
+        self._console.print(Text("  " * depth + text, style=style), soft_wrap=True)
+
+    def _text(self, path: str, text: str) -> None:
+        lines = (self._partial.pop(path, "") + text).split("\n")
+        for line in lines[:-1]:
+            self._line(path, visible(line))
+        if lines[-1]:
+            self._partial[path] = lines[-1]
+
+    def _flush(self, path: str) -> None:
+        rest = self._partial.pop(path, "")
+        if rest:
+            self._line(path, visible(rest))
+
+    # --- runs and steps -----------------------------------------------------------------------------------------------
+
+    def _on_step_started(self, event: ev.StepStarted) -> None:
+        self._flush(event.path)
+        self._steps[event.path] = event.step + 1
+
+    def _on_model_started(self, event: ev.ModelStarted) -> None:
+        # Announced here, so that a step which fails for want of a model shows nothing but its error.
+        step = self._steps.pop(event.path, 0)
+        if step and not event.path:
+            self._step = step
+        if step:
+            self._line(event.path, f"step {step}", "bold cyan")
+
+    def _on_model_finished(self, event: ev.ModelFinished) -> None:
+        if event.reply is not None:
+            self._usage += event.reply.usage or Usage(at_least=True)
+            self._cost = add_cost(self._cost, event.reply.cost)
+
+    def _on_phase_changed(self, event: ev.PhaseChanged) -> None:
+        if not event.path:
+            self._doing = f"{event.phase.value.replace('_', ' ')} {one_line(event.detail, 40)}".strip()
+
+    def _on_agent_spawned(self, event: ev.AgentSpawned) -> None:
+        self._line(event.path, f"agent {event.agent_id} starts: {one_line(event.prompt)}".rstrip(": "), "magenta")
+
+    def _on_agent_finished(self, event: ev.AgentFinished) -> None:
+        self._flush(event.child_path)
+        self._line(event.path, f"agent {event.agent_id} ended: {event.status.value}", "magenta")
+
+    # --- model --------------------------------------------------------------------------------------------------------
+
+    def _on_text_delta(self, event: ev.TextDelta) -> None:
+        self._streamed.add(event.path)
+        self._text(event.path, event.text)
+
+    def _on_text_completed(self, event: ev.TextCompleted) -> None:
+        if event.path in self._streamed:
+            self._streamed.discard(event.path)
+        else:
+            self._text(event.path, event.text)
+        self._flush(event.path)
+
+    def _on_thinking_completed(self, event: ev.ThinkingCompleted) -> None:
+        if self._verbose:
+            for line in event.text.splitlines():
+                self._line(event.path, f"  thinks: {visible(line)}", "dim")
+
+    def _on_reply_discarded(self, event: ev.ReplyDiscarded) -> None:
+        self._partial.pop(event.path, None)
+        self._streamed.discard(event.path)
+        self._line(event.path, "(the reply broke off; what it said does not count)", "yellow")
+
+    def _on_model_retry(self, event: ev.ModelRetry) -> None:
+        why = (
+            f"attempt {event.attempt} failed, the next one follows in {event.wait:.1f} s: {one_line(event.error, 200)}"
+        )
+        self._line(event.path, why, "yellow")
+
+    # --- tools --------------------------------------------------------------------------------------------------------
+
+    def _on_tool_started(self, event: ev.ToolStarted) -> None:
+        self._flush(event.path)
+        call = f"{one_line(event.tool_name, 64)} {self._arguments(event.input)}".rstrip()
+        self._line(event.path, f"{one_line(event.source, 16):>9} > {call}", "blue")
+
+    def _on_tool_finished(self, event: ev.ToolFinished) -> None:
+        result = event.result
+        how = "ok" if not result.is_error else result.status
+        why = f": {one_line(result.text, 200)}" if result.is_error else ""
+        said = f"{one_line(event.tool_name, 64)} {how}, {event.duration_ms} ms{why}"
+        self._line(event.path, f"{'':>9} < {said}", "red" if result.is_error else "dim")
+        diff = result.data.get("unified_diff") if isinstance(result.data, dict) else None
+        if isinstance(diff, str):
+            self._diff(event.path, diff)
+
+    def _arguments(self, value: Any) -> str:
+        if not isinstance(value, dict):
+            return ""
+        if self._verbose:
+            return one_line(", ".join([f"{k}={v!r}" for k, v in value.items()]), 2000)
+        said = [_short(v) for v in value.values() if isinstance(v, str | list | dict)]
+        return one_line(", ".join([s for s in said if s]), 80)
+
+    def _diff(self, path: str, diff: str) -> None:
+        lines = diff.splitlines()
+        for line, style in diff_lines("\n".join(lines[:MAX_DIFF_LINES])):
+            self._line(path, f"{'':>11} {line}", style)
+        if len(lines) > MAX_DIFF_LINES:
+            self._line(path, f"{'':>11} ({len(lines) - MAX_DIFF_LINES} more lines)", "dim")
+
+    def _on_tool_progress(self, event: ev.ToolProgress) -> None:
+        percent = "" if event.percent is None else f" {event.percent:.0f} %"
+        self._line(event.path, f"  . {one_line(event.message, 200)}{percent}", "dim")
+
+    # --- people and logs ----------------------------------------------------------------------------------------------
+
+    def _on_question_asked(self, event: ev.QuestionAsked | ev.PermissionRequested) -> None:
+        self._line(event.path, f"  ? {one_line(event.question.text, 400)}", "bold yellow")
+
+    _on_permission_requested = _on_question_asked
+
+    def _on_notification(self, event: ev.Notification) -> None:
+        self._line(event.path, f"  * {one_line(event.message, 400)}")
+
+    def _on_log_line(self, event: ev.LogLine | ev.ToolLog) -> None:
+        level = event.level if event.level in LEVELS else "warning"
+        if LEVELS.index(level) >= self._level:
+            style = {"warning": "yellow", "error": "red"}.get(level, "dim")
+            self._line(event.path, f"  {level}: {one_line(event.message, 400)}", style)
+
+    _on_tool_log = _on_log_line
+
+    def _on_hook_failed(self, event: ev.HookFailed) -> None:
+        self._line(event.path, f"  warning: {one_line(event.error, 400)}", "yellow")
+
+    def _on_handler_notice(self, event: ev.HandlerNotice) -> None:
+        self._line(event.path, f"  warning: {one_line(event.message, 400)}", "yellow")
+
+    def _on_warned(self, event: ev.Warned) -> None:
+        self._line(event.path, f"  warning: {one_line(event.message, 400)}", "yellow")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join([_short(v) for v in value])
+    if isinstance(value, dict):
+        return _short(next(iter(value.values()), ""))
+    return str(value)
+
+
+def diff_lines(diff: str) -> Iterator[tuple[str, str]]:
+    """Give each line of a unified diff, made visible, with its style."""
+    for line in diff.splitlines():
+        yield visible(line), next((s for begin, s in DIFF_STYLES.items() if line.startswith(begin)), "")

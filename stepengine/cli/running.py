@@ -1,0 +1,308 @@
+"""``stepengine run``: from options to an engine, from the engine to a result, from the result to an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.cli.report import Exit, exit_code, json_of, output_of
+from stepengine.cli.screen import dumps, is_terminal, visible
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.limits import Limits
+from stepengine.data.run import RunResult, RunStatus
+from stepengine.errors import DefinitionError, InputError, LimitExceeded, MissingKey, StepEngineError, UnknownModel
+
+if TYPE_CHECKING:
+    from stepengine.cli.progress import Progress
+    from stepengine.data.tools import ToolLike
+    from stepengine.engine import Engine
+    from stepengine.models import Models, Provider
+
+__all__ = ("Options", "Run", "UsageProblem", "complain", "make_progress", "perform", "run_command")
+
+NO_MODEL = """\
+agent {agent!r} needs a model, and none is set. Any of these helps:
+  --model anthropic/claude-sonnet-4-5     with ANTHROPIC_API_KEY set
+  --model openai/gpt-5                    with OPENAI_API_KEY set
+  --model llama3.2 --base-url http://localhost:11434/v1    a local server such as Ollama; no key
+  STEPENGINE_MODEL=provider/model         the default for every run
+`stepengine demo` shows an agent at work without any of them"""
+
+
+class UsageProblem(Exception):
+    """What the user asked for cannot be done; the message says what would have been fine."""
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """The options of ``stepengine run`` as they were typed."""
+
+    agent: str
+    prompt: str = ""
+    params: str = ""
+    model: str = ""
+    base_url: str = ""
+    cwd: Path = Path()
+    write: bool = False
+    as_json: bool = False
+    max_steps: int = 0
+    quiet: bool = False
+    verbose: bool = False
+
+
+@attrs.frozen
+class Run:
+    """
+    A run that has ended.
+
+    Attributes:
+        result: Its result.
+        signal: The signal that ended it; ``None`` when none did.
+    """
+
+    result: RunResult[Any]
+    signal: int | None = None
+
+    @property
+    def code(self) -> Exit:
+        """The exit code."""
+        if self.signal is not None and self.result.status is RunStatus.CANCELLED:
+            return Exit.TERMINATED if self.signal == signal.SIGTERM else Exit.INTERRUPTED
+        return exit_code(self.result)
+
+
+def run_command(options: Options) -> Exit:
+    """Run an agent and print what came out."""
+    try:
+        return _run(options)
+    except UsageProblem as problem:
+        return complain(str(problem))
+    except InputError as error:
+        return complain("\n  ".join([error.message, *[i for i in error.issues if i not in error.message]]))
+    except StepEngineError as error:
+        return complain(error.message)
+
+
+def complain(message: str, code: Exit = Exit.USAGE) -> Exit:
+    """Print one message on stderr and return *code*."""
+    print(f"stepengine: {visible(message)}", file=sys.stderr)
+    return code
+
+
+# --- from options to an engine ----------------------------------------------------------------------------------------
+
+
+def _run(options: Options) -> Exit:
+    from stepengine.cli.finding import family
+    from stepengine.engine import Engine, load_agent
+
+    agent = load_agent(options.agent)
+    params = read_params(options.params)
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    if not options.cwd.is_dir():
+        msg = f"--cwd {str(options.cwd)!r} is no folder"
+        raise UsageProblem(msg)
+    if options.model:
+        agent = attrs.evolve(agent, model=options.model)
+    agents = family(agent, options.agent)
+    progress = make_progress(options)
+    models = _models(options)
+    default, problem = _default_model(models)
+    engine = Engine(
+        agents,
+        _tools(options, agents),
+        models,
+        observers=[progress] if progress else [],
+        default_model=default,
+        workspace=options.cwd.resolve(),
+    )
+    limits = Limits(max_steps=options.max_steps) if options.max_steps else None
+    run = perform(engine, agent, prompt, progress, params=params, limits=limits)
+    if progress is not None and run.code is not Exit.USAGE:
+        progress.finish(run.result)
+    return _told(run, options, problem or NO_MODEL.format(agent=agent.id))
+
+
+def read_params(text: str) -> dict[str, Any] | None:
+    """
+    Return the params in *text*: JSON, or ``@FILE`` with JSON in it.
+
+    Raises:
+        UsageProblem: when it is no JSON object, or there is no such file.
+    """
+    if not text:
+        return None
+    source = "--params"
+    if text.startswith("@"):
+        source = text[1:]
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            msg = f"--params {source!r} cannot be read: {error}"
+            raise UsageProblem(msg) from None
+    try:
+        params = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        msg = f'{source} is not JSON: {error}. Give an object such as \'{{"files": ["shop.py"]}}\', or @FILE'
+        raise UsageProblem(msg) from None
+    if not isinstance(params, dict):
+        msg = f'{source} is JSON, but no object: give one such as \'{{"files": ["shop.py"]}}\''
+        raise UsageProblem(msg)
+    return params
+
+
+def _models(options: Options) -> Models | Provider:
+    from stepengine.models import Models, OpenAIChatProvider
+    from stepengine.models.openai_chat.presets import PRESETS
+
+    if not options.base_url:
+        return Models.standard()
+    if not options.base_url.startswith(("http://", "https://")):
+        msg = f"--base-url is {options.base_url!r}; it is an address such as http://localhost:11434/v1"
+        raise UsageProblem(msg)
+    # `openai/...` is also how such servers name open-weight models, so it is not taken for a prefix.
+    prefix = (options.model or os.environ.get("STEPENGINE_MODEL", "")).partition("/")[0]
+    name = prefix if prefix in PRESETS and prefix != "openai" else "openai_chat"
+    return OpenAIChatProvider(name, base_url=options.base_url)
+
+
+def _default_model(models: Models | Provider) -> tuple[str | None, str]:
+    """Return the model of ``STEPENGINE_MODEL``, or why it cannot be used; an agent that asks no model needs none."""
+    model = os.environ.get("STEPENGINE_MODEL", "").strip()
+    if not model:
+        return None, ""
+    try:
+        models.check(model)
+    except (MissingKey, UnknownModel) as error:
+        return None, f"STEPENGINE_MODEL is {model!r}: {error.message}"
+    return model, ""
+
+
+def _tools(options: Options, agents: list[AgentDefinition[Any]]) -> list[ToolLike]:
+    from stepengine.tools import file_tools, search_tools
+
+    root = options.cwd.resolve()
+    # Only to learn the names: what these tools may touch does not matter, they are never called.
+    everything = [*file_tools(root, write=True, allow_wide_root=True), *search_tools(root, allow_wide_root=True)]
+    names = {tool.spec.name for tool in everything}
+    wanted = names.intersection([name for agent in agents for name in agent.tool_names])
+    try:
+        tools: list[ToolLike] = [*file_tools(root, write=options.write), *search_tools(root)]
+    except DefinitionError as error:
+        if wanted:
+            why = error.message.partition(";")[0]
+            msg = f"{', '.join(sorted(wanted))} cannot work there: {why}; name a project folder with --cwd"
+            raise UsageProblem(msg) from None
+        return []
+    missing = sorted(wanted - {tool.spec.name for tool in tools})
+    if missing:
+        msg = f"agent {agents[0].id!r} changes files with {', '.join(missing)}; allow that with --write"
+        raise UsageProblem(msg)
+    return tools
+
+
+def make_progress(options: Options) -> Progress | None:
+    """Return what shows progress on stderr; ``None`` when nothing is to be shown."""
+    if options.quiet:
+        return None
+    from rich.console import Console
+
+    from stepengine.cli.progress import LEVELS, Progress
+
+    level = os.environ.get("STEPENGINE_LOG", "").strip().lower() or "warning"
+    if level not in LEVELS:
+        msg = f"STEPENGINE_LOG is {level!r}; it is one of {', '.join(LEVELS)}"
+        raise UsageProblem(msg)
+    console = Console(stderr=True, highlight=False, no_color=True if options.as_json else None)
+    live = is_terminal() and not console.is_dumb_terminal and not os.environ.get("CI")
+    return Progress(console, live=live, verbose=options.verbose, level=level)
+
+
+# --- from the engine to a result --------------------------------------------------------------------------------------
+
+
+def perform(engine: Engine, agent: AgentDefinition[Any], prompt: str, progress: Progress | None, **options: Any) -> Run:
+    """Run *agent* to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
+
+    async def ended() -> Run:
+        async with engine, engine.start(agent, prompt, **options) as handle:
+            with interruptible(handle.interrupt) as received:
+                try:
+                    result = await handle.result()
+                except LimitExceeded as error:  # on_max_steps="raise"
+                    if error.result is None:
+                        raise
+                    result = error.result
+        return Run(result, received[0] if received else None)
+
+    if progress is None:
+        return asyncio.run(ended())
+    with progress.shown():
+        return asyncio.run(ended())
+
+
+@contextmanager
+def interruptible(stop: Callable[[], object]) -> Iterator[list[int]]:
+    """Call *stop* at the first SIGINT or SIGTERM; the second one has its usual effect. Gives the signals received."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def arrived(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        stop()
+
+    for number in before:
+        signal.signal(number, arrived)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# --- from the result to an exit code ----------------------------------------------------------------------------------
+
+
+def _told(run: Run, options: Options, without_model: str) -> Exit:
+    result = run.result
+    if options.as_json:
+        print(dumps(json_of(result)))
+    elif result.output not in (None, ""):
+        print(_printed(output_of(result.output)))
+    if run.code is Exit.USAGE:
+        no_model = isinstance(result.error, UnknownModel) and not (options.model or result.state.usage.requests)
+        return complain(without_model if no_model else str(result.error))
+    for question in result.pending_questions:
+        complain(f"question {question.id} waits for an answer: {question.text}")
+    for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
+        complain(f"warning: {warning}")
+    if run.code is not Exit.COMPLETED:
+        complain(_ending(run))
+    return run.code
+
+
+def _ending(run: Run) -> str:
+    if run.signal is not None:
+        return f"{signal.Signals(run.signal).name}: the run was cancelled"
+    error = run.result.error
+    return str(error) if error is not None else f"the run ended as {run.result.status.value}"
+
+
+def _printed(output: Any) -> str:
+    return visible(output) if isinstance(output, str) else dumps(output)

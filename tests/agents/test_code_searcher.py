@@ -1,0 +1,91 @@
+"""
+``code-searcher``: searches without a model (generator-contract B24).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import Engine, RunStatus, load_agent
+from stepengine.errors import InputError
+from stepengine.testing import ScriptedModel, Walk
+from stepengine.tools import search_tools
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.py").write_text("import os\n\n\ndef Handle():\n    return os\n")
+    (tmp_path / "b.txt").write_text("handle with care\nhandle again\nhandle once more\n")
+    return tmp_path
+
+
+def search(folder: Path, *queries: dict[str, Any]) -> Any:
+    model = ScriptedModel([])
+    with Engine([load_agent("code_searcher")], search_tools(folder), model) as engine:
+        result = engine.run_sync("code-searcher", params={"search_queries": list(queries)})
+    assert [] == model.calls
+    return result
+
+
+@pytest.mark.spec("generator-contract:B24")
+def test_every_query_is_run_in_turn_and_recorded_and_no_model_is_asked(project: Path) -> None:
+    result = search(
+        project,
+        {"pattern": "handle", "flags": "-i"},
+        {"pattern": "handle", "cwd": "src"},
+        {"pattern": "handle", "max_results": 1},
+    )
+    everywhere, in_src, capped = result.unwrap()["results"]
+
+    assert "a.py" in everywhere["stdout"]
+    assert "b.txt" in everywhere["stdout"]
+    assert "Line 4: def Handle" in everywhere["stdout"]
+    assert "a.py" not in in_src["stdout"]
+    assert 1 == capped["stdout"].count("Line ")
+    assert ["code_search"] * 3 == [call.tool_name for call in result.tool_calls]
+    assert 3 == sum(len(m.tool_calls) for m in result.state.message_history if m.role == "assistant")
+    assert 0 == result.usage.requests
+
+
+def test_a_query_that_fails_gives_its_error_in_its_place(project: Path) -> None:
+    broken, fine = search(project, {"pattern": "("}, {"pattern": "import"}).unwrap()["results"]
+
+    assert broken["error"]
+    assert "a.py" in fine["stdout"]
+
+
+@pytest.mark.spec("requirements:A13", "generator-contract:B24")
+@pytest.mark.parametrize(
+    "params",
+    [None, {}, {"search_queries": []}, {"search_queries": [{}]}, {"search_queries": [{"pattern": "x", "other": 1}]}],
+)
+def test_wrong_params_are_refused_before_the_run(project: Path, params: Any) -> None:
+    with Engine([load_agent("code_searcher")], search_tools(project)) as engine, pytest.raises(InputError):
+        engine.run_sync("code-searcher", params=params)
+
+
+def test_the_handler_can_be_walked_by_hand() -> None:
+    """
+    It yields one call per query and nothing else.
+    """
+    walk = Walk(load_agent("code_searcher"), params={"search_queries": [{"pattern": "a"}, {"pattern": "b"}]})
+
+    assert {"pattern": "a"} == walk.asked.input
+    walk.send({"stdout": "1"})
+    assert {"pattern": "b"} == walk.asked.input
+    walk.send({"stdout": "2"})
+    assert {"results": [{"stdout": "1"}, {"stdout": "2"}]} == walk.returned
+
+
+@pytest.mark.spec("requirements:Q10")
+def test_it_is_found_by_id_by_name_and_by_path() -> None:
+    by_path = load_agent(ROOT / "agents" / "code_searcher.py")
+
+    assert by_path.id == load_agent("code-searcher").id == load_agent("code_searcher").id == "code-searcher"
+    assert RunStatus.COMPLETED == search(ROOT / "agents", {"pattern": "def handle_steps"}).status

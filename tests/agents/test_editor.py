@@ -1,0 +1,198 @@
+"""
+``editor``: edits, checks, repairs, reports (generator-contract B11, requirements Q3).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentState, Engine, RunStatus, load_agent
+from stepengine.errors import InputError
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from stepengine.tools import file_tools, search_tools
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text("def price():\n    return 1\n")
+    (tmp_path / "notes.txt").write_text("first\nsecond\n")
+    return tmp_path
+
+
+def replace(path: str, old: str, new: str) -> Any:
+    return tool_call("str_replace", {"path": path, "replacements": [{"old_string": old, "new_string": new}]})
+
+
+def edit(folder: Path, *replies: Any, prompt: str = "Do it.", **options: Any) -> tuple[Any, ScriptedModel]:
+    model = ScriptedModel(replies)
+    tools = [*file_tools(folder, write=True), *search_tools(folder)]
+    with Engine([load_agent("editor")], tools, model, default_model="x/y") as engine:
+        result = engine.run_sync("editor", prompt, **options)
+    model.assert_complete()
+    return result, model
+
+
+@pytest.mark.spec("requirements:Q3")
+def test_it_edits_and_reports_what_changed(project: Path) -> None:
+    result, _ = edit(project, replace("shop.py", "return 1", "return 2"), text("The price is 2."))
+
+    assert {
+        "changed_files": ["shop.py"],
+        "diff": "--- a/shop.py\n+++ b/shop.py\n@@ -1,2 +1,2 @@\n def price():\n-    return 1\n+    return 2\n",
+        "problems": [],
+        "summary": "The price is 2.",
+        "messages": [],
+    } == result.unwrap()
+    assert "def price():\n    return 2\n" == (project / "shop.py").read_text()
+
+
+def test_files_of_the_params_are_shown_before_the_first_model_call(project: Path) -> None:
+    _, model = edit(project, text("Nothing to do."), params={"files": ["shop.py", "nothing.py"]})
+    (*_, shown) = model.calls[0].messages
+
+    assert "tool" == shown.role
+    assert "def price()" in shown.text
+    assert "nothing.py" in shown.text
+
+
+@pytest.mark.spec("requirements:Q3")
+def test_a_file_that_no_longer_parses_is_sent_back_until_it_does(project: Path) -> None:
+    result, model = edit(
+        project,
+        replace("shop.py", "return 1", "return (1"),
+        text("Done."),
+        replace("shop.py", "return (1", "return 2)"),
+        text("Done."),
+        replace("shop.py", "return 2)", "return 2"),
+        text("Now it is right."),
+    )
+    notes = [m.text for m in model.calls[-1].messages if m.role == "user" and "Repair" in m.text]
+
+    assert 2 == len(notes)
+    assert "shop.py: SyntaxError: '(' was never closed (shop.py, line 2)" in notes[0]
+    assert [] == result.unwrap()["problems"]
+    assert result.output["diff"].count("\n-") == 1
+
+
+def test_repairs_are_bounded_and_what_is_left_is_reported(project: Path) -> None:
+    result, _ = edit(project, replace("shop.py", "return 1", "return ("), text("a"), text("b"), params={"repairs": 1})
+
+    assert RunStatus.COMPLETED == result.status
+    assert ["shop.py"] == result.output["changed_files"]
+    assert "SyntaxError" in result.output["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"), [("a.json", "{"), ("a.toml", "= 1"), ("deep.json", "[" * 100_000), ("null.py", "x = '\x00'")]
+)
+def test_other_formats_are_checked_too(project: Path, name: str, broken: str) -> None:
+    write = tool_call("write_file", {"path": name, "content": broken})
+
+    result, _ = edit(project, write, text("done"), params={"repairs": 0})
+
+    assert [name] == [p.partition(":")[0] for p in result.output["problems"]]
+
+
+def test_new_files_unchanged_files_and_several_edits_make_one_diff(project: Path) -> None:
+    result, _ = edit(
+        project,
+        tool_calls(
+            replace("./notes.txt", "first", "1st"),
+            replace("notes.txt", "second", "2nd"),
+            tool_call("write_file", {"path": "new/file.md", "content": "# New\n"}),
+            replace("shop.py", "return 1", "return 3"),
+            replace("shop.py", "return 3", "return 1"),
+            replace("missing.py", "a", "b"),
+        ),
+        text("done"),
+    )
+
+    assert ["new/file.md", "notes.txt"] == result.output["changed_files"]
+    assert (
+        "--- /dev/null\n+++ b/new/file.md\n@@ -0,0 +1 @@\n+# New\n"
+        "--- a/notes.txt\n+++ b/notes.txt\n@@ -1,2 +1,2 @@\n-first\n-second\n+1st\n+2nd\n"
+    ) == result.output["diff"]
+
+
+def test_a_missing_last_line_end_is_said_as_git_says_it(project: Path) -> None:
+    (project / "end.txt").write_text("a\nb")
+
+    result, _ = edit(project, replace("end.txt", "b", "c"), text("done"))
+
+    assert result.output["diff"].endswith(" a\n-b\n\\ No newline at end of file\n+c\n\\ No newline at end of file\n")
+
+
+def test_a_file_that_cannot_be_read_any_more_is_a_problem(project: Path) -> None:
+    result, _ = edit(project, replace("notes.txt", "first", "\x00"), text("done"), params={"repairs": 0})
+
+    assert ["notes.txt"] == result.output["changed_files"]
+    assert "binary" in result.output["problems"][0]
+    assert "+++ /dev/null" in result.output["diff"]
+
+
+def test_long_files_are_compared_whole(project: Path) -> None:
+    lines = [f"line {n}\n" for n in range(5_000)]
+    (project / "long.txt").write_text("".join(lines))
+
+    result, _ = edit(project, replace("long.txt", "line 4900\n", "changed\n"), text("done"))
+
+    assert "-line 4900\n+changed\n" in result.output["diff"]
+    assert "@@ -4898,7 +4898,7 @@" in result.output["diff"]
+
+
+@pytest.mark.spec("generator-contract:B11")
+def test_without_a_prompt_it_continues_the_conversation_with_exactly_one_step(project: Path) -> None:
+    """
+    All edits come in one reply, the model is not asked again, and the output holds the messages of that step.
+    """
+    started, _ = edit(project, text("What shall I change?"), prompt="I need a change.")
+    said = AgentState.from_messages([*started.state.message_history], system_prompt="")
+    reply = tool_calls(
+        replace("shop.py", "return 1", "return ("), replace("notes.txt", "first", "1st"), text="Both at once."
+    )
+
+    result, model = edit(project, reply, prompt="", previous=said)
+    messages = result.unwrap()["messages"]
+
+    assert 1 == len(model.calls)
+    assert "What shall I change?" in [m.text for m in model.calls[0].messages]
+    assert ["assistant", "user"] == [m["role"] for m in messages]
+    assert ["text", "tool_use", "tool_use"] == [part["type"] for part in messages[0]["content"]]
+    assert ["notes.txt", "shop.py"] == result.output["changed_files"]
+    assert ["shop.py"] == [p.partition(":")[0] for p in result.output["problems"]]
+
+
+@pytest.mark.spec("generator-contract:B11")
+def test_what_an_earlier_run_changed_is_not_reported_again(project: Path) -> None:
+    first, _ = edit(project, replace("shop.py", "return 1", "return 2"), text("done"))
+
+    second, _ = edit(project, replace("notes.txt", "first", "1st"), prompt="", previous=first.state)
+
+    assert ["notes.txt"] == second.output["changed_files"]
+
+
+def test_the_checks_leave_no_trace_in_the_history(project: Path) -> None:
+    result, _ = edit(project, replace("shop.py", "return 1", "return 2"), text("done"))
+    called = [call.tool_name for m in result.state.message_history if m.role == "assistant" for call in m.tool_calls]
+
+    assert ["str_replace"] == called
+    assert {"read_files"} == {call.tool_name for call in result.tool_calls} - {"str_replace"}
+
+
+def test_params_are_validated(project: Path) -> None:
+    with pytest.raises(InputError, match="file"):
+        edit(project, params={"file": ["shop.py"]})
+
+
+def test_a_spent_step_budget_ends_the_repairs(project: Path) -> None:
+    from stepengine import Limits
+
+    result, _ = edit(
+        project, replace("shop.py", "return 1", "return ("), text("I am out of steps."), limits=Limits(max_steps=1)
+    )
+
+    assert RunStatus.MAX_STEPS == result.status
+    assert "return (" in (project / "shop.py").read_text()

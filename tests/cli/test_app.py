@@ -1,0 +1,386 @@
+"""
+The commands in process: arguments, what goes to which stream, exit codes. Models are scripted or absent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli import running
+from stepengine.cli.app import app
+from stepengine.testing import ScriptedModel, failure, text, tool_call
+
+ROOT = Path(__file__).resolve().parents[2]
+AGENT = """
+from stepengine import *
+from pydantic import BaseModel
+
+class Params(BaseModel):
+    count: int
+    names: list[str]
+
+{body}
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    Commands run in an empty folder.
+    """
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """
+    Let every run use a scripted model.
+    """
+
+    def use(*replies: Any) -> ScriptedModel:
+        model = ScriptedModel(replies)
+        monkeypatch.setattr(running, "_models", lambda _: model)
+        return model
+
+    return use
+
+
+def command(*arguments: str, **options: Any) -> Result:
+    return CliRunner().invoke(app, list(arguments), **options)
+
+
+def agent_file(body: str, name: str = "mine") -> str:
+    Path(f"{name}.py").write_text(AGENT.format(body=body))
+    return f"./{name}.py"
+
+
+def ran(body: str, *options: str) -> Result:
+    return command("run", agent_file(body), *options)
+
+
+# --- help -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("ecosystem:EC140", "ecosystem:EC141")
+def test_help_goes_to_stdout_and_teaches_with_examples_and_exit_codes() -> None:
+    for arguments in ([], ["run"]):
+        result = command(*arguments, "--help")
+
+        assert 0 == result.exit_code
+        assert "" == result.stderr
+        assert "stepengine run code_searcher --params" in result.stdout
+        for code in ("0 ", "1 ", "2 ", "3 ", "4 ", "5 ", "130", "143"):
+            assert f"\n    {code}" in result.stdout
+
+
+@pytest.mark.spec("ecosystem:EC140")
+def test_no_arguments_show_the_help_and_count_as_wrong_usage() -> None:
+    result = command()
+
+    assert 2 == result.exit_code
+    assert "stepengine demo" in result.output
+
+
+@pytest.mark.parametrize("arguments", [["nope"], ["run"], ["run", "x", "--nope"], ["run", "x", "--max-steps", "-1"]])
+@pytest.mark.spec("ecosystem:EC140", "ecosystem:EC141")
+def test_wrong_usage_is_said_on_stderr(arguments: list[str]) -> None:
+    result = command(*arguments)
+
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "Error" in result.stderr
+
+
+def test_version_prints_the_version() -> None:
+    assert command("version").stdout.startswith("stepengine ")
+
+
+# --- agents ---------------------------------------------------------------------------------------------------------
+
+
+def test_agents_lists_what_can_be_named_with_tools_and_source() -> None:
+    Path("agents").mkdir()
+    agent_file('agent = AgentDefinition("mine", description="Does \\x1b[2J things.")', "agents/mine")
+    agent_file("x = 1", "agents/broken")
+
+    result = command("agents")
+
+    assert 0 == result.exit_code
+    assert "code-searcher\n" in result.stdout
+    assert "tools   read_files, code_search, str_replace, write_file" in result.stdout
+    assert f"source  {Path('agents/mine.py').resolve()}" in result.stdout
+    assert r"Does \x1b[2J things." in result.stdout
+    assert "broken.py" in result.stderr
+
+
+def test_agents_as_json_is_one_array() -> None:
+    found = {entry["id"]: entry for entry in json.loads(command("agents", "--json").stdout)}
+
+    assert ["code_search"] == found["code-searcher"]["tools"]
+    assert Path(found["editor"]["source"]).is_file()
+
+
+def test_an_agent_of_the_folder_hides_a_shipped_one_of_the_same_id() -> None:
+    Path("agents").mkdir()
+    agent_file('agent = AgentDefinition("editor")', "agents/editor")
+
+    found = [e for e in json.loads(command("agents", "--json").stdout) if e["id"] == "editor"]
+
+    assert [None, str(Path("agents/editor.py").resolve())] == [e["hidden_by"] for e in found]
+
+
+# --- run: results ---------------------------------------------------------------------------------------------------
+
+RETURNS = """
+def handle_steps(ctx):
+    yield from ()
+    return {value}
+agent = AgentDefinition("mine", handle_steps=handle_steps)
+"""
+
+
+@pytest.mark.spec("requirements:P8", "ecosystem:EC141")
+def test_the_output_goes_to_stdout_and_progress_to_stderr(scripted: Any) -> None:
+    scripted(text("Hello \x1b[2J Ada."))
+
+    result = command("run", agent_file('agent = AgentDefinition("mine", model="x/y")'), "Say hello")
+
+    assert (0, "Hello \\x1b[2J Ada.\n") == (result.exit_code, result.stdout)
+    assert "step 1\n" in result.stderr
+    assert "completed | 1 step" in result.stderr
+
+
+def test_quiet_shows_nothing_but_the_output() -> None:
+    assert ("hi\n", "") == ((r := ran(RETURNS.format(value='"hi"'), "-q")).stdout, r.stderr)
+
+
+def test_no_output_prints_nothing() -> None:
+    assert "" == ran(RETURNS.format(value="None"), "-q").stdout
+
+
+@pytest.mark.spec("reliability:UI01")
+def test_log_lines_are_shown_once_and_made_visible() -> None:
+    body = """
+def handle_steps(ctx):
+    ctx.logger.warning("careful \\x1b[2J")
+    yield from ()
+agent = AgentDefinition("mine", handle_steps=handle_steps)
+"""
+
+    assert 1 == ran(body).stderr.count(r"warning: careful \x1b[2J")
+
+
+def test_an_output_that_is_no_text_is_printed_as_json() -> None:
+    assert {"a": [1]} == json.loads(ran(RETURNS.format(value="{'a': [1]}")).stdout)
+
+
+@pytest.mark.spec("ecosystem:EC141")
+def test_json_prints_exactly_one_object_with_the_whole_result(scripted: Any) -> None:
+    scripted(tool_call("add", {"a": 1, "b": 2}), text("3"))
+    body = '''
+@tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+agent = AgentDefinition("mine", model="x/y", tools=[add])
+'''
+
+    result = ran(body, "--json")
+    found = json.loads(result.stdout)
+
+    assert ("completed", "3", 2, None) == (found["status"], found["output"], found["steps"], found["error"])
+    assert [{"tool": "add", "input": {"a": 1, "b": 2}}] == [
+        {k: call[k] for k in ("tool", "input")} for call in found["tool_calls"]
+    ]
+
+
+def test_code_searcher_runs_without_a_model() -> None:
+    Path("a.py").write_text("x = 1\ndef handle_steps(ctx):\n    yield\n")
+    params = '{"search_queries": [{"pattern": "def handle_steps"}]}'
+
+    result = command("run", "code_searcher", "--params", params, "--json")
+    found = json.loads(result.stdout)
+
+    assert (0, "completed", 0) == (result.exit_code, found["status"], found["usage"]["requests"])
+    assert "a.py" in json.dumps(found["output"]["results"][0])
+    assert "2" in json.dumps(found["output"]["results"][0])
+
+
+def test_the_prompt_can_come_from_stdin(scripted: Any) -> None:
+    model = scripted(text("ok"))
+
+    command("run", agent_file('agent = AgentDefinition("mine", model="x/y")'), "-", input="from a pipe")
+
+    assert "from a pipe" == model.calls[0].messages[0].text
+
+
+def test_tools_work_in_the_folder_of_cwd_and_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "a.txt").write_text("in")
+    (tmp_path / "out.txt").write_text("out")
+    body = """
+def handle_steps(ctx):
+    turn = yield ToolCall("read_files", {"paths": ["a.txt", "../out.txt"]})
+    return turn.tool_result.data
+agent = AgentDefinition("mine", tools=["read_files"], handle_steps=handle_steps)
+"""
+
+    inside, outside = json.loads(ran(body, "--cwd", "inside").stdout)
+
+    assert "in" == inside["content"]
+    assert "content" not in outside
+
+
+def test_agents_that_are_named_by_id_are_found_beside_the_file() -> None:
+    Path("team").mkdir()
+    agent_file(RETURNS.format(value='"from the helper"').replace('"mine"', '"the-helper"'), "team/the_helper")
+    body = """
+def handle_steps(ctx):
+    return (yield from AgentCall("the-helper"))
+agent = AgentDefinition("lead", spawnable_agents=["the-helper"], handle_steps=handle_steps)
+"""
+
+    result = command("run", agent_file(body, "team/lead"))
+
+    assert (0, "from the helper\n") == (result.exit_code, result.stdout), result.stderr
+    assert "agent the-helper ended: completed" in result.stderr
+
+
+# --- run: what goes wrong -------------------------------------------------------------------------------------------
+
+USAGE = {
+    "unknown agent": (["run", "nobody"], "nobody"),
+    "no such file": (["run", "./nobody.py"], "nobody.py"),
+    "params are no JSON": (["run", "code_searcher", "--params", "{"], "--params is not JSON"),
+    "params are no object": (["run", "code_searcher", "--params", "[1]"], "no object"),
+    "params file is missing": (["run", "code_searcher", "--params", "@none.json"], "none.json"),
+    "params file is no text": (["run", "code_searcher", "--params", "@binary"], "binary"),
+    "params do not fit": (["run", "code_searcher", "--params", '{"search_queries": [{}]}'], "pattern"),
+    "params are missing": (["run", "code_searcher"], "search_queries"),
+    "editing is not allowed": (["run", "editor", "Do it."], "--write"),
+    "no such folder": (["run", "code_searcher", "--cwd", "none"], "none"),
+    "no model": (["run", "editor", "Do it.", "--write"], "ANTHROPIC_API_KEY"),
+    "no key": (["run", "editor", "Do it.", "--write", "--model", "anthropic/claude-x"], "ANTHROPIC_API_KEY"),
+    "unknown provider": (["run", "editor", "Do it.", "--write", "--model", "nope/x"], "nope"),
+    "no address": (["run", "editor", "Do it.", "--write", "--model", "x", "--base-url", "localhost"], "--base-url"),
+}
+
+
+@pytest.mark.spec("ecosystem:EC141", "ecosystem:EC142")
+@pytest.mark.parametrize(("arguments", "said"), USAGE.values(), ids=USAGE.keys())
+@pytest.mark.parametrize("as_json", [False, True])
+def test_wrong_usage_is_one_message_without_a_traceback(arguments: list[str], said: str, as_json: bool) -> None:
+    Path("binary").write_bytes(b"\xff\xfe\x00")
+
+    result = command(*arguments, *["--json"] * as_json)
+
+    assert 2 == result.exit_code, result.stderr
+    assert result.stderr.startswith("stepengine: ")
+    assert 1 == result.stderr.count("stepengine: ")
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.spec("requirements:A13")
+def test_params_that_do_not_fit_list_every_field() -> None:
+    body = 'def h(ctx):\n    yield STEP\nagent = AgentDefinition("mine", input_schema=Params, handle_steps=h)'
+
+    result = ran(body, "--params", '{"count": "many"}')
+
+    assert 2 == result.exit_code
+    assert "count" in result.stderr
+    assert "names" in result.stderr
+
+
+def test_without_a_model_the_message_names_the_variables_and_the_alternatives() -> None:
+    said = command("run", "editor", "Do it.", "--write").stderr
+
+    for way in ("--model", "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "STEPENGINE_MODEL", "--base-url", "stepengine demo"):
+        assert way in said
+
+
+@pytest.mark.spec("ecosystem:EC126")
+def test_the_default_model_comes_from_the_environment_and_the_option_wins(
+    scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPENGINE_MODEL", "x/default")
+    model = scripted(text("1"), text("2"), text("3"))
+    plain = agent_file('agent = AgentDefinition("mine")')
+
+    command("run", plain)
+    command("run", plain, "--model", "x/given")
+    command("run", agent_file('agent = AgentDefinition("own", model="x/own")', "own"))
+
+    assert ["x/default", "x/given", "x/own"] == [call.model for call in model.calls]
+
+
+def test_an_agent_that_asks_no_model_does_not_mind_a_default_without_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPENGINE_MODEL", "anthropic/claude-x")
+
+    assert 0 == ran(RETURNS.format(value="1")).exit_code
+    asked = command("run", "editor", "Do it.", "--write")
+
+    assert 2 == asked.exit_code
+    assert "STEPENGINE_MODEL" in asked.stderr
+    assert "ANTHROPIC_API_KEY" in asked.stderr
+
+
+ENDINGS = {
+    "raises": ("yield from ()\n    raise ValueError('oh \\x1b[2J no')", 1, r"oh \x1b[2J no"),
+    "yields nonsense": ("yield 42", 1, "mine.py"),
+    "asks": ("yield Ask('Really?', options=['yes', 'no'])", 3, "Really?"),
+    "never stops": (
+        "while True:\n        yield ToolCall('think_deeply', {'thought': 'x'}, include_tool_call=False)",
+        4,
+        "1000",
+    ),
+}
+
+
+@pytest.mark.spec("ecosystem:EC141")
+@pytest.mark.parametrize(("body", "code", "said"), ENDINGS.values(), ids=ENDINGS.keys())
+def test_a_run_that_does_not_complete_has_its_own_exit_code(body: str, code: int, said: str) -> None:
+    result = ran(f'def h(ctx):\n    {body}\nagent = AgentDefinition("mine", handle_steps=h)', "--json")
+
+    assert code == result.exit_code, result.stderr
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert json.loads(result.stdout)["status"] in ("failed", "suspended", "max_steps")
+
+
+def test_the_id_of_a_waiting_question_is_printed() -> None:
+    result = ran('def h(ctx):\n    yield Ask("Really?")\nagent = AgentDefinition("mine", handle_steps=h)', "--json")
+    (question,) = json.loads(result.stdout)["pending_questions"]
+
+    assert f"question {question['id']} waits for an answer: Really?" in result.stderr
+
+
+@pytest.mark.spec("ecosystem:EC141")
+def test_the_step_limit_of_the_option_ends_the_run_with_4(scripted: Any) -> None:
+    model = scripted(*[tool_call("think_deeply", {"thought": "x"}, text="hm")] * 3)
+    body = (
+        "def h(ctx):\n    while True:\n        yield STEP\nagent = AgentDefinition('mine', model='x/y', handle_steps=h)"
+    )
+
+    result = ran(body, "--max-steps", "2")
+
+    assert 4 == result.exit_code
+    assert 3 == len(model.calls)
+
+
+def test_a_failing_model_is_one_message_and_1(scripted: Any) -> None:
+    from stepengine.errors import ModelError
+
+    scripted(failure(ModelError("the provider is on fire", kind="http", status=400)))
+
+    result = ran('agent = AgentDefinition("mine", model="x/y")')
+
+    assert 1 == result.exit_code
+    assert "the provider is on fire" in result.stderr
+    assert "Traceback" not in result.stderr

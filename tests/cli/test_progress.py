@@ -1,0 +1,235 @@
+"""
+Progress lines: what each event looks like on stderr, and that nothing in it is taken for markup or control.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import unicodedata
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stepengine.cli.progress import LEVELS, Progress, diff_lines
+from stepengine.cli.running import Options, make_progress
+from stepengine.data import events as ev
+from stepengine.data.models import ModelReply
+from stepengine.data.questions import Question
+from stepengine.data.results import ToolResult
+from stepengine.data.run import RunPhase, RunResult, RunStatus
+from stepengine.data.state import AgentState
+from stepengine.data.usage import Spending, Usage
+
+NASTY = "[red]not markup[/red] \x1b[2J\x9b\u202e :smile: {0} %s"
+
+
+def shown(*events: ev.Event, **options: Any) -> str:
+    """
+    Return what plain progress prints for *events*.
+    """
+    out = io.StringIO()
+    progress = Progress(Console(file=out, highlight=False), **options)
+    with progress.shown():
+        for event in events:
+            progress.on_event(event)
+    return out.getvalue()
+
+
+def on_terminal(*events: ev.Event) -> str:
+    """
+    Return what reaches a terminal with colours and a live status line.
+    """
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system="truecolor", width=100, highlight=False)
+    progress = Progress(console, live=True)
+    with progress.shown():
+        for event in events:
+            progress.on_event(event)
+    return out.getvalue()
+
+
+def test_a_run_of_two_steps_reads_from_top_to_bottom() -> None:
+    edit = {"path": "shop.py", "replacements": [{"old_string": "a", "new_string": "b"}]}
+    diff = "--- a/shop.py\n+++ b/shop.py\n@@ -1 +1 @@\n-a\n+b\n"
+    lines = shown(
+        ev.ToolStarted(tool_name="read_files", tool_call_id="c1", input={"paths": ["shop.py"]}, source="handler"),
+        ev.ToolFinished(tool_name="read_files", tool_call_id="c1", result=ToolResult.json([]), duration_ms=3),
+        ev.StepStarted(step=0, steps_remaining=49),
+        ev.ModelStarted(model="m"),
+        ev.TextDelta(text="I will "),
+        ev.TextDelta(text="edit it.\nNow"),
+        ev.TextCompleted(text="I will edit it.\nNow"),
+        ev.ToolStarted(tool_name="str_replace", tool_call_id="c2", input=edit),
+        ev.ToolFinished(
+            tool_name="str_replace", tool_call_id="c2", result=ToolResult.json({"unified_diff": diff}), duration_ms=5
+        ),
+        ev.ModelFinished(model="m", reply=ModelReply("x", usage=Usage(10, 2))),
+        ev.StepStarted(step=1, steps_remaining=48),
+        ev.ModelStarted(model="m"),
+        ev.TextCompleted(text="Done."),
+    ).splitlines()
+
+    assert lines == [
+        "  handler > read_files shop.py",
+        "          < read_files ok, 3 ms",
+        "step 1",
+        "I will edit it.",
+        "Now",
+        "    model > str_replace shop.py, a",
+        "          < str_replace ok, 5 ms",
+        *[f"            {line}" for line in diff.splitlines()],
+        "step 2",
+        "Done.",
+    ]
+
+
+def test_a_step_that_never_reaches_a_model_is_not_announced() -> None:
+    assert "" == shown(ev.StepStarted(step=0, steps_remaining=50))
+
+
+EVERY_TEXT = [
+    ev.TextCompleted(text=NASTY),
+    ev.TextDelta(text=f"{NASTY}\n"),
+    ev.ThinkingCompleted(text=NASTY),
+    ev.ToolStarted(tool_name=NASTY, input={"x": NASTY}),
+    ev.ToolFinished(tool_name=NASTY, result=ToolResult.error(NASTY)),
+    ev.ToolFinished(tool_name=NASTY, result=ToolResult.json({"unified_diff": f"+{NASTY}"})),
+    ev.ToolProgress(message=NASTY, percent=50),
+    ev.ToolLog(message=NASTY, level="error"),
+    ev.LogLine(message=NASTY, level=NASTY),
+    ev.Notification(message=NASTY),
+    ev.AgentSpawned(agent_id="a", child_path="1", prompt=NASTY),
+    ev.ModelRetry(model="m", attempt=1, wait=0.5, error=NASTY),
+    ev.HookFailed(point="pre_tool", hook="h", error=NASTY),
+    ev.HandlerNotice(kind="k", message=NASTY),
+    ev.Warned(message=NASTY),
+    ev.QuestionAsked(question=Question("q1", NASTY)),
+    ev.PermissionRequested(question=Question("q1", NASTY), tool_name=NASTY),
+]
+
+
+@pytest.mark.spec("reliability:UI01", "reliability:UI02")
+@pytest.mark.parametrize("event", EVERY_TEXT, ids=[f"{e.type}-{i}" for i, e in enumerate(EVERY_TEXT)])
+def test_text_of_others_is_shown_as_it_is_and_steers_nothing(event: ev.Event) -> None:
+    plain = shown(event, verbose=True)
+    colours = re.sub(r"\x1b\[[0-9;?]*[mKAJlhG]|\r", "", on_terminal(event))
+
+    assert "[red]not markup[/red]" in plain
+    assert ":smile:" in plain
+    assert r"\x1b[2J\x9b\u202e" in plain
+    for text in (plain, colours):
+        assert set() == {c for c in text if c not in "\n\t" and unicodedata.category(c) in ("Cc", "Cf")}
+
+
+def test_the_live_line_shows_text_while_it_streams() -> None:
+    assert "half a sent" in on_terminal(ev.PhaseChanged(phase=RunPhase.CALLING_MODEL), ev.TextDelta(text="half a sent"))
+
+
+def test_the_live_line_counts_steps_tokens_and_cost() -> None:
+    reply = ModelReply("x", usage=Usage(input_tokens=1200, output_tokens=34), cost=Decimal("0.5"))
+
+    line = on_terminal(
+        ev.StepStarted(step=2, steps_remaining=9),
+        ev.ModelStarted(model="m"),
+        ev.ModelFinished(model="m", reply=reply),
+        ev.ModelFinished(path="1", model="m", reply=reply),
+        ev.PhaseChanged(phase=RunPhase.EXECUTING_TOOL, detail="glob"),
+        ev.Notification(message="now"),
+    )
+
+    assert "step 3 | executing tool glob | 2,400 tokens in, 68 out | $1.00 | " in line
+
+
+@pytest.mark.spec("ecosystem:EC130")
+@pytest.mark.parametrize(
+    ("variables", "live", "coloured"),
+    [
+        ({}, True, True),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"CI": "true"}, False, True),
+        ({"TERM": "dumb"}, False, False),
+    ],
+)
+def test_the_environment_says_whether_there_are_colours_and_a_live_line(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], live: bool, coloured: bool
+) -> None:
+    for name in ("NO_COLOR", "CI", "FORCE_COLOR", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = make_progress(Options(agent="x"))
+    assert progress is not None
+    with progress.shown():
+        progress.on_event(ev.Warned(message="careful"))
+
+    assert live == ("\x1b[?25l" in terminal.getvalue())
+    assert coloured == ("\x1b[33m" in terminal.getvalue())
+
+
+def test_a_reply_that_broke_off_is_taken_back() -> None:
+    lines = shown(ev.TextDelta(text="half"), ev.ReplyDiscarded(model="m"), ev.TextCompleted(text="whole"))
+
+    assert ["(the reply broke off; what it said does not count)", "whole"] == lines.splitlines()
+
+
+def test_children_are_indented_below_their_parent() -> None:
+    lines = shown(
+        ev.AgentSpawned(agent_id="kid", child_path="1", prompt="go"),
+        ev.TextCompleted(path="1", text="hello"),
+        ev.AgentFinished(agent_id="kid", child_path="1", status=RunStatus.COMPLETED),
+    )
+
+    assert ["agent kid starts: go", "  hello", "agent kid ended: completed"] == lines.splitlines()
+
+
+@pytest.mark.spec("ecosystem:EC129")
+@pytest.mark.parametrize("level", LEVELS)
+def test_log_lines_below_the_level_are_left_out(level: str) -> None:
+    lines = shown(*[ev.LogLine(level=each, message=each) for each in LEVELS], level=level).split()
+
+    assert [f"{each}:" for each in LEVELS[LEVELS.index(level) :]] == lines[::2]
+
+
+def test_a_long_diff_is_cut_and_says_so() -> None:
+    lines = shown(ev.ToolFinished(tool_name="t", result=ToolResult.json({"unified_diff": "+x\n" * 100}))).splitlines()
+
+    assert "            (60 more lines)" == lines[-1]
+    assert 42 == len(lines)
+
+
+def test_the_end_says_what_was_spent() -> None:
+    out = io.StringIO()
+    usage = Usage(input_tokens=1000, output_tokens=50, requests=2)
+    result = RunResult(status=RunStatus.COMPLETED, state=AgentState(step_index=2), spending=Spending(usage, None))
+    Progress(Console(file=out, highlight=False)).finish(result)
+
+    assert re.fullmatch(
+        r"completed \| 2 steps \| 0 tool calls \| 1,000 tokens in, 50 out \| cost unknown \| [\d.]+ s\n", out.getvalue()
+    )
+
+
+def test_every_kind_of_event_can_be_shown() -> None:
+    """
+    A handler method that fits no event would never be called.
+    """
+    methods = {name.removeprefix("_on_") for name in vars(Progress) if name.startswith("_on_")}
+
+    assert methods <= set(ev.EVENTS)
+
+
+def test_diff_lines_keep_their_text_and_get_colours() -> None:
+    assert [("--- a", "bold"), ("+++ b", "bold"), ("@@ x", "cyan"), ("-1", "red"), ("+2", "green"), (" 3", "")] == list(
+        diff_lines("--- a\n+++ b\n@@ x\n-1\n+2\n 3")
+    )

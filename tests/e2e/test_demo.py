@@ -1,0 +1,185 @@
+"""
+``stepengine demo``: works without network and keys, shows what really happened, and can be recorded again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from stepengine.cli.demo import CASSETTE, HERE, HOST, copy_project, run_demo
+from stepengine.cli.report import Exit
+from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """
+    The script that records the cassette.
+    """
+    spec = importlib.util.spec_from_file_location("record_demo", ROOT / "cassettes" / "record_demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.spec("requirements:P13")
+def test_the_demo_needs_neither_network_nor_key(stepengine: Any) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("stepengine-demo-*"))
+
+    done = stepengine("demo")
+
+    assert 0 == done.returncode, done.stderr
+    assert "-    return sum(" in done.stdout
+    assert "+    return price * 0.9 if price >= 100 else price\n" in done.stdout
+    assert "Orders of 100 or more are 10 % cheaper." in done.stdout
+    assert "def handle_steps(" in done.stdout
+    assert "stepengine run editor" in done.stdout
+    assert "  handler > read_files shop.py, README.md\n" in done.stderr
+    assert "There is a parenthesis too many." in done.stderr
+    assert "step 4\n" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert before == set(Path(tempfile.gettempdir()).glob("stepengine-demo-*"))
+
+
+def test_the_demo_shows_the_handler_that_ran(stepengine: Any) -> None:
+    from stepengine.engine import load_agent
+
+    handler = load_agent("editor").handle_steps
+    assert handler is not None
+
+    assert inspect.getsource(handler) in stepengine("demo", "-q").stdout
+    assert 20 >= len(inspect.getsource(handler).splitlines())
+
+
+def test_a_kept_copy_holds_what_the_diff_says(stepengine: Any) -> None:
+    done = stepengine("demo", "--keep", "-q")
+    folder = Path(re.findall(r"The edited project is in (.*)", done.stdout)[0])
+    try:
+        names: dict[str, Any] = {}
+        exec((folder / "shop.py").read_text(), names)
+
+        assert 112.5 == names["total"]({"cheese": 10})
+        assert 3.0 == names["total"]({"bread": 1})
+    finally:
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+
+
+def test_the_diff_is_the_difference_of_the_files(tmp_path: Path) -> None:
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    copy_project(tmp_path / "before")
+    cassette = Cassette.load(CASSETTE, ignore=["/tools"])
+
+    run = run_demo(ReplayTransport(cassette), folder=tmp_path / "after")
+
+    cassette.assert_all_used()
+    assert Exit.COMPLETED is run.code
+    report = run.result.output
+    changed = [
+        f.name for f in (tmp_path / "before").iterdir() if f.read_text() != (tmp_path / "after" / f.name).read_text()
+    ]
+    assert sorted(changed) == report["changed_files"] == ["README.md", "shop.py"]
+    assert [] == report["problems"]
+
+
+def test_no_request_holds_a_path_of_the_recording_machine() -> None:
+    for interaction in Cassette.load(CASSETTE).interactions:
+        assert interaction.request.url.startswith(HOST)
+        assert b"stepengine-demo-" not in interaction.request.body
+        assert tempfile.gettempdir().encode() + b"/" not in interaction.request.body
+
+
+def test_the_cassette_says_that_no_model_was_asked(script: ModuleType) -> None:
+    assert {script.SOURCE} == {i.extras["recorded_from"] for i in Cassette.load(CASSETTE).interactions}
+
+
+def test_recording_again_gives_the_same_cassette(script: ModuleType, tmp_path: Path) -> None:
+    """
+    Apart from the schemas of tools, which pydantic makes. When this fails: python cassettes/record_demo.py
+    """
+    again = Cassette.load(script.record(tmp_path / "cassette.yaml"))
+
+    def essence(cassette: Cassette) -> list[Any]:
+        bodies = [json.loads(i.request.body) for i in cassette.interactions]
+        replies = [i.response.body for i in cassette.interactions]
+        return [
+            ({k: v for k, v in body.items() if k != "tools"}, reply)
+            for body, reply in zip(bodies, replies, strict=True)
+        ]
+
+    assert essence(Cassette.load(CASSETTE)) == essence(again)
+
+
+def test_a_demo_that_asks_something_else_ends_as_diverged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from stepengine.cli import demo
+    from stepengine.cli.app import app
+
+    monkeypatch.setattr(demo, "PROMPT", "Something else.")
+
+    result = CliRunner().invoke(app, ["demo", "-q"])
+
+    assert Exit.DIVERGED == result.exit_code
+    assert "is not in" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_miss_passes_through_the_engine(tmp_path: Path) -> None:
+    with pytest.raises(CassetteMiss):
+        run_demo(ReplayTransport(Cassette()))
+
+
+def test_the_sample_project_is_left_alone_by_tools_for_python() -> None:
+    assert {".sample"} == {file.suffix for file in (HERE / "project").iterdir()}
+
+
+@pytest.mark.spec("requirements:P14")
+def test_the_wheel_carries_the_demo() -> None:
+    """
+    What hatchling would put into the wheel, without building it.
+    """
+    wheel = pytest.importorskip("hatchling.builders.wheel", reason="needs the extra 'dev'")
+
+    shipped = {
+        Path(file.distribution_path).as_posix() for file in wheel.WheelBuilder(str(ROOT)).recurse_included_files()
+    }
+
+    data = {file.relative_to(ROOT).as_posix() for file in HERE.rglob("*") if file.is_file()}
+    assert {"stepengine/cli/_demo/cassette.yaml", "stepengine/cli/_demo/project/shop.py.sample"} <= data <= shipped
+
+
+@pytest.mark.spec("requirements:P14")
+def test_the_demo_and_the_agents_work_from_an_installed_package(stepengine: Any) -> None:
+    """
+    As a wheel lays them out: the agents inside of the package, and no checkout around it.
+    """
+    site = stepengine.folder / "site"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "stepengine", site / "stepengine", ignore=ignored)
+    shutil.copytree(ROOT / "agents", site / "stepengine" / "_agents", ignore=ignored)
+    elsewhere = {"PYTHONPATH": f"{stepengine.folder / '.site'}{os.pathsep}{site}"}
+
+    listed = stepengine("agents", "--json", env=elsewhere)
+    demo = stepengine("demo", "-q", env=elsewhere)
+
+    sources = [Path(entry["source"]) for entry in json.loads(listed.stdout)]
+    assert {site / "stepengine" / "_agents"} == {source.parent for source in sources}
+    assert 0 == demo.returncode, demo.stderr

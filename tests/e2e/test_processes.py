@@ -1,0 +1,176 @@
+"""
+The command line in processes of its own: no network, no keys, signals, pipes, a server of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WAITS = """
+import asyncio
+from stepengine import AgentDefinition, Perform
+
+def handle_steps(ctx):
+    try:
+        ctx.notify("ready")
+        yield from Perform(asyncio.sleep, 600)
+    finally:
+        open("closed", "w").close()
+
+agent = AgentDefinition("waits", handle_steps=handle_steps)
+"""
+
+
+@pytest.mark.spec("requirements:P8", "generator-contract:B24", "requirements:Q10")
+def test_code_searcher_finds_the_handlers_of_this_repository_without_a_model(stepengine: Any) -> None:
+    params = '{"search_queries": [{"pattern": "def handle_steps", "cwd": "agents"}]}'
+
+    done = stepengine("run", "code_searcher", "--cwd", str(ROOT), "--params", params, "--json")
+    found = json.loads(done.stdout)
+
+    assert 0 == done.returncode, done.stderr
+    assert ("completed", 0, 0) == (found["status"], found["steps"], found["usage"]["requests"])
+    for name in ("code_searcher.py", "editor.py"):
+        assert name in found["output"]["results"][0]["stdout"]
+
+
+@pytest.mark.spec("ecosystem:EC141")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_cleanly_with_its_own_exit_code(stepengine: Any, number: int, code: int) -> None:
+    (stepengine.folder / "waits.py").write_text(WAITS)
+
+    with stepengine.start("run", "./waits.py", "--json") as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "ready" in line:
+                break
+        process.send_signal(number)
+        out, err = process.communicate(timeout=50)
+
+    assert code == process.returncode, err
+    assert "cancelled" == json.loads(out)["status"]
+    assert "Traceback" not in err
+    assert (stepengine.folder / "closed").is_file()
+
+
+def test_a_reader_that_goes_away_is_no_traceback(stepengine: Any) -> None:
+    with stepengine.start("agents") as process:
+        process.stdout.close()
+        err = process.stderr.read()
+        process.wait(timeout=50)
+
+    assert "Traceback" not in err
+
+
+@pytest.mark.spec("ecosystem:EC141", "requirements:G23")
+def test_without_a_key_there_is_one_message_and_exit_code_2(stepengine: Any) -> None:
+    done = stepengine("run", "editor", "Change something.", "--write")
+
+    assert (2, "") == (done.returncode, done.stdout)
+    assert 1 == done.stderr.count("stepengine: ")
+    assert "ANTHROPIC_API_KEY" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.spec("ecosystem:EC142")
+def test_a_bug_shows_its_traceback_without_local_variables(stepengine: Any) -> None:
+    """
+    Local variables may hold keys.
+    """
+    code = """
+from stepengine.cli import app, main, running
+def broken(options):
+    secret = "sk-" + "value"
+    raise RuntimeError("a bug")
+running.run_command = broken
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", "editor"],
+        env={**stepengine.environment, "FORCE_COLOR": "1"}, capture_output=True, text=True, check=False, timeout=50,
+    )  # fmt: skip
+
+    assert 1 == done.returncode
+    assert "RuntimeError: a bug" in done.stderr
+    assert "sk-value" not in done.stderr
+
+
+@pytest.mark.spec("requirements:P8")
+def test_editor_runs_live_against_a_server_that_speaks_chat_completions(
+    stepengine: Any, chat_server: Callable[..., Any]
+) -> None:
+    (stepengine.folder / "shop.py").write_text("price = 1\n")
+    edit = {"path": "shop.py", "replacements": [{"old_string": "price = 1", "new_string": "price = 2"}]}
+    server = chat_server({"tool_calls": [("str_replace", json.dumps(edit))]}, {"content": "The price is 2 now."})
+    live = attrs.evolve(stepengine, network=True)
+
+    done = live(
+        "run", "editor", "Make it 2.", "--params", '{"files": ["shop.py"]}', "--write",
+        "--model", "llama3.2", "--base-url", server.url, "--json",
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+
+    assert 0 == done.returncode, done.stderr
+    assert "price = 2\n" == (stepengine.folder / "shop.py").read_text()
+    assert ["shop.py"] == found["output"]["changed_files"]
+    assert "The price is 2 now." == found["output"]["summary"]
+    assert (2, 36) == (found["usage"]["requests"], found["usage"]["total_tokens"])
+    assert ["/v1/chat/completions"] * 2 == [r["path"] for r in server.requests]
+    assert ["llama3.2"] * 2 == [r["model"] for r in server.requests]
+
+
+@pytest.mark.spec("requirements:P13")
+def test_the_live_example_runs_against_the_same_kind_of_server(
+    stepengine: Any, chat_server: Callable[..., Any]
+) -> None:
+    call = ("word_count", '{"of": "to be or not to be"}')
+    server = chat_server({"tool_calls": [call]}, {"content": "It has 6 words."})
+
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "live.py", "--model", "llama3.2", "--base-url", server.url],
+        env=attrs.evolve(stepengine, network=True).environment,
+        capture_output=True, text=True, check=False, timeout=50,
+    )  # fmt: skip
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "It has 6 words. [36 tokens, cost unknown]" == done.stdout.splitlines()[-1]
+    assert "6" == server.requests[1]["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("model", "sent"),
+    [("ollama/llama3.2", "llama3.2"), ("openai/gpt-oss-20b", "openai/gpt-oss-20b"), ("some/model", "some/model")],
+)
+def test_a_model_name_goes_to_the_given_server_as_it_is_known_there(
+    stepengine: Any, chat_server: Callable[..., Any], model: str, sent: str
+) -> None:
+    (stepengine.folder / "a.py").write_text("from stepengine import *\nagent = AgentDefinition('a')\n")
+    server = chat_server({"content": "hi"})
+    live = attrs.evolve(stepengine, network=True)
+
+    done = live(
+        "run", "./a.py", "Say hi", "--model", model, "--base-url", server.url, env={"OPENAI_API_KEY": "sk-secret"}
+    )
+
+    assert (0, "hi\n") == (done.returncode, done.stdout), done.stderr
+    assert sent == server.requests[0]["model"]
+    assert "sk-secret" not in json.dumps(server.headers)
+
+
+@pytest.mark.spec("requirements:P11")
+def test_importing_stepengine_loads_no_sdk_and_no_command_line_library(tmp_path: Path) -> None:
+    code = "import sys, stepengine, stepengine.cli; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert set() == {"anthropic", "openai", "google", "httpx2", "typer", "rich", "yaml"} & set(done.stdout.split())

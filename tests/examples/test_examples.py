@@ -1,0 +1,62 @@
+"""
+Every example runs as a script, without keys and without network, and says something.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+OPTIONS = {"live.py": ["--offline"]}
+# Put before everything else that an interpreter imports: no socket of the internet can be connected.
+NO_NETWORK = """
+import socket
+
+def refused(self, address, *_):
+    if self.family in (socket.AF_INET, socket.AF_INET6):
+        raise RuntimeError(f"no network here: {address}")
+    return connect(self, address)
+
+connect = socket.socket.connect
+socket.socket.connect = socket.socket.connect_ex = refused
+"""
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> dict[str, str]:
+    """
+    The environment of a process that has no network, no keys and an empty folder.
+    """
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
+    kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_BASE_URL"))}
+    return {**kept, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "PYTHONWARNINGS": "error"}
+
+
+def test_there_are_the_examples_that_readme_names() -> None:
+    assert {"smallest.py", "custom_tool.py", "drive_steps.py", "parallel_children.py", "live.py"} <= {
+        e.name for e in EXAMPLES
+    }
+
+
+@pytest.mark.spec("requirements:P13")
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
+def test_an_example_runs_offline(example: Path, offline: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, example, *OPTIONS.get(example.name, [])],
+        env=offline, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50,
+    )  # fmt: skip
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert len(done.stdout.splitlines()) >= 2
+
+
+@pytest.mark.spec("requirements:P13")
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
+def test_an_example_says_how_it_is_run(example: Path) -> None:
+    assert f"python examples/{example.name}" in example.read_text()

@@ -1,0 +1,158 @@
+"""
+What README and the guide say is so: their Python runs, the commands exist, the tables name what is there.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import stepengine
+from stepengine.cli import running
+from stepengine.cli.app import app
+from stepengine.cli.report import Exit
+from stepengine.data.yields import YIELDABLES
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = [(m[1], m[2]) for m in re.finditer(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)]
+GUIDE = (ROOT / "docs" / "writing-an-agent.md").read_text(encoding="utf-8")
+PYTHON = [code for kind, code in BLOCKS if kind == "python"]
+SHELL = [code for kind, code in BLOCKS if kind == "sh"]
+COMMANDS = [
+    line for kind, code in BLOCKS if kind == "console" for line in code.splitlines() if line.startswith("stepengine ")
+]
+
+
+IN_GUIDE = [m[1] for m in re.finditer(r"^```python\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)]
+
+
+@pytest.mark.spec("requirements:P13")
+@pytest.mark.parametrize(
+    "code",
+    [*PYTHON, *IN_GUIDE],
+    ids=[f"{page} {i}" for page, blocks in (("README", PYTHON), ("guide", IN_GUIDE)) for i in range(len(blocks))],
+)
+def test_every_python_block_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Each in an empty folder, without network and keys, and on its own.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_the_handler_of_the_first_screen_does_what_its_comments_say(tmp_path: Path) -> None:
+    from stepengine import Engine
+    from stepengine.testing import ScriptedModel, text, tool_call
+    from stepengine.tools import file_tools, search_tools
+
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(PYTHON[0], "README.md", "exec"), names)
+    (tmp_path / "shop.py").write_text("x = 1  # TODO: two\n")
+    edit = {"path": "shop.py", "replacements": [{"old_string": "1  # TODO: two", "new_string": "2"}]}
+    model = ScriptedModel([text("It looks fine."), tool_call("str_replace", edit), text("Now it is two.")])
+    tools = [*file_tools(tmp_path, write=True), *search_tools(tmp_path)]
+
+    with Engine([names["agent"]], tools, model) as engine:
+        result = engine.run_sync("todo-fixer", "Do what the TODOs say.")
+
+    assert "Now it is two." == result.unwrap()
+    assert "x = 2\n" == (tmp_path / "shop.py").read_text()
+    assert "TODO: two" in model.calls[0].messages[-1].text
+    assert "There are TODOs left." == model.calls[1].messages[-1].text
+
+
+def test_the_first_two_shell_blocks_are_the_two_commands() -> None:
+    """
+    One line each, from a clone, with nothing but python3 and pip: the first ends in the demo, the second in the tests.
+    """
+    assert 2 == len(SHELL)
+    for line, extra, last in zip(
+        SHELL, (".", ".[dev]"), (["stepengine", "demo"], ["python", "-m", "pytest"]), strict=True
+    ):
+        make, install, run = [shlex.split(part) for part in line.strip().split("&&")]
+
+        assert ["python3", "-m", "venv", ".venv"] == make
+        assert [".venv/bin/pip", "install", "-e", extra] == install
+        assert [f".venv/bin/{last[0]}", *last[1:]] == run
+
+
+def test_the_first_screen_has_a_handler_and_the_two_commands() -> None:
+    """
+    60 lines are what a browser shows.
+    """
+    screen = "\n".join(README.splitlines()[:60])
+
+    assert "def handle_steps" in screen
+    assert all(block in screen for block in SHELL)
+
+
+def test_the_extra_of_the_second_command_exists() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+    assert "dev" in extras
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_is_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    ``run`` is replaced after its options were read; the params are JSON that fits the agent.
+    """
+    seen: list[Any] = []
+    monkeypatch.setattr(running, "run_command", lambda options: seen.append(options) or Exit.COMPLETED)
+
+    result = CliRunner().invoke(app, shlex.split(line)[1:])
+
+    assert 0 == result.exit_code, result.output
+    for options in seen:
+        from stepengine.engine import load_agent
+
+        load_agent(options.agent)
+        running.read_params(options.params)
+
+
+def test_the_table_of_exit_codes_is_complete() -> None:
+    table = README.partition("| exit code | meaning |")[2].partition("\n\n")[0]
+    codes = [int(n) for cell in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for n in cell.split(",")]
+
+    assert sorted(Exit) == sorted(codes)
+
+
+def test_the_table_of_yieldables_is_complete() -> None:
+    table = README.partition("| yieldable |")[2].partition("\n\n")[0]
+    named = set(re.findall(r"^\| `(\w+)", table, re.MULTILINE))
+
+    assert {"STEP", "STEP_ALL"} <= named
+    assert {kind.__name__ for kind in YIELDABLES} - {"Sentinel"} == named - {"STEP", "STEP_ALL"}
+    assert all(hasattr(stepengine, name) for name in named)
+
+
+def test_the_tools_that_are_named_are_the_tools_that_exist(tmp_path: Path) -> None:
+    from stepengine.machine.control import CONTROL_SPECS
+    from stepengine.tools import file_tools, search_tools
+
+    table = README.partition("| set | tools |")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`(\w+)`", table))
+    tools = {t.spec.name for t in [*file_tools(tmp_path, write=True), *search_tools(tmp_path)]}
+
+    assert {*tools, *CONTROL_SPECS} == named
+
+
+def test_files_that_are_linked_exist() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_no_block_is_missed() -> None:
+    """
+    Every fence of both pages opens or closes a block that was found.
+    """
+    assert 2 * len(BLOCKS) == README.count("```")
+    assert 2 * len(IN_GUIDE) == GUIDE.count("```")
