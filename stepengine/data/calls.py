@@ -148,7 +148,8 @@ class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
     params: JsonValue = attrs.field(default=None, converter=_params)
 
     def __attrs_post_init__(self) -> None:
-        if not isinstance(self.agent, (str, AgentDefinition)) or self.agent == "":
+        agent: Any = self.agent
+        if not isinstance(agent, (str, AgentDefinition)) or agent == "":
             msg = f"an AgentCall needs an AgentDefinition or the id of a spawnable agent, not {self.agent!r}"
             raise BadYield(msg)
 

@@ -32,7 +32,7 @@ from stepengine.data import (
     tools,
     usage,
 )
-from stepengine.data.json import JsonDict
+from stepengine.data.json import JsonDict, mended
 from stepengine.data.leaves import RAW, SCALARS, Codec, fault, literal, mapping, sequence, shown, within
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
@@ -76,7 +76,8 @@ def to_json(value: Any) -> dict[str, Any]:
     try:
         return {"stepengine": FORMAT, **_encode_object(value)}
     except RecursionError:
-        raise fault("nested too deeply to be stored") from None
+        msg = "nested too deeply to be stored"
+        raise fault(msg) from None
 
 
 def from_json(data: Any) -> Any:
@@ -87,14 +88,16 @@ def from_json(data: Any) -> Any:
         DataError: for a newer format, an unknown type or field, or a value that does not fit, naming the place.
     """
     if not isinstance(data, Mapping) or "stepengine" not in data:
-        raise fault("not a stored stepengine value: there is no member 'stepengine' with the format's version")
+        msg = "not a stored stepengine value: there is no member 'stepengine' with the format's version"
+        raise fault(msg)
     version = data["stepengine"]
     if type(version) is not int or version != FORMAT:
         raise within(fault(f"this version of stepengine reads format {FORMAT}, not {shown(version)}"), ".stepengine")
     try:
         return _decode_object({k: v for k, v in data.items() if k != "stepengine"})
     except RecursionError:
-        raise fault("nested too deeply to be read") from None
+        msg = "nested too deeply to be read"
+        raise fault(msg) from None
 
 
 def plain(value: Any) -> Any:
@@ -108,7 +111,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return plain(value.value)
     if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return mended(value)
     if isinstance(value, float):
         return value if abs(value) < float("inf") else str(value)
     return _plain_object(value)
@@ -156,7 +159,8 @@ def _encode_object(value: Any) -> dict[str, Any]:
     cls = type(value)
     name = cls.__name__
     if not _is_stored(cls):
-        raise fault(f"a {name} cannot be stored")
+        msg = f"a {name} cannot be stored"
+        raise fault(msg)
     data: dict[str, Any] = {"type": name}
     field = ""
     try:
@@ -174,12 +178,14 @@ def _encode_object(value: Any) -> dict[str, Any]:
 
 def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any:
     if not isinstance(data, Mapping) or not isinstance(data.get("type"), str):
-        raise fault(f"expected an object with a 'type', not {shown(data)}")
+        msg = f"expected an object with a 'type', not {shown(data)}"
+        raise fault(msg)
     name = data["type"]
     cls = STORED.get(name)
     if cls is None or not issubclass(cls, allowed):
         known = "" if allowed == (object,) else f"; it can be {[c.__name__ for c in allowed]}"
-        raise fault(f"unknown type {shown(name)}{known}")
+        msg = f"unknown type {shown(name)}{known}"
+        raise fault(msg)
     members = _members(cls)
     values: dict[str, Any] = {}
     for field, item in data.items():
@@ -201,7 +207,8 @@ def _made(cls: type[Any], members: Mapping[str, _Member], values: dict[str, Any]
     try:
         return cls(**values)
     except (TypeError, ValueError, StepEngineError) as error:
-        raise fault(f"this is no {cls.__name__}: {error}") from error
+        msg = f"this is no {cls.__name__}: {error}"
+        raise fault(msg) from error
 
 
 def _members(cls: type[Any]) -> Mapping[str, _Member]:
@@ -260,7 +267,8 @@ def _objects(classes: tuple[type[Any], ...]) -> Codec:
     def encode(value: Any) -> dict[str, Any]:
         if isinstance(value, classes):
             return _encode_object(value)
-        raise fault(f"expected one of {[c.__name__ for c in classes]}, not {shown(value)}")
+        msg = f"expected one of {[c.__name__ for c in classes]}, not {shown(value)}"
+        raise fault(msg)
 
     return Codec(encode, lambda data: _decode_object(data, classes))
 
@@ -303,7 +311,8 @@ def _decode_any(data: Any) -> Any:
     for name, member, codec in (("json", "value", RAW), ("tuple", "items", _ITEMS)):
         if kind == name:
             if data.keys() != {"type", member}:
-                raise fault(f"an object of type {name!r} has exactly the member {member!r}")
+                msg = f"an object of type {name!r} has exactly the member {member!r}"
+                raise fault(msg)
             try:
                 return codec.decode(data[member])
             except DataError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import attrs
 
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import Message
+from stepengine.data.parts import tuple_of
 from stepengine.data.results import ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
@@ -52,7 +53,7 @@ class Change:
     view: Transcript | None = attrs.field(default=None, converter=_transcript)
     context: JsonDict | None = attrs.field(default=None, converter=_object)
     values: Mapping[str, Any] | None = attrs.field(default=None, metadata={"stored": False})
-    tail: tuple[Message, ...] = attrs.field(default=(), converter=tuple)
+    tail: tuple[Message, ...] = attrs.field(default=(), converter=tuple_of)
     input: JsonDict | None = attrs.field(default=None, converter=_object)
     result: ToolResult | None = None
 
@@ -99,15 +100,11 @@ class HookContext:
         return self.state.message_history
 
 
-def _hooks(value: Any) -> tuple[Callable[..., Any], ...]:
+def _hooks(value: Callable[..., Any] | Iterable[Callable[..., Any]]) -> tuple[Callable[..., Any], ...]:
     return (value,) if callable(value) else tuple(value)
 
 
-def _point() -> Any:
-    return attrs.field(default=(), converter=_hooks, kw_only=True)
-
-
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Hooks:
     """
     Author code that the machine calls at fixed points, in list order (requirements H1, H2).
@@ -126,14 +123,14 @@ class Hooks:
         on_suspend: ``(ctx, questions)`` when the run suspends.
     """
 
-    pre_run: tuple[Callable[..., Any], ...] = _point()
-    post_run: tuple[Callable[..., Any], ...] = _point()
-    pre_step: tuple[Callable[..., Any], ...] = _point()
-    post_step: tuple[Callable[..., Any], ...] = _point()
-    pre_tool: tuple[Callable[..., Any], ...] = _point()
-    post_tool: tuple[Callable[..., Any], ...] = _point()
-    on_stop: tuple[Callable[..., Any], ...] = _point()
-    on_suspend: tuple[Callable[..., Any], ...] = _point()
+    pre_run: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
+    post_run: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
+    pre_step: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
+    post_step: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
+    pre_tool: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
+    post_tool: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
+    on_stop: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
+    on_suspend: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
 
     def __add__(self, other: Hooks) -> Hooks:
         """Return these hooks followed by those of *other*."""

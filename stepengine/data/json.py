@@ -15,7 +15,18 @@ from typing import Any, NoReturn, TypeAlias
 
 from stepengine.errors import DataError
 
-__all__ = ("JsonDict", "JsonList", "JsonValue", "canonical", "compact", "freeze", "freeze_object", "text_of", "thaw")
+__all__ = (
+    "JsonDict",
+    "JsonList",
+    "JsonValue",
+    "canonical",
+    "compact",
+    "freeze",
+    "freeze_object",
+    "mended",
+    "text_of",
+    "thaw",
+)
 
 JsonValue: TypeAlias = "str | int | float | bool | Mapping[str, JsonValue] | list[JsonValue] | None"
 
@@ -133,6 +144,11 @@ def text_of(value: str, path: str = "$") -> str:
     return str.__str__(value)
 
 
+def mended(text: str) -> str:
+    """Return *text* with lone surrogates replaced by U+FFFD; for messages about values, never for values."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _levels(value: Any) -> int:
     """Return how deep a frozen container is nested, 0 for what ``freeze`` did not make."""
     kind = type(value)
@@ -155,7 +171,7 @@ def _freeze(value: Any, path: str, room: int) -> Any:
         return _freeze_mapping(value, path, room - 1)
     if isinstance(value, list | tuple):
         items = JsonList([_freeze(v, f"{path}[{i}]", room - 1) for i, v in enumerate(value)])
-        items._levels = 1 + max(map(_levels, items), default=0)
+        items._levels = 1 + max(map(_levels, items), default=0)  # noqa: SLF001 - made here
         return items
     msg = f"{_kind(value)} at {path} is not JSON; use str, numbers, bool, None, lists or dicts"
     raise DataError(msg, path=path)
@@ -175,7 +191,7 @@ def _freeze_mapping(value: Mapping[Any, Any], path: str, room: int) -> JsonDict:
             members[name] = frozen = _freeze(item, f"{path}.{name}", room)
             levels = max(levels, _levels(frozen))
     made = JsonDict(members)
-    made._levels = levels + 1
+    made._levels = levels + 1  # noqa: SLF001 - made here
     return made
 
 

@@ -129,7 +129,7 @@ def sequence(item: Codec) -> Codec:
         done: list[Any] = []
         try:
             for value in values:
-                done.append(convert(value))
+                done.append(convert(value))  # noqa: PERF401 - the error below needs to know how far it came
         except DataError as error:
             raise within(error, f"[{len(done)}]") from None
         return done

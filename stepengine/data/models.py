@@ -10,7 +10,7 @@ import attrs
 
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import Message
-from stepengine.data.parts import AssistantPart, ToolCallPart, assistant_parts, joined_text, strings
+from stepengine.data.parts import AssistantPart, ToolCallPart, assistant_parts, joined_text, strings, tuple_of
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
@@ -109,10 +109,10 @@ class ModelRequest:
     model: str
     system_prompt: str = ""
     messages: Transcript = attrs.field(factory=Transcript)
-    tools: tuple[ToolSpec, ...] = attrs.field(default=(), converter=tuple)
+    tools: tuple[ToolSpec, ...] = attrs.field(default=(), converter=tuple_of)
     tool_choice: ToolChoice | None = None
     settings: ModelSettings = attrs.field(factory=ModelSettings)
-    tail: tuple[Message, ...] = attrs.field(default=(), converter=tuple)
+    tail: tuple[Message, ...] = attrs.field(default=(), converter=tuple_of)
 
     @property
     def all_messages(self) -> tuple[Message, ...]:
@@ -121,8 +121,11 @@ class ModelRequest:
 
 
 def _stop_reason(self: Any) -> StopReason:
-    calls = any(type(p) is ToolCallPart for p in self.content)
-    return StopReason.TOOL_USE if calls else StopReason.END_TURN
+    return StopReason.TOOL_USE if ToolCallPart in map(type, self.content) else StopReason.END_TURN
+
+
+def _as_stop_reason(value: str) -> StopReason:
+    return value if type(value) is StopReason else StopReason(value)
 
 
 @attrs.frozen
@@ -144,7 +147,7 @@ class ModelReply:
     content: tuple[AssistantPart, ...] = attrs.field(converter=assistant_parts)
     usage: Usage | None = attrs.field(default=None, kw_only=True)
     stop_reason: StopReason = attrs.field(
-        default=attrs.Factory(_stop_reason, takes_self=True), converter=StopReason, kw_only=True
+        default=attrs.Factory(_stop_reason, takes_self=True), converter=_as_stop_reason, kw_only=True
     )
     cost: Decimal | None = attrs.field(default=None, kw_only=True)
     raw_stop_reason: str | None = attrs.field(default=None, kw_only=True)

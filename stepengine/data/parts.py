@@ -7,7 +7,7 @@ signatures, its own call ids); it always names that provider under ``"provider"`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -33,6 +33,7 @@ __all__ = (
     "parts_of",
     "result_parts",
     "strings",
+    "tuple_of",
     "user_parts",
 )
 
@@ -45,16 +46,12 @@ def _text_or_none(value: str | None) -> str | None:
     return None if value is None else text_of(value)
 
 
-def _provider_data() -> Any:
-    return attrs.field(default=None, converter=_object_or_none, kw_only=True)
-
-
 @attrs.frozen
 class TextPart:
     """Plain text."""
 
     text: str = attrs.field(converter=text_of)
-    provider_data: JsonDict | None = _provider_data()
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
 
 
 @attrs.frozen
@@ -62,7 +59,7 @@ class ThinkingPart:
     """What a model thought before it answered. *text* may be empty when the provider hides it (requirements B12)."""
 
     text: str = attrs.field(converter=text_of)
-    provider_data: JsonDict | None = _provider_data()
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
 
 
 @attrs.frozen
@@ -70,7 +67,7 @@ class RefusalPart:
     """The text with which a model refused."""
 
     text: str = attrs.field(converter=text_of)
-    provider_data: JsonDict | None = _provider_data()
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
 
 
 @attrs.frozen
@@ -93,7 +90,7 @@ class ToolCallPart:
     input: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
     raw_input: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
     input_error: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
-    provider_data: JsonDict | None = _provider_data()
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
 
 
 def _check_source(part: ImagePart | DocumentPart) -> None:
@@ -112,7 +109,7 @@ class ImagePart:
     url: str | None = attrs.field(default=None, converter=_text_or_none)
     data: bytes | None = None
     mime_type: str = "image/png"
-    provider_data: JsonDict | None = _provider_data()
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         _check_source(self)
@@ -126,7 +123,7 @@ class DocumentPart:
     data: bytes | None = None
     mime_type: str = "application/pdf"
     name: str = ""
-    provider_data: JsonDict | None = _provider_data()
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         _check_source(self)
@@ -165,17 +162,17 @@ _ASSISTANT: frozenset[type] = frozenset((TextPart, ThinkingPart, ToolCallPart, R
 _RESULT: frozenset[type] = _MEDIA | {JsonPart}
 
 
-def user_parts(content: Any) -> tuple[UserPart, ...]:
+def user_parts(content: str | UserPart | Sequence[str | UserPart]) -> tuple[UserPart, ...]:
     """Turn a string, a part or a sequence of both into the parts of a user message."""
     return parts_of(content, _USER, "a user message")
 
 
-def assistant_parts(content: Any) -> tuple[AssistantPart, ...]:
+def assistant_parts(content: str | AssistantPart | Sequence[str | AssistantPart]) -> tuple[AssistantPart, ...]:
     """Turn a string, a part or a sequence of both into the parts of an assistant message."""
     return parts_of(content, _ASSISTANT, "an assistant message")
 
 
-def result_parts(content: Any) -> tuple[ResultPart, ...]:
+def result_parts(content: str | ResultPart | Sequence[str | ResultPart]) -> tuple[ResultPart, ...]:
     """Turn a string, a part or a sequence of both into the parts of a tool result; a string is one part, also when empty."""
     return (TextPart(content),) if isinstance(content, str) else parts_of(content, _RESULT, "a tool result")
 
@@ -209,6 +206,11 @@ def strings(value: str | Iterable[str]) -> tuple[str, ...]:
     if type(value) is tuple:
         return value
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def tuple_of(value: Iterable[Any]) -> tuple[Any, ...]:
+    """Turn several values into a tuple of them."""
+    return value if type(value) is tuple else tuple(value)
 
 
 def joined_text(parts: tuple[Any, ...]) -> str:

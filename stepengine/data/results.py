@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import attrs
 
-from stepengine.data.json import JsonValue, freeze
-from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, ResultPart, TextPart, joined_text, result_parts
+from stepengine.data.json import JsonValue, freeze, mended
+from stepengine.data.parts import (
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    ResultPart,
+    TextPart,
+    joined_text,
+    result_parts,
+    tuple_of,
+)
 
 if TYPE_CHECKING:
     from stepengine.data.hooks import Change
@@ -70,7 +79,7 @@ class ToolResult:
     tool_name: str = attrs.field(default="", kw_only=True)
     tool_call_id: str = attrs.field(default="", kw_only=True)
     credits_used: float = attrs.field(default=0, kw_only=True)
-    side_effects: tuple[SideEffect, ...] = attrs.field(default=(), converter=tuple, kw_only=True)
+    side_effects: tuple[SideEffect, ...] = attrs.field(default=(), converter=tuple_of, kw_only=True)
     change: Change | None = attrs.field(default=None, kw_only=True)
 
     text = _Text()
@@ -88,7 +97,7 @@ class ToolResult:
     @classmethod
     def error(cls, message: str, **fields: Any) -> ToolResult:
         """Return an error result with *message* as its text."""
-        return cls((TextPart(message),), **{"status": "error", **fields})
+        return cls((TextPart(mended(message)),), **{"status": "error", **fields})
 
     @classmethod
     def pending(cls, question_id: str, **fields: Any) -> ToolResult:

@@ -11,6 +11,7 @@ import attrs
 from typing_extensions import TypeVar
 
 from stepengine.data.models import StopReason
+from stepengine.data.parts import tuple_of
 from stepengine.data.questions import Question
 from stepengine.data.results import ToolCallLog
 from stepengine.data.state import AgentState
@@ -69,7 +70,7 @@ class ChildResult(Generic[Out]):
     text: str = ""
     error: StepEngineError | None = None
     spending: Spending = Spending()
-    questions: tuple[Question, ...] = attrs.field(default=(), converter=tuple)
+    questions: tuple[Question, ...] = attrs.field(default=(), converter=tuple_of)
 
     @property
     def is_error(self) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -13,11 +12,11 @@ import attrs
 from stepengine.data.estimate import estimate_tokens, transcript_tokens
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import Message, ToolMessage
+from stepengine.data.parts import tuple_of
 from stepengine.data.questions import Question
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
-from stepengine.data.wire import read_history
 
 __all__ = ("AgentState",)
 
@@ -63,8 +62,8 @@ class AgentState:
     run_id: str = ""
     agent_id: str = ""
     parent_id: str | None = None
-    ancestor_run_ids: tuple[str, ...] = attrs.field(default=(), converter=tuple)
-    child_run_ids: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    ancestor_run_ids: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
+    child_run_ids: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
     message_history: Transcript = attrs.field(factory=Transcript)
     view: Transcript = attrs.field(default=attrs.Factory(_record, takes_self=True))
     system_prompt: str = ""
@@ -76,22 +75,9 @@ class AgentState:
     cost: Decimal | None = Decimal(0)
     credits_used: float = 0
     context: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
-    pending: tuple[Question, ...] = attrs.field(default=(), converter=tuple)
+    pending: tuple[Question, ...] = attrs.field(default=(), converter=tuple_of)
     next_call: int = 1
     id_prefix: str = "c"
-
-    def evolve(self, **changes: Any) -> AgentState:
-        """Return this state with *changes*, as ``attrs.evolve`` does; only what changes is converted again."""
-        new = _NEW(AgentState)
-        for put, value in zip(_PUT, _VALUES(self), strict=True):
-            put(new, value)
-        for name, value in changes.items():
-            if name not in _CONVERTED:
-                msg = f"AgentState has no field {name!r}"
-                raise TypeError(msg)
-            put, convert = _CONVERTED[name]
-            put(new, convert(value) if convert else value)
-        return new
 
     @property
     def context_tokens(self) -> int:
@@ -123,12 +109,7 @@ class AgentState:
             DataError: when a message cannot be read.
             TranscriptError: when calls and results do not pair.
         """
+        from stepengine.data.wire import read_history  # noqa: PLC0415
+
         history = read_history(messages)
         return cls.from_messages(history.transcript, system_prompt=history.system_prompt, **fields)
-
-
-_NEW = object.__new__
-_FIELDS = attrs.fields(AgentState)
-_VALUES = attrgetter(*[a.name for a in _FIELDS])
-_PUT = tuple([AgentState.__dict__[a.name].__set__ for a in _FIELDS])
-_CONVERTED = {a.name: (put, a.converter) for a, put in zip(_FIELDS, _PUT, strict=True)}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from stepengine.data.parts import ToolCallPart
@@ -86,7 +86,8 @@ class Transcript(Sequence[Message]):
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         if isinstance(messages, Transcript):
-            self._buffer, self._length = messages._buffer, messages._length
+            self._buffer: _Buffer = messages._buffer  # noqa: SLF001 - of the same class
+            self._length: int = messages._length  # noqa: SLF001
             return
         items = list(messages)
         _check(items, {}, 0)
@@ -96,8 +97,8 @@ class Transcript(Sequence[Message]):
     @classmethod
     def _version(cls, buffer: _Buffer, length: int) -> Transcript:
         version = cls.__new__(cls)
-        version._buffer = buffer
-        version._length = length
+        version._buffer = buffer  # noqa: SLF001 - a constructor
+        version._length = length  # noqa: SLF001
         return version
 
     def _items(self) -> list[Message]:
@@ -170,7 +171,8 @@ class Transcript(Sequence[Message]):
         if not added:
             return self
         buffer, length = self._buffer, self._length
-        _check(added, buffer.calls, length)
+        if not _is_one_call(added, buffer.calls, length):
+            _check(added, buffer.calls, length)
         if not self._claim():
             buffer = self._fork(self._items(), length)
         for index, message in enumerate(added, length):
@@ -280,7 +282,7 @@ class Transcript(Sequence[Message]):
 
 
 def _memoised(message: Message, key: Any, fn: Callable[[Message], T]) -> T:
-    memo = message._memo
+    memo = message._memo  # noqa: SLF001 - the slot that messages keep for this
     if memo is None:
         memo = {}
         object.__setattr__(message, "_memo", memo)
@@ -288,6 +290,20 @@ def _memoised(message: Message, key: Any, fn: Callable[[Message], T]) -> T:
         memo[key] = fn(message)
     value: T = memo[key]
     return value
+
+
+def _is_one_call(added: Sequence[Message], known: Mapping[str, int], length: int) -> bool:
+    """Return whether *added* is one new call and its result, the most frequent step by far."""
+    if len(added) != 2:  # noqa: PLR2004 - a message and a result
+        return False
+    message, result = added
+    if type(message) is not AssistantMessage or type(result) is not ToolMessage or len(message.content) != 1:
+        return False
+    (call,) = message.content
+    call_id = result.tool_call_id
+    if type(call) is not ToolCallPart or call.tool_call_id != call_id or not call_id:
+        return False
+    return known.get(call_id, length) >= length
 
 
 def _check(added: Sequence[Message], known: Mapping[str, int], length: int) -> None:
@@ -299,20 +315,22 @@ def _check(added: Sequence[Message], known: Mapping[str, int], length: int) -> N
         if kind is ToolMessage:
             _check_result(message, waiting)
         elif waiting:
-            msg = f"the calls {[c.tool_call_id for c in reversed(waiting)]} have no result before the next message"
-            raise TranscriptError(msg)
+            _raise_waiting(waiting)
         elif kind is AssistantMessage:
-            for part in message.content:
-                if type(part) is ToolCallPart:
-                    _check_id(part, known, length, fresh)
-                    waiting.append(part)
+            waiting = [p for p in message.content if type(p) is ToolCallPart]
+            for call in waiting:
+                _check_id(call, known, length, fresh)
             waiting.reverse()
         elif kind is not UserMessage:
             msg = f"a transcript holds user, assistant and tool messages, not a {kind.__name__}"
             raise TranscriptError(msg)
     if waiting:
-        msg = f"the calls {[c.tool_call_id for c in reversed(waiting)]} have no result"
-        raise TranscriptError(msg)
+        _raise_waiting(waiting)
+
+
+def _raise_waiting(waiting: list[ToolCallPart]) -> NoReturn:
+    msg = f"the calls {[c.tool_call_id for c in reversed(waiting)]} have no result right after their message"
+    raise TranscriptError(msg)
 
 
 def _check_result(message: Any, waiting: list[ToolCallPart]) -> None:

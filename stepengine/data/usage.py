@@ -108,7 +108,7 @@ class Spending:
 def _merged(a: Mapping[str, Usage], b: Mapping[str, Usage]) -> Mapping[str, Usage]:
     if not (a and b):
         return a or b
-    merged = dict(a)
+    merged: dict[str, Usage] = dict(a)
     for key, usage in b.items():
         merged[key] = merged[key] + usage if key in merged else usage
-    return merged
+    return JsonDict(merged)

@@ -1,7 +1,7 @@
 """
-Foreign history in and out: the widespread ``{"role", "content"}`` form with ``text``, ``tool_use`` and ``tool_result``
-blocks (requirements B18).
+Foreign history in and out: the widespread ``{"role", "content"}`` form (requirements B18).
 
+Its content is text or blocks of type ``text``, ``tool_use``, ``tool_result``, ``image`` and the like.
 Reading also takes messages in our own stored form (``{"type": "UserMessage", ...}``), so that nothing is lost when a
 handler passes messages on as JSON. Writing keeps everything that the form can hold; provider data is left out.
 """
@@ -9,11 +9,12 @@ handler passes messages on as JSON. Writing keeps everything that the form can h
 from __future__ import annotations
 
 import base64
-import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
-from stepengine.data.json import JsonValue, freeze, thaw
+from stepengine.data.json import JsonValue, freeze_object, text_of, thaw
+from stepengine.data.leaves import fault, shown, within
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from stepengine.data.parts import (
     DocumentPart,
@@ -24,6 +25,7 @@ from stepengine.data.parts import (
     TextPart,
     ThinkingPart,
     ToolCallPart,
+    joined_text,
 )
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
@@ -59,18 +61,33 @@ def read_history(messages: Iterable[Any]) -> History:
     found: list[Message] = []
     names: dict[str, str] = {}
     for index, message in enumerate(messages):
-        path = f"$[{index}]"
-        if isinstance(message, UserMessage | AssistantMessage | ToolMessage):
-            found.append(message)
-        elif isinstance(message, Mapping) and "type" in message and "role" not in message:
-            found.append(_stored(message))
-        elif isinstance(message, Mapping) and message.get("role") in ("system", "developer"):
-            system.append(_text(message.get("content"), path))
-        else:
-            found.extend(_read(message, path, names))
-        for call in getattr(found[-1], "tool_calls", ()) if found else ():
-            names[call.tool_call_id] = call.tool_name
+        try:
+            if isinstance(message, Mapping) and message.get("role") in ("system", "developer"):
+                system.append(_text(message.get("content")))
+            else:
+                found.extend(_read(message, names))
+        except DataError as error:
+            raise within(error, f"[{index}]") from None
+        if found and type(found[-1]) is AssistantMessage:
+            names.update({c.tool_call_id: c.tool_name for c in found[-1].tool_calls})
     return History("\n\n".join(system), Transcript(found))
+
+
+def _read(message: Any, names: Mapping[str, str]) -> list[Message]:
+    if isinstance(message, (UserMessage, AssistantMessage, ToolMessage)):
+        return [message]
+    role = message.get("role") if isinstance(message, Mapping) else None
+    if isinstance(message, Mapping) and role is None and "type" in message:
+        return [_stored(message)]
+    if role == "assistant":
+        return [AssistantMessage(_each(message.get("content"), _assistant_part))]
+    if role != "user":
+        msg = f"a message needs role 'user' or 'assistant', not {shown(role)}"
+        raise fault(msg)
+    blocks = _each(message.get("content"), partial(_user_part, names=names))
+    results = [b for b in blocks if isinstance(b, ToolMessage)]
+    others = [b for b in blocks if not isinstance(b, ToolMessage)]
+    return [*results, *([UserMessage(others)] if others or not results else [])]
 
 
 def _stored(message: Mapping[str, Any]) -> Message:
@@ -80,92 +97,92 @@ def _stored(message: Mapping[str, Any]) -> Message:
     return loaded
 
 
-def _text(content: Any, path: str) -> str:
+def _each(content: Any, read: Callable[[Mapping[str, Any]], Any]) -> list[Any]:
+    """Return what *read* makes of every block of *content*; text is one block, empty text none."""
     if isinstance(content, str):
-        return content
-    return "".join([b["text"] for b in _blocks(content, path) if b.get("type") == "text"])
+        content = [{"type": "text", "text": content}] if content else []
+    if not isinstance(content, (list, tuple)):
+        raise within(fault(f"expected text or a list of blocks, not {shown(content)}"), ".content")
+    made: list[Any] = []
+    try:
+        for block in content:
+            made.append(read(freeze_object(block)))  # noqa: PERF401 - the error below needs to know how far it came
+    except DataError as error:
+        raise within(error, f".content[{len(made)}]") from None
+    return made
 
 
-def _blocks(content: Any, path: str) -> list[Mapping[str, Any]]:
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}] if content else []
-    if isinstance(content, list | tuple) and all(isinstance(b, Mapping) for b in content):
-        return list(content)
-    raise DataError(f"content at {path} is text or a list of blocks, not {type(content).__name__}", path=path)
+def _text(content: Any) -> str:
+    return joined_text(tuple([b for b in _each(content, _user_part) if isinstance(b, TextPart)]))
 
 
-def _read(message: Any, path: str, names: Mapping[str, str]) -> list[Message]:
-    role = message.get("role") if isinstance(message, Mapping) else None
-    if role not in ("user", "assistant"):
-        raise DataError(f"a message at {path} needs role 'user' or 'assistant', not {role!r}", path=path)
-    blocks = _blocks(message.get("content"), path)
-    if role == "assistant":
-        return [AssistantMessage([_assistant_part(b, f"{path}.content[{i}]") for i, b in enumerate(blocks)])]
-    results = [b for b in blocks if b.get("type") == "tool_result"]
-    others = [(i, b) for i, b in enumerate(blocks) if b.get("type") != "tool_result"]
-    read: list[Message] = [_tool_message(b, path, names) for b in results]
-    if others or not results:
-        read.append(UserMessage([_user_part(b, f"{path}.content[{i}]") for i, b in others]))
-    return read
-
-
-def _need(block: Mapping[str, Any], name: str, path: str) -> Any:
+def _need(block: Mapping[str, Any], name: str) -> Any:
     if name in block:
         return block[name]
-    raise DataError(f"a {block.get('type')!r} block at {path} needs {name!r}", path=path)
+    raise within(fault(f"a block of type {shown(block.get('type'))} needs this"), f".{name}")
 
 
-def _assistant_part(block: Mapping[str, Any], path: str) -> Any:
+def _need_text(block: Mapping[str, Any], name: str) -> str:
+    return text_of(_need(block, name), f"$.{name}")
+
+
+def _assistant_part(block: Mapping[str, Any]) -> Any:
     match block.get("type"):
         case "text":
-            return TextPart(_need(block, "text", path))
+            return TextPart(_need_text(block, "text"))
         case "thinking":
-            return ThinkingPart(_need(block, "thinking", path))
+            return ThinkingPart(_need_text(block, "thinking"))
         case "refusal":
-            return RefusalPart(_need(block, "refusal", path))
+            return RefusalPart(_need_text(block, "refusal"))
         case "tool_use":
-            return ToolCallPart(_need(block, "id", path), _need(block, "name", path), block.get("input") or {})
+            value = block.get("input") or {}
+            return ToolCallPart(_need_text(block, "id"), _need_text(block, "name"), freeze_object(value, "$.input"))
         case "opaque":
-            return OpaquePart(_need(block, "provider", path), _need(block, "data", path))
+            return OpaquePart(_need_text(block, "provider"), freeze_object(_need(block, "data"), "$.data"))
         case other:
-            raise DataError(f"unknown assistant block {other!r} at {path}", path=path)
+            msg = f"unknown assistant block {shown(other)}"
+            raise fault(msg)
 
 
-def _user_part(block: Mapping[str, Any], path: str) -> Any:
+def _user_part(block: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Any:
     match block.get("type"):
         case "text":
-            return TextPart(_need(block, "text", path))
+            return TextPart(_need_text(block, "text"))
         case "image":
-            return ImagePart(**_source(block, path))
+            return ImagePart(**_source(block))
         case "document":
-            return DocumentPart(**_source(block, path), name=block.get("title") or "")
+            return DocumentPart(**_source(block), name=text_of(block.get("title") or "", "$.title"))
+        case "tool_result" if names is not None:
+            return _tool_message(block, names)
         case other:
-            raise DataError(f"unknown user block {other!r} at {path}", path=path)
+            msg = f"unknown block {shown(other)}"
+            raise fault(msg)
 
 
-def _source(block: Mapping[str, Any], path: str) -> dict[str, Any]:
-    source = _need(block, "source", path)
-    if source.get("type") == "url":
-        return {
-            "url": _need(source, "url", path),
-            **({"mime_type": source["media_type"]} if "media_type" in source else {}),
-        }
+def _source(block: Mapping[str, Any]) -> dict[str, Any]:
+    source = freeze_object(_need(block, "source"), "$.source")
     try:
-        data = base64.b64decode(_need(source, "data", path), validate=True)
-    except binascii.Error:
-        raise DataError(f"the source at {path} is not base64", path=path) from None
-    return {"data": data, "mime_type": _need(source, "media_type", path)}
+        if source.get("type") == "url" and "media_type" not in source:
+            return {"url": _need_text(source, "url")}
+        kind = _need_text(source, "media_type")
+        if source.get("type") == "url":
+            return {"url": _need_text(source, "url"), "mime_type": kind}
+        return {"data": base64.b64decode(_need_text(source, "data"), validate=True), "mime_type": kind}
+    except DataError as error:
+        raise within(error, ".source") from None
+    except ValueError:
+        raise within(fault("expected base64 text"), ".source.data") from None
 
 
-def _tool_message(block: Mapping[str, Any], path: str, names: Mapping[str, str]) -> ToolMessage:
-    call_id = _need(block, "tool_use_id", path)
+def _tool_message(block: Mapping[str, Any], names: Mapping[str, str]) -> ToolMessage:
+    call_id = _need_text(block, "tool_use_id")
     content = block.get("content", "")
-    parts = [TextPart(content)] if isinstance(content, str) else [_result_part(b, path) for b in _blocks(content, path)]
+    parts = [TextPart(content)] if isinstance(content, str) else _each(content, _result_part)
     return ToolMessage(call_id, names.get(call_id, ""), parts, "error" if block.get("is_error") else "ok")
 
 
-def _result_part(block: Mapping[str, Any], path: str) -> Any:
-    return JsonPart(freeze(block.get("value"))) if block.get("type") == "json" else _user_part(block, path)
+def _result_part(block: Mapping[str, Any]) -> Any:
+    return JsonPart(block.get("value")) if block.get("type") == "json" else _user_part(block)
 
 
 def to_dicts(transcript: Iterable[Message]) -> list[dict[str, JsonValue]]:

@@ -15,9 +15,9 @@ import attrs
 from typing_extensions import TypeVar
 
 from stepengine.data.calls import AgentCall, Ask, Member, Parallel, Perform, ToolCall, tool_name_of
+from stepengine.data.json import text_of
 from stepengine.data.messages import Message, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings
-from stepengine.data.json import text_of
 from stepengine.data.results import ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolChoice, ToolLike
@@ -145,7 +145,8 @@ MAX_CANDIDATES = 64
 
 
 def _count(value: int) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+    number: Any = value
+    if isinstance(number, int) and not isinstance(number, bool) and number >= 1:
         return value
     msg = f"GenerateN needs an integer from 1 to {MAX_CANDIDATES}, not {value!r}"
     raise BadYield(msg)

@@ -1,0 +1,455 @@
+"""
+The codec: every stored value survives JSON, and nothing that is not exactly a stored value is loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepengine.data.codec import FORMAT, STORED, from_json, plain, to_json
+from stepengine.data.hooks import Change, Hooks
+from stepengine.data.json import JsonDict, freeze
+from stepengine.data.leaves import SCALARS
+from stepengine.data.limits import Limits
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Failure, Gathered, Stop, Value
+from stepengine.data.parts import TextPart, ToolCallPart
+from stepengine.data.questions import Answer
+from stepengine.data.results import ToolResult
+from stepengine.data.run import ChildResult, RunResult, RunStatus
+from stepengine.data.state import AgentState
+from stepengine.data.transcript import Transcript
+from stepengine.data.usage import Usage
+from stepengine.errors import DataError, ModelError, StepEngineError, ToolError
+from tests import strategies
+
+few = settings(max_examples=10)
+
+
+def loads(data: Any) -> Any:
+    return from_json(json.loads(json.dumps(data)))
+
+
+# --- round trip -----------------------------------------------------------------------------------------------------
+
+
+def test_there_is_a_strategy_for_every_stored_class() -> None:
+    assert set(STORED) == set(strategies.STORED)
+
+
+@pytest.mark.spec("requirements:B17")
+@pytest.mark.parametrize("name", sorted(STORED))
+@few
+@given(data=st.data())
+def test_every_stored_class_survives_json(name: str, data: st.DataObject) -> None:
+    value = data.draw(strategies.STORED[name])
+
+    loaded = loads(to_json(value))
+
+    assert type(value) is type(loaded)
+    assert value == loaded
+    assert to_json(value) == to_json(loaded)
+
+
+@given(strategies.stored())
+def test_what_is_stored_is_plain_json_of_its_own(value: Any) -> None:
+    def containers(node: Any) -> Iterator[Any]:
+        yield type(node)
+        for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            yield from containers(inner)
+
+    assert {dict, list, str, int, float, bool, type(None)} >= set(containers(to_json(value)))
+
+
+def test_the_stored_form_names_type_and_fields_and_leaves_defaults_out() -> None:
+    call = ToolCallPart("c1", "add", {"a": 1}, provider_data={"provider": "p", "id": "x"})
+    state = AgentState.from_messages(
+        [UserMessage("hi", tags=["USER_PROMPT"]), AssistantMessage([call]), ToolMessage("c1", "add", "2")],
+        run_id="r",
+        cost=Decimal("0.10"),
+    )
+
+    assert to_json(state) == {
+        "stepengine": FORMAT,
+        "type": "AgentState",
+        "run_id": "r",
+        "message_history": {
+            "type": "Transcript",
+            "messages": [
+                {"type": "UserMessage", "content": [{"type": "TextPart", "text": "hi"}], "tags": ["USER_PROMPT"]},
+                {
+                    "type": "AssistantMessage",
+                    "content": [
+                        {
+                            "type": "ToolCallPart",
+                            "tool_call_id": "c1",
+                            "tool_name": "add",
+                            "input": {"a": 1},
+                            "provider_data": {"provider": "p", "id": "x"},
+                        }
+                    ],
+                },
+                {
+                    "type": "ToolMessage",
+                    "tool_call_id": "c1",
+                    "tool_name": "add",
+                    "content": [{"type": "TextPart", "text": "2"}],
+                },
+            ],
+        },
+        "cost": "0.10",
+        "next_call": 2,
+    }
+
+
+@settings(max_examples=30)
+@given(strategies.states)
+def test_a_state_stores_its_view_only_when_it_differs_from_the_record(state: AgentState) -> None:
+    assert ("view" in to_json(state)) == (state.view != state.message_history)
+    same = attrs.evolve(state, view=state.message_history)
+
+    loaded = loads(to_json(same))
+
+    assert "view" not in to_json(same)
+    assert loaded.view is loaded.message_history
+
+
+def test_a_value_tells_json_from_stored_objects_and_from_tuples_of_them() -> None:
+    lookalike = freeze({"type": "Usage", "input_tokens": 5})
+
+    for value in (lookalike, Usage(5), (), (Answer("yes"), Answer("no")), freeze([]), None, "text"):
+        loaded = loads(to_json(Value(value))).value
+
+        assert (type(value), value) == (type(loaded), loaded)
+
+
+def test_what_hooks_share_as_python_objects_is_never_stored() -> None:
+    assert to_json(Change(values={"db": object()})) == {"stepengine": FORMAT, "type": "Change"}
+
+
+def test_the_cause_and_the_result_of_an_error_are_not_stored() -> None:
+    error = ToolError("boom", tool_name="t", result=ToolResult.error("boom"))
+
+    assert to_json(error) == {"stepengine": FORMAT, "type": "ToolError", "message": "boom", "tool_name": "t"}
+
+
+# --- what cannot be stored ------------------------------------------------------------------------------------------
+
+
+class Unknown(ToolError):
+    pass
+
+
+UNSTORABLE: list[tuple[Any, str]] = [
+    (object(), "$"),
+    (Hooks(), "$"),
+    (Unknown("x"), "$"),
+    (Failure(Unknown("x")), "$.error"),
+    (Failure(ModelError("x", status="400")), "$.error.status"),  # type: ignore[arg-type]
+    (Value(object()), "$.value"),
+    (Value({"a": [0, float("nan")]}), "$.value.a[1]"),
+    (Value("\ud800"), "$.value"),
+    (Value((Usage("many"),)), "$.value[0].input_tokens"),  # type: ignore[arg-type]
+    (Gathered((Value(1), Value(2**63))), "$.outcomes[1].value"),
+    (Gathered(5), "$.outcomes"),  # type: ignore[arg-type]
+    (AgentState(system_prompt="\udfff"), "$.system_prompt"),
+    (AgentState(run_id=None), "$.run_id"),  # type: ignore[arg-type]
+    (AgentState(step_index=True), "$.step_index"),
+    (AgentState(next_call=2.5), "$.next_call"),  # type: ignore[arg-type]
+    (AgentState(credits_used=float("inf")), "$.credits_used"),
+    (AgentState(cost=0.5), "$.cost"),  # type: ignore[arg-type]
+    (AgentState(cost=Decimal("NaN")), "$.cost"),
+    (AgentState(message_history=[]), "$.message_history"),  # type: ignore[arg-type]
+    (AgentState(tool_definitions={"t": 5}), "$.tool_definitions.t"),  # type: ignore[dict-item]
+    (AgentState(tool_definitions=JsonDict({5: 5})), "$.tool_definitions"),
+    (ChildResult(agent_id="a", output=object()), "$.output"),
+    (Limits(max_cost_usd="much"), "$.max_cost_usd"),  # type: ignore[arg-type]
+    (Limits(on_max_steps="explode"), "$.on_max_steps"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.spec("reliability:JR43")
+@pytest.mark.parametrize(("value", "path"), UNSTORABLE, ids=[f"{n}-{path}" for n, (_, path) in enumerate(UNSTORABLE)])
+def test_storing_what_cannot_be_stored_says_where(value: Any, path: str) -> None:
+    with pytest.raises(DataError) as caught:
+        to_json(value)
+
+    assert path == caught.value.path
+    assert f" at {path}" in caught.value.message
+
+
+def test_bytes_are_stored_as_base64_text_and_nothing_else_as_bytes() -> None:
+    codec = SCALARS[bytes]
+
+    assert ("AAE=", b"\0\1") == (codec.encode(b"\0\1"), codec.decode("AAE="))
+    with pytest.raises(DataError, match="expected bytes, not 'text' at"):
+        codec.encode("text")
+
+
+def test_storing_a_value_nested_beyond_all_measure_is_refused() -> None:
+    value = Value(1)
+    for _ in range(2_000):
+        value = Value(value)
+
+    with pytest.raises(DataError, match="nested too deeply"):
+        to_json(value)
+    with pytest.raises(DataError, match="nested too deeply"):
+        data: Any = {"type": "json", "value": 1}
+        for _ in range(20_000):
+            data = {"type": "Value", "value": data}
+        from_json({"stepengine": FORMAT, **data})
+
+
+# --- strictness -----------------------------------------------------------------------------------------------------
+
+WRONG: dict[str, list[Any]] = {
+    "str": [1, None, True, ["a"], {"a": 1}, "\ud800"],
+    "str | None": [1, True, ["a"], {"a": 1}, "\udfff"],
+    "int": ["1", 1.5, True, None, [1], {}, 2**63],
+    "int | None": ["1", 1.5, True, [1], {}, -(2**63) - 1],
+    "float": ["1", True, None, [1.0], {}, float("nan"), float("inf")],
+    "float | None": ["1", True, [1.0], {}, float("nan"), float("-inf")],
+    "bool": [0, 1, "true", None, [], {}],
+    "bool | None": [0, 1, "true", [], {}],
+    "bytes | None": [1, True, "*", "é", "abc", []],
+    "Decimal | None": [1, 1.5, True, "one", "NaN", "Infinity", "", [], {}],
+    "Decimal | float | None": [True, "one", "NaN", float("nan"), [], {}],
+    "JsonDict": [None, 1, "a", True, [], [["a", 1]]],
+    "JsonDict | None": [1, "a", True, []],
+    "tuple[str, ...]": [None, 1, "ab", {}, [1], ["a", None], [["a"]]],
+    "Sequence[str]": [None, 1, "ab", {}, [1], ["a", None]],
+    "StopReason": [None, 1, True, "because", "END_TURN", [], {}],
+    "RunStatus": [None, 1, True, "done", [], {}],
+    "Mapping[str, ToolSpec]": [None, [], "a", {"a": 1}, {"a": {}}, {"a": {"type": "Usage"}}],
+    "Mapping[str, Usage]": [None, [], "a", {"a": 1}, {"a": {}}, {"a": {"type": "Spending"}}],
+}
+"""For every annotation of a field, JSON values that do not fit it."""
+OBJECTS = [1, True, "a", [1], {}, {"type": "Foreign"}, {"type": 5}, {"type": "Hooks"}]
+
+
+def annotations_of(cls: type[Any]) -> dict[str, str]:
+    if issubclass(cls, StepEngineError):
+        parameters = inspect.signature(cls).parameters
+        return {name: parameters[name].annotation for name in ("message", *cls.fields)}
+    if cls is Transcript:
+        return {"messages": "tuple[Message, ...]"}
+    return {a.name: a.type for a in attrs.fields(cls) if a.init and (cls, a.name) != (Change, "values")}
+
+
+def wrong_values(annotation: str) -> list[Any]:
+    if annotation in WRONG:
+        return WRONG[annotation]
+    if "Literal" in annotation or annotation in {"ResultStatus", "ToolKind", "StopKind", "OnMaxSteps | None"}:
+        return [1, True, "", "whatever", [], {}, ["ok"]]
+    if "JsonValue" in annotation or annotation == "Out":
+        return [float("nan"), {"a": [2**64]}, ["\ud800"]]
+    if annotation == "Any":
+        return [5, None, "a", [], {"type": "json"}, {"type": "json", "value": 1, "x": 2}, {"type": "tuple", "items": 5}]
+    if annotation.startswith("tuple["):
+        return [None, 5, "ab", {}, *([item] for item in OBJECTS)]
+    return OBJECTS
+
+
+@pytest.mark.parametrize("name", sorted(STORED))
+@settings(max_examples=2)
+@given(data=st.data())
+def test_a_wrong_value_in_any_field_is_refused_and_its_place_named(name: str, data: st.DataObject) -> None:
+    stored = to_json(data.draw(strategies.STORED[name]))
+
+    for field, annotation in annotations_of(STORED[name]).items():
+        if annotation == "ToolChoice | None":
+            annotation = "str | None"  # noqa: PLW2901
+        for wrong in wrong_values(annotation):
+            with pytest.raises(DataError) as caught:
+                from_json({**stored, field: wrong})
+
+            assert caught.value.path.startswith(f"$.{field}"), (field, wrong, caught.value)
+            assert f" at {caught.value.path}" in caught.value.message
+
+
+@pytest.mark.spec("reliability:R20", "reliability:JR30")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "object",
+        "os.system",
+        "builtins.eval",
+        "Hooks",
+        "HookContext",
+        "RunResult",
+        "ToolBinding",
+        "LimitReached",
+        "",
+        None,
+        [],
+    ],
+)
+def test_a_type_outside_the_closed_list_is_refused(kind: Any) -> None:
+    with pytest.raises(DataError, match="type"):
+        from_json({"stepengine": FORMAT, "type": kind})
+
+
+@pytest.mark.parametrize("name", sorted(STORED))
+@settings(max_examples=2)
+@given(data=st.data())
+def test_an_unknown_field_is_refused_and_named(name: str, data: st.DataObject) -> None:
+    stored = to_json(data.draw(strategies.STORED[name]))
+
+    for field in ("surprise", "_memo", "__class__", "py/object", 5):
+        with pytest.raises(DataError, match=r"unknown field") as caught:
+            from_json({**stored, field: 1})
+
+        assert f"$.{field}" == caught.value.path
+
+
+@pytest.mark.parametrize("version", [2, 0, "1", 1.0, True, None, [1], 10**400, "x" * 5_000])
+def test_another_format_is_refused(version: Any) -> None:
+    with pytest.raises(DataError, match="reads format 1") as caught:
+        from_json({"type": "TextPart", "text": "a", "stepengine": version})
+
+    assert "$.stepengine" == caught.value.path
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize("data", [None, 5, "text", [], {}, {"type": "TextPart", "text": "a"}])
+def test_what_is_no_stored_value_is_refused(data: Any) -> None:
+    with pytest.raises(DataError, match="not a stored stepengine value"):
+        from_json(data)
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(DataError, match="TextPart needs this field") as caught:
+        from_json({"stepengine": FORMAT, "type": "UserMessage", "content": [{"type": "TextPart"}]})
+
+    assert "$.content[0].text" == caught.value.path
+
+
+@pytest.mark.spec("requirements:B16")
+def test_a_stored_history_that_does_not_pair_is_refused() -> None:
+    stored = to_json(
+        AgentState.from_messages([AssistantMessage([ToolCallPart("c1", "t")]), ToolMessage("c1", "t", "")])
+    )
+    del stored["message_history"]["messages"][1]
+
+    with pytest.raises(DataError, match="have no result") as caught:
+        from_json(stored)
+
+    assert "$.message_history" == caught.value.path
+
+
+def test_an_image_without_a_source_is_refused_with_its_place() -> None:
+    stored = {"stepengine": FORMAT, "type": "UserMessage", "content": [{"type": "ImagePart"}]}
+
+    with pytest.raises(DataError, match=r"exactly one of url= and data= at \$\.content\[0\]"):
+        from_json(stored)
+
+
+# --- fuzz -----------------------------------------------------------------------------------------------------------
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    for key, inner in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield from places(inner, (*path, key))
+
+
+@st.composite
+def broken(draw: st.DrawFn) -> Any:
+    """
+    The stored form of a value in which some members were replaced, removed, moved or added.
+    """
+    data = copy.deepcopy(to_json(draw(strategies.stored())))
+    for _ in range(draw(st.integers(1, 3))):
+        found = list(places(data))
+        if not found:
+            break
+        *way, last = draw(st.sampled_from(found))
+        owner = data
+        for key in way:
+            owner = owner[key]
+        match draw(st.sampled_from(["replace", "remove", "type", "graft"])):
+            case "replace":
+                owner[last] = draw(strategies.json_values() | st.sampled_from([float("nan"), "\ud800", 2**70]))
+            case "remove":
+                del owner[last]
+            case "type":
+                owner[last] = {"type": draw(st.sampled_from([*STORED, "json", "tuple"]))}
+            case "graft":
+                owner[last] = {k: v for k, v in to_json(draw(strategies.stored())).items() if k != "stepengine"}
+    return data
+
+
+@pytest.mark.spec("reliability:R20")
+@settings(max_examples=250)
+@given(broken())
+def test_a_broken_stored_form_loads_to_what_it_says_or_is_a_data_error(data: Any) -> None:
+    try:
+        loaded = from_json(data)
+    except DataError as error:
+        place = error.path
+    else:
+        place = "$"
+        assert loaded == from_json(to_json(loaded))
+
+    assert place.startswith("$")
+
+
+@given(strategies.json_values() | st.dictionaries(st.sampled_from(["stepengine", "type", "value"]), st.just(1)))
+def test_any_json_is_a_stored_value_or_a_data_error(data: Any) -> None:
+    with pytest.raises(DataError):
+        from_json(data)
+
+
+# --- for people -----------------------------------------------------------------------------------------------------
+
+
+class Output:
+    def model_dump(self, *, mode: str) -> Any:
+        return {"mode": mode}
+
+
+def test_plain_shows_anything_and_never_fails() -> None:
+    result = RunResult(
+        status=RunStatus.COMPLETED, state=AgentState(), output=Output(), error=KeyError("k"), journal=object()
+    )
+    shown = plain(
+        {
+            "usage": Usage(5),
+            "result": result,
+            "broken": Stop("limit", error=Unknown("x")),
+            "set": {1},
+            3: float("nan"),
+            "text": "\ud800",
+            "reply": ModelReply("x", cost=Decimal("0.5")),
+            "class": Output,
+        }
+    )
+
+    assert shown["usage"] == {"type": "Usage", "input_tokens": 5}
+    assert shown["result"]["status"] == "completed"
+    assert shown["result"]["output"] == {"mode": "json"}
+    assert shown["result"]["error"] == "'k'"
+    assert "journal" not in shown["result"]
+    assert shown["broken"]["error"] == "x"
+    assert shown["set"] == [1]
+    assert shown["3"] == "nan"
+    assert shown["text"] == "�"
+    assert shown["reply"]["cost"] == "0.5"
+    json.dumps(shown, allow_nan=False).encode()
+
+
+def test_plain_is_the_stored_form_of_stored_values_without_the_version() -> None:
+    assert plain(TextPart("a")) == {"type": "TextPart", "text": "a"}
+    assert plain(RunStatus.FAILED) == "failed"

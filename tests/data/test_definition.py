@@ -1,0 +1,407 @@
+"""
+Agent definitions: immutable, checked where they are built, with errors that name the place.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine.data.definition import AgentDefinition, InputSchema, check_handler, normalised_id
+from stepengine.data.functions import location_of, takes_one_argument
+from stepengine.data.hooks import Hooks
+from stepengine.data.json import JsonDict
+from stepengine.data.limits import Limits
+from stepengine.data.models import ModelSettings, Thinking
+from stepengine.data.tools import ToolBinding, ToolSpec, Validated
+from stepengine.data.yields import STEP, STEP_ALL
+from stepengine.errors import DataError, DefinitionError
+
+FILE = Path(__file__).name
+
+
+@attrs.frozen
+class FakeTool:
+    spec: ToolSpec
+
+    def binding(self) -> ToolBinding:
+        return ToolBinding(self.spec, lambda value: Validated(value, value))
+
+
+def handler(ctx: Any) -> Any:
+    yield STEP_ALL
+
+
+class Prompt:
+    def render(self, ctx: Any) -> str:
+        return "rendered"
+
+
+FULL: dict[str, Any] = {
+    "id": "reviewer",
+    "model": "anthropic/claude",
+    "display_name": "The Reviewer",
+    "description": "reviews",
+    "tools": ("read_files", FakeTool(ToolSpec("add"))),
+    "spawnable_agents": ("helper", AgentDefinition("other-helper")),
+    "system_prompt": "You review.",
+    "instructions_prompt": "Review.",
+    "step_prompt": "Go on.",
+    "include_message_history": True,
+    "inherit_parent_system_prompt": False,
+    "input_schema": InputSchema(prompt="what", params={"type": "object"}),
+    "output_mode": "structured_output",
+    "output_schema": {"type": "object"},
+    "handle_steps": handler,
+    "settings": ModelSettings(temperature=0.5, thinking=Thinking("extended")),
+    "hooks": Hooks(pre_step=print),
+    "limits": Limits(max_steps=5),
+}
+
+
+# --- the value ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:A1")
+def test_a_definition_cannot_be_changed() -> None:
+    agent = AgentDefinition(**FULL)
+
+    for name in FULL:
+        with pytest.raises(AttributeError):
+            setattr(agent, name, None)
+        with pytest.raises(AttributeError):
+            delattr(agent, name)
+    with pytest.raises(AttributeError):
+        agent.surprise = 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.spec("requirements:A1")
+def test_an_unknown_field_is_refused() -> None:
+    with pytest.raises(TypeError, match="surprise"):
+        AgentDefinition("a", surprise=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        AgentDefinition("a", "model")  # type: ignore[misc]
+
+
+@pytest.mark.spec("requirements:A1")
+def test_definitions_with_equal_fields_are_equal() -> None:
+    assert AgentDefinition(**FULL) == AgentDefinition(**FULL) == copy.deepcopy(AgentDefinition(**FULL))
+    assert FULL == {name: getattr(AgentDefinition(**FULL), name) for name in FULL}
+    assert hash(AgentDefinition(**FULL)) == hash(AgentDefinition(**FULL))
+    others: dict[str, Any] = {
+        "id": "other",
+        "model": None,
+        "tools": [],
+        "spawnable_agents": [],
+        "input_schema": None,
+        "output_schema": None,
+        "system_prompt": Prompt(),
+        "handle_steps": lambda ctx: (yield STEP),
+        "settings": None,
+        "hooks": None,
+        "limits": None,
+        "include_message_history": False,
+    }
+    for name, value in others.items():
+        assert AgentDefinition(**FULL) != AgentDefinition(**{**FULL, name: value}), name
+
+
+def test_evolve_makes_a_checked_definition() -> None:
+    agent = AgentDefinition(**FULL)
+
+    assert attrs.evolve(agent, model="openai/gpt").model == "openai/gpt"
+    assert attrs.evolve(attrs.evolve(agent, limits=Limits()), limits=agent.limits) == agent
+    with pytest.raises(DefinitionError, match="an id is lower-case"):
+        attrs.evolve(agent, id="Bad Id")
+
+
+@pytest.mark.spec("requirements:A19", "requirements:A3", "requirements:A14", "requirements:A16")
+def test_the_smallest_agent_needs_an_id_and_has_documented_defaults() -> None:
+    agent = AgentDefinition("x")
+
+    assert (
+        AgentDefinition(
+            "x",
+            model=None,
+            display_name="x",
+            description="",
+            tools=(),
+            spawnable_agents=(),
+            system_prompt="",
+            instructions_prompt="",
+            step_prompt="",
+            include_message_history=False,
+            inherit_parent_system_prompt=False,
+            input_schema=None,
+            output_mode="last_message",
+            output_schema=None,
+            handle_steps=None,
+            settings=ModelSettings(),
+            hooks=Hooks(),
+            limits=Limits(),
+        )
+        == agent
+    )
+    assert agent.settings.thinking is None
+    assert Thinking("none", 10_000) == Thinking()
+    assert ((), ()) == (agent.tool_names, agent.spawnable_ids)
+
+
+@pytest.mark.spec("requirements:A8")
+def test_prompts_are_kept_as_they_were_given() -> None:
+    agent = AgentDefinition("a", system_prompt=" X\n", instructions_prompt=None, step_prompt=None)
+
+    assert (" X\n", "", "") == (agent.system_prompt, agent.instructions_prompt, agent.step_prompt)
+    assert AgentDefinition("a", system_prompt=None).system_prompt == ""
+
+
+def test_tools_and_agents_are_known_by_name_and_by_object() -> None:
+    agent = AgentDefinition(**FULL)
+
+    assert ("read_files", "add") == agent.tool_names
+    assert ("helper", "other-helper") == agent.spawnable_ids
+    assert AgentDefinition(**{**FULL, "tools": list(FULL["tools"])}) == agent
+
+
+@pytest.mark.spec("requirements:A2")
+def test_ids_compare_with_underscores_as_hyphens() -> None:
+    assert "code-reviewer" == normalised_id("code_reviewer") == normalised_id("code-reviewer")
+
+
+@pytest.mark.spec("requirements:A13")
+def test_an_input_schema_may_be_the_schema_of_params_alone() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    agent = AgentDefinition("a", input_schema=schema)
+    schema["type"] = "changed"
+
+    assert agent.input_schema == InputSchema(params={"type": "object", "properties": {"n": {"type": "integer"}}})
+    assert type(agent.input_schema.params) is JsonDict  # type: ignore[union-attr]
+    assert AgentDefinition("a", input_schema=FakeTool).input_schema == InputSchema(params=FakeTool)
+    with pytest.raises(DataError, match=r"\$\.a"):
+        AgentDefinition("a", output_schema={"a": object()})
+
+
+@pytest.mark.spec("requirements:A14")
+def test_an_output_schema_means_structured_output() -> None:
+    assert AgentDefinition("a", output_schema={"type": "object"}).output_mode == "structured_output"
+    assert AgentDefinition("a", output_schema=FakeTool).output_schema is FakeTool
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:A2", "generator-contract:S13")
+@pytest.mark.parametrize("agent_id", ["", "A", "a b", "a_b", "-a", "a-", "a--b", "ä", "a\n", "a/b", None, 5])
+def test_an_id_that_is_not_kebab_case_is_refused(agent_id: Any) -> None:
+    with pytest.raises(DefinitionError, match="an id is lower-case letters, digits and single hyphens") as caught:
+        AgentDefinition(agent_id)
+
+    assert repr(agent_id) in caught.value.message
+
+
+@pytest.mark.spec("requirements:A2", "requirements:A4")
+@pytest.mark.parametrize("agent_id", ["a", "0", "code-reviewer-2"])
+@pytest.mark.parametrize("model", ["anthropic/claude", "somebody/else", None])
+def test_ids_and_models_of_any_provider_are_accepted(agent_id: str, model: str | None) -> None:
+    assert (agent_id, model) == (
+        AgentDefinition(agent_id, model=model).id,
+        AgentDefinition(agent_id, model=model).model,
+    )
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "model empty": ({"model": " "}, "model is a string such as"),
+    "model no string": ({"model": 5}, "model is a string such as"),
+    "description": ({"description": 5}, "description is text"),
+    "display name": ({"display_name": 5}, "display_name is text"),
+    "instructions": ({"instructions_prompt": ["a"]}, "instructions_prompt is text"),
+    "step prompt": ({"step_prompt": "\ud800"}, "step_prompt is text without lone surrogates"),
+    "system prompt": ({"system_prompt": 5}, "system_prompt is text or has a method render"),
+    "settings": ({"settings": {"temperature": 1}}, "settings is a ModelSettings"),
+    "hooks": ({"hooks": [print]}, "hooks is a Hooks"),
+    "limits": ({"limits": 5}, "limits is a Limits"),
+    "tools one string": ({"tools": "read_files"}, "tools is a list, not 'read_files'"),
+    "tools no tool": ({"tools": [5]}, "tools holds tool names and Tool objects, not 5"),
+    "tool twice": ({"tools": ["add", FakeTool(ToolSpec("add"))]}, "a tool is listed twice in ['add', 'add']"),
+    "agents one string": ({"spawnable_agents": "helper", "handle_steps": handler}, "spawnable_agents is a list"),
+    "agents no agent": ({"spawnable_agents": [5], "handle_steps": handler}, "holds ids and definitions, not 5"),
+    "agents without a way": ({"spawnable_agents": ["b"]}, "spawnable_agents needs a spawning tool"),
+    "output mode": ({"output_mode": "json"}, "output_mode is 'last_message', 'all_messages' or"),
+    "schema and mode": ({"output_mode": "all_messages", "output_schema": {}}, "output_schema needs output_mode="),
+    "structured from nowhere": ({"output_mode": "structured_output"}, "structured_output needs an output_schema"),
+    "two prompts": ({"inherit_parent_system_prompt": True, "system_prompt": "x"}, "excludes a system_prompt"),
+}
+
+
+@pytest.mark.spec("generator-contract:S13", "requirements:A14")
+@pytest.mark.parametrize("case", sorted(REFUSED))
+def test_a_definition_that_cannot_work_is_refused(case: str) -> None:
+    fields, reason = REFUSED[case]
+
+    with pytest.raises(DefinitionError) as caught:
+        AgentDefinition("broken", **fields)
+
+    assert caught.value.message.startswith("agent 'broken': ")
+    assert reason in caught.value.message
+
+
+@pytest.mark.spec("generator-contract:S13")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"spawnable_agents": ["b"], "tools": ["spawn_agents"]},
+        {"spawnable_agents": ["b"], "tools": ["spawn_agent_inline"]},
+        {"spawnable_agents": ["b"], "tools": ["task"]},
+        {"spawnable_agents": ["b"], "handle_steps": handler},
+        {"output_mode": "structured_output", "handle_steps": handler},
+        {"output_mode": "structured_output", "tools": ["set_output"]},
+        {"tools": ["set_output"]},
+        {"output_mode": "all_messages"},
+        {"inherit_parent_system_prompt": True},
+        {"system_prompt": Prompt()},
+    ],
+    ids=lambda fields: "+".join(map(str, fields)) + str(len(str(fields))),
+)
+def test_what_is_allowed_on_purpose_is_accepted(fields: dict[str, Any]) -> None:
+    assert "a" == AgentDefinition("a", **fields).id
+
+
+# --- handlers -------------------------------------------------------------------------------------------------------
+
+
+async def async_generator(ctx: Any) -> Any:
+    yield STEP_ALL
+
+
+async def coroutine(ctx: Any) -> Any:
+    return STEP_ALL
+
+
+def plain_function(ctx: Any) -> Any:
+    return STEP_ALL
+
+
+def no_argument() -> Any:
+    yield STEP_ALL
+
+
+def two_arguments(ctx: Any, other: Any) -> Any:
+    yield STEP_ALL
+
+
+class Handler:
+    def __call__(self, ctx: Any) -> Any:
+        yield STEP_ALL
+
+    def method(self, ctx: Any) -> Any:
+        yield STEP_ALL
+
+    @classmethod
+    def of_class(cls, ctx: Any) -> Any:
+        yield STEP_ALL
+
+    @staticmethod
+    def static(ctx: Any) -> Any:
+        yield STEP_ALL
+
+
+class AsyncHandler:
+    async def __call__(self, ctx: Any) -> Any:
+        yield STEP_ALL
+
+
+def line_of(fn: Any) -> int:
+    line: int = fn.__code__.co_firstlineno
+    return line
+
+
+lambda_without_yield = lambda ctx: STEP_ALL  # noqa: E731
+WRONG: dict[str, tuple[Any, str, int | None]] = {
+    "async generator": (async_generator, "is async; handlers are plain generator functions", line_of(async_generator)),
+    "coroutine": (coroutine, "do I/O with `yield from Perform(fn, ...)`", line_of(coroutine)),
+    "partial of async": (partial(async_generator), "is async", line_of(async_generator)),
+    "async object": (AsyncHandler(), "is async", line_of(AsyncHandler.__call__)),
+    "plain function": (plain_function, "is not a generator function", line_of(plain_function)),
+    "lambda": (lambda_without_yield, "it must contain a `yield`", line_of(lambda_without_yield)),
+    "class": (Handler, "is not a generator function", line_of(Handler.__call__) - 1),
+    "partial of class": (partial(Handler), "is not a generator function", line_of(Handler.__call__) - 1),
+    "generator object": (handler(None), "is a generator object; pass the function itself", line_of(handler)),
+    "no argument": (no_argument, "cannot be called with one argument", line_of(no_argument)),
+    "two arguments": (two_arguments, "cannot be called with one argument", line_of(two_arguments)),
+    "bound too far": (partial(handler, 1), "cannot be called with one argument", line_of(handler)),
+    "no function": (5, "(5) is not a generator function", None),
+    "builtin": (print, "is not a generator function", None),
+}
+
+
+@pytest.mark.spec("requirements:A12", "reliability:GN11", "generator-contract:G1")
+@pytest.mark.parametrize("case", sorted(WRONG))
+def test_a_handler_that_is_no_generator_function_is_refused_with_file_and_line(case: str) -> None:
+    fn, reason, line = WRONG[case]
+
+    with pytest.raises(DefinitionError) as caught:
+        AgentDefinition("broken", handle_steps=fn)
+
+    assert caught.value.message.startswith("handle_steps of 'broken' (")
+    assert reason in caught.value.message
+    if line is not None:
+        assert f"{FILE}:{line})" in caught.value.message
+
+
+@pytest.mark.spec("requirements:A12", "reliability:GN11")
+@pytest.mark.parametrize(
+    "fn",
+    [
+        handler,
+        lambda ctx: (yield STEP),
+        partial(handler),
+        partial(two_arguments, other=1),
+        partial(partial(two_arguments, other=1)),
+        Handler(),
+        Handler().method,
+        Handler.of_class,
+        Handler.static,
+    ],
+    ids=[
+        "function",
+        "lambda",
+        "partial",
+        "filled partial",
+        "nested partial",
+        "object",
+        "method",
+        "classmethod",
+        "static",
+    ],
+)
+def test_every_kind_of_generator_function_is_accepted(fn: Callable[[Any], Any]) -> None:
+    agent = AgentDefinition("a", handle_steps=fn)
+
+    assert agent.handle_steps is fn
+    assert next(fn(None)) in (STEP, STEP_ALL)
+
+
+def test_a_wrong_handler_is_refused_before_it_is_called() -> None:
+    def explode(ctx: Any) -> Any:
+        raise AssertionError
+
+    with pytest.raises(DefinitionError):
+        check_handler("a", explode)
+
+
+def test_a_class_without_source_is_named() -> None:
+    assert "builtins.int" == location_of(int)
+    made = type("Made", (), {"__module__": "nowhere"})
+    assert "nowhere.Made" == location_of(made)
+
+
+def test_a_callable_without_a_known_signature_is_given_the_benefit_of_the_doubt() -> None:
+    assert takes_one_argument(getattr)
+    assert takes_one_argument(dict.fromkeys)
+    assert not takes_one_argument(no_argument)

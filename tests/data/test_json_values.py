@@ -1,0 +1,295 @@
+"""
+Frozen JSON: equal to what it was made of, impossible to change, and refused with its place when it is not JSON.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.data.json import MAX_DEPTH, JsonDict, JsonList, canonical, compact, freeze, freeze_object, text_of, thaw
+from stepengine.errors import DataError
+from tests import strategies
+
+
+def nested(levels: int, inner: Any = 1) -> Any:
+    for level in range(levels):
+        inner = [inner] if level % 2 else {"a": inner}
+    return inner
+
+
+# --- what stays the same --------------------------------------------------------------------------------------------
+
+
+@given(strategies.json_values())
+def test_a_frozen_value_equals_what_it_was_made_of(value: Any) -> None:
+    frozen = freeze(value)
+
+    assert frozen == value
+    assert json.loads(json.dumps(frozen)) == json.loads(json.dumps(value))
+    assert freeze(frozen) is frozen
+    assert copy.copy(frozen) == copy.deepcopy(frozen) == frozen
+    assert hash(frozen) == hash(freeze(thaw(frozen)))
+    assert type(thaw(frozen)) is type(value)
+    assert thaw(frozen) == value
+
+
+@given(st.dictionaries(strategies.text, strategies.json_values()) | st.lists(strategies.json_values()))
+def test_a_container_is_copied_when_it_is_frozen_and_shared_afterwards(value: Any) -> None:
+    before = copy.deepcopy(value)
+    frozen = freeze(value)
+    value.clear()
+
+    assert before == frozen
+    assert copy.copy(frozen) is frozen is copy.deepcopy(frozen)
+    rebuilt, arguments = frozen.__reduce__()
+    assert frozen == rebuilt(*arguments)
+
+
+def test_frozen_containers_are_real_dicts_and_lists_all_the_way_down() -> None:
+    frozen = freeze({"a": [{"b": (1, 2)}], "c": MappingProxyType({"d": OrderedDict(e=1)})})
+
+    assert isinstance(frozen, dict)
+    assert isinstance(frozen["a"], list)
+    assert {JsonDict} == {type(frozen), type(frozen["a"][0]), type(frozen["c"]), type(frozen["c"]["d"])}
+    assert {JsonList} == {type(frozen["a"]), type(frozen["a"][0]["b"])}
+
+
+class Word(StrEnum):
+    A = "a"
+
+
+class Number(IntEnum):
+    ONE = 1
+
+
+class Pair(NamedTuple):
+    x: int
+    y: int
+
+
+def test_subclasses_of_json_types_become_the_plain_types() -> None:
+    frozen = freeze([Word.A, Number.ONE, Pair(1, 2), {Word.A: True}])
+
+    assert ["a", 1, [1, 2], {"a": True}] == frozen
+    assert [str, int, JsonList, JsonDict] == [type(item) for item in frozen]
+    assert [str] == [type(key) for key in frozen[3]]
+
+
+# --- what cannot change ---------------------------------------------------------------------------------------------
+
+DICT_MUTATORS: dict[str, Callable[[Any], Any]] = {
+    "setitem": lambda d: d.__setitem__("a", 2),
+    "delitem": lambda d: d.__delitem__("a"),
+    "ior": lambda d: d.__ior__({"b": 1}),
+    "clear": lambda d: d.clear(),
+    "pop": lambda d: d.pop("a"),
+    "pop default": lambda d: d.pop("z", None),
+    "popitem": lambda d: d.popitem(),
+    "setdefault": lambda d: d.setdefault("b", 1),
+    "update": lambda d: d.update(b=1),
+    "attribute": lambda d: setattr(d, "x", 1),
+}
+LIST_MUTATORS: dict[str, Callable[[Any], Any]] = {
+    "setitem": lambda v: v.__setitem__(0, 2),
+    "set slice": lambda v: v.__setitem__(slice(0, 1), []),
+    "delitem": lambda v: v.__delitem__(0),
+    "iadd": lambda v: v.__iadd__([1]),
+    "imul": lambda v: v.__imul__(2),
+    "append": lambda v: v.append(1),
+    "extend": lambda v: v.extend([1]),
+    "insert": lambda v: v.insert(0, 1),
+    "remove": lambda v: v.remove(1),
+    "clear": lambda v: v.clear(),
+    "reverse": lambda v: v.reverse(),
+    "sort": lambda v: v.sort(),
+    "pop": lambda v: v.pop(),
+    "attribute": lambda v: setattr(v, "x", 1),
+}
+
+
+@pytest.mark.spec("requirements:B1", "reliability:GN15")
+@pytest.mark.parametrize("name", sorted(DICT_MUTATORS))
+def test_no_mutator_changes_a_frozen_object(name: str) -> None:
+    frozen = freeze({"a": 1})
+
+    with pytest.raises((TypeError, AttributeError)):
+        DICT_MUTATORS[name](frozen)
+
+    assert {"a": 1} == frozen
+
+
+@pytest.mark.spec("requirements:B1", "reliability:GN15")
+@pytest.mark.parametrize("name", sorted(LIST_MUTATORS))
+def test_no_mutator_changes_a_frozen_list(name: str) -> None:
+    frozen = freeze([1, 0])
+
+    with pytest.raises((TypeError, AttributeError)):
+        LIST_MUTATORS[name](frozen)
+
+    assert [1, 0] == frozen
+
+
+def test_every_mutator_of_dict_and_list_is_in_these_tables() -> None:
+    """
+    A mutator is a method that the frozen class replaces or that its immutable sibling does not have.
+    """
+    readers = {"copy", "fromkeys", "get", "items", "keys", "values", "count", "index"}
+
+    for plain, frozen in ((dict, JsonDict), (list, JsonList)):
+        public = {name for name in vars(plain) if not name.startswith("_")} - readers
+        assert set() == {name for name in public if name not in vars(frozen)}
+
+
+def test_operators_that_make_new_values_work() -> None:
+    frozen = freeze({"a": 1})
+
+    assert {"a": 1, "b": [2]} == frozen | {"b": [2]}
+    assert JsonList is type((frozen | {"b": [2]})["b"])
+    assert [1, 1] == freeze([1]) * 2
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:JR43", "replay:J6", "replay:J7")
+@given(strategies.not_json, st.data())
+def test_what_is_not_json_is_refused_wherever_it_stands(wrong: Any, data: st.DataObject) -> None:
+    value, path = wrong, "$"
+    for _ in range(data.draw(st.integers(0, 3))):
+        if data.draw(st.booleans()):
+            before = data.draw(st.lists(strategies.scalars, max_size=2))
+            value, path = [*before, value], path.replace("$", f"$[{len(before)}]", 1)
+        else:
+            value, path = {"first": 1, "k": value}, path.replace("$", "$.k", 1)
+
+    with pytest.raises(DataError) as caught:
+        freeze(value)
+    with pytest.raises(DataError) as named:
+        freeze(value, "$.input")
+
+    assert path == caught.value.path
+    assert path.replace("$", "$.input", 1) == named.value.path
+    assert f"at {path}" in caught.value.message
+
+
+@pytest.mark.parametrize("key", [1, None, True, 1.5, ("a",), b"a", "\ud800"])
+def test_keys_are_strings_that_can_be_stored(key: Any) -> None:
+    with pytest.raises(DataError) as caught:
+        freeze({"a": [{key: 1}]})
+
+    assert "$.a[0]" == caught.value.path
+
+
+@pytest.mark.spec("replay:J6")
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 0, -0.0, 5e-324, 1.7976931348623157e308, True])
+def test_numbers_of_64_bits_are_json(number: Any) -> None:
+    assert (number, type(number)) == (freeze(number), type(freeze(number)))
+    assert [number] == freeze([number])
+    assert {"a": number} == freeze({"a": number})
+
+
+def test_nesting_is_limited_to_200_levels_however_it_is_built() -> None:
+    deepest = freeze(nested(MAX_DEPTH))
+
+    assert nested(MAX_DEPTH) == deepest
+    assert deepest == freeze(json.loads(compact(deepest)))
+    for too_deep in (
+        nested(MAX_DEPTH + 1),
+        [deepest],
+        {"a": deepest},
+        nested(101, freeze(nested(100))),
+        (deepest,),
+    ):
+        with pytest.raises(DataError, match="nested deeper than 200 levels"):
+            freeze(too_deep)
+    assert nested(200) == freeze(nested(100, freeze(nested(100))))
+
+
+def test_cycles_are_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    ring: dict[str, Any] = {}
+    ring["a"] = [ring]
+    wide: list[Any] = []
+    wide.extend([wide, wide, wide])
+
+    for value in (loop, ring, wide):
+        with pytest.raises(DataError, match="nested deeper than 200 levels"):
+            freeze(value)
+
+
+def test_a_full_stack_is_a_data_error_too() -> None:
+    def deep(levels: int) -> Any:
+        return freeze(nested(150)) if levels == 0 else deep(levels - 1)
+
+    outcomes = set()
+    for levels in range(0, sys.getrecursionlimit(), 20):
+        try:
+            outcomes.add(type(deep(levels)))
+        except DataError as error:
+            outcomes.add(type(error))
+        except RecursionError:
+            break  # not even the call of freeze itself
+
+    assert {JsonDict, JsonList} & outcomes
+    assert DataError in outcomes
+
+
+def test_containers_made_by_hand_are_checked_when_they_are_frozen() -> None:
+    for by_hand in (JsonDict({"a": object()}), JsonList([object()]), [JsonDict({"a": [object()]})]):
+        with pytest.raises(DataError, match="is not JSON"):
+            freeze(by_hand)
+
+    mutable = [1]
+    frozen = freeze(JsonDict({"a": mutable}))
+    mutable.append(2)
+    assert {"a": [1]} == frozen
+    assert JsonDict() == freeze(JsonDict())
+    assert [{}, []] == freeze([JsonDict(), JsonList()])
+
+
+def test_objects_and_texts_are_asked_for_by_kind() -> None:
+    assert {"a": 1} == freeze_object({"a": 1})
+    assert "ä" == text_of("ä")
+    assert ("a", str) == (text_of(Word.A), type(text_of(Word.A)))
+    for value, kind in (([1], "a list"), (None, "null"), ("a", "a str"), (JsonList(), "a JsonList")):
+        with pytest.raises(DataError, match=rf"expected a JSON object at \$\.x, not {kind}"):
+            freeze_object(value, "$.x")
+    with pytest.raises(DataError, match=r"expected text at \$\.x, not a int"):
+        text_of(5, "$.x")  # type: ignore[arg-type]
+
+
+# --- text forms -----------------------------------------------------------------------------------------------------
+
+
+def test_compact_keeps_order_and_characters() -> None:
+    assert '{"b":1,"a":["ä",null,-0.0]}' == compact(freeze({"b": 1, "a": ["ä", None, -0.0]}))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        compact(float("nan"))
+
+
+@pytest.mark.spec("reliability:JR40", "replay:J10")
+@given(st.dictionaries(strategies.text, strategies.json_values()))
+def test_the_canonical_form_depends_on_the_value_and_not_on_the_order_of_keys(value: dict[str, Any]) -> None:
+    turned = dict(reversed(value.items()))
+
+    assert canonical(value) == canonical(turned) == canonical(freeze(value))
+    assert value == json.loads(canonical(value))
+
+
+@pytest.mark.spec("reliability:JR40", "replay:J10")
+def test_the_canonical_form_tells_ints_floats_null_and_absent_apart() -> None:
+    assert '{"a":[0.0,{"b":1.0}],"z":"é"}' == canonical({"z": "é", "a": [-0.0, {"b": 1.0}]})
+    assert 4 == len({canonical(v) for v in ({"a": 1}, {"a": 1.0}, {"a": None}, {})})
+    assert 2 == len({canonical("é"), canonical("e\u0301")})

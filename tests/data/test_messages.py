@@ -1,0 +1,247 @@
+"""
+Parts, messages and states: what they take, what they refuse, what they give.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepengine.data.estimate import estimate_tokens, message_tokens, transcript_tokens
+from stepengine.data.json import JsonDict
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.parts import (
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    OpaquePart,
+    RefusalPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    joined_text,
+)
+from stepengine.data.results import ToolResult
+from stepengine.data.state import AgentState
+from stepengine.data.tools import ToolSpec
+from stepengine.data.transcript import Transcript
+from stepengine.data.usage import Usage
+from stepengine.errors import DataError, TranscriptError
+from tests import strategies
+
+call = ToolCallPart("c1", "add", {"a": 1})
+image = ImagePart(data=b"png")
+document = DocumentPart(url="https://example.org/a.pdf", name="a.pdf")
+CONTENTS: dict[Any, set[type]] = {
+    UserMessage: {TextPart, ImagePart, DocumentPart},
+    AssistantMessage: {TextPart, ThinkingPart, ToolCallPart, RefusalPart, OpaquePart},
+    ToolResult: {TextPart, JsonPart, ImagePart, DocumentPart},
+}
+PARTS = (TextPart("t"), ThinkingPart("t"), RefusalPart("t"), call, image, document, JsonPart(1), OpaquePart("p", {}))
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:B11", "requirements:B12", "requirements:B15")
+@pytest.mark.parametrize("kind", list(CONTENTS), ids=lambda kind: kind.__name__)
+def test_a_message_takes_strings_and_its_own_parts_and_nothing_else(kind: Any) -> None:
+    for part in PARTS:
+        if type(part) in CONTENTS[kind]:
+            assert (part,) == kind(part).content == kind([part]).content == kind((part,)).content
+            assert (TextPart("a"), part) == kind(["a", part]).content
+        else:
+            for content in (part, [part], ("a", part)):
+                with pytest.raises(DataError, match=f"cannot hold a {type(part).__name__}|not a {type(part).__name__}"):
+                    kind(content)
+    for wrong in (None, 5, {"a": 1}, {"a"}, [5], [None], (p for p in PARTS)):
+        with pytest.raises(DataError):
+            kind(wrong)
+    assert (TextPart("text"),) == kind("text").content
+
+
+def test_an_empty_string_is_no_part_of_a_message_but_a_result() -> None:
+    assert () == UserMessage("").content == AssistantMessage("").content
+    assert (TextPart(""),) == ToolResult("").content == ToolMessage("c1", "t", "").content
+
+
+@pytest.mark.spec("requirements:B14")
+@pytest.mark.parametrize("kind", [ImagePart, DocumentPart])
+def test_media_have_one_source(kind: Any) -> None:
+    assert kind(url="https://example.org").data is None
+    assert kind(data=b"").url is None
+    for fields in ({}, {"url": "u", "data": b""}, {"data": "text"}, {"data": bytearray(b"")}, {"url": 5}):
+        with pytest.raises(DataError):
+            kind(**fields)
+
+
+@pytest.mark.spec("reliability:JR43", "replay:J7")
+def test_text_that_no_encoding_can_store_is_refused_where_it_comes_in() -> None:
+    makers: list[Callable[[Any], Any]] = [
+        TextPart,
+        ThinkingPart,
+        RefusalPart,
+        UserMessage,
+        ToolResult.text,
+        lambda t: AssistantMessage([t]),
+        lambda t: ToolCallPart("c1", t),
+        lambda t: ToolCallPart("c1", "t", {"a": t}),
+        lambda t: ToolCallPart("c1", "t", raw_input=t),
+        lambda t: ToolCallPart("c1", "t", input_error=t),
+        lambda t: ImagePart(url=t),
+        lambda t: JsonPart([t]),
+        lambda t: OpaquePart("p", {t: 1}),
+        lambda t: TextPart("a", provider_data={"provider": t}),
+        lambda t: ToolResult.json({"a": t}),
+    ]
+    for make in makers:
+        make("\U0001f600 ä")
+        for text in ("\ud83d", "a\ude00b"):
+            with pytest.raises(DataError, match="lone surrogate"):
+                make(text)
+
+
+def test_objects_inside_parts_are_json_objects() -> None:
+    for make in (
+        lambda v: ToolCallPart("c1", "t", v),
+        lambda v: OpaquePart("p", v),
+        lambda v: TextPart("a", provider_data=v),
+        lambda v: ToolSpec("t", input_schema=v),
+        lambda v: AgentState(context=v),
+    ):
+        make({"a": 1})
+        for wrong in ([1], "a", 5):
+            with pytest.raises(DataError, match="expected a JSON object"):
+                make(wrong)
+    assert JsonDict is type(ToolCallPart("c1", "t").input)
+    assert {"type": "object", "properties": {}} == ToolSpec("t").input_schema
+
+
+def test_parts_are_hashable_values() -> None:
+    for part in PARTS:
+        assert copy.copy(part) == copy.deepcopy(part) == part
+        assert hash(part) == hash(copy.deepcopy(part))
+        with pytest.raises(AttributeError):
+            part.surprise = 1  # type: ignore[union-attr]
+
+
+# --- messages -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:B10", "requirements:B13")
+def test_messages_read_by_role() -> None:
+    thinking = ThinkingPart("why", provider_data={"provider": "p", "signature": "s"})
+    answer = AssistantMessage(
+        [thinking, "a", call, ThinkingPart(""), RefusalPart("b"), OpaquePart("p", {})], tags="NOTE"
+    )
+    result = ToolResult(["a", JsonPart({"b": 1}), image], status="error", tool_name="add", tool_call_id="c1")
+    message = ToolMessage.of(result)
+
+    assert ("user", "assistant", "tool") == (UserMessage("").role, answer.role, message.role)
+    assert ("ab", (call,), ("why",), ("NOTE",)) == (answer.text, answer.tool_calls, answer.thinking, answer.tags)
+    assert ('a{"b":1}', True, "add", "c1") == (message.text, message.is_error, message.tool_name, message.tool_call_id)
+    assert result == message.result
+    assert {"b": 1} == result.data
+    assert (image,) == result.media
+    assert not ToolMessage("c1", "t", "", "pending").is_error
+    assert "a\nb" == UserMessage(["a\n", image, "b"]).text
+
+
+@given(st.lists(strategies.result_parts))
+def test_joined_text_is_the_text_of_the_parts_in_order(parts: list[Any]) -> None:
+    assert "".join(joined_text((part,)) for part in parts) == joined_text(tuple(parts))
+
+
+@given(strategies.assistant_messages)
+def test_a_memo_is_no_part_of_a_message(message: AssistantMessage) -> None:
+    twin = copy.deepcopy(message)
+    Transcript([UserMessage("x")]).memo("k", lambda m: 1)
+    before = (hash(message), repr(message))
+    if not message.tool_calls:
+        Transcript([message]).memo("k", lambda m: object())
+
+    assert message == twin
+    assert before == (hash(message), repr(message))
+
+
+@given(strategies.paired_messages())
+def test_estimates_add_up_and_grow_with_the_text(messages: list[Any]) -> None:
+    transcript = Transcript(messages)
+
+    assert sum(map(message_tokens, messages)) == transcript_tokens(transcript)
+    assert estimate_tokens("x" * 4) == 1 == estimate_tokens({"": 1}) - 1
+    longer = transcript.append(UserMessage("x" * 40))
+    assert transcript_tokens(longer) == transcript_tokens(transcript) + 18
+
+
+def test_media_count_as_a_fixed_number_of_tokens() -> None:
+    assert 8 + 2 * 1_600 == message_tokens(UserMessage([image, document]))
+    assert message_tokens(AssistantMessage([ToolCallPart("c1", "add", {}, raw_input="{" * 10)])) == 8 + 4
+    assert message_tokens(ToolMessage("c1", "t", JsonPart({"a": 1}))) == 8 + 2
+    assert message_tokens(AssistantMessage([OpaquePart("p", {"a": 1})])) == 8 + 2
+
+
+# --- states ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:B1", "requirements:B2", "requirements:B6")
+def test_a_state_is_a_value_with_empty_defaults() -> None:
+    state = AgentState()
+
+    assert state == AgentState() == copy.deepcopy(state)
+    assert (None, (), (), None, 1) == (
+        state.parent_id,
+        state.ancestor_run_ids,
+        state.child_run_ids,
+        state.output,
+        state.next_call,
+    )
+    assert state.view is state.message_history
+    with pytest.raises(AttributeError):
+        state.output = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        state.context["a"] = 1
+    with pytest.raises(TypeError):
+        state.tool_definitions["a"] = ToolSpec("a")  # type: ignore[index]
+
+
+@settings(max_examples=20)
+@given(strategies.states)
+def test_a_state_evolves_and_the_old_one_stays(state: AgentState) -> None:
+    before = copy.deepcopy(state)
+    new = attrs.evolve(state, context={"a": [1]}, child_run_ids=["r1"], output=(1, 2))
+
+    assert (JsonDict, ("r1",), [1, 2]) == (type(new.context), new.child_run_ids, new.output)
+    assert before == state == attrs.evolve(state)
+    with pytest.raises(DataError):
+        attrs.evolve(state, context=[1])
+
+
+@pytest.mark.spec("requirements:D18")
+def test_a_state_from_messages_numbers_its_next_call_after_those_it_holds() -> None:
+    def history(*call_ids: str) -> list[Any]:
+        return [m for i in call_ids for m in (AssistantMessage([ToolCallPart(i, "t")]), ToolMessage(i, "t", ""))]
+
+    assert 1 == AgentState.from_messages([]).next_call
+    assert 1 == AgentState.from_messages(history("call_9", "c3_7", "x")).next_call
+    assert 18 == AgentState.from_messages(history("c17", "c2")).next_call
+    assert "r" == AgentState.from_messages(history("c1"), run_id="r").run_id
+    with pytest.raises(TranscriptError):
+        AgentState.from_messages(history("c1")[:1])
+
+
+def test_the_estimate_of_a_state_counts_view_prompt_and_tools() -> None:
+    state = AgentState(
+        view=Transcript([UserMessage("x" * 8)]),
+        system_prompt="y" * 8,
+        tool_definitions={"t": ToolSpec("t", "d" * 8, {})},
+        usage=Usage(5),
+    )
+
+    assert (8 + 2) + 2 + (2 + 1) == state.context_tokens

@@ -1,0 +1,435 @@
+"""
+The history: versions never change, appends copy nothing, calls and results pair, derived values are computed once.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+
+from stepengine.data import transcript as module
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.parts import ToolCallPart
+from stepengine.data.results import ToolResult
+from stepengine.data.transcript import Transcript
+from stepengine.errors import TranscriptError
+from tests import strategies
+
+
+def call(*call_ids: str) -> AssistantMessage:
+    return AssistantMessage([ToolCallPart(call_id, "t") for call_id in call_ids])
+
+
+def result(call_id: str, text: str = "ok") -> ToolMessage:
+    return ToolMessage(call_id, "t", text)
+
+
+def step(*call_ids: str) -> list[Any]:
+    return [call(*call_ids), *map(result, call_ids)]
+
+
+def chain(value: str, message: Any) -> str:
+    return f"{value}/{message.role}:{message.text}"
+
+
+text = UserMessage("text")
+
+
+# --- against a model ------------------------------------------------------------------------------------------------
+
+
+class Histories(RuleBasedStateMachine):
+    """
+    Versions that grow, fork and are resolved in any order, each beside the plain list that it must equal for ever.
+    """
+
+    versions = Bundle("versions")
+
+    @initialize(target=versions)
+    def start(self) -> tuple[Transcript, list[Any]]:
+        self.kept: list[tuple[Transcript, list[Any], int]] = []
+        self.memoised: Counter[int] = Counter()
+        self.count = 0
+        return self.keep(Transcript(), [])
+
+    def keep(self, transcript: Transcript, model: list[Any]) -> tuple[Transcript, list[Any]]:
+        self.kept.append((transcript, model, hash(transcript)))
+        return transcript, model
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"c{self.count}"
+
+    def measured(self, message: Any) -> int:
+        self.memoised[id(message)] += 1
+        return len(message.text)
+
+    @rule(target=versions, version=versions, message=strategies.user_messages)
+    def append(self, version: Any, message: Any) -> Any:
+        transcript, model = version
+        message = UserMessage(message.content, message.tags)
+        return self.keep(transcript.append(message), [*model, message])
+
+    @rule(target=versions, version=versions, size=st.integers(0, 3), as_transcript=st.booleans())
+    def extend_by_a_step(self, version: Any, size: int, as_transcript: bool) -> Any:
+        transcript, model = version
+        added = step(*[self.fresh() for _ in range(size)])
+        return self.keep(transcript.extend(Transcript(added) if as_transcript else iter(added)), [*model, *added])
+
+    @rule(target=versions, version=versions, data=st.data())
+    def resolve(self, version: Any, data: st.DataObject) -> Any:
+        transcript, model = version
+        calls = [i for i, m in enumerate(model) if isinstance(m, ToolMessage)]
+        if not calls:
+            assert transcript.resolve_all({}) is transcript
+            return multiple()
+        index = data.draw(st.sampled_from(calls))
+        answer = data.draw(strategies.results)
+        old = model[index]
+        new = ToolMessage(old.tool_call_id, old.tool_name, answer.content, answer.status)
+        resolved = transcript.resolve(old.tool_call_id, answer)
+        assert index == resolved.shared_prefix(transcript)
+        return self.keep(resolved, [*model[:index], new, *model[index + 1 :]])
+
+    @rule(one=versions, other=versions)
+    def compare(self, one: Any, other: Any) -> None:
+        assert (one[0] == other[0]) is (one[1] == other[1])
+        shared = one[0].shared_prefix(other[0])
+        assert shared == other[0].shared_prefix(one[0])
+        assert one[1][:shared] == other[1][:shared]
+        assert len(one[1]) == one[0].shared_prefix(one[0])
+
+    @rule(version=versions)
+    def memo(self, version: Any) -> None:
+        transcript, model = version
+        assert [len(m.text) for m in model] == list(transcript.memo(self, self.measured))
+
+    @rule(version=versions)
+    def fold(self, version: Any) -> None:
+        transcript, model = version
+        assert reduce(chain, model, "start") == transcript.fold("chain", chain, "start")
+
+    @rule(version=versions)
+    def read(self, version: Any) -> None:
+        transcript, model = version
+        assert model[::-1] == list(reversed(transcript))
+        assert tuple(model[1:-1:2]) == transcript[1:-1:2]
+        assert model == [transcript[i] for i in range(len(model))]
+        assert model == [transcript[i - len(model)] for i in range(len(model))]
+        for role in ("user", "assistant", "tool"):
+            texts = [m.text for m in model if m.role == role]
+            assert (texts[-1] if texts else "") == transcript.text_of_last(role)
+        assert all(transcript.has_call(m.tool_call_id) for m in model if isinstance(m, ToolMessage))
+
+    @invariant()
+    def no_version_ever_changes(self) -> None:
+        for transcript, model, hashed in getattr(self, "kept", ()):
+            assert len(model) == len(transcript)
+            assert model == list(transcript)
+            assert hashed == hash(transcript)
+
+    @invariant()
+    def nothing_is_memoised_twice(self) -> None:
+        assert all(count == 1 for count in getattr(self, "memoised", Counter()).values())
+
+
+TestHistories = pytest.mark.spec("reliability:I5", "requirements:B1")(Histories.TestCase)
+TestHistories.settings = settings(max_examples=100, stateful_step_count=25)
+
+
+# --- appending ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """
+    The sizes of the buffers that are made while a test runs: every message that is copied is in one of them.
+    """
+    made: list[int] = []
+    plain = module._Buffer.__init__
+
+    def counting(self: Any, items: list[Any], *rest: Any) -> None:
+        made.append(len(items))
+        plain(self, items, *rest)
+
+    monkeypatch.setattr(module._Buffer, "__init__", counting)
+    return made
+
+
+def test_a_history_that_only_grows_copies_no_message(copies: list[int]) -> None:
+    transcript = Transcript([UserMessage("hi")])
+    for n in range(500):
+        transcript = transcript.extend(step(f"c{n}"))
+        transcript.fold("chain", lambda count, _: count + 1, 0)
+        transcript.memo("size", lambda message: len(message.text))
+
+    assert [1] == copies
+    assert 1001 == len(transcript)
+
+
+def test_appending_to_an_old_version_copies_its_own_messages_once(copies: list[int]) -> None:
+    old = Transcript([UserMessage(str(n)) for n in range(10)])
+    new = old.append(UserMessage("new"))
+    other = old.append(UserMessage("other"))
+    for n in range(50):
+        new, other = new.append(UserMessage(f"a{n}")), other.append(UserMessage(f"b{n}"))
+
+    assert [10, 10] == copies
+    assert (61, 61, 10) == (len(new), len(other), len(old))
+    assert new[9] is other[9]
+
+
+def test_an_append_in_the_middle_of_another_threads_append_copies(copies: list[int]) -> None:
+    """
+    The slot is taken by removing it, so a second thread finds none and makes a buffer of its own.
+    """
+    base = Transcript([text])
+    base._buffer.free.clear()  # what another thread has done when it is interrupted
+
+    assert [text, text] == list(base.append(text))
+    assert [1, 1] == copies
+
+
+def test_a_transcript_of_a_transcript_shares_its_messages(copies: list[int]) -> None:
+    transcript = Transcript(step("c1"))
+
+    assert Transcript(transcript) == transcript
+    assert [2] == copies
+    assert transcript.extend(()) is transcript
+    assert copy.copy(transcript) is transcript is copy.deepcopy(transcript)
+
+
+def test_threads_that_append_to_one_version_get_distinct_versions() -> None:
+    base = Transcript([UserMessage("base")])
+    made: list[tuple[int, Transcript]] = []
+    ready = threading.Barrier(8)
+
+    def work(worker: int) -> None:
+        ready.wait()
+        for turn in range(50):
+            version = base
+            for n in range(3):
+                version = version.extend(step(f"c{worker}_{turn}_{n}"))
+                version.fold("chain", chain, "")
+            made.append((worker, version))
+
+    threads = [threading.Thread(target=work, args=[worker]) for worker in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert 400 == len(made)
+    for worker, version in made:
+        ids = [m.tool_call_id for m in version if isinstance(m, ToolMessage)]
+        assert 3 == len({i.rsplit("_", 1)[0] for i in ids} | {f"{n}" for n in range(2)})
+        assert all(i.startswith(f"c{worker}_") for i in ids)
+        assert reduce(chain, list(version), "") == version.fold("chain", chain, "")
+    assert [UserMessage("base")] == list(base)
+
+
+# --- pairing --------------------------------------------------------------------------------------------------------
+
+BROKEN: dict[str, tuple[list[Any], str]] = {
+    "call without result": ([call("c1")], "the calls ['c1'] have no result"),
+    "one of two results": ([call("c1", "c2"), result("c1")], "the calls ['c2'] have no result"),
+    "result without call": ([result("c1")], "stands beside no call"),
+    "result first": ([result("c1"), call("c1")], "stands beside no call"),
+    "result twice": ([*step("c1"), result("c1")], "stands beside no call"),
+    "results reordered": ([call("c1", "c2"), result("c2"), result("c1")], "where that of 'c1' belongs"),
+    "result of another call": ([call("c1"), result("c2")], "where that of 'c1' belongs"),
+    "text between": ([call("c1"), text, result("c1")], "the calls ['c1'] have no result right after"),
+    "text between results": ([call("c1", "c2"), result("c1"), text, result("c2")], "the calls ['c2'] have no result"),
+    "answer between": ([call("c1"), AssistantMessage("a"), result("c1")], "the calls ['c1'] have no result"),
+    "two calls before results": ([call("c1"), call("c2"), result("c1"), result("c2")], "['c1'] have no result"),
+    "id twice in a message": ([call("c1", "c1"), result("c1"), result("c1")], "the call id 'c1' is used twice"),
+    "id twice": ([*step("c1"), text, *step("c1")], "the call id 'c1' is used twice"),
+    "no id": ([call(""), result("")], "the call of 't' has no id"),
+    "no message": (["text"], "not a str"),
+    "a dict": ([{"role": "user", "content": "hi"}], "not a dict"),
+}
+
+
+@pytest.mark.spec("requirements:B16", "reliability:I1", "reliability:R4")
+@pytest.mark.parametrize("way", ["construct", "extend", "extend an old version"])
+@pytest.mark.parametrize("case", sorted(BROKEN))
+def test_a_history_that_does_not_pair_is_refused(case: str, way: str) -> None:
+    messages, reason = BROKEN[case]
+    make: dict[str, Callable[[], Any]] = {
+        "construct": lambda: Transcript(messages),
+        "extend": lambda: Transcript([text]).extend(messages),
+        "extend an old version": lambda: old.extend(messages),
+    }
+    old = Transcript([text])
+    newer = old.extend(step("c9"))
+
+    with pytest.raises(TranscriptError) as caught:
+        make[way]()
+
+    assert reason in caught.value.message
+    assert [text] == list(old)
+    assert [text, *step("c9")] == list(newer)
+
+
+def test_a_refused_step_leaves_the_transcript_as_it_was(copies: list[int]) -> None:
+    transcript = Transcript(step("c1"))
+    for wrong in (step("c1"), [call("c2")], [result("c1")]):
+        with pytest.raises(TranscriptError):
+            transcript.extend(wrong)
+
+    assert 4 == len(transcript.extend(step("c2")))
+    assert [2] == copies
+
+
+@pytest.mark.spec("requirements:B16")
+def test_a_call_cannot_be_appended_without_its_result() -> None:
+    with pytest.raises(TranscriptError, match="have no result"):
+        Transcript().append(call("c1"))
+
+
+def test_the_same_id_may_be_used_again_on_another_branch() -> None:
+    base = Transcript([text])
+    left, right = base.extend(step("c1")), base.extend(step("c1"))
+
+    assert left == right
+    assert left.has_call("c1")
+    assert not base.has_call("c1")
+    assert not base.extend(step("c2")).has_call("c1")
+
+
+def test_only_the_result_of_a_known_call_can_be_replaced() -> None:
+    old = Transcript([text])
+    newer = old.extend(step("c1"))
+
+    with pytest.raises(TranscriptError, match="there is no call 'c1'"):
+        old.resolve("c1", ToolResult("new"))
+    assert "new" == newer.resolve("c1", ToolResult("new", status="error"))[2].text
+    assert "ok" == newer[2].text
+
+
+def test_several_results_can_be_replaced_at_once() -> None:
+    transcript = Transcript([text, *step("c1", "c2"), text])
+
+    resolved = transcript.resolve_all({"c2": ToolResult("two"), "c1": ToolResult("one")})
+
+    assert ["text", "", "one", "two", "text"] == [m.text for m in resolved]
+    assert 2 == resolved.shared_prefix(transcript)
+    with pytest.raises(TranscriptError, match="used twice"):
+        resolved.extend(step("c1"))
+
+
+# --- derived values -------------------------------------------------------------------------------------------------
+
+
+@given(strategies.paired_messages())
+def test_a_memo_travels_with_its_messages_into_other_transcripts(messages: list[Any]) -> None:
+    seen: list[int] = []
+
+    def size(message: Any) -> int:
+        seen.append(id(message))
+        return len(message.text)
+
+    first = Transcript(messages)
+    sizes = list(first.memo("size", size))
+    second = Transcript([UserMessage("before"), *messages])
+
+    assert sizes == list(second.memo("size", size))[1:]
+    assert len(messages) + 1 == len(seen)
+    assert [s + 1 for s in sizes] == list(first.memo("other", lambda message: size(message) + 1))
+
+
+def test_a_memo_of_one_version_does_not_grow_with_the_next() -> None:
+    old = Transcript([UserMessage("a"), UserMessage("bb")])
+    sizes = old.memo("size", lambda message: len(message.text))
+    old.append(UserMessage("ccc")).memo("size", lambda message: len(message.text))
+
+    assert 2 == len(sizes)
+    assert [1, 2] == list(sizes) == sizes[:] == sizes[0:9]
+    assert (2, 1) == (sizes[-1], sizes[-2])
+    assert 2 in sizes
+    with pytest.raises(IndexError):
+        sizes[2]
+    with pytest.raises(TypeError):
+        sizes[0] = 5  # type: ignore[index]
+
+
+def test_a_memo_that_fails_is_not_kept() -> None:
+    transcript = Transcript([UserMessage("a")])
+
+    with pytest.raises(ZeroDivisionError):
+        transcript.memo("size", lambda message: 1 // 0)
+
+    assert [1] == list(transcript.memo("size", lambda message: 1))
+
+
+@given(strategies.paired_messages(), st.data())
+def test_a_fold_equals_reduce_for_every_version_in_any_order(messages: list[Any], data: st.DataObject) -> None:
+    versions = [Transcript()]
+    group: list[Any] = []
+    for following, message in enumerate(messages, start=1):
+        group.append(message)
+        if following == len(messages) or not isinstance(messages[following], ToolMessage):
+            versions.append(versions[-1].extend(group))
+            group = []
+
+    for version in data.draw(st.permutations(versions)):
+        assert reduce(chain, list(version), "start") == version.fold("chain", chain, "start")
+
+
+def test_a_fold_goes_on_where_an_earlier_version_stopped() -> None:
+    calls: list[str] = []
+
+    def count(value: int, message: Any) -> int:
+        calls.append(message.text)
+        return value + 1
+
+    version = Transcript([UserMessage("a"), UserMessage("b")])
+    assert 2 == version.fold("count", count, 0)
+    branch = version.append(UserMessage("c"))
+    other = version.append(UserMessage("d"))
+
+    assert (3, 3, 2) == (branch.fold("count", count, 0), other.fold("count", count, 0), version.fold("count", count, 0))
+    assert ["a", "b", "c", "d"] == calls
+
+
+def test_strangers_share_no_known_prefix_though_they_are_equal() -> None:
+    one, other = Transcript([text]), Transcript([text])
+
+    assert one == other
+    assert 0 == one.shared_prefix(other)
+
+
+def test_a_long_line_of_forks_still_knows_its_nearest_ancestors() -> None:
+    versions = [Transcript([UserMessage(str(n)) for n in range(20)])]
+    for n in range(20):
+        last = versions[-1]
+        last.append(UserMessage("elsewhere"))
+        versions.append(last.append(UserMessage(f"fork {n}")))
+
+    assert 39 == versions[-1].shared_prefix(versions[-2])
+    assert all(versions[-1].shared_prefix(v) in (0, len(v)) for v in versions)
+
+
+def test_it_is_a_sequence_and_nothing_else() -> None:
+    transcript = Transcript([text, *step("c1")])
+
+    assert "<Transcript of 3 messages>" == repr(transcript)
+    assert text in transcript
+    assert 1 == transcript.index(call("c1"))
+    assert transcript != [text, *step("c1")]
+    assert {transcript: 1} == {Transcript([text, *step("c1")]): 1}
+    assert {Transcript(): 1} == {Transcript(): 1}
+    for index in (3, -4):
+        with pytest.raises(IndexError, match="in a transcript of 3"):
+            transcript[index]
+    rebuilt, arguments = transcript.__reduce__()
+    assert transcript == rebuilt(*arguments)

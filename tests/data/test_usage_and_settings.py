@@ -1,0 +1,354 @@
+"""
+Small values with arithmetic: usage, spending, limits, settings, hooks, questions.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import reduce
+from random import Random
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from stepengine.data.contexts import StepContext
+from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks
+from stepengine.data.json import JsonDict, JsonList
+from stepengine.data.limits import DEFAULT_LIMITS, Limits
+from stepengine.data.messages import UserMessage
+from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, StopReason
+from stepengine.data.outcomes import Value
+from stepengine.data.parts import RefusalPart, TextPart, ToolCallPart
+from stepengine.data.questions import Answer, Decision, Question, answered
+from stepengine.data.results import SideEffect, ToolCallLog, ToolResult
+from stepengine.data.run import RunResult, RunStatus
+from stepengine.data.state import AgentState
+from stepengine.data.transcript import Transcript
+from stepengine.data.usage import Spending, Usage, add_cost
+from stepengine.errors import DataError, StepEngineError, TranscriptError
+from tests import strategies
+
+BUCKETS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+usages = strategies.usages
+spendings = strategies.spendings
+
+
+# --- usage and cost -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:G16")
+@given(usages)
+def test_the_disjoint_buckets_add_up_to_the_total(usage: Usage) -> None:
+    assert sum(getattr(usage, bucket) for bucket in BUCKETS) == usage.total_tokens
+    assert usage.prompt_tokens + usage.completion_tokens == usage.total_tokens
+    assert usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens == usage.prompt_tokens
+
+
+@given(usages, usages, usages)
+def test_usages_add_like_numbers(a: Usage, b: Usage, c: Usage) -> None:
+    assert (a + b) + c == a + (b + c)
+    assert a + b == b + a
+    assert a + Usage() == a
+    assert (a + b).total_tokens == a.total_tokens + b.total_tokens
+    assert (a + b).requests == a.requests + b.requests
+    assert (a + b).at_least is (a.at_least or b.at_least)
+    for bucket in BUCKETS:
+        assert getattr(a + b, bucket) == getattr(a, bucket) + getattr(b, bucket)
+
+
+@pytest.mark.spec("reliability:I4")
+@given(strategies.costs, strategies.costs)
+def test_a_cost_that_is_unknown_once_stays_unknown(a: Decimal | None, b: Decimal | None) -> None:
+    total = add_cost(a, b)
+
+    assert add_cost(b, a) == total
+    assert (total is None) is (a is None or b is None)
+    assert total is None or total == sum((c for c in (a, b) if c is not None), Decimal(0))
+    assert add_cost(a, Decimal(0)) == a
+
+
+@pytest.mark.spec("requirements:D15")
+@given(spendings, spendings, spendings)
+def test_spendings_add_like_numbers(a: Spending, b: Spending, c: Spending) -> None:
+    assert (a + b) + c == a + (b + c)
+    assert a + b == b + a
+    assert a + Spending() == a
+    for table in ("by_agent", "by_model"):
+        merged = getattr(a + b, table)
+        assert set(getattr(a, table)) | set(getattr(b, table)) == set(merged)
+        parts = [*getattr(a, table).values(), *getattr(b, table).values()]
+        assert reduce(Usage.__add__, parts, Usage()) == reduce(Usage.__add__, merged.values(), Usage())
+    with pytest.raises(TypeError):
+        (a + b).by_agent["x"] = Usage()  # type: ignore[index]
+
+
+@pytest.mark.parametrize("value", [Usage(), Spending()])
+def test_only_like_is_added_to_like(value: Any) -> None:
+    for other in (1, None, "a", Spending() if isinstance(value, Usage) else Usage()):
+        with pytest.raises(TypeError):
+            value + other
+
+
+# --- limits and settings --------------------------------------------------------------------------------------------
+
+
+@given(strategies.limits, strategies.limits, strategies.limits)
+def test_gaps_of_limits_are_filled_from_below(run: Limits, agent: Limits, engine: Limits) -> None:
+    effective = run.over(agent).over(engine)
+
+    assert effective == run.over(agent.over(engine))
+    for name in attrs.asdict(Limits()):
+        wanted = [getattr(limits, name) for limits in (run, agent, engine)]
+        assert next((value for value in wanted if value is not None), None) == getattr(effective, name)
+    assert run.over(None) == run.over(Limits()) == Limits().over(run) == run
+
+
+@pytest.mark.spec("requirements:X7", "requirements:X8")
+def test_the_default_limits_are_the_documented_ones() -> None:
+    assert (50, 1000, 5, 100, 16, 8, "final_answer") == (
+        DEFAULT_LIMITS.max_steps,
+        DEFAULT_LIMITS.max_actions,
+        DEFAULT_LIMITS.max_depth,
+        DEFAULT_LIMITS.max_total_children,
+        DEFAULT_LIMITS.max_children,
+        DEFAULT_LIMITS.max_concurrent_children,
+        DEFAULT_LIMITS.on_max_steps,
+    )
+    assert (None, None, None) == (DEFAULT_LIMITS.max_tokens, DEFAULT_LIMITS.max_cost_usd, DEFAULT_LIMITS.max_seconds)
+    with pytest.raises(TypeError):
+        Limits(5)  # type: ignore[misc]
+
+
+@given(strategies.settings, strategies.settings)
+def test_merged_settings_take_what_is_set_on_top(base: ModelSettings, over: ModelSettings) -> None:
+    merged = base.merged(over)
+
+    for name in (a.name for a in attrs.fields(ModelSettings)):
+        is_set = getattr(over, name) != getattr(ModelSettings(), name)
+        assert getattr(over if is_set else base, name) == getattr(merged, name)
+    assert base.merged(None) == base.merged(ModelSettings()) == ModelSettings().merged(base) == base
+    assert merged.merged(over) == merged
+
+
+def test_one_stop_sequence_may_be_given_as_a_string() -> None:
+    assert ("END",) == ModelSettings(stop_sequences="END").stop_sequences
+    assert ("END",) == ModelSettings(stop_sequences=["END"]).stop_sequences
+
+
+# --- hooks ----------------------------------------------------------------------------------------------------------
+
+
+def test_hooks_are_called_in_list_order_the_first_operand_first() -> None:
+    first, second, third = (lambda ctx, n=n: n for n in range(3))
+    engine = Hooks(pre_step=[first, second], post_run=first)
+    agent = Hooks(pre_step=third, pre_tool=(second,))
+    both = engine + agent
+
+    assert (first, second, third) == both.at("pre_step") == both.pre_step
+    assert (first,) == both.at("post_run")
+    assert (second,) == both.at("pre_tool")
+    assert () == both.on_stop
+    assert both + Hooks() == Hooks() + both == both
+    assert (engine + agent) + both == engine + (agent + both)
+
+
+@pytest.mark.spec("requirements:H1")
+def test_hooks_are_false_when_there_are_none() -> None:
+    assert not Hooks()
+    for point in HOOK_POINTS:
+        assert Hooks(**{point: print}), point
+        assert (print,) == Hooks(**{point: print}).at(point)
+    assert set(HOOK_POINTS) == {a.name for a in attrs.fields(Hooks)}
+    with pytest.raises(TypeError):
+        Hooks(pre_step=5)
+
+
+def test_a_hook_context_shows_the_state_of_its_moment() -> None:
+    state = AgentState.from_messages([UserMessage("hi")], system_prompt="You are.")
+    context = HookContext(state=state, agent=None, now=None, logger=None, metadata={"a": 1})  # type: ignore[arg-type]
+
+    assert (state.message_history, "You are.") == (context.messages, context.system_prompt)
+    assert JsonDict is type(context.metadata)
+
+
+def test_a_step_context_tells_the_recorded_time_and_passes_notes_on() -> None:
+    created = datetime(2026, 1, 2, tzinfo=UTC)
+    sent: list[Any] = []
+    elapsed = iter([0, 1_500])
+    context: StepContext[Any] = StepContext(
+        prompt="p",
+        params={},
+        agent_state=AgentState(),
+        model=None,
+        logger=None,  # type: ignore[arg-type]
+        random=Random(1),
+        created=created,
+        elapsed=lambda: next(elapsed),
+        notify=lambda message, data: sent.append((message, data)),
+    )
+
+    assert [created, created + timedelta(seconds=1.5)] == [context.now(), context.now()]
+    context.notify("half way", {"percent": 50})
+    context.notify("done")
+    assert [("half way", {"percent": 50}), ("done", None)] == sent
+    with pytest.raises(AttributeError):
+        context.prompt = "other"  # type: ignore[misc]
+
+
+def test_a_change_freezes_what_it_is_given() -> None:
+    change = Change(messages=[UserMessage("hi")], view=Transcript(), context={"a": [1]}, tail=[UserMessage("x")])
+
+    assert Transcript([UserMessage("hi")]) == change.messages
+    assert Transcript() == change.view
+    assert JsonList is type(change.context["a"])  # type: ignore[index]
+    assert (UserMessage("x"),) == change.tail
+    assert Change() == Change(messages=None, view=None, context=None, input=None)
+    with pytest.raises(DataError):
+        Change(input=[1])
+    with pytest.raises(TranscriptError):
+        Change(messages=[5])
+
+
+# --- questions ------------------------------------------------------------------------------------------------------
+
+
+@given(strategies.questions, st.booleans() | strategies.text)
+def test_what_a_caller_answers_becomes_a_choice_or_free_text(question: Question, given_answer: bool | str) -> None:
+    answer = answered(given_answer, question)
+    text = {True: "yes", False: "no"}.get(given_answer) if isinstance(given_answer, bool) else given_answer
+
+    assert text == answer.value
+    assert ((text,) if text in question.options else ()) == answer.selected
+    assert answered(answer, question) is answer
+    assert not answer.declined
+
+
+def test_bools_are_yes_and_no() -> None:
+    question = Question("q1", "sure?", ["yes", "no"])
+
+    assert (Answer(("yes",)), Answer(("no",))) == (answered(True, question), answered(False, question))
+    assert Answer(text="maybe") == answered("maybe", question)
+
+
+@pytest.mark.parametrize("text", ["yes", "y", "YES", " Allow ", "true"])
+def test_words_that_agree(text: str) -> None:
+    assert Answer(text=text).agrees
+    assert Answer(selected=(text,)).agrees
+    assert not Answer(text=text, declined=True).agrees
+
+
+@given(strategies.text)
+def test_nothing_else_agrees(text: str) -> None:
+    assume(text.strip().lower() not in {"yes", "y", "allow", "true"})
+
+    assert not Answer(text=text).agrees
+
+
+def test_an_answer_is_its_choices_or_its_text() -> None:
+    assert "a, b" == Answer(["a", "b"], "ignored").value
+    assert "free" == Answer(text="free").value
+    assert "" == Answer(declined=True).value
+    assert ("yes",) == Answer("yes").selected
+
+
+@pytest.mark.spec("requirements:K2")
+def test_options_are_labels() -> None:
+    question = Question("q1", "which?", [{"label": "a", "description": "first"}, "b", 3])
+
+    assert ("a", "b", "3") == question.options
+    assert ("only",) == Question("q1", "which?", "only").options
+
+
+def test_decisions_have_one_maker_each() -> None:
+    assert Decision("allow", rule_id="r1") == Decision.allow(rule_id="r1")
+    assert Decision("deny", "no", "r2") == Decision.deny("no", rule_id="r2")
+    assert Decision("ask", "sure?", None, ("yes", "no")) == Decision.ask("sure?")
+
+
+# --- requests, replies, results -------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:D25")
+def test_stop_reasons_are_a_closed_set_with_a_default_by_content() -> None:
+    assert ["end_turn", "tool_use", "max_tokens", "stop_sequence", "refusal", "pause", "error"] == list(StopReason)
+    call = ToolCallPart("", "t")
+    assert StopReason.TOOL_USE is ModelReply(["text", call]).stop_reason
+    assert StopReason.END_TURN is ModelReply("text").stop_reason
+    assert StopReason.MAX_TOKENS is ModelReply(call, stop_reason="max_tokens").stop_reason  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="because"):
+        ModelReply("text", stop_reason="because")  # type: ignore[arg-type]
+
+
+def test_a_reply_reads_like_a_message() -> None:
+    call = ToolCallPart("", "t")
+    reply = ModelReply([TextPart("a"), call, RefusalPart("b")])
+
+    assert ("ab", (call,)) == (reply.text, reply.tool_calls)
+    assert () == ModelReply("").content
+
+
+def test_a_request_shows_history_and_tail_as_the_model_sees_them() -> None:
+    request = ModelRequest("m/x", messages=Transcript([UserMessage("a")]), tail=[UserMessage("b")])
+
+    assert (UserMessage("a"), UserMessage("b")) == request.all_messages
+
+
+@pytest.mark.spec("requirements:B15")
+def test_tool_result_text_makes_a_result_on_the_class_and_reads_one_on_a_result() -> None:
+    made = ToolResult.text("fine", tool_name="t")
+
+    assert ToolResult((TextPart("fine"),), tool_name="t") == made
+    assert "fine" == made.text
+    assert "fine" == ToolResult("fine").text
+    assert '{"a":[1,"ä"]}' == ToolResult.json({"a": (1, "ä")}).text
+    assert 'before{"a":1}after' == ToolResult.parts(["before", ToolResult.json({"a": 1}).content[0], "after"]).text
+    with pytest.raises(AttributeError):
+        made.text = "other"  # type: ignore[misc]
+
+
+@pytest.mark.spec("requirements:B15")
+def test_results_say_whether_they_failed_and_what_they_hold() -> None:
+    assert ToolResult.error("no").is_error
+    assert "denied" == ToolResult.error("no", status="denied").status
+    assert not ToolResult.pending("q1").is_error
+    assert "waiting for the answer to question q1" in ToolResult.pending("q1").text
+    assert {"a": 1} == ToolResult.json({"a": 1}).data
+    assert ToolResult("text").data is None
+    assert "x\ufffdy" == ToolResult.error("x\udce9y").text
+    log = ToolCallLog("t", {"a": [1]}, ToolResult.error("no"), 0, 0, "c1")
+    assert log.is_error
+    assert JsonDict is type(log.input)
+    assert JsonList is type(SideEffect("k", details=[1]).details)
+
+
+def test_a_run_result_gives_its_output_or_raises() -> None:
+    state = AgentState(agent_id="a")
+    cause = ValueError("broken")
+    waiting = RunResult[str](
+        status=RunStatus.SUSPENDED,
+        state=state,
+        pending_questions=(Question("q1", "sure?"),),
+        spending=Spending(Usage(1)),
+    )
+
+    assert "out" == RunResult(status=RunStatus.COMPLETED, state=state, output="out").unwrap()
+    with pytest.raises(ValueError, match="broken") as caught:
+        RunResult[str](status=RunStatus.FAILED, state=state, error=cause).unwrap()
+    assert caught.value is cause
+    with pytest.raises(StepEngineError, match=r"the run of 'a' ended as suspended; it waits for \['sure\?'\]"):
+        waiting.unwrap()
+    with pytest.raises(StepEngineError, match=r"ended as max_steps$"):
+        RunResult[str](status=RunStatus.MAX_STEPS, state=state).unwrap()
+    spent = waiting.spending
+    assert (spent.usage, spent.cost, spent.credits_used) == (waiting.usage, waiting.cost, waiting.credits_used)
+    assert (spent.by_agent, spent.by_model) == (waiting.usage_by_agent, waiting.usage_by_model)
+
+
+def test_outcomes_are_values() -> None:
+    assert Value(1) == Value(1, 0, ())
+    with pytest.raises(AttributeError):
+        Value(1).value = 2  # type: ignore[misc]

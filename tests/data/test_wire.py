@@ -1,0 +1,239 @@
+"""
+Foreign history: read from and written to the widespread `{"role", "content"}` form.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepengine.data.codec import to_json
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.parts import (
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    OpaquePart,
+    RefusalPart,
+    ThinkingPart,
+    ToolCallPart,
+)
+from stepengine.data.state import AgentState
+from stepengine.data.transcript import Transcript
+from stepengine.data.usage import Usage
+from stepengine.data.wire import read_history
+from stepengine.errors import DataError, TranscriptError
+from tests import strategies
+
+DICTS: list[dict[str, Any]] = [
+    {"role": "user", "content": "add them"},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "hm"},
+            {"type": "text", "text": "I will."},
+            {"type": "refusal", "refusal": "not that"},
+            {"type": "opaque", "provider": "p", "data": {"x": 1}},
+            {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}},
+            {"type": "tool_use", "id": "t2", "name": "show", "input": {}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "t1", "content": "3"},
+            {
+                "type": "tool_result",
+                "tool_use_id": "t2",
+                "is_error": True,
+                "content": [
+                    {"type": "text", "text": "no"},
+                    {"type": "json", "value": {"a": [1]}},
+                    {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "AAE="}},
+                ],
+            },
+            {"type": "text", "text": "and this"},
+            {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
+            {
+                "type": "document",
+                "title": "a.txt",
+                "source": {"type": "url", "media_type": "text/plain", "url": "https://example.org/a.txt"},
+            },
+        ],
+    },
+    {"role": "assistant", "content": "done"},
+]
+MESSAGES = [
+    UserMessage("add them"),
+    AssistantMessage(
+        [
+            ThinkingPart("hm"),
+            "I will.",
+            RefusalPart("not that"),
+            OpaquePart("p", {"x": 1}),
+            ToolCallPart("t1", "add", {"a": 1}),
+            ToolCallPart("t2", "show"),
+        ]
+    ),
+    ToolMessage("t1", "add", "3"),
+    ToolMessage("t2", "show", ["no", JsonPart({"a": [1]}), ImagePart(data=b"\0\1", mime_type="image/jpeg")], "error"),
+    UserMessage(
+        [
+            "and this",
+            ImagePart(url="https://example.org/a.png"),
+            DocumentPart(url="https://example.org/a.txt", mime_type="text/plain", name="a.txt"),
+        ]
+    ),
+    AssistantMessage("done"),
+]
+
+
+@pytest.mark.spec("requirements:B18")
+def test_a_foreign_history_is_read() -> None:
+    assert Transcript(MESSAGES) == Transcript.from_dicts(DICTS)
+    assert Transcript(MESSAGES) == Transcript.from_dicts([*MESSAGES[:1], DICTS[1], *MESSAGES[2:]])
+
+
+@pytest.mark.spec("requirements:B18", "requirements:B10")
+def test_system_messages_move_to_the_system_prompt() -> None:
+    dicts = [
+        {"role": "system", "content": "You add."},
+        *DICTS,
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+    ]
+    state = AgentState.from_dicts(dicts, run_id="r")
+
+    assert "You add.\n\nBe brief." == state.system_prompt == read_history(dicts).system_prompt
+    assert (Transcript(MESSAGES), "r") == (state.message_history, state.run_id)
+    with pytest.raises(DataError, match="a transcript holds no system message"):
+        Transcript.from_dicts(dicts)
+
+
+def without_provider_data(message: Any) -> Any:
+    """
+    Return *message* with what the foreign form can hold.
+    """
+    parts = [attrs.evolve(p, provider_data=None) if hasattr(p, "provider_data") else p for p in message.content]
+    parts = [attrs.evolve(p, raw_input=None, input_error=None) if isinstance(p, ToolCallPart) else p for p in parts]
+    if isinstance(message, ToolMessage):
+        return attrs.evolve(message, content=tuple(parts), status="error" if message.is_error else "ok")
+    return attrs.evolve(message, content=tuple(parts), tags=())
+
+
+@pytest.mark.spec("requirements:B18")
+@settings(max_examples=40)
+@given(strategies.transcripts)
+def test_what_is_written_is_read_back_but_for_provider_data(transcript: Transcript) -> None:
+    dicts = json.loads(json.dumps(transcript.to_dicts()))
+
+    assert [without_provider_data(m) for m in transcript] == list(Transcript.from_dicts(dicts))
+
+
+def test_results_that_follow_each_other_share_one_user_message() -> None:
+    written = Transcript(MESSAGES).to_dicts()
+
+    assert ["user", "assistant", "user", "user", "assistant"] == [message["role"] for message in written]
+    assert ["t1", "t2"] == [block["tool_use_id"] for block in written[2]["content"]]
+    assert [{"type": "text", "text": "add them"}] == written[0]["content"]
+
+
+@settings(max_examples=40)
+@given(strategies.transcripts)
+def test_messages_in_our_own_stored_form_lose_nothing(transcript: Transcript) -> None:
+    stored = [to_json(m) for m in transcript]
+    for message in stored:
+        del message["stepengine"]
+
+    assert transcript == Transcript.from_dicts(json.loads(json.dumps(stored)))
+
+
+def user(*blocks: Any) -> list[Any]:
+    return [{"role": "user", "content": list(blocks)}]
+
+
+def image(**source: Any) -> list[Any]:
+    return user({"type": "image", "source": source})
+
+
+def assistant(*blocks: Any) -> list[Any]:
+    return [{"role": "user", "content": "hi"}, {"role": "assistant", "content": list(blocks)}]
+
+
+BROKEN: list[tuple[Any, str]] = [
+    ([5], "$[0]"),
+    ([None], "$[0]"),
+    ([{}], "$[0]"),
+    ([{"role": "robot", "content": "x"}], "$[0]"),
+    ([{"role": ["user"], "content": "x"}], "$[0]"),
+    ([{"role": "user"}], "$[0].content"),
+    ([{"role": "user", "content": {"type": "text"}}], "$[0].content"),
+    ([{"role": "system", "content": 5}], "$[0].content"),
+    ([{"role": "system", "content": [{"type": "text"}]}], "$[0].content[0].text"),
+    (user(5), "$[0].content[0]"),
+    (user({"type": "text", "text": "a"}, {"type": "text", "text": 5}), "$[0].content[1].text"),
+    (user({"type": "text", "text": "\ud800"}), "$[0].content[0].text"),
+    (user({"type": "tool_use", "id": "c1", "name": "t"}), "$[0].content[0]"),
+    (user({"type": ["text"]}), "$[0].content[0]"),
+    (user({"type": "tool_result"}), "$[0].content[0].tool_use_id"),
+    (user({"type": "tool_result", "tool_use_id": ["c1"]}), "$[0].content[0].tool_use_id"),
+    (user({"type": "tool_result", "tool_use_id": "c1", "content": 5}), "$[0].content[0].content"),
+    (
+        user({"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "tool_result", "tool_use_id": "c2"}]}),
+        "$[0].content[0].content[0]",
+    ),
+    (user({"type": "image"}), "$[0].content[0].source"),
+    (user({"type": "image", "source": "x"}), "$[0].content[0].source"),
+    (image(type="url"), "$[0].content[0].source.url"),
+    (image(type="base64", data="AA=="), "$[0].content[0].source.media_type"),
+    (image(type="base64", media_type="image/png"), "$[0].content[0].source.data"),
+    (image(type="base64", media_type="image/png", data="é"), "$[0].content[0].source.data"),
+    (image(type="base64", media_type="image/png", data=5), "$[0].content[0].source.data"),
+    (assistant({"type": "image"}), "$[1].content[0]"),
+    (assistant({"type": "tool_use", "name": "t"}), "$[1].content[0].id"),
+    (assistant({"type": "tool_use", "id": "c1", "name": 5}), "$[1].content[0].name"),
+    (assistant({"type": "tool_use", "id": "c1", "name": "t", "input": [1]}), "$[1].content[0].input"),
+    (assistant({"type": "opaque", "provider": "p", "data": 5}), "$[1].content[0].data"),
+    (assistant({"type": "text", "text": object()}), "$[1].content[0].text"),
+    ([{"type": "UserMessage", "content": [{"type": "TextPart", "text": 5}]}], "$[0].content[0].text"),
+    ([{"type": "Nothing"}], "$[0]"),
+]
+
+
+@pytest.mark.parametrize(("messages", "path"), BROKEN, ids=[f"{n}-{path}" for n, (_, path) in enumerate(BROKEN)])
+def test_a_history_that_cannot_be_read_says_where(messages: list[Any], path: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_history(messages)
+
+    assert path == caught.value.path
+    assert f"at {path}" in caught.value.message
+
+
+@pytest.mark.parametrize("messages", [DICTS[:2], DICTS[2:3], [to_json(Usage()) | {"type": "Usage"}]])
+def test_a_foreign_history_that_does_not_pair_is_refused(messages: list[Any]) -> None:
+    with pytest.raises((TranscriptError, DataError)):
+        read_history(messages)
+
+
+@given(st.data())
+def test_a_broken_foreign_history_is_one_of_our_errors(data: st.DataObject) -> None:
+    dicts = copy.deepcopy(DICTS)
+    node: Any = dicts
+    while isinstance(node, (dict, list)) and node:
+        key = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+        if not isinstance(node[key], (dict, list)) or not node[key] or data.draw(st.booleans()):
+            node[key] = data.draw(strategies.json_values())
+            break
+        node = node[key]
+
+    try:
+        history = read_history(dicts)
+    except (DataError, TranscriptError) as error:
+        assert error.message  # noqa: PT017
+    else:
+        assert history.transcript == Transcript(list(history.transcript))

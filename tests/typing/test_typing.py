@@ -1,0 +1,92 @@
+"""
+Both type checkers see what a handler is sent: they infer `handler.py` and refuse each marked line of `wrong_yields.py`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+MARK = re.compile(r"  # type: ignor[e]\[[a-z-]+\]")
+
+
+def mypy(file: Path) -> set[int]:
+    """
+    Return the lines of `file` at which mypy reports an error.
+    """
+    options = ["--config-file", str(ROOT / "pyproject.toml"), "--strict", "--no-pretty", "--output", "json"]
+    done = run([sys.executable, "-m", "mypy", *options, str(file)])
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return lines_of(file, [(report["file"], report["line"], report) for report in reports])
+
+
+def pyright(file: Path) -> set[int]:
+    """
+    Return the lines of `file` at which pyright reports an error. It needs node, which it may have to fetch.
+    """
+    program = shutil.which("pyright", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("pyright is not installed")
+    done = run([program, "--pythonpath", sys.executable, "--pythonversion", "3.11", "--outputjson", str(file)])
+    if done.returncode not in (0, 1):
+        pytest.skip(f"pyright does not run here: {done.stderr[-300:] or done.stdout[-300:]}")
+    reports = json.loads(done.stdout)["generalDiagnostics"]
+    return lines_of(file, [(report["file"], report["range"]["start"]["line"] + 1, report) for report in reports])
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "MYPYPATH": str(ROOT), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
+
+
+def lines_of(file: Path, reports: list[tuple[str, int, dict[str, Any]]]) -> set[int]:
+    errors = [(name, line, report) for name, line, report in reports if report["severity"] == "error"]
+    print(*errors, sep="\n")
+    return {line for name, line, _ in errors if Path(name).name == file.name}
+
+
+CHECKERS = pytest.mark.parametrize("checker", [mypy, pyright], ids=lambda checker: checker.__name__)
+
+
+@CHECKERS
+@pytest.mark.slow
+def test_the_types_of_the_handler_are_inferred(checker: Callable[[Path], set[int]]) -> None:
+    assert set() == checker(FOLDER / "handler.py")
+
+
+@CHECKERS
+@pytest.mark.slow
+def test_each_marked_line_is_an_error_and_no_other(checker: Callable[[Path], set[int]], tmp_path: Path) -> None:
+    source = (FOLDER / "wrong_yields.py").read_text(encoding="utf-8")
+    unmarked = tmp_path / "wrong_yields.py"
+    unmarked.write_text(MARK.sub("", source), encoding="utf-8")
+    marked = {number for number, line in enumerate(source.splitlines(), start=1) if MARK.search(line)}
+
+    assert marked == checker(unmarked)
+    assert len(marked) > 40
+
+
+def test_the_handler_is_real_code() -> None:
+    """
+    The file runs: the tools and definitions in it can be built.
+    """
+    spec = importlib.util.spec_from_file_location("typed_handler", FOLDER / "handler.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    assert ("find_todos", "read_files") == module.reviewer.tool_names
