@@ -1,0 +1,177 @@
+"""
+The input of a tool that is a function: JSON Schema from its signature, validation by pydantic (ecosystem EC42b).
+
+pydantic validates a *capture function* with the same parameters, which returns its arguments instead of running the tool.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from stepengine.data.json import JsonDict, JsonList, compact, freeze, freeze_object
+from stepengine.data.tools import Validated
+from stepengine.errors import DataError, DefinitionError
+from stepengine.tools.places import place_of
+from stepengine.tools.refusals import refusal
+from stepengine.tools.signatures import Signature
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails, ValidationError
+
+__all__ = ("FunctionInputs",)
+
+SCALARS = frozenset({str, int, float, bool, type(None)})
+IN_SCHEMA_ORDER = inspect.Parameter.KEYWORD_ONLY
+
+
+def _adapter(signature: Signature) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    kept = [p.replace(kind=IN_SCHEMA_ORDER) for p in signature.parameters]
+    fn = signature.body.fn
+
+    def capture(**arguments: Any) -> dict[str, Any]:
+        return arguments
+
+    capture.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+    capture.__annotations__ = {p.name: p.annotation for p in kept}
+    capture.__module__ = getattr(fn, "__module__", __name__)
+    try:
+        return TypeAdapter(cast("Any", capture), config=ConfigDict(allow_inf_nan=False))
+    except (PydanticUserError, TypeError) as error:
+        text = str(error).partition("\n")[0]
+        msg = f"{place_of(fn)}: the parameters of tool {getattr(fn, '__name__', '?')!r} have no JSON Schema: {text}"
+        raise DefinitionError(msg) from error
+
+
+def _without_titles(schema: Any) -> Any:
+    """Return a schema without the titles that pydantic makes from names; they tell a model nothing."""
+    if isinstance(schema, list):
+        return [_without_titles(s) for s in schema]
+    if not isinstance(schema, dict):
+        return schema
+    names = ("properties", "$defs", "patternProperties")
+    return {
+        key: {n: _without_titles(s) for n, s in value.items()}
+        if key in names
+        else value
+        if key in {"default", "const", "enum", "examples"}
+        else _without_titles(value)
+        for key, value in schema.items()
+        if key != "title"
+    }
+
+
+def _same(given: Any, validated: Any) -> bool:
+    """Return whether a validated value is the very JSON that was given: equal in value and in type."""
+    kind = type(validated)
+    if kind in SCALARS:
+        return type(given) is kind and bool(given == validated)
+    if kind is list or kind is JsonList:
+        return type(given) is JsonList and len(given) == len(validated) and all(map(_same, given, validated))
+    if kind is dict or kind is JsonDict:
+        return (
+            type(given) is JsonDict
+            and given.keys() == validated.keys()
+            and all(_same(given[k], v) for k, v in validated.items())
+        )
+    return False
+
+
+class FunctionInputs:
+    """
+    Validates inputs against a function's parameters.
+
+    Args:
+        tool_name: For messages.
+        signature: What the function takes.
+        texts: Descriptions by parameter name.
+
+    Raises:
+        DefinitionError: when a parameter's type has no JSON Schema.
+    """
+
+    def __init__(self, tool_name: str, signature: Signature, texts: Mapping[str, str]) -> None:
+        from pydantic_core import ValidationError
+
+        self._name = tool_name
+        self._signature = signature
+        self._refused = ValidationError
+        self._adapter = _adapter(signature)
+        self._validate = self._adapter.validator.validate_python
+        self._encoders: dict[str, TypeAdapter[Any]] = {}
+        self.schema = self._schema(texts)
+
+    def _schema(self, texts: Mapping[str, str]) -> JsonDict:
+        from pydantic.errors import PydanticInvalidForJsonSchema
+
+        try:
+            schema = _without_titles(self._adapter.json_schema())
+        except PydanticInvalidForJsonSchema as error:
+            fn = self._signature.body.fn
+            msg = f"{place_of(fn)}: the parameters of tool {self._name!r} have no JSON Schema: {error}"
+            raise DefinitionError(msg) from error
+        schema = {"type": "object", "properties": {}, **schema}
+        for name, field in schema["properties"].items():
+            if name in texts:
+                field.setdefault("description", texts[name])
+        return freeze_object(schema)
+
+    def validate(self, value: JsonDict) -> Validated:
+        """
+        Return the arguments for the body, and as JSON what they stand for.
+
+        Raises:
+            ToolInputError: listing every field with its problem.
+        """
+        try:
+            arguments = self._validate(value)
+        except self._refused as error:
+            arguments = self._as_json_text(value, error)
+        return Validated(self._as_input(value, arguments), arguments)
+
+    def _as_json_text(self, value: JsonDict, first: ValidationError) -> Any:
+        """Validate the same input as JSON text: strict types take more forms from JSON than from Python objects."""
+        try:
+            return self._adapter.validate_json(compact(value))
+        except self._refused:
+            details = first.errors(include_url=False, include_context=False, include_input=False)
+            raise refusal(self._name, [self._issue(e) for e in details], value) from None
+
+    def _issue(self, error: ErrorDetails) -> str:
+        where = ".".join(str(part) for part in error["loc"])
+        kind = error["type"]
+        if kind == "missing_keyword_only_argument":
+            return f"{where}: is required"
+        if kind == "unexpected_keyword_argument":
+            known = ", ".join(p.name for p in self._signature.parameters) or "none"
+            return f"{where}: is not a parameter; the parameters are: {known}"
+        return f"{where}: {error['msg']}" if where else error["msg"]
+
+    def _as_input(self, given: JsonDict, arguments: Mapping[str, Any]) -> JsonDict:
+        changed: dict[str, Any] = {}
+        for name, value in arguments.items():
+            if name in given:
+                if not _same(given[name], value):
+                    changed[name] = self._encode(name, value, given)
+            elif type(value) in SCALARS:
+                changed[name] = value
+            else:
+                changed[name] = self._encode(name, value, given)
+        return freeze_object({**given, **changed}) if changed else given
+
+    def _encode(self, name: str, value: Any, given: JsonDict) -> Any:
+        encoder = self._encoders.get(name)
+        if encoder is None:
+            from pydantic import TypeAdapter
+
+            annotation = next(p.annotation for p in self._signature.parameters if p.name == name)
+            encoder = self._encoders[name] = TypeAdapter(annotation)
+        try:
+            return freeze(encoder.dump_python(value, mode="json", by_alias=True, warnings=False), name)
+        except (DataError, ValueError, TypeError) as error:
+            raise refusal(self._name, [f"{name}: has no JSON form: {error}"], given) from error

@@ -1,0 +1,233 @@
+"""``Tool``: a name, a description, an input schema and a body (requirements E1, design 7)."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar
+
+import attrs
+from typing_extensions import Unpack
+
+from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
+from stepengine.data.results import ToolResult
+from stepengine.data.tools import ToolAnnotations, ToolBinding, ToolSpec, Validated
+from stepengine.errors import DefinitionError
+from stepengine.tools.context import ToolContext
+from stepengine.tools.depends import Overrides
+from stepengine.tools.encoding import encode
+from stepengine.tools.execution import execute
+from stepengine.tools.repair import Aliases, repairer
+from stepengine.tools.schema_inputs import SchemaInputs
+from stepengine.tools.signatures import Body, Signature, body_of
+from stepengine.tools.typed import decode
+
+__all__ = ("Inputs", "Tool", "ToolOptions", "ToolPreview", "check_name")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NO_OVERRIDES: Overrides = {}
+
+
+@attrs.frozen
+class ToolPreview:
+    """
+    One concrete call as a person sees it before it happens (requirements E19).
+
+    Attributes:
+        action: What will happen, in a few words, such as ``"Write src/app.py"``.
+        details: More, such as a diff or a command line.
+    """
+
+    action: str
+    details: JsonValue = attrs.field(default=None, converter=freeze)
+
+
+class ToolOptions(TypedDict, total=False):
+    """
+    What can be said of a tool beside its name, description, schema and body.
+
+    ``category``, ``annotations``, ``parallel_safe``, ``ends_turn``, ``forces_next_step``, ``requires_permission``,
+    ``ephemeral``, ``timeout`` (seconds, 120 by default, ``math.inf`` for none) and ``retries`` are those of ``ToolSpec``.
+    ``in_thread=False`` runs a synchronous body on the event loop: for bodies that take microseconds. ``preview(input)``
+    returns a ``ToolPreview`` of one call. ``aliases`` are other parameter names that are accepted from a model.
+    """
+
+    category: str
+    annotations: ToolAnnotations
+    parallel_safe: bool
+    ends_turn: bool
+    forces_next_step: bool
+    requires_permission: bool
+    ephemeral: int | None
+    timeout: float | None
+    retries: int
+    in_thread: bool
+    preview: Callable[[JsonDict], ToolPreview] | None
+    aliases: Aliases
+
+
+class Inputs(Protocol):
+    """Validates the input of a tool."""
+
+    schema: JsonDict
+
+    def validate(self, value: JsonDict) -> Validated:
+        """Return the validated input, or raise ``ToolInputError``."""
+
+
+def check_name(name: Any, where: str = "") -> None:
+    """
+    Refuse a tool name that a provider would refuse (reliability TL19).
+
+    Raises:
+        DefinitionError: unless it is 1 to 64 letters, digits, ``_`` and ``-``.
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        msg = f"{where}{name!r} is no tool name; providers take 1 to 64 letters, digits, '_' and '-'"
+        raise DefinitionError(msg)
+
+
+class Tool(Generic[P, R]):
+    """
+    A tool. Made by ``@tool`` from a typed function, or here from a JSON Schema.
+
+    Args:
+        name: Unique name, ``[A-Za-z0-9_-]{1,64}``.
+        description: For the model.
+        input_schema: JSON Schema of the input, an object.
+        run: The body, sync or async. It takes the whole input as its one parameter, after a ``ToolContext`` if it has
+            one, and may have dependencies.
+        **options: See ``ToolOptions``.
+
+    Raises:
+        DefinitionError: for a bad name, a schema that cannot be checked, or options that do not go together.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        input_schema: Mapping[str, Any],
+        run: Callable[..., Any],
+        **options: Unpack[ToolOptions],
+    ) -> None:
+        check_name(name)
+        self._set_up(name, description, SchemaInputs(name, input_schema), body_of(run), options)
+        self._signature: Signature | None = None
+
+    @classmethod
+    def of_function(
+        cls, name: str, description: str, inputs: Inputs, signature: Signature, options: ToolOptions
+    ) -> Tool[P, R]:
+        """Return the tool of a typed function; ``@tool`` is the way to get there."""
+        made = cls.__new__(cls)
+        made._set_up(name, description, inputs, signature.body, options)  # noqa: SLF001  (a second constructor)
+        made._signature = signature  # noqa: SLF001
+        return made
+
+    def _set_up(self, name: str, description: str, inputs: Inputs, body: Body, options: ToolOptions) -> None:
+        flags: dict[str, Any] = dict(options)
+        self.in_thread: bool = flags.pop("in_thread", True)
+        self._preview: Callable[[JsonDict], ToolPreview] | None = flags.pop("preview", None)
+        repair = repairer(inputs.schema, flags.pop("aliases", {}))
+        self.body = body
+        self.spec = ToolSpec(name, description, inputs.schema, **flags)
+        self.runs_inline = not (body.is_async or body.needs or self.in_thread)
+        self._binding = ToolBinding(self.spec, inputs.validate, repair)
+        self._check_options()
+
+    def _check_options(self) -> None:
+        spec = self.spec
+        problem = ""
+        if spec.retries and not spec.annotations.idempotent:
+            problem = "is retried, but only a tool with annotations=ToolAnnotations(idempotent=True) may be"
+        elif spec.retries < 0:
+            problem = f"has retries={spec.retries!r}; 0 or more would be fine"
+        elif spec.timeout is not None and not spec.timeout > 0:
+            problem = f"has timeout={spec.timeout!r}; seconds, None for the default, or math.inf would be fine"
+        elif self.runs_inline and spec.timeout not in {None, math.inf}:
+            problem = "has a timeout and in_thread=False; a synchronous body on the event loop cannot be timed out"
+        if problem:
+            msg = f"tool {spec.name!r} {problem}"
+            raise DefinitionError(msg)
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.spec.name
+
+    @property
+    def fn(self) -> Callable[..., Any]:
+        """The function."""
+        return self.body.fn
+
+    @property
+    def needs_context(self) -> bool:
+        """Whether a call makes use of its ``ToolContext`` at all, beyond logging a failure."""
+        return not (self.runs_inline and not self.body.wants_context)
+
+    def binding(self) -> ToolBinding:
+        """Return the tool as the machine knows it."""
+        return self._binding
+
+    async def execute(
+        self, arguments: Mapping[str, Any], ctx: ToolContext, *, overrides: Overrides = NO_OVERRIDES
+    ) -> ToolResult:
+        """
+        Run the body with validated arguments and return its result; a failing body gives an error result.
+
+        Args:
+            arguments: ``Validated.arguments``.
+            ctx: The context of this call.
+            overrides: Dependency factory to the factory that stands in for it.
+
+        Raises:
+            asyncio.CancelledError: when this task was cancelled.
+            KeyboardInterrupt: when the body raised it; so for ``SystemExit``.
+        """
+        return await execute(self, arguments, ctx, overrides)
+
+    def preview(self, input: JsonDict) -> ToolPreview | None:
+        """Return how this call looks to a person, or ``None`` when the tool has no preview (requirements E19)."""
+        return None if self._preview is None else self._preview(input)
+
+    def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:
+        """
+        Return the input that stands for a call with Python arguments: names for positions, JSON for values.
+
+        Raises:
+            TypeError: when the arguments do not fit the function's parameters.
+            DataError: when a value has no JSON form.
+        """
+        if self._signature is None:
+            return freeze_object(encode(args[0] if args else kwargs))
+        free = [p.replace(annotation=p.empty) for p in self._signature.parameters]
+        bound = inspect.Signature(free).bind(*args, **kwargs)
+        return freeze_object(encode(bound.arguments))
+
+    def decode(self, result: ToolResult) -> R:
+        """
+        Return a result as the type that the function is annotated to return.
+
+        Raises:
+            ToolError: when the result is an error.
+            DataError: when it does not fit the annotation.
+        """
+        value: R = decode(self, Any if self._signature is None else self._signature.returns, result)
+        return value
+
+    def __repr__(self) -> str:
+        return f"Tool({self.spec.name!r})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse to be called like the function: nothing would validate, record or limit that call."""
+        msg = (
+            f"tool {self.spec.name!r} is not called directly; in a handler write `yield from call({self.spec.name}, ...)`, "
+            f"in a unit test `{self.spec.name}.fn(...)`"
+        )
+        raise TypeError(msg)

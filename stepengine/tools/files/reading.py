@@ -1,0 +1,263 @@
+"""``read_files`` and ``list_directory``: reading below a root (requirements F3, F4, F7)."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, NoReturn, NotRequired
+
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
+
+from stepengine.data.json import compact
+from stepengine.data.tools import ToolAnnotations
+from stepengine.errors import ToolError
+from stepengine.tools._caps import READ_CHARS, READ_LINES, READ_PATHS, READ_WHOLE_BYTES
+from stepengine.tools.context import ToolContext
+from stepengine.tools.decorator import tool
+from stepengine.tools.definition import Tool
+from stepengine.tools.files.paths import display, shown
+from stepengine.tools.files.root import Root
+from stepengine.tools.files.text import Lines, binary_kind, cut_line, decode, digest, read_capped, stream_lines
+from stepengine.tools.files.walk import TEMPORARY, Budget
+
+__all__ = ("READS", "reading_tools")
+
+READS = ToolAnnotations(read_only=True, idempotent=True)
+ENTRY_CHARS = 160
+"""What the frame of one entry takes at most, beside path and content."""
+
+
+@with_config(ConfigDict(extra="forbid"))
+class FileWindow(TypedDict):
+    """A part of one file."""
+
+    path: Annotated[str, Field(description="Path of the file, relative to the root folder.", min_length=1)]
+    offset: NotRequired[Annotated[int, Field(description="First line to read, counting from 0.", ge=0)]]
+    limit: NotRequired[Annotated[int, Field(description="How many lines to read.", ge=1)]]
+
+
+def reading_tools(root: Root) -> list[Tool[..., Any]]:
+    """Return the tools that read below *root*."""
+
+    @tool(category="read", annotations=READS, parallel_safe=True, aliases={"paths": ("path", "file_paths", "files")})
+    def read_files(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        paths: Annotated[list[str | FileWindow], Field(min_length=1, max_length=READ_PATHS)],
+        offset: Annotated[int, Field(ge=0)] = 0,
+        limit: Annotated[int, Field(ge=1)] = READ_LINES,
+        line_numbers: bool = False,  # noqa: FBT001, FBT002  (a parameter of the model's)
+    ) -> list[dict[str, Any]]:
+        """
+        Read one or more text files.
+
+        Each path gives an entry with `content`, or with `error`; one unreadable file does not affect the others.
+
+        Usage:
+            - Ask for all files that you need in one call.
+            - Long files come in portions: when `has_more` is true, read on with `offset` and `limit`, which count lines.
+            - The content is exact, so that it can be used in `str_replace`; ask for `line_numbers` only to talk about lines.
+
+        Examples:
+            {"paths": ["src/app.py", "README.md"]}
+            {"paths": [{"path": "server.log", "offset": 4000, "limit": 200}]}
+
+        When not to use:
+            - To see what a folder holds, use `list_directory` or `glob`.
+            - To find where something is mentioned, use `code_search` instead of reading many files.
+
+        Notes:
+            - Paths are relative to the root folder, or absolute inside of it; files with secrets are not available.
+            - At most 50 files and 100,000 characters per call, 2,000 lines per file; longer lines are cut at 2,000 characters.
+            - Files over 10 MB are read only with `offset` or `limit`. Binary files and folders give an `error`.
+            - `hash` identifies the content; pass it as `expected_hash` to a tool that changes the file.
+
+        Args:
+            paths: The files: paths, or objects with `path` and optionally `offset` and `limit`.
+            offset: First line to read of each file, counting from 0.
+            limit: How many lines to read of each file at most.
+            line_numbers: Whether to put the line's number, counting from 1, before each line.
+        """
+        is_window = offset > 0 or limit != READ_LINES
+        wanted = [_Wanted(p, offset, limit, is_window=is_window) for p in paths]
+        seen, entries, left = set(), [], READ_CHARS - 2
+        for one in wanted:
+            if one.key(root) in seen:
+                continue
+            seen.add(one.key(root))
+            entry = _Reader(root, one, left, line_numbers=line_numbers).entry()
+            left -= len(compact(entry)) + 1
+            entries.append(entry)
+            if ctx.cancelled.is_set():
+                break
+        return entries
+
+    @tool(category="read", annotations=READS, parallel_safe=True)
+    def list_directory(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext, path: Annotated[str, Field(min_length=1)] = "."
+    ) -> dict[str, Any]:
+        """
+        List the files and folders directly in a folder.
+
+        Usage:
+            - Start with "." to see the root folder, then go deeper.
+            - The names come sorted, files and folders apart.
+
+        Examples:
+            {"path": "."}
+            {"path": "src/components"}
+
+        When not to use:
+            - To find files by name in the whole tree, use `glob`.
+            - To read files, use `read_files`.
+
+        Notes:
+            - One level only. Symbolic links, special files and files with secrets are left out.
+            - At most 20,000 entries; `message` says when there are more.
+
+        Args:
+            path: The folder, relative to the root folder; "." is the root folder itself.
+        """
+        opened = root.open_folder(path)
+        try:
+            return _listing(root, opened.fd, opened.parts, Budget(cancelled=ctx.cancelled)) | {
+                "path": display(opened.parts)
+            }
+        finally:
+            os.close(opened.fd)
+
+    return [read_files, list_directory]
+
+
+def _listing(root: Root, fd: int, parts: tuple[str, ...], budget: Budget) -> dict[str, Any]:
+    found: dict[str, list[str]] = {"files": [], "directories": []}
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            kind = "directories" if entry.is_dir(follow_symlinks=False) else "files"
+            if kind == "files" and not entry.is_file(follow_symlinks=False):
+                continue
+            if entry.name.startswith(TEMPORARY) or root.secrets.match((*parts, entry.name)):
+                continue
+            if not budget.take():
+                break
+            found[kind].append(shown(entry.name))
+    result: dict[str, Any] = {kind: sorted(names) for kind, names in found.items()}
+    return {**result, "message": f"incomplete: {budget.cut}"} if budget.cut else result
+
+
+class _Wanted:
+    """One part of one file."""
+
+    def __init__(self, given: str | FileWindow, offset: int, limit: int, *, is_window: bool) -> None:
+        window: FileWindow = {"path": given} if isinstance(given, str) else given
+        self.path = window["path"]
+        self.offset = window.get("offset", offset)
+        self.limit = min(window.get("limit", limit), READ_LINES)
+        self.is_window = is_window or "offset" in window or "limit" in window
+
+    def key(self, root: Root) -> Any:
+        try:
+            parts: Any = root.parts(self.path)
+        except ToolError:
+            parts = self.path
+        return parts, self.offset, self.limit
+
+
+class _Reader:
+    """Makes the entry of one file."""
+
+    def __init__(self, root: Root, wanted: _Wanted, left: int, *, line_numbers: bool) -> None:
+        self._root = root
+        self._wanted = wanted
+        self._left = left - ENTRY_CHARS - len(compact(wanted.path))
+        self._line_numbers = line_numbers
+        self._hash = ""
+
+    def entry(self) -> dict[str, Any]:
+        wanted = self._wanted
+        try:
+            self._check_left(has_room=self._left > 0)
+            opened = self._root.open_file(wanted.path)
+            try:
+                return self._part(self._lines(opened.fd, opened.info.st_size))
+            finally:
+                os.close(opened.fd)
+        except ToolError as error:
+            return {"path": wanted.path, "error": error.message}
+        except OSError as error:
+            return {"path": wanted.path, "error": f"{wanted.path!r} cannot be read: {error.strerror}"}
+
+    def _check_left(self, *, has_room: bool) -> None:
+        if not has_room:
+            msg = f"the {READ_CHARS:,} characters of this call are used up; read this file in another call"
+            raise ToolError(msg)
+
+    def _lines(self, fd: int, size: int) -> Lines:
+        wanted = self._wanted
+        data = read_capped(fd) if size <= READ_WHOLE_BYTES else None
+        if data is None:
+            os.lseek(fd, 0, os.SEEK_SET)
+            self._check_large(fd, size)
+            return stream_lines(fd, wanted.offset, wanted.limit)
+        self._hash = digest(data)
+        decoded = decode(data)
+        if decoded is None:
+            self._refuse_binary(data, f"{len(data):,} bytes")
+        lines = decoded.shown.split("\n")
+        ends = [*[line + "\n" for line in lines[:-1]], *([lines[-1]] if lines[-1] else [])]
+        window = ends[wanted.offset : wanted.offset + wanted.limit]
+        return Lines([cut_line(line) for line in window], len(ends))
+
+    def _check_large(self, fd: int, size: int) -> None:
+        said = f"{max(size, READ_WHOLE_BYTES):,} bytes or more"
+        if not self._wanted.is_window:
+            msg = f"{self._wanted.path!r} has {said}; read a part of it with offset and limit, or use code_search"
+            raise ToolError(msg)
+        head = os.read(fd, 8_192)
+        os.lseek(fd, 0, os.SEEK_SET)
+        decoded = decode(head)
+        if decoded is None or decoded.encoding != "utf-8":
+            self._refuse_binary(head, said)
+
+    def _refuse_binary(self, data: bytes, size: str) -> NoReturn:
+        path = self._wanted.path
+        msg = (
+            f"{path!r} is a binary file ({binary_kind(data, path)}, {size}); read_files shows text only. "
+            "Use list_directory to see what is beside it, or run_terminal_command, if you have it, to inspect it"
+        )
+        raise ToolError(msg)
+
+    def _part(self, found: Lines) -> dict[str, Any]:
+        wanted = self._wanted
+        if found.total is not None and wanted.offset and wanted.offset >= found.total:
+            msg = f"offset {wanted.offset} is after the end; the file has {found.total} lines, the first is 0"
+            raise ToolError(msg)
+        lines = found.lines
+        if self._line_numbers:
+            lines = [f"{number:>6}\t{line}" for number, line in enumerate(lines, wanted.offset + 1)]
+        kept = self._fitting(lines)
+        self._check_left(has_room=kept > 0 or not lines)
+        entry: dict[str, Any] = {
+            "path": wanted.path,
+            "content": "".join(lines[:kept]),
+            "total_lines": found.total,
+            "offset": wanted.offset,
+            "has_more": found.total is None or wanted.offset + kept < found.total,
+        }
+        if self._hash:
+            entry["hash"] = self._hash
+        if kept < len(lines):
+            entry["message"] = (
+                f"cut: the {READ_CHARS:,} characters of this call are used up; read on at {wanted.offset + kept}"
+            )
+        return entry
+
+    def _fitting(self, lines: list[str]) -> int:
+        """Return how many lines fit into what is left of the call's characters, as JSON counts them."""
+        if len(compact("".join(lines))) <= self._left:
+            return len(lines)
+        used = 0
+        for number, line in enumerate(lines):
+            used += len(compact(line)) - 2
+            if used > self._left - 80:
+                return number
+        return len(lines)

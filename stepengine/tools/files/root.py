@@ -1,0 +1,314 @@
+"""
+``Root``: a folder that is opened once and held, and the walk that never leaves it (reliability FP1, FP2).
+
+Each component of a path is opened relative to the descriptor of the one before it, and never through a symbolic link.
+There is no ``realpath``, no comparison of path prefixes, and no check that is followed by a second look-up by path: what
+was opened is what was checked. Symbolic links that stay inside are followed by hand, for reading only, each time with a
+new walk from the root.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import attrs
+
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.tools._caps import SYMLINK_HOPS
+from stepengine.tools.files.paths import parts_of, target_parts
+from stepengine.tools.files.rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
+
+__all__ = ("Opened", "Policy", "Root")
+
+T = TypeVar("T")
+
+WALK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+LINK = {errno.ELOOP, errno.ENOTDIR, errno.EMLINK}
+
+
+@attrs.frozen(kw_only=True)
+class Policy:
+    """
+    What a set of tools may touch below its root (reliability 4.1).
+
+    Attributes:
+        allow_secrets: Patterns of secret files that may be used all the same.
+        allow_protected: Patterns of protected files that may be written all the same.
+        refuse_hardlinks: Refuse to read a file that has more than one name.
+        cross_mounts: Enter folders on other file systems.
+        allow_wide_root: Accept ``/``, the home folder and what contains it as root.
+    """
+
+    allow_secrets: tuple[str, ...] = ()
+    allow_protected: tuple[str, ...] = ()
+    refuse_hardlinks: bool = False
+    cross_mounts: bool = False
+    allow_wide_root: bool = False
+
+
+@attrs.frozen
+class Opened:
+    """
+    What a walk has reached.
+
+    Attributes:
+        fd: Its descriptor; whoever asked for it closes it.
+        parts: Its real place below the root, after symbolic links.
+        info: What ``fstat`` says of the descriptor.
+    """
+
+    fd: int
+    parts: tuple[str, ...]
+    info: os.stat_result
+
+
+class Root:
+    """
+    A folder and the policy for what is below it.
+
+    Args:
+        folder: The root; a symbolic link is resolved once, now.
+        policy: What may be touched.
+
+    Raises:
+        DefinitionError: when it is no folder, too wide, or this system cannot walk by descriptor.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], policy: Policy) -> None:
+        if os.open not in os.supports_dir_fd or os.mkdir not in os.supports_dir_fd:
+            msg = "this system cannot open files relative to a held folder, so nothing could be confined to a root"
+            raise DefinitionError(msg)
+        try:
+            self.fd = os.open(folder, WALK & ~os.O_NOFOLLOW)
+        except OSError as error:
+            msg = f"the root {os.fspath(folder)!r} cannot be opened as a folder: {error.strerror}"
+            raise DefinitionError(msg) from error
+        self._closer = weakref.finalize(self, os.close, self.fd)
+        self.policy = policy
+        self.info = os.fstat(self.fd)
+        self.real = tuple([p for p in os.path.realpath(folder).split("/") if p])
+        self.secrets = PathRules(SECRETS, policy.allow_secrets)
+        self.protected = PathRules(PROTECTED, (*policy.allow_protected, *UNPROTECTED))
+        if not policy.allow_wide_root:
+            self._refuse_wide(folder)
+
+    def _refuse_wide(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            home = Path.home()
+        except RuntimeError:
+            home = Path("/")
+        for wide in (home, *home.parents, Path("/")):
+            try:
+                same = os.path.samestat(self.info, os.stat(wide))  # noqa: PTH116  (samestat takes this)
+            except OSError:
+                continue
+            if same:
+                self.close()
+                msg = f"the root {os.fspath(folder)!r} is / or contains the home folder; pass allow_wide_root=True to mean it"
+                raise DefinitionError(msg)
+
+    def close(self) -> None:
+        """Let go of the folder; it also happens when nobody uses the root any more."""
+        self._closer()
+
+    def parts(self, path: str) -> tuple[str, ...]:
+        """Return the components of a path as given; see ``parts_of``."""
+        return parts_of(path, self.real)
+
+    def open_file(self, path: str) -> Opened:
+        """
+        Open a regular file for reading.
+
+        Raises:
+            PathOutsideRoot: when the path or a link in it leads out.
+            ToolError: when it is secret, missing, no regular file, or on another file system.
+        """
+        opened = self._reach(path, lambda folder, name: os.open(name, FILE, dir_fd=folder))
+        try:
+            self.check_file(opened, path)
+        except ToolError:
+            os.close(opened.fd)
+            raise
+        return opened
+
+    def open_folder(self, path: str) -> Opened:
+        """Open a folder for listing; the errors are those of ``open_file``."""
+        return self._reach(path, lambda folder, name: os.open(name, FOLDER, dir_fd=folder))
+
+    def check_secret(self, parts: Sequence[str], path: str) -> None:
+        """Refuse a secret path (reliability FS21)."""
+        if self.secrets.match(parts):
+            which = self.secrets.which(parts)
+            msg = f"{path!r} may hold secrets (it matches {which!r}) and is not available to tools"
+            raise ToolError(msg)
+
+    def check_file(self, opened: Opened, path: str) -> None:
+        """Refuse what is no regular file, or another name of a secret one (FP4, FS09)."""
+        mode = opened.info.st_mode
+        if stat.S_ISDIR(mode):
+            msg = f"{path!r} is a folder; use list_directory"
+            raise ToolError(msg)
+        if not stat.S_ISREG(mode):
+            msg = f"{path!r} is a {special(mode)}, not a regular file"
+            raise ToolError(msg)
+        if opened.info.st_nlink > 1:
+            self._check_hardlink(opened, path)
+
+    def _check_hardlink(self, opened: Opened, path: str) -> None:
+        if self.policy.refuse_hardlinks:
+            msg = f"{path!r} has more than one name (a hard link), which this set of tools refuses"
+            raise ToolError(msg)
+        from stepengine.tools.files.walk import names_a_secret
+
+        if names_a_secret(self, opened.info):
+            msg = (
+                f"{path!r} is another name of a file that may hold secrets, or of one that could not be told from them"
+            )
+            raise ToolError(msg)
+
+    def _reach(self, path: str, use: Callable[[int, str], int]) -> Opened:
+        """Walk to the last component and open it with *use*, following links that stay inside."""
+        parts = self.parts(path)
+        self.check_secret(parts, path)
+        todo, done, folder, hops = deque(parts or (".",)), deque[str](), self.fd, 0
+        try:
+            while True:
+                name = todo.popleft()
+                if not todo:
+                    self.check_secret((*done, name), path)
+                try:
+                    fd = os.open(name, WALK, dir_fd=folder) if todo else use(folder, name)
+                except OSError as error:
+                    todo.extendleft(reversed(self._linked(error, folder, name, tuple(done), path)))
+                    hops += 1
+                    self._check_hops(hops, path)
+                    todo = todo or deque(["."])
+                    folder, done = self._move(folder, self.fd), deque()
+                    continue
+                if name != ".":
+                    done.append(name)
+                if not todo:
+                    return self._opened(fd, tuple(done), path)
+                folder = self._move(folder, fd)
+                self._same_device(folder, path)
+        finally:
+            self._move(folder, self.fd)
+
+    def _linked(self, error: OSError, folder: int, name: str, done: tuple[str, ...], path: str) -> list[str]:
+        """Return where a component that could not be opened points, when it is a link that stays inside."""
+        target = read_link(folder, name) if error.errno in LINK else None
+        if target is None:
+            self._fail(error, path)
+        return target_parts(done, target, self.real, path)
+
+    def _check_hops(self, hops: int, path: str) -> None:
+        if hops > SYMLINK_HOPS:
+            msg = f"{path!r} goes through more than {SYMLINK_HOPS} symbolic links"
+            raise ToolError(msg)
+
+    def _opened(self, fd: int, parts: tuple[str, ...], path: str) -> Opened:
+        try:
+            return Opened(fd, parts, self._same_device(fd, path))
+        except ToolError:
+            os.close(fd)
+            raise
+
+    def _same_device(self, fd: int, path: str) -> os.stat_result:
+        """Return what ``fstat`` says; refuse another file system than the root's."""
+        info = os.fstat(fd)
+        if info.st_dev != self.info.st_dev and not self.policy.cross_mounts:
+            msg = f"{path!r} is on another file system than the root, which this set of tools does not enter"
+            raise ToolError(msg)
+        return info
+
+    def _move(self, old: int, new: int) -> int:
+        if old not in {self.fd, new}:
+            os.close(old)
+        return new
+
+    @contextmanager
+    def parent(self, path: str, *, create: bool) -> Iterator[tuple[int, str]]:
+        """
+        Give the descriptor of the folder that holds the last component, and its name, for writing.
+
+        No symbolic link is followed. Missing folders are made with *create*, on the held descriptors.
+
+        Raises:
+            PathOutsideRoot: when the path leads out.
+            ToolError: when it is secret or protected, the root itself, behind a link, or not reachable.
+        """
+        parts = self.parts(path)
+        if not parts:
+            msg = "the root folder itself cannot be written"
+            raise ToolError(msg)
+        self.check_secret(parts, path)
+        if self.protected.match(parts):
+            which = self.protected.which(parts)
+            msg = f"{path!r} is protected from being written (it matches {which!r}), because other programs run or trust it"
+            raise ToolError(msg)
+        folder = os.open(".", FOLDER, dir_fd=self.fd)
+        try:
+            for name in parts[:-1]:
+                folder = self._move(folder, self._enter(folder, name, path, create=create))
+            yield folder, parts[-1]
+        finally:
+            self._move(folder, self.fd)
+
+    def _enter(self, folder: int, name: str, path: str, *, create: bool) -> int:
+        try:
+            fd = os.open(name, FOLDER, dir_fd=folder)
+        except FileNotFoundError as error:
+            if not create:
+                self._fail(error, path)
+            fd = self._make(folder, name, path)
+        except OSError as error:
+            self._fail(error, path, link=error.errno in LINK and read_link(folder, name) is not None and name)
+        try:
+            self._same_device(fd, path)
+        except ToolError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _make(self, folder: int, name: str, path: str) -> int:
+        try:
+            with suppress(FileExistsError):  # somebody else made it; what it is, the next line finds out
+                os.mkdir(name, 0o755, dir_fd=folder)
+            return os.open(name, FOLDER, dir_fd=folder)
+        except OSError as error:
+            self._fail(error, path, link=error.errno in LINK and name)
+
+    def _fail(self, error: OSError, path: str, *, link: str | bool = False) -> NoReturn:
+        if link:
+            msg = f"{path!r} goes through the symbolic link {link!r}; files are not written through links"
+        elif error.errno == errno.ENOENT:
+            msg = f"{path!r} does not exist"
+        elif error.errno == errno.ENOTDIR:
+            msg = f"{path!r} goes through something that is no folder"
+        else:
+            msg = f"{path!r} cannot be used: {error.strerror or type(error).__name__}"
+        raise ToolError(msg) from None
+
+
+def read_link(folder: int, name: str) -> str | None:
+    """Return where a symbolic link points, or ``None`` when *name* is none."""
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError:
+        return None
+
+
+def special(mode: int) -> str:
+    """Return what a file is that is neither regular nor a folder."""
+    kinds = ((stat.S_ISFIFO, "named pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "character device"))
+    return next((word for test, word in kinds if test(mode)), "block device")

@@ -1,0 +1,154 @@
+"""
+Mends what models often get wrong in a tool's input, before it is validated (generator-contract T2).
+
+Only for a model's input; a handler's input has to be right. Where a list is due, JSON text of a list is read and any
+other single value becomes a list of one; where an object is due, JSON text of one is read. Other spellings of a
+parameter's name, camelCase among them, are renamed unless the right name is there too. The published schema shows none
+of this.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from stepengine.data.json import JsonDict, freeze_object
+from stepengine.errors import DataError
+
+__all__ = ("Aliases", "repairer")
+
+Aliases = Mapping[str, Sequence[str]]
+"""Dotted path of a parameter, such as ``"replacements.old_string"``, to other names that are accepted for it."""
+
+DROPPED = "cb_easp"
+ROUNDS = 3
+
+
+def _camel(name: str) -> str:
+    return re.sub(r"_([a-z0-9])", lambda m: m[1].upper(), name)
+
+
+def repairer(schema: Mapping[str, Any], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
+    """Return the function that mends inputs of a tool with this schema."""
+    mender = _Mender(schema, aliases)
+    plain = mender.plain_names()
+
+    def repair(value: JsonDict) -> JsonDict:
+        if value.keys() <= plain:
+            return value
+        try:
+            mended = mender.members(value, schema, "")
+            return value if mended is value else freeze_object(mended)
+        except (DataError, RecursionError):
+            return value
+
+    return repair
+
+
+class _Mender:
+    def __init__(self, root: Mapping[str, Any], aliases: Aliases) -> None:
+        self._root = root
+        self._aliases = aliases
+        self._names: dict[tuple[str, frozenset[str]], dict[str, str]] = {}
+
+    def plain_names(self) -> frozenset[str]:
+        """Return the parameters at the top whose values never need mending."""
+        properties: Mapping[str, Any] = self._root.get("properties", {})
+        structured = {"array", "object"}
+        return frozenset(
+            [n for n, s in properties.items() if not any(structured & {*_kinds(f)} for f in self._forms(s))]
+        )
+
+    def members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+        """Return the object with its names and members mended; the same object when nothing was wrong."""
+        properties: Mapping[str, Any] = schema.get("properties", {})
+        if not value.keys() <= properties.keys():
+            value = self._renamed(value, properties, path)
+        changed = {}
+        for name, member in value.items():
+            if name in properties:
+                mended = self._value(member, properties[name], f"{path}.{name}" if path else name)
+                if mended is not member:
+                    changed[name] = mended
+        return {**value, **changed} if changed else value
+
+    def _renamed(self, value: Mapping[str, Any], properties: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+        known = self._spellings(properties, path)
+        if not any(name in known or name == DROPPED for name in value if name not in properties):
+            return value
+        made: dict[str, Any] = {}
+        for name, member in value.items():
+            right = name if name in properties else known.get(name, name)
+            if right != name and (right in value or right in made):
+                right = name
+            if name != DROPPED or name in properties:
+                made[right] = member
+        return made
+
+    def _spellings(self, properties: Mapping[str, Any], path: str) -> dict[str, str]:
+        key = (path, frozenset(properties))
+        if key not in self._names:
+            spellings = {_camel(name): name for name in properties}
+            for name in properties:
+                dotted = f"{path}.{name}" if path else name
+                spellings |= dict.fromkeys(self._aliases.get(dotted, ()), name)
+            self._names[key] = spellings
+        return self._names[key]
+
+    def _value(self, value: Any, schema: Any, path: str) -> Any:
+        forms = self._forms(schema)
+        kinds = {kind for form in forms for kind in _kinds(form)}
+        if isinstance(value, str) and "string" not in kinds and kinds & {"array", "object"}:
+            value = _decoded(value, kinds)
+        if _wants_list(value, kinds):
+            value = [value]
+        if isinstance(value, list):
+            items = next((f["items"] for f in forms if "items" in f), None)
+            mended = [self._value(v, items, path) for v in value] if isinstance(items, Mapping) else value
+            return value if all(a is b for a, b in zip(mended, value, strict=True)) else mended
+        if isinstance(value, Mapping):
+            form = next((f for f in forms if "properties" in f), None)
+            return self.members(value, form, path) if form is not None else value
+        return value
+
+    def _forms(self, schema: Any) -> list[Mapping[str, Any]]:
+        """Return the schema, or its alternatives, with references followed."""
+        if not isinstance(schema, Mapping):
+            return []
+        if "$ref" in schema:
+            target: Any = self._root
+            for part in str(schema["$ref"]).split("/")[1:]:
+                target = target.get(part, {}) if isinstance(target, Mapping) else {}
+            schema = {**target, **{k: v for k, v in schema.items() if k != "$ref"}}
+        alternatives = schema.get("anyOf") or schema.get("oneOf")
+        if not alternatives:
+            return [schema]
+        return [form for alternative in alternatives for form in self._forms(alternative)]
+
+
+def _kinds(form: Mapping[str, Any]) -> tuple[str, ...]:
+    kind = form.get("type", ())
+    return (kind,) if isinstance(kind, str) else tuple(kind) or (("object",) if "properties" in form else ("string",))
+
+
+def _wants_list(value: Any, kinds: set[str]) -> bool:
+    """Return whether a single value stands where only a list of such values would fit."""
+    if "array" not in kinds or value is None or isinstance(value, list):
+        return False
+    return ("object" not in kinds and isinstance(value, Mapping)) or kinds <= {"array", "null"}
+
+
+def _decoded(text: str, kinds: set[str]) -> Any:
+    """Return what JSON text stands for, when that is of a wanted kind; else the text."""
+    value: Any = text
+    for _ in range(ROUNDS):
+        if not isinstance(value, str):
+            break
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return text
+    fits = (isinstance(value, list) and "array" in kinds) or (isinstance(value, dict) and kinds & {"array", "object"})
+    return value if fits else text

@@ -1,0 +1,1 @@
+"""The search tools: ``glob`` and ``code_search``."""

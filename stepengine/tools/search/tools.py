@@ -1,0 +1,164 @@
+"""``glob`` and ``code_search``: finding files and text below a root (requirements F11, F13)."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from stepengine.errors import ToolError
+from stepengine.tools._caps import GLOB_RESULTS, SEARCH_MATCHES, SEARCH_MATCHES_PER_FILE, SEARCH_SECONDS
+from stepengine.tools.context import ToolContext
+from stepengine.tools.decorator import tool
+from stepengine.tools.definition import Tool
+from stepengine.tools.files.paths import display
+from stepengine.tools.files.reading import READS
+from stepengine.tools.files.root import Root
+from stepengine.tools.files.walk import Budget, walk
+from stepengine.tools.search.fallback import python_hits
+from stepengine.tools.search.flags import Flags, parse_flags
+from stepengine.tools.search.hits import Report
+from stepengine.tools.search.ignore import Ignore
+from stepengine.tools.search.patterns import GlobPattern
+from stepengine.tools.search.ripgrep import Ripgrep, find_ripgrep
+
+__all__ = ("searching_tools",)
+
+FILES_SEEN = 200_000
+GLOB_MAX = 2_000
+
+
+def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool[..., Any]]:
+    """Return the tools that search below *root*."""
+    ripgrep = None if prefer_python else find_ripgrep(root.real)
+
+    @tool(category="read", annotations=READS, parallel_safe=True)
+    def glob(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        pattern: Annotated[str, Field(min_length=1)],
+        cwd: str | None = None,
+        max_results: Annotated[int, Field(ge=1, le=GLOB_MAX)] = GLOB_RESULTS,
+    ) -> dict[str, Any]:
+        """
+        Find files by a pattern for their path, newest first.
+
+        Usage:
+            - `*` stands for any part of a name, `**` for any folders, `?` for one character, `{a,b}` for alternatives.
+            - A pattern without `**/` looks only directly in the folder: `*.py` there, `**/*.py` everywhere.
+
+        Examples:
+            {"pattern": "**/*.py"}
+            {"pattern": "**/*.{ts,tsx}", "cwd": "web", "max_results": 20}
+
+        When not to use:
+            - To find text in files, use `code_search`.
+            - To see one folder, use `list_directory`.
+
+        Notes:
+            - `count` is the number of all matches, `files` holds at most `max_results` of them.
+            - What `.gitignore` files leave out, `.git`, files with secrets and symbolic links are not found.
+            - At most 20,000 entries are looked at, for 10 seconds; `message` says when that was not enough.
+
+        Args:
+            pattern: The pattern, relative to `cwd`.
+            cwd: The folder to look in, relative to the root folder; the root folder by default.
+            max_results: How many files to return at most.
+        """
+        return _globbed(root, GlobPattern(pattern), cwd or ".", max_results, Budget(cancelled=ctx.cancelled))
+
+    @tool(category="read", annotations=READS, parallel_safe=True)
+    def code_search(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        pattern: Annotated[str, Field(min_length=1)],
+        flags: str = "",
+        cwd: str | None = None,
+        max_results: Annotated[int, Field(ge=1, le=SEARCH_MATCHES)] = SEARCH_MATCHES_PER_FILE,
+    ) -> dict[str, Any]:
+        """
+        Search the text of files with a regular expression.
+
+        Usage:
+            - `stdout` shows each file with its matching lines and their numbers, counting from 1.
+            - Narrow a search down with `-g` and `-t` in `flags`, or with `cwd`.
+
+        Examples:
+            {"pattern": "def main", "flags": "-g *.py"}
+            {"pattern": "TimeoutError", "flags": "-w -t py -C 2", "cwd": "src", "max_results": 5}
+
+        When not to use:
+            - To find files by name, use `glob`.
+            - To read a file that you know, use `read_files`.
+
+        Notes:
+            - Flags: -i ignore case, -s respect it, -S respect it for patterns with upper case, -w whole words, -F plain text,
+              -x whole lines, -U across lines, -v lines without a match, -c count, -l names only, -t TYPE and -T TYPE file types,
+              -g GLOB, -A N, -B N, -C N lines around a match, -m N matches per file. Others are refused.
+            - At most 250 matches and 20,000 characters, for 10 seconds; files over 4 MiB and binary files are left out.
+            - What `.gitignore` files leave out, hidden files and files with secrets are not searched.
+
+        Args:
+            pattern: The regular expression; plain text with the flag -F.
+            flags: Flags as in ripgrep, separated by blanks.
+            cwd: The folder to search, relative to the root folder; the root folder by default.
+            max_results: How many matches to show per file at most.
+        """
+        if "\n" in pattern and "U" not in flags:
+            msg = "a pattern across lines needs the flag -U"
+            raise ToolError(msg)
+        budget = Budget(FILES_SEEN, SEARCH_SECONDS, ctx.cancelled)
+        return _searched(root, ripgrep, pattern, parse_flags(flags), cwd or ".", max_results, budget)
+
+    return [glob, code_search]
+
+
+def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: Budget) -> dict[str, Any]:
+    ignore = Ignore(root)
+    opened = root.open_folder(cwd)
+    depth = len(opened.parts)
+
+    def enter(place: tuple[str, ...], _: int) -> bool:
+        return not root.secrets.match(place) and not ignore.is_ignored(place, is_folder=True)
+
+    found: list[tuple[int, tuple[str, ...]]] = []
+    try:
+        with closing(walk(root, opened.fd, opened.parts, budget, enter)) as entries:
+            for place, entry in entries:
+                if entry.is_dir(follow_symlinks=False) or not pattern.match(place[depth:]):
+                    continue
+                if root.secrets.match(place) or ignore.is_ignored(place, is_folder=False):
+                    continue
+                found.append((-entry.stat(follow_symlinks=False).st_mtime_ns, place))
+    finally:
+        os.close(opened.fd)
+    found.sort()
+    notes = [f"Found {len(found):,} file{'' if len(found) == 1 else 's'}"]
+    if len(found) > max_results:
+        notes.append(f"the newest {max_results} are shown")
+    if budget.cut:
+        notes.append(f"incomplete: {budget.cut}")
+    files = [display(place) for _, place in found[:max_results]]
+    return {"files": files, "count": len(found), "message": "; ".join(notes)}
+
+
+def _searched(  # noqa: PLR0917  (one call, spelled out)
+    root: Root, ripgrep: str | None, pattern: str, flags: Flags, cwd: str, max_results: int, budget: Budget
+) -> dict[str, Any]:
+    report = Report(flags, max_results)
+    opened = root.open_folder(cwd)
+    engine = None if ripgrep is None else Ripgrep(ripgrep, root, opened)
+    try:
+        hits = (
+            python_hits(root, opened, pattern, flags, per_file=max_results, budget=budget)
+            if engine is None
+            else engine.hits(pattern, flags, max_results, budget)
+        )
+        with closing(hits):
+            for found in hits:
+                if not report.add(found):
+                    break
+    finally:
+        os.close(opened.fd)
+    report.stopped = report.stopped or budget.cut
+    return report.result("" if engine is None else engine.problems)
