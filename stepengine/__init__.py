@@ -1,0 +1,143 @@
+"""
+stepengine: programmatic LLM agents. An agent is a Python generator function; a run is what it yielded and was sent back.
+
+This is the front door: everything that an author of agents needs. Further names live in ``stepengine.errors``,
+``stepengine.events``, ``stepengine.models``, ``stepengine.testing``, ``stepengine.tools`` and the other submodules.
+Names are loaded when they are first used, so that ``import stepengine`` stays light.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepengine.data.contexts import StepContext
+    from stepengine.data.definition import AgentDefinition
+    from stepengine.data.hooks import Change, HookContext, Hooks
+    from stepengine.data.limits import Limits
+    from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+    from stepengine.data.models import ModelSettings, StopReason
+    from stepengine.data.questions import Answer, Decision, Question
+    from stepengine.data.results import ToolResult
+    from stepengine.data.run import ChildResult, RunResult, RunStatus
+    from stepengine.data.state import AgentState
+    from stepengine.data.usage import Usage
+    from stepengine.data.yields import (
+        STEP,
+        STEP_ALL,
+        AgentCall,
+        Ask,
+        Complete,
+        GenerateN,
+        Parallel,
+        Perform,
+        StepResult,
+        Steps,
+        StepText,
+        StepWith,
+        ToolCall,
+    )
+    from stepengine.engine import Engine, load_agent, load_agents
+    from stepengine.helpers import best_of, call, map_agents, retry
+    from stepengine.runtime import RunHandle
+    from stepengine.tools import Depends, Tool, ToolContext, tool
+
+__all__ = (
+    "STEP",
+    "STEP_ALL",
+    "AgentCall",
+    "AgentDefinition",
+    "AgentState",
+    "Answer",
+    "Ask",
+    "AssistantMessage",
+    "Change",
+    "ChildResult",
+    "Complete",
+    "Decision",
+    "Depends",
+    "Engine",
+    "GenerateN",
+    "HookContext",
+    "Hooks",
+    "Limits",
+    "ModelSettings",
+    "Parallel",
+    "Perform",
+    "Question",
+    "RunHandle",
+    "RunResult",
+    "RunStatus",
+    "StepContext",
+    "StepResult",
+    "StepText",
+    "StepWith",
+    "Steps",
+    "StopReason",
+    "Tool",
+    "ToolCall",
+    "ToolContext",
+    "ToolMessage",
+    "ToolResult",
+    "Usage",
+    "UserMessage",
+    "best_of",
+    "call",
+    "load_agent",
+    "load_agents",
+    "map_agents",
+    "retry",
+    "tool",
+)
+
+_PLACES = {
+    "contexts": ("StepContext",),
+    "definition": ("AgentDefinition",),
+    "hooks": ("Change", "HookContext", "Hooks"),
+    "limits": ("Limits",),
+    "messages": ("AssistantMessage", "ToolMessage", "UserMessage"),
+    "models": ("ModelSettings", "StopReason"),
+    "questions": ("Answer", "Decision", "Question"),
+    "results": ("ToolResult",),
+    "run": ("ChildResult", "RunResult", "RunStatus"),
+    "state": ("AgentState",),
+    "usage": ("Usage",),
+    "yields": (
+        "STEP",
+        "STEP_ALL",
+        "AgentCall",
+        "Ask",
+        "Complete",
+        "GenerateN",
+        "Parallel",
+        "Perform",
+        "StepResult",
+        "StepText",
+        "StepWith",
+        "Steps",
+        "ToolCall",
+    ),
+}
+_HOME = {
+    **{name: f"stepengine.data.{module}" for module, names in _PLACES.items() for name in names},
+    **dict.fromkeys(("Engine", "load_agent", "load_agents"), "stepengine.engine"),
+    **dict.fromkeys(("best_of", "call", "map_agents", "retry"), "stepengine.helpers"),
+    "RunHandle": "stepengine.runtime",
+    **dict.fromkeys(("Depends", "Tool", "ToolContext", "tool"), "stepengine.tools"),
+}
+"""Where each public name comes from."""
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        msg = f"module 'stepengine' has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

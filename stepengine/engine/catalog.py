@@ -1,0 +1,237 @@
+"""
+Which agents and tools an engine has, checked when it is built (requirements A2, A6, A7, reliability TL19).
+
+A definition that is met later, because a handler or a caller gave it, is checked in the same way when it is met.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.data.hooks import HOOK_POINTS, Hooks
+from stepengine.data.json import JsonDict
+from stepengine.data.limits import DEFAULT_LIMITS, Limits
+from stepengine.data.tools import ToolBinding, ToolLike
+from stepengine.engine.schemas import Compiled, compiled
+from stepengine.errors import AgentError, DefinitionError
+from stepengine.machine.control import CONTROL_BINDINGS
+from stepengine.runtime.toolcalls import BoundTool
+
+__all__ = ("Agent", "Catalog", "check_hooks")
+
+KEPT = 256
+"""How many definitions that were only given for a run stay checked."""
+
+
+@attrs.frozen(eq=False)
+class Agent:
+    """
+    A definition and what was made of it once.
+
+    Attributes:
+        definition: The definition.
+        tools: Every tool that it or its handler may use, by name.
+        offered: Names of its own tools, in order.
+        specs: The specifications of its own tools by name.
+        spawnable: Normalised ids of the agents that it may spawn.
+        schemas: Its params and output schemas as functions.
+        hooks: The engine's hooks followed by its own.
+        limits: Its limits, what it leaves open taken from the engine's, then the defaults.
+    """
+
+    definition: AgentDefinition[Any]
+    tools: Mapping[str, ToolBinding]
+    offered: tuple[str, ...]
+    specs: JsonDict
+    spawnable: tuple[str, ...]
+    schemas: Compiled
+    hooks: Hooks
+    limits: Limits
+    _family: Mapping[str, Agent] = attrs.field(repr=False)
+
+    def child(self, key: str) -> Agent:
+        """Return the agent with a normalised id out of ``spawnable``."""
+        return self._family[key]
+
+
+class Catalog:
+    """
+    The agents and tools of one engine.
+
+    Args:
+        agents: Definitions; those that they may spawn are collected from them.
+        tools: Tools that agents may list by name, and handlers may always use.
+        hooks: The engine's hooks.
+        limits: The engine's limits.
+
+    Raises:
+        DefinitionError: when ids or tool names are used twice, or name nothing.
+    """
+
+    def __init__(
+        self, agents: Iterable[AgentDefinition[Any]], tools: Iterable[ToolLike], hooks: Hooks, limits: Limits
+    ) -> None:
+        check_hooks("the engine", hooks)
+        self._limits = limits.over(DEFAULT_LIMITS)
+        self._hooks = hooks
+        self._tools = _by_name("the engine", tools)
+        self._bound = {name: _bound(tool) for name, tool in self._tools.items()}
+        self._agents: dict[str, Agent] = {}
+        self._agents = self._family(list(agents))
+        self._met: dict[int, Agent] = {}
+
+    @property
+    def definitions(self) -> tuple[AgentDefinition[Any], ...]:
+        """Every definition that the engine was given, and those that they may spawn."""
+        return tuple([agent.definition for agent in self._agents.values()])
+
+    def find(self, agent: str | AgentDefinition[Any]) -> Agent:
+        """
+        Return an agent by id or definition; a definition need not be among the engine's.
+
+        Raises:
+            AgentError: when no agent has that id.
+            DefinitionError: when the definition cannot be used.
+        """
+        if isinstance(agent, AgentDefinition):
+            known = self._agents.get(normalised_id(agent.id))
+            return known if known is not None and known.definition is agent else self._meet(agent)
+        if not isinstance(agent, str):
+            msg = f"an agent is given by its id or as an AgentDefinition, not as {agent!r}"
+            raise AgentError(msg)
+        known = self._agents.get(normalised_id(agent))
+        if known is None:
+            ids = ", ".join([repr(d.id) for d in self.definitions])
+            msg = f"no agent has the id {agent!r}; known are: {ids or 'none'}"
+            raise AgentError(msg)
+        return known
+
+    def _meet(self, definition: AgentDefinition[Any]) -> Agent:
+        """Return an agent that was given for one run; the last ones are kept, so that they are checked once."""
+        known = self._met.get(id(definition))
+        if known is None:
+            known = self._family([definition])[normalised_id(definition.id)]
+            while len(self._met) >= KEPT:
+                self._met.pop(next(iter(self._met)), None)
+            self._met[id(definition)] = known
+        return known
+
+    def _family(self, given: Sequence[AgentDefinition[Any]]) -> dict[str, Agent]:
+        """Return *given* and what they may spawn, checked; where they name others by id, those are the engine's."""
+        definitions = _collected(given)
+        family: dict[str, Agent] = dict(self._agents)
+        made = {key: self._checked(d, family, {**self._agents, **definitions}) for key, d in definitions.items()}
+        family.update(made)
+        return made
+
+    def _checked(self, definition: AgentDefinition[Any], family: Mapping[str, Agent], ids: Iterable[str]) -> Agent:
+        own = _by_name(f"agent {definition.id!r}", [t for t in definition.tools if not isinstance(t, str)])
+        tools: dict[str, ToolBinding] = {**self._bound, **{n: _bound(t) for n, t in own.items()}}
+        known = {**CONTROL_BINDINGS, **tools}
+        for name in definition.tool_names:
+            if name not in known:
+                raise _no_tool(definition, name, known)
+        check_hooks(f"agent {definition.id!r}", definition.hooks)
+        spawnable = tuple([normalised_id(i) for i in definition.spawnable_ids])
+        for key in spawnable:
+            if key not in ids:
+                msg = (
+                    f"agent {definition.id!r} may spawn {key!r}, which no agent is called; known are: {', '.join(ids)}"
+                )
+                raise DefinitionError(msg)
+        return Agent(
+            definition=definition,
+            tools=tools,
+            offered=definition.tool_names,
+            specs=JsonDict({name: known[name].spec for name in definition.tool_names}),
+            spawnable=spawnable,
+            schemas=compiled(definition),
+            hooks=self._hooks + definition.hooks if definition.hooks else self._hooks,
+            limits=definition.limits.over(self._limits),
+            family=family,
+        )
+
+
+def _collected(given: Iterable[Any]) -> dict[str, AgentDefinition[Any]]:
+    """Return definitions and those that they may spawn, by normalised id."""
+    found = _unique(given)
+    waiting = list(found.values())
+    while waiting:
+        for child in [c for c in waiting.pop(0).spawnable_agents if not isinstance(c, str)]:
+            key = normalised_id(child.id)
+            if key not in found:
+                found[key] = child
+                waiting.append(child)
+            elif found[key] is not child and found[key] != child:
+                raise _twice(child.id)
+    return found
+
+
+def _unique(given: Iterable[Any]) -> dict[str, AgentDefinition[Any]]:
+    found: dict[str, AgentDefinition[Any]] = {}
+    for definition in given:
+        if not isinstance(definition, AgentDefinition):
+            msg = f"agents holds AgentDefinition objects, not {definition!r}"
+            raise DefinitionError(msg)
+        if normalised_id(definition.id) in found:
+            raise _twice(definition.id)
+        found[normalised_id(definition.id)] = definition
+    return found
+
+
+def check_hooks(owner: str, hooks: Hooks) -> None:
+    """
+    Raise unless every hook is a plain or generator function (design 8).
+
+    Raises:
+        DefinitionError: naming the owner, the point and the hook.
+    """
+    for point in HOOK_POINTS:
+        for hook in hooks.at(point):
+            name = getattr(hook, "__qualname__", type(hook).__qualname__)
+            call = hook if inspect.isroutine(hook) else getattr(hook, "__call__", None)  # noqa: B004
+            if not callable(hook):
+                msg = f"{owner}: a {point} hook is a function, not {hook!r}"
+                raise DefinitionError(msg)
+            if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
+                msg = (
+                    f"{owner}: the {point} hook {name!r} is async; write a plain function, or a generator function that does "
+                    "I/O with `yield from Perform(fn, ...)`"
+                )
+                raise DefinitionError(msg)
+
+
+def _bound(tool: ToolLike) -> BoundTool:
+    binding = tool.binding()
+    return BoundTool(binding.spec, binding.validate, binding.repair, tool=tool)
+
+
+def _by_name(owner: str, tools: Iterable[Any]) -> dict[str, ToolLike]:
+    named: dict[str, ToolLike] = {}
+    for tool in tools:
+        if isinstance(tool, str) or not isinstance(tool, ToolLike):
+            hint = "; decorate the function with @tool" if inspect.isroutine(tool) else ""
+            msg = f"{owner}: tools holds Tool objects, not {tool!r}{hint}"
+            raise DefinitionError(msg)
+        name = tool.spec.name
+        if name in named:
+            msg = f"{owner}: two tools are called {name!r}; names are unique"
+            raise DefinitionError(msg)
+        named[name] = tool
+    return named
+
+
+def _twice(agent_id: str) -> DefinitionError:
+    msg = f"two agents have the id {agent_id!r} ('_' counts as '-'); ids are unique in an engine"
+    return DefinitionError(msg)
+
+
+def _no_tool(definition: AgentDefinition[Any], name: str, known: Iterable[str]) -> DefinitionError:
+    available = ", ".join(sorted(known))
+    msg = f"agent {definition.id!r} lists the tool {name!r}, which does not exist; available are: {available}"
+    return DefinitionError(msg)

@@ -1,0 +1,103 @@
+"""One root run from plan to result, and the machine of a run that fails before it could start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any
+
+from stepengine.data.effects import Notify
+from stepengine.data.events import RunFailed, RunFinished, RunStarted
+from stepengine.data.outcomes import Outcome
+from stepengine.data.run import RunResult, RunStatus
+from stepengine.data.state import AgentState
+from stepengine.errors import LimitExceeded, StepEngineError
+from stepengine.machine.plan import Finished, RunPlan
+from stepengine.runtime.tree import Machine, Tree
+
+__all__ = ("LiveRun", "failing")
+
+
+class LiveRun:
+    """
+    A root run under way; call it to run it.
+
+    Args:
+        tree: The run's tree.
+        active: The runs of the engine that are under way; it puts itself in and takes itself out.
+    """
+
+    def __init__(self, tree: Tree, active: set[LiveRun]) -> None:
+        self.tree = tree
+        self._active = active
+
+    async def __call__(self) -> RunResult[Any]:
+        """
+        Run to the end; the events' last one is shown before this returns or raises.
+
+        Raises:
+            asyncio.CancelledError: when the task was cancelled; the run has ended nevertheless.
+            LimitExceeded: at the step limit with ``on_max_steps="raise"``; it carries the result.
+        """
+        result = await self.run()
+        error = result.error
+        if (
+            isinstance(error, LimitExceeded)
+            and error.kind == "steps"
+            and self.tree.root.plan.limits.on_max_steps == "raise"
+        ):
+            error.result = result
+            raise error
+        return result
+
+    async def run(self) -> RunResult[Any]:
+        """Run to the end as ``__call__`` does, but return the result of a run that reached its step limit."""
+        tree = self.tree
+        self._active.add(self)
+        try:
+            finished = await tree.run()
+            result = self._result(finished)
+            tree.hub.finish(RunFinished(path="", seq=0, result=result))
+        finally:
+            self._active.discard(self)
+        if tree.reraise is not None:
+            raise tree.reraise
+        if tree.root.cancelled:
+            raise asyncio.CancelledError
+        return result
+
+    def _result(self, finished: Finished) -> RunResult[Any]:
+        tree = self.tree
+        warnings = [*finished.warnings, *tree.hub.warnings]
+        warnings += [f"nobody asked the question {key!r}, for which an answer was given" for key in tree.desk.unused]
+        if tree.inbox:
+            warnings.append(
+                f"the run ended before {len(tree.inbox)} of the messages that were sent to it were delivered"
+            )
+        return RunResult(
+            status=finished.status,
+            state=finished.state,
+            stop_reason=finished.stop_reason,
+            output=finished.output,
+            text=finished.text,
+            spending=finished.spending,
+            tool_calls=finished.tool_calls,
+            pending_questions=finished.pending,
+            thinking=finished.thinking,
+            children=finished.children,
+            session_id=tree.root.plan.session_id,
+            error=finished.error,
+            leaked=tuple(tree.leaked),
+            warnings=tuple(warnings),
+        )
+
+
+def failing(error: StepEngineError) -> Machine:
+    """Return a machine whose run fails at once, for what goes wrong while a run is prepared."""
+
+    def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+        yield Notify(RunStarted(path=plan.path, run_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))
+        yield Notify(RunFailed(path=plan.path, error=error.message, kind=type(error).__name__))
+        return Finished(status=RunStatus.FAILED, state=state, error=error)
+
+    return machine

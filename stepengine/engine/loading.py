@@ -1,0 +1,121 @@
+"""
+Loads agent files: a Python file that holds ``agent = AgentDefinition(...)`` at module level (requirements J18).
+
+A folder of agent files is no import package. Its files are loaded under a made-up package whose path is the folder, so
+that ``from .lib.prompts import X`` works between them and the name ``agents`` stays free for others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.errors import DefinitionError
+
+__all__ = ("agent_folders", "load_agent", "load_agents")
+
+EXPECTED = "`agent = AgentDefinition(...)` at module level"
+
+
+def load_agent(path_or_id: str | Path) -> AgentDefinition[Any]:
+    """
+    Return the agent of one file.
+
+    Args:
+        path_or_id: A path to a ``.py`` file, or an agent's id. An id is looked for in ``./agents``, then among the agents
+            that come with stepengine; its file is called like the id, with ``_`` for ``-``, or holds an agent of that id.
+
+    Raises:
+        DefinitionError: naming the file and what it should hold, or where was searched.
+    """
+    path = Path(path_or_id)
+    if path.suffix == ".py" or path.is_file():
+        if not path.is_file():
+            msg = f"there is no agent file {str(path)!r}"
+            raise DefinitionError(msg)
+        return _agent_of(path)
+    if path.is_dir():
+        msg = f"{str(path)!r} is a folder; load_agents(...) loads all agents of one"
+        raise DefinitionError(msg)
+    wanted = normalised_id(str(path_or_id))
+    for folder in agent_folders():
+        found = _find(folder, wanted)
+        if found is not None:
+            return found
+    searched = ", ".join([str(f) for f in agent_folders()]) or "no folder: there is no ./agents"
+    msg = f"no agent has the id {str(path_or_id)!r}; searched: {searched}. Give a path such as './agents/reviewer.py', or an id"
+    raise DefinitionError(msg)
+
+
+def load_agents(folder: str | Path) -> tuple[AgentDefinition[Any], ...]:
+    """
+    Return the agents of all files of a folder, in the order of their names; subfolders and ``_*.py`` are not read.
+
+    Raises:
+        DefinitionError: when there is no such folder, or a file holds no agent.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        msg = f"there is no folder {str(path)!r} with agent files"
+        raise DefinitionError(msg)
+    return tuple([_agent_of(file) for file in _files(path)])
+
+
+def agent_folders() -> tuple[Path, ...]:
+    """Return the folders in which an id is looked for, in order; only those that exist."""
+    package = Path(__file__).resolve().parent.parent
+    folders = [Path("agents"), package / "_agents"]
+    checkout = package.parent
+    if (checkout / "pyproject.toml").is_file():
+        folders.append(checkout / "agents")
+    return tuple([f for f in folders if f.is_dir()])
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (f for f in sorted(folder.glob("*.py")) if not f.name.startswith("_"))
+
+
+def _find(folder: Path, wanted: str) -> AgentDefinition[Any] | None:
+    named = folder / f"{wanted.replace('-', '_')}.py"
+    if named.is_file():
+        return _agent_of(named)
+    for file in _files(folder):
+        agent = getattr(_module(file), "agent", None)
+        if isinstance(agent, AgentDefinition) and normalised_id(agent.id) == wanted:
+            return agent
+    return None
+
+
+def _agent_of(file: Path) -> AgentDefinition[Any]:
+    agent = getattr(_module(file), "agent", None)
+    if isinstance(agent, AgentDefinition):
+        return agent
+    what = "nothing called 'agent'" if agent is None else f"an 'agent' that is {agent!r}"
+    msg = f"{file}: expected {EXPECTED}, found {what}"
+    raise DefinitionError(msg)
+
+
+def _module(file: Path) -> ModuleType:
+    resolved = file.resolve()
+    if not resolved.stem.isidentifier():
+        msg = f"{file}: an agent file is called like a Python module, such as 'code_reviewer.py'"
+        raise DefinitionError(msg)
+    package = f"stepengine_agents_{sha256(str(resolved.parent).encode()).hexdigest()[:8]}"
+    if package not in sys.modules:
+        module = ModuleType(package)
+        module.__path__ = [str(resolved.parent)]
+        sys.modules[package] = module
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(f"{package}.{resolved.stem}")
+    except DefinitionError:
+        raise
+    except Exception as error:
+        msg = f"{file}: loading it failed with {type(error).__name__}: {error}; expected {EXPECTED}"
+        raise DefinitionError(msg) from error

@@ -1,0 +1,71 @@
+"""What callers may say about a run, and what ``Engine.override`` replaces for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, TypeAlias, TypedDict
+
+import attrs
+
+from stepengine.data.limits import Limits
+from stepengine.data.questions import AnswerLike
+from stepengine.data.state import AgentState
+from stepengine.models import Models, Provider
+
+__all__ = ("ModelsLike", "Override", "Overrides", "RunOptions", "overrides")
+
+ModelsLike: TypeAlias = "Models | Provider | Mapping[str, Any] | None"
+Overrides: TypeAlias = Mapping[Callable[..., Any], Callable[..., Any]]
+
+
+class RunOptions(TypedDict, total=False):
+    """
+    What ``run``, ``stream``, ``start`` and ``run_sync`` take beside agent and prompt.
+
+    Attributes:
+        params: A JSON object, or the pydantic model of the agent's ``input_schema``.
+        previous: The state to continue: it keeps history, view and context; the run gets an id, budgets and usage of its
+            own, and the state itself is not changed (design 5).
+        session_id: The conversation's id, for hooks and tools.
+        user_id: The user's id, for hooks and tools.
+        metadata: A JSON object for hooks and tools.
+        limits: Limits of this run.
+        answers: Answers to questions that the run will ask, by question id or text.
+    """
+
+    params: Any
+    previous: AgentState | None
+    session_id: str | None
+    user_id: str | None
+    metadata: Mapping[str, Any] | None
+    limits: Limits | None
+    answers: Mapping[str, AnswerLike] | None
+
+
+@attrs.frozen
+class Override:
+    """
+    What ``Engine.override`` replaces in one context.
+
+    Attributes:
+        models: The registry in force; ``None`` for the engine's.
+        keep_names: Whether model strings stay as written, because one provider serves them all.
+        dependencies: Dependency factories that replace others.
+    """
+
+    models: Models | None = None
+    keep_names: bool = False
+    dependencies: Overrides = attrs.field(factory=dict)
+
+    def replaced(self, models: ModelsLike, dependencies: Overrides | None) -> Override:
+        """Return this override with more of it replaced."""
+        return Override(
+            self.models if models is None else Models.of(models),
+            self.keep_names if models is None else isinstance(models, Provider),
+            {**self.dependencies, **(dependencies or {})},
+        )
+
+
+overrides: ContextVar[Mapping[int, Override]] = ContextVar("stepengine_overrides")
+"""By the identity of the engine. A context variable: overrides of concurrent tasks do not meet (reliability SS08)."""

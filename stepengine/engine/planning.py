@@ -1,0 +1,320 @@
+"""
+What runs are started with: ``RunPlan`` and ``AgentState`` of roots and children (design 3, 5, 9).
+
+Everything that can be wrong before a run exists is found here.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+import attrs
+
+from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.data.effects import Spawn
+from stepengine.data.hooks import HookContext
+from stepengine.data.json import JsonDict, freeze
+from stepengine.data.limits import Limits
+from stepengine.data.questions import AnswerLike
+from stepengine.data.state import AgentState
+from stepengine.data.transcript import Transcript
+from stepengine.engine.catalog import Agent, Catalog
+from stepengine.errors import AgentError, HandlerError, InputError, StepEngineError
+from stepengine.machine.plan import RunPlan
+from stepengine.models import Models
+from stepengine.runtime.hub import Hub
+from stepengine.runtime.logs import LOGGER
+
+__all__ = ("Planner", "Request", "new_run_id")
+
+TREE_WIDE = ("max_tokens", "max_cost_usd", "max_seconds", "max_depth", "max_total_children")
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """
+    What a caller asks for.
+
+    Attributes:
+        agent: The agent.
+        prompt: The prompt; ``""`` for none.
+        params: The params as given.
+        previous: The state that the run continues.
+        session_id: The conversation.
+        user_id: The user.
+        metadata: The caller's metadata.
+        limits: Limits of this run.
+        answers: Answers given up front, by question id or text.
+    """
+
+    agent: Agent
+    prompt: str = ""
+    params: Any = None
+    previous: AgentState | None = None
+    session_id: str | None = None
+    user_id: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    limits: Limits | None = None
+    answers: Mapping[str, AnswerLike] | None = None
+
+
+class Planner:
+    """
+    Makes plans for one root run and its children.
+
+    Args:
+        catalog: The engine's agents.
+        models: The registry in force.
+        default_model: The model of roots that name none.
+        window: Gives a model's context length, when somebody may want to know it.
+        keep_names: Whether model strings stay as written, because one provider serves them all.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        models: Models,
+        default_model: str | None,
+        window: Callable[[str], int | None],
+        *,
+        keep_names: bool,
+    ) -> None:
+        self._catalog = catalog
+        self._models = models
+        self._default_model = default_model
+        self._window = window
+        self._keep_names = keep_names
+        self._seed = secrets.token_hex(8)
+        self._agents: dict[str, Agent] = {}
+
+    def root(self, request: Request) -> tuple[RunPlan, AgentState]:
+        """
+        Return what a root run is started with; its system prompt is not resolved yet.
+
+        Raises:
+            InputError: when prompt or params do not fit.
+            UnknownModel: when the model names no provider.
+            MissingKey: when the provider has no key.
+        """
+        agent = request.agent
+        plan = self._plan(
+            agent,
+            run_id=new_run_id(),
+            path="",
+            prompt=request.prompt,
+            params=request.params,
+            model=self._model(agent.definition.model or self._default_model),
+            limits=agent.limits if request.limits is None else request.limits.over(agent.limits),
+            created=datetime.now(UTC),
+            session_id=request.session_id,
+            user_id=request.user_id,
+            metadata=_metadata(request.metadata),
+        )
+        state = _continued(plan, agent, request.previous)
+        return plan, state
+
+    def child(self, parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
+        """
+        Return what a child is started with.
+
+        Raises:
+            StepEngineError: when it must not start: unknown, not allowed, wrong params, no model.
+        """
+        agent = self._allowed(parent, effect)
+        definition = agent.definition
+        plan = self._plan(
+            agent,
+            run_id=f"{parent.run_id.removesuffix(_suffix(parent.path))}{_suffix(path)}",
+            path=path,
+            prompt=effect.prompt,
+            params=effect.params,
+            model=self._model(definition.model or parent.model or self._default_model),
+            limits=_within(agent.limits, parent.limits),
+            created=parent.created,
+            session_id=parent.session_id,
+            user_id=parent.user_id,
+            metadata=parent.metadata,
+        )
+        state = _child_state(plan, agent, effect.parent())
+        return plan, state if definition.inherit_parent_system_prompt else with_prompt(plan, state)
+
+    def _plan(self, agent: Agent, *, prompt: str, params: Any, model: str | None, path: str, **fields: Any) -> RunPlan:
+        if not isinstance(prompt, str):
+            msg = f"the prompt of agent {agent.definition.id!r} is a string, not a {type(prompt).__name__}"
+            raise InputError(msg, issues=("prompt should be a string",))
+        given = agent.schemas.params(params)
+        self._agents[path] = agent
+        return RunPlan(
+            definition=agent.definition,
+            path=path,
+            random=Random(f"{self._seed}:{path}"),  # noqa: S311
+            model=model,
+            tools=agent.tools,
+            offered=agent.offered,
+            agents=agent.spawnable,
+            hooks=agent.hooks,
+            prompt=prompt,
+            params=given.value,
+            params_json=given.json,
+            validate_output=agent.schemas.validate_output,
+            decode_output=agent.schemas.decode_output,
+            output_json_schema=agent.schemas.output_schema,
+            context_window=self._window(model) if model and agent.hooks else None,
+            **fields,
+        )
+
+    def _model(self, model: str | None) -> str | None:
+        if model is None:
+            return None
+        self._models.check(model)
+        return model if self._keep_names else str(self._models.parse(model))
+
+    def _allowed(self, parent: RunPlan, effect: Spawn) -> Agent:
+        key = normalised_id(effect.agent_id)
+        if key not in parent.agents:
+            allowed = ", ".join(parent.agents) or "none"
+            msg = f"agent {parent.definition.id!r} may not spawn {effect.agent_id!r}; it may spawn: {allowed}"
+            raise AgentError(msg)
+        if isinstance(effect.definition, AgentDefinition):
+            return self._catalog.find(effect.definition)
+        return self._agents[parent.path].child(key)
+
+
+def new_run_id() -> str:
+    """Return a short random id of letters, digits, hyphens and underscores."""
+    return secrets.token_hex(6)
+
+
+def with_prompt(plan: RunPlan, state: AgentState) -> AgentState:
+    """
+    Return *state* with the agent's system prompt resolved.
+
+    Raises:
+        HandlerError: when a prompt object raised, or gave something else than text.
+    """
+    prompt = plan.definition.system_prompt
+    if isinstance(prompt, str):
+        return state if state.system_prompt == prompt else attrs.evolve(state, system_prompt=prompt)
+    name = type(prompt).__name__
+    ctx = HookContext(
+        state=state,
+        agent=plan.definition,
+        session_id=plan.session_id,
+        user_id=plan.user_id,
+        metadata=plan.metadata,
+        path=plan.path,
+        now=plan.created,
+        logger=_PromptLogger(plan),
+    )
+    try:
+        text = prompt.render(ctx)
+    except StepEngineError:
+        raise
+    except Exception as error:
+        msg = f"the system prompt {name} of agent {plan.definition.id!r} raised {type(error).__name__}: {error}"
+        raise HandlerError(msg, kind=type(error).__name__) from error
+    if not isinstance(text, str):
+        msg = f"the system prompt {name} of agent {plan.definition.id!r} gave a {type(text).__name__}; render() returns a string"
+        raise HandlerError(msg, kind="TypeError")
+    return attrs.evolve(state, system_prompt=text)
+
+
+class _PromptLogger:
+    """The logger of a prompt that is resolved before its run exists: straight to the standard logger."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        hub = Hub(logger=LOGGER)
+        hub.seat(plan.path, plan.run_id, plan.definition.id)
+        self._hub = hub
+        self._path = plan.path
+
+    def debug(self, message: str, /, **data: Any) -> None:
+        """Log for developers."""
+        self._log("debug", message, data)
+
+    def info(self, message: str, /, **data: Any) -> None:
+        """Log for users who asked for detail."""
+        self._log("info", message, data)
+
+    def warning(self, message: str, /, **data: Any) -> None:
+        """Log what somebody should look at."""
+        self._log("warning", message, data)
+
+    def error(self, message: str, /, **data: Any) -> None:
+        """Log what went wrong."""
+        self._log("error", message, data)
+
+    def _log(self, level: str, message: str, data: dict[str, Any]) -> None:
+        from stepengine.data.events import LogLine
+
+        self._hub.log(LogLine(path=self._path, level=level, message=message), data)
+
+
+def _suffix(path: str) -> str:
+    return f"-{path.replace('.', '-')}" if path else ""
+
+
+def _metadata(given: Mapping[str, Any] | None) -> JsonDict:
+    try:
+        frozen = freeze(given or {}, "metadata")
+    except StepEngineError as error:
+        msg = f"the metadata of a run is a JSON object: {error.message}"
+        raise InputError(msg, issues=(error.message,)) from error
+    if not isinstance(frozen, JsonDict):
+        msg = f"the metadata of a run is a JSON object, not a {type(given).__name__}"
+        raise InputError(msg, issues=("metadata should be an object",))
+    return frozen
+
+
+def _within(limits: Limits, parent: Limits) -> Limits:
+    """Return *limits* with nothing tree-wide above the parent's."""
+    lower: dict[str, Any] = {}
+    for name in TREE_WIDE:
+        most, own = getattr(parent, name), getattr(limits, name)
+        if most is not None and (own is None or Decimal(str(own)) > Decimal(str(most))):
+            lower[name] = most
+    return attrs.evolve(limits, **lower) if lower else limits
+
+
+def _continued(plan: RunPlan, agent: Agent, previous: AgentState | None) -> AgentState:
+    """Return the state of a root run; what *previous* keeps and loses is design 5."""
+    if previous is not None and not isinstance(previous, AgentState):
+        msg = f"previous is an AgentState, such as result.state, not a {type(previous).__name__}"
+        raise InputError(msg, issues=("previous should be an AgentState",))
+    history = previous.message_history if previous is not None else Transcript()
+    return AgentState(
+        run_id=plan.run_id,
+        agent_id=plan.definition.id,
+        message_history=history,
+        view=previous.view if previous is not None else history,
+        tool_definitions=agent.specs,
+        steps_remaining=plan.limits.max_steps or 0,
+        context=previous.context if previous is not None else JsonDict(),
+        next_call=previous.next_call if previous is not None else 1,
+        id_prefix=previous.id_prefix if previous is not None else "c",
+    )
+
+
+def _child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentState:
+    definition = agent.definition
+    inherits = definition.include_message_history
+    history = parent.message_history if inherits else Transcript()
+    same_prompt = definition.inherit_parent_system_prompt
+    return AgentState(
+        run_id=plan.run_id,
+        agent_id=definition.id,
+        parent_id=parent.run_id,
+        ancestor_run_ids=(*parent.ancestor_run_ids, parent.run_id),
+        message_history=history,
+        view=parent.view if inherits else history,
+        system_prompt=parent.system_prompt if same_prompt else "",
+        tool_definitions=parent.tool_definitions if same_prompt else agent.specs,
+        steps_remaining=plan.limits.max_steps or 0,
+        next_call=parent.next_call if inherits else 1,
+        id_prefix=f"c{plan.path.replace('.', '_')}_" if inherits else "c",
+    )

@@ -1,0 +1,142 @@
+"""
+``LoopThread``: one event loop in a thread of its own, for synchronous callers (requirements D23, reliability SS09).
+
+It works inside a running loop, from any thread, and from inside its own runs: whoever would wait for a thread that waits
+for him is given a fresh one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from stepengine.errors import StepEngineError
+
+__all__ = ("LoopThread",)
+
+T = TypeVar("T")
+
+_blocked: ContextVar[frozenset[int]] = ContextVar("stepengine_blocked_loops", default=frozenset())
+"""The loop threads that wait, directly or not, for the code that runs in this context."""
+_own = threading.local()
+
+
+class LoopThread:
+    """An event loop in a thread, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread was started and not closed."""
+        return self._thread is not None
+
+    def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """
+        Run ``make()`` in the loop and return its result; Ctrl-C cancels it and waits for its end.
+
+        Raises:
+            StepEngineError: when called from a signal handler, which must not wait.
+        """
+        _refuse_signal_handlers()
+        blocked = _blocked.get()
+        here = getattr(_own, "thread", None)
+        if here is not None:
+            blocked |= {id(here)}
+        if id(self) not in blocked:
+            return self._run(make, blocked)
+        other = LoopThread()
+        try:
+            return other._run(make, blocked)
+        finally:
+            other.close()
+
+    def close(self) -> None:
+        """End what still runs in the loop, then the thread; the next ``run`` starts another one."""
+        with self._lock:
+            thread, loop = self._thread, self._loop
+            self._thread = self._loop = None
+        if thread is None or loop is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            loop.call_soon_threadsafe(loop.stop)
+        if thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self, make: Callable[[], Coroutine[Any, Any, T]], blocked: frozenset[int]) -> T:
+        future: Future[T] = Future()
+        tasks: list[asyncio.Task[None]] = []
+        loop = self._started()
+
+        def begin() -> None:
+            if not future.done():
+                tasks.append(loop.create_task(_into(make, future)))
+
+        def cancel() -> None:
+            if tasks:
+                tasks[0].cancel()
+            elif not future.done():
+                future.set_exception(KeyboardInterrupt())
+
+        token = _blocked.set(blocked)
+        try:
+            loop.call_soon_threadsafe(begin)
+            return future.result()
+        except KeyboardInterrupt:
+            if not future.done():
+                loop.call_soon_threadsafe(cancel)
+                with contextlib.suppress(BaseException):
+                    future.result()
+            raise
+        finally:
+            _blocked.reset(token)
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._thread is None or not self._thread.is_alive():
+                ready: Future[asyncio.AbstractEventLoop] = Future()
+                self._thread = threading.Thread(target=self._serve, args=(ready,), name="stepengine-loop", daemon=True)
+                self._thread.start()
+                self._loop = ready.result()
+            return self._loop
+
+    def _serve(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
+        _own.thread = self
+        with asyncio.Runner() as runner:
+            loop = runner.get_loop()
+            ready.set_result(loop)
+            loop.run_forever()
+
+
+async def _into(make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
+    try:
+        result = await make()
+    except BaseException as error:  # noqa: BLE001  (a KeyboardInterrupt out of a tool belongs to the caller, not to the loop)
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _refuse_signal_handlers() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return
+    codes = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code in codes:
+            msg = (
+                f"a run cannot be waited for inside the signal handler {frame.f_code.co_name!r}: it would block what it "
+                "interrupted; set a flag in the handler and start the run outside"
+            )
+            raise StepEngineError(msg)
+        frame = frame.f_back

@@ -1,0 +1,204 @@
+"""
+What agents say about their params and outputs, compiled: pydantic models and JSON Schemas become functions.
+
+``data`` and ``machine`` only hold such schemas; here is where they are understood (design 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.json import JsonDict, JsonValue, freeze, thaw
+from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
+
+__all__ = ("Compiled", "Params", "compiled")
+
+
+class Params(NamedTuple):
+    """
+    Validated params.
+
+    Attributes:
+        value: As the handler sees them: the pydantic model, else an immutable mapping.
+        json: As JSON; ``None`` when there are none.
+    """
+
+    value: Any
+    json: JsonValue
+
+
+class Compiled(NamedTuple):
+    """
+    The schemas of one agent as functions.
+
+    Attributes:
+        params: Turns given params into ``Params`` or raises ``InputError`` that lists every offending field.
+        validate_output: Turns an output into its stored JSON or raises ``OutputMissing``; ``None`` without a schema.
+        decode_output: Turns stored JSON into what the caller gets; ``None`` when that is the JSON itself.
+        output_schema: The JSON Schema of the output; ``None`` without one.
+    """
+
+    params: Callable[[Any], Params]
+    validate_output: Callable[[Any], JsonValue] | None = None
+    decode_output: Callable[[JsonValue], Any] | None = None
+    output_schema: JsonDict | None = None
+
+
+def compiled(agent: AgentDefinition[Any]) -> Compiled:
+    """
+    Compile the schemas of *agent*.
+
+    Raises:
+        DefinitionError: when one of them is neither a pydantic model nor a JSON Schema.
+    """
+    given = agent.input_schema.params if agent.input_schema is not None else None
+    params = _params(agent.id, given)
+    schema: Any = agent.output_schema
+    if schema is None:
+        return Compiled(params)
+    where = f"agent {agent.id!r}: output_schema"
+    if isinstance(schema, Mapping):
+        return Compiled(params, _json_output(agent.id, schema, where), None, JsonDict(schema))
+    model = _model(schema, where)
+    return Compiled(
+        params,
+        _model_output(agent.id, model),
+        model.model_validate,
+        JsonDict(freeze(untitled(model.model_json_schema()))),
+    )
+
+
+def untitled(schema: Any) -> Any:
+    """Return a JSON Schema without the titles that pydantic makes from names."""
+    if isinstance(schema, Mapping):
+        return {
+            k: ({n: untitled(p) for n, p in v.items()} if k in ("properties", "$defs") else untitled(v))
+            for k, v in schema.items()
+            if k != "title" or not isinstance(v, str)
+        }
+    return [untitled(v) for v in schema] if isinstance(schema, list) else schema
+
+
+def _model(schema: Any, where: str) -> Any:
+    if isinstance(schema, type) and hasattr(schema, "model_validate"):
+        return schema
+    msg = f"{where} is a pydantic model class or a JSON Schema (a dict), not {schema!r}"
+    raise DefinitionError(msg)
+
+
+def _checker(schema: Mapping[str, Any], where: str) -> Callable[[Any], list[str]]:
+    from stepengine.tools.schemas import Compiler
+
+    try:
+        check = Compiler(where, schema).compile(schema, "$")
+    except DefinitionError as error:
+        msg = f"{where} cannot be checked: {error.message}"
+        raise DefinitionError(msg) from error
+
+    def issues(value: Any) -> list[str]:
+        found: list[str] = []
+        check(value, "", found)
+        return found
+
+    return issues
+
+
+def _params(agent_id: str, schema: Any) -> Callable[[Any], Params]:
+    where = f"agent {agent_id!r}: input_schema"
+    if schema is None:
+        return lambda given: _any_params(agent_id, given)
+    if isinstance(schema, Mapping):
+        issues = _checker(schema, where)
+        return lambda given: _json_params(agent_id, issues, given)
+    model = _model(schema, where)
+    return lambda given: _model_params(agent_id, model, given)
+
+
+def _object(agent_id: str, given: Any) -> JsonDict:
+    if given is None:
+        return JsonDict()
+    dump = getattr(given, "model_dump", None)
+    value = dump(mode="json") if dump is not None else given
+    if not isinstance(value, Mapping):
+        raise _refused(agent_id, [f"params should be an object, not a {type(given).__name__}"])
+    try:
+        frozen: JsonDict = freeze(value, "params")
+    except DataError as error:
+        raise _refused(agent_id, [error.message]) from error
+    return frozen
+
+
+def _any_params(agent_id: str, given: Any) -> Params:
+    value = _object(agent_id, given)
+    return Params(value, None if given is None else value)
+
+
+def _json_params(agent_id: str, issues: Callable[[Any], list[str]], given: Any) -> Params:
+    value = _object(agent_id, given)
+    found = issues(value)
+    if found:
+        raise _refused(agent_id, found)
+    return Params(value, None if given is None else value)
+
+
+def _model_params(agent_id: str, model: Any, given: Any) -> Params:
+    value = given if isinstance(given, model) else _validated(model, thaw(_object(agent_id, given)))
+    if isinstance(value, list):
+        raise _refused(agent_id, value)
+    return Params(value, None if given is None else freeze(value.model_dump(mode="json")))
+
+
+def _validated(model: Any, value: Any) -> Any:
+    """Return the model, or the list of what is wrong with *value*."""
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        return [f"{'.'.join(map(str, e['loc'])) or '(the whole)'}: {e['msg']}" for e in error.errors(include_url=False)]
+
+
+def _refused(agent_id: str, issues: list[str]) -> InputError:
+    listed = "; ".join(issues)
+    msg = f"the params of agent {agent_id!r} do not fit its input_schema: {listed}"
+    return InputError(msg, issues=issues)
+
+
+def _missing(agent_id: str, issues: list[str]) -> OutputMissing:
+    listed = "; ".join(issues)
+    msg = f"the output of agent {agent_id!r} does not fit its output_schema: {listed}"
+    return OutputMissing(msg, issues=issues)
+
+
+def _json_output(agent_id: str, schema: Mapping[str, Any], where: str) -> Callable[[Any], JsonValue]:
+    issues = _checker(schema, where)
+
+    def validate(value: Any) -> JsonValue:
+        frozen = _frozen(agent_id, value)
+        found = issues(frozen)
+        if found:
+            raise _missing(agent_id, found)
+        return frozen
+
+    return validate
+
+
+def _model_output(agent_id: str, model: Any) -> Callable[[Any], JsonValue]:
+    def validate(value: Any) -> JsonValue:
+        made = value if isinstance(value, model) else _validated(model, thaw(_frozen(agent_id, value)))
+        if isinstance(made, list):
+            raise _missing(agent_id, made)
+        return _frozen(agent_id, made.model_dump(mode="json"))
+
+    return validate
+
+
+def _frozen(agent_id: str, value: Any) -> JsonValue:
+    dump = getattr(value, "model_dump", None)
+    try:
+        frozen: JsonValue = freeze(dump(mode="json") if dump is not None else value, "output")
+    except DataError as error:
+        raise _missing(agent_id, [error.message]) from error
+    return frozen

@@ -1,0 +1,113 @@
+"""Who answers a question: answers given up front, an interactor, whoever holds the run's handle, or nobody (requirements K)."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepengine.data.questions import Answer, AnswerLike, Interactor, Question, answered
+from stepengine.errors import AnswerRejected
+from stepengine.runtime.logs import LOGGER
+from stepengine.tools.threads import ThreadPool
+
+__all__ = ("Desk",)
+
+
+class Desk:
+    """
+    The open questions of one run tree.
+
+    Args:
+        given: Answers given up front, by question id or text.
+        interactor: Somebody who answers in process.
+        threads: Where an interactor without ``async`` is asked.
+    """
+
+    def __init__(self, given: Mapping[str, AnswerLike], interactor: Interactor | None, threads: ThreadPool) -> None:
+        self._given = given
+        self._unused = set(given)
+        self._interactor = interactor
+        self._threads = threads
+        self._open: dict[str, tuple[Question, asyncio.Future[Answer | None]]] = {}
+        self._attending = 0
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The keys of answers given up front for which nobody asked."""
+        return tuple(sorted(self._unused))
+
+    async def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
+        """Return one answer per question; ``None`` where nobody is there to give one. All are open at once."""
+        answers = [self._up_front(question) for question in questions]
+        if self._interactor is not None:
+            for index, question in enumerate(questions):
+                if answers[index] is None:
+                    answers[index] = await self._interact(self._interactor, question)
+        if not self._attending:
+            return answers
+        futures = {i: self._opened(q) for i, q in enumerate(questions) if answers[i] is None}
+        try:
+            for index, future in futures.items():
+                answers[index] = await future
+        finally:
+            for index in futures:
+                del self._open[questions[index].id]
+        return answers
+
+    def _up_front(self, question: Question) -> Answer | None:
+        for key in (question.id, question.text):
+            if key in self._given:
+                self._unused.discard(key)
+                return answered(self._given[key], question)
+        return None
+
+    def _opened(self, question: Question) -> asyncio.Future[Answer | None]:
+        future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        self._open[question.id] = (question, future)
+        return future
+
+    def attend(self) -> None:
+        """Say that somebody watches and may answer: questions wait instead of suspending the run."""
+        self._attending += 1
+
+    def depart(self) -> None:
+        """Say that a watcher left; after the last one open questions suspend the run."""
+        self._attending -= 1
+        if not self._attending:
+            for _, future in self._open.values():
+                _resolve(future, None)
+
+    def answer(self, question_id: str, answer: AnswerLike) -> None:
+        """
+        Answer an open question; may be called from any thread.
+
+        Raises:
+            AnswerRejected: when no question with that id is open, or it was answered already (requirements K12).
+        """
+        question, future = self._open.get(question_id, (None, None))
+        if question is None or future is None or future.done():
+            listed = ", ".join([f"{q.id!r} ({q.text})" for q, f in self._open.values() if not f.done()])
+            msg = f"question {question_id!r} is not open; open are: {listed or 'none'}"
+            raise AnswerRejected(msg)
+        future.get_loop().call_soon_threadsafe(_resolve, future, answered(answer, question))
+
+    async def _interact(self, interactor: Interactor, question: Question) -> Answer | None:
+        try:
+            value: Any
+            if inspect.iscoroutinefunction(interactor.ask):
+                value = interactor.ask(question)
+            else:
+                value = await self._threads.run("interactor", lambda: interactor.ask(question))
+            if inspect.isawaitable(value):
+                value = await value
+        except Exception as error:  # noqa: BLE001
+            LOGGER.warning("the interactor raised at question %r, so nobody answers it", question.id, exc_info=error)
+            return None
+        return None if value is None else answered(value, question)
+
+
+def _resolve(future: asyncio.Future[Answer | None], answer: Answer | None) -> None:
+    if not future.done():
+        future.set_result(answer)

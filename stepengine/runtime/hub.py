@@ -1,0 +1,273 @@
+"""
+The one ordered event stream of a run tree, and who is shown it (requirements N7-N10, O4, O5).
+
+Events reach observers and subscribers in the order in which they are emitted; each gets its ``index`` here. Nobody who
+watches can change, stop or slow a run: observers that raise are dropped, slow subscribers lose deltas first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import attrs
+
+from stepengine.data.events import (
+    Event,
+    EventsDropped,
+    LogLine,
+    PhaseChanged,
+    RunFinished,
+    StepStarted,
+    TextDelta,
+    ThinkingDelta,
+    ToolInputDelta,
+    ToolLog,
+)
+from stepengine.data.run import RunPhase
+from stepengine.errors import StepEngineError
+from stepengine.runtime.logs import LOGGER, write
+
+__all__ = ("Hub", "Observer", "ObserverLike", "Subscription", "Watcher")
+
+MAX_QUEUE = 10_000
+MAX_SUBSCRIBERS = 100
+MAX_OBSERVER_ERRORS = 10
+DELTAS = (TextDelta, ThinkingDelta, ToolInputDelta)
+
+
+class Observer(Protocol):
+    """Somebody who is shown every event of every run of an engine."""
+
+    def on_event(self, event: Event, /) -> Any:
+        """Look at *event*; must return at once. What it returns is ignored."""
+
+
+ObserverLike: TypeAlias = "Observer | Callable[[Event], Any]"
+
+
+class Watcher:
+    """An observer and how often it has failed; an engine keeps one for all its runs."""
+
+    __slots__ = ("call", "errors", "name")
+
+    def __init__(self, observer: ObserverLike) -> None:
+        self.call: Callable[[Event], Any] | None = getattr(observer, "on_event", None) or observer  # type: ignore[assignment]
+        self.name = getattr(observer, "__qualname__", type(observer).__qualname__)
+        self.errors = 0
+
+    def show(self, event: Event) -> str | None:
+        """Show *event*; return a warning when this failure was one too many and the observer is dropped."""
+        if self.call is None:
+            return None
+        try:
+            self.call(event)
+        except Exception as error:  # noqa: BLE001
+            LOGGER.error("the observer %r raised at %s", self.name, event.type, exc_info=error)
+            self.errors += 1
+            if self.errors == MAX_OBSERVER_ERRORS:
+                self.call = None
+                text = f"the observer {self.name!r} raised {self.errors} times and is not called any more"
+                LOGGER.warning(text)
+                return text
+        return None
+
+
+@attrs.define
+class _Seat:
+    """What log lines of one run carry."""
+
+    run_id: str
+    agent_id: str
+    step: int = 0
+
+
+class Hub:
+    """
+    The event stream of one run tree.
+
+    Args:
+        watchers: Who is shown every event.
+        logger: Where log lines go beside the stream; see ``stepengine.runtime.logs.write``.
+
+    Attributes:
+        watched: Whether anybody is shown events; while nobody is, they need not be made.
+        phase: What the root run is doing (requirements N11).
+        warnings: Observers that were dropped.
+    """
+
+    def __init__(self, watchers: Iterable[Watcher] = (), logger: Any = LOGGER) -> None:
+        self._watchers = tuple(watchers)
+        self._subscriptions: list[Subscription] = []
+        self._logger = logger
+        self._index = 0
+        self._seats: dict[str, _Seat] = {}
+        self._last: RunFinished | None = None
+        self.watched = bool(self._watchers)
+        self.phase = RunPhase.IDLE
+        self.warnings: list[str] = []
+
+    @property
+    def subscribers(self) -> int:
+        """How many subscriptions are open."""
+        return len(self._subscriptions)
+
+    def seat(self, path: str, run_id: str, agent_id: str) -> None:
+        """Say which run is at *path*, for its log lines."""
+        self._seats[path] = _Seat(run_id, agent_id)
+
+    def emit(self, event: Event) -> None:
+        """Give *event* its index and show it."""
+        tap = TAPS.get(type(event))
+        if tap is not None:
+            tap(self, event)
+        if self.watched:
+            self._show(event)
+
+    def finish(self, event: RunFinished) -> None:
+        """Show the last event and end all subscriptions; those that come later get it too."""
+        if self._last is not None:
+            return
+        self._last = event
+        self._show(event)
+        for subscription in list(self._subscriptions):
+            subscription.end()
+
+    def subscribe(self) -> Subscription:
+        """
+        Return a subscription to every event from now on.
+
+        Raises:
+            StepEngineError: when the run has 100 subscribers already (reliability RS10).
+        """
+        if len(self._subscriptions) >= MAX_SUBSCRIBERS:
+            msg = f"this run has {MAX_SUBSCRIBERS} subscribers already; close one, or pass events on from one of them"
+            raise StepEngineError(msg)
+        subscription = Subscription(self)
+        if self._last is not None:
+            subscription.put(self._last)
+            subscription.end()
+        else:
+            self._subscriptions.append(subscription)
+            self.watched = True
+        return subscription
+
+    def leave(self, subscription: Subscription) -> None:
+        """Forget a subscription."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+            self.watched = bool(self._watchers or self._subscriptions)
+
+    def _show(self, event: Event) -> None:
+        # The event was made for this moment and nobody has seen it yet, so it is stamped and not copied.
+        object.__setattr__(event, "index", self._index)
+        self._index += 1
+        for watcher in self._watchers:
+            warning = watcher.show(event)
+            if warning is not None:
+                self.warnings.append(warning)
+        for subscription in self._subscriptions:
+            subscription.put(event)
+
+    def log(self, event: LogLine | ToolLog, data: Any = None) -> None:
+        """Write a log line where the engine logs; the event itself is shown by ``emit``."""
+        seat = self._seats.get(event.path) or _Seat("", "")
+        context = {"run_id": seat.run_id, "agent_id": seat.agent_id, "path": event.path, "step": seat.step}
+        try:
+            write(self._logger, event.level, event.message, context, data)
+        except Exception as error:  # noqa: BLE001
+            LOGGER.error("the logger of the engine raised", exc_info=error)
+
+    def _log_line(self, event: LogLine) -> None:
+        self.log(event, event.data)
+
+    def _phase_changed(self, event: PhaseChanged) -> None:
+        if not event.path:
+            self.phase = event.phase
+
+    def _step_started(self, event: StepStarted) -> None:
+        seat = self._seats.get(event.path)
+        if seat is not None:
+            seat.step = event.step
+
+
+TAPS: Mapping[type[Event], Callable[[Hub, Any], None]] = {
+    LogLine: Hub._log_line,  # noqa: SLF001
+    PhaseChanged: Hub._phase_changed,  # noqa: SLF001
+    StepStarted: Hub._step_started,  # noqa: SLF001
+}
+"""What a hub does with some events beside showing them; unbound, so that a hub does not refer to itself."""
+
+
+class Subscription:
+    """
+    One reader of a stream; ``events()`` iterates it once, in the run's own event loop.
+
+    At most 10,000 events wait. Then deltas go first, after that the newest; the reader is told with ``EventsDropped``.
+    The last event always fits.
+    """
+
+    def __init__(self, hub: Hub, limit: int = MAX_QUEUE) -> None:
+        self._hub = hub
+        self._limit = limit
+        self._queue: deque[Event] = deque()
+        self._dropped = 0
+        self._ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, event: Event) -> None:
+        """Keep *event* for the reader, or count it as dropped."""
+        if len(self._queue) < self._limit or self._make_room(event):
+            self._queue.append(event)
+            self._wake()
+
+    def end(self) -> None:
+        """Let the reader stop after what waits."""
+        self._ended = True
+        self._hub.leave(self)
+        self._wake()
+
+    def close(self) -> None:
+        """Stop reading and forget what waits."""
+        self._queue.clear()
+        self.end()
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Give every event, then stop."""
+        try:
+            while True:
+                if self._dropped:
+                    dropped, self._dropped = self._dropped, 0
+                    yield EventsDropped(count=dropped)
+                if self._queue:
+                    yield self._queue.popleft()
+                elif self._ended:
+                    return
+                else:
+                    await self._wait()
+        finally:
+            self.close()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _make_room(self, event: Event) -> bool:
+        if not isinstance(event, DELTAS):
+            kept = deque(e for e in self._queue if not isinstance(e, DELTAS))
+            self._dropped += len(self._queue) - len(kept)
+            self._queue = kept
+            if len(kept) < self._limit or isinstance(event, RunFinished):
+                return True
+        self._dropped += 1
+        return False

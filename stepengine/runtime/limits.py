@@ -1,0 +1,265 @@
+"""
+Budgets of a run tree (reliability R6, SP01, SP02, SP07, MP63).
+
+Each run has a ledger that knows its parent's, so that whatever a child spends counts for all above it. The ``Meter`` is
+the outermost performer: it reserves before effects begin and adds up what they used, replayed ones included. The ``Gate``
+stands inside everything that records: it refuses what the meter found no room for, so that a refusal is an outcome like
+any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from decimal import Decimal
+from typing import cast
+
+from stepengine.data.effects import CallModel, Spawn
+from stepengine.data.estimate import estimate_tokens, message_tokens, transcript_tokens
+from stepengine.data.limits import Limits
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.outcomes import Failure, Single, Value
+from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.usage import Usage
+from stepengine.errors import LimitExceeded, ModelError
+from stepengine.runtime.performer import IO, Item, Performer, child_path
+
+__all__ = ("Gate", "Ledger", "Meter", "Price", "estimated_tokens")
+
+Price = Callable[[str, Usage], "Decimal | None"]
+"""Returns US dollars for a model string and what it used; ``None`` when the price is unknown."""
+
+
+class Ledger:
+    """
+    What one run and the runs below it have spent, and have reserved for calls under way.
+
+    Args:
+        limits: The run's effective limits.
+        parent: The parent's ledger; ``None`` for a root run.
+    """
+
+    __slots__ = ("bounded", "children", "cost", "limits", "parent", "reserved_cost", "reserved_tokens", "tokens")
+
+    def __init__(self, limits: Limits, parent: Ledger | None = None) -> None:
+        self.limits = limits
+        self.parent = parent
+        own = limits.max_tokens is not None or limits.max_cost_usd is not None
+        self.bounded: bool = own or (parent is not None and parent.bounded)
+        self.tokens = 0
+        self.cost = Decimal(0)
+        self.children = 0
+        self.reserved_tokens = 0
+        self.reserved_cost = Decimal(0)
+
+    def refusal(self, tokens: int, cost: Decimal | None) -> LimitExceeded | None:
+        """Return why a call of at most *tokens* and *cost* may not start here or above, or ``None``."""
+        ledger: Ledger | None = self
+        while ledger is not None:
+            problem = ledger.own_refusal(tokens, cost)
+            if problem is not None:
+                return problem
+            ledger = ledger.parent
+        return None
+
+    def own_refusal(self, tokens: int, cost: Decimal | None) -> LimitExceeded | None:
+        """Return why this run's own limits have no room for a call, or ``None``."""
+        most, used = self.limits.max_tokens, self.tokens + self.reserved_tokens
+        if most is not None and used + tokens > most:
+            msg = f"the run and its children have used or reserved {used} of {most} tokens; the next model call needs about {tokens}"
+            return LimitExceeded(msg, kind="tokens", limit=most)
+        dollars = self.limits.max_cost_usd
+        if dollars is None:
+            return None
+        if cost is None:
+            msg = f"max_cost_usd is {dollars}, but the price of the model is unknown; pass Engine(pricing=...) that knows it"
+            return LimitExceeded(msg, kind="unpriced_model", limit=float(dollars))
+        if self.cost + self.reserved_cost + cost > Decimal(str(dollars)):
+            msg = f"the run and its children have spent or reserved {self.cost + self.reserved_cost} of {dollars} US dollars; the next model call needs about {cost}"
+            return LimitExceeded(msg, kind="cost", limit=float(dollars))
+        return None
+
+    def reserve(self, tokens: int, cost: Decimal) -> None:
+        """Set room aside here and above; a negative number gives it back."""
+        ledger: Ledger | None = self
+        while ledger is not None:
+            ledger.reserved_tokens += tokens
+            ledger.reserved_cost += cost
+            ledger = ledger.parent
+
+    def spend(self, tokens: int, cost: Decimal) -> None:
+        """Count what was used, here and above."""
+        ledger: Ledger | None = self
+        while ledger is not None:
+            ledger.tokens += tokens
+            ledger.cost += cost
+            ledger = ledger.parent
+
+    def admit_child(self) -> LimitExceeded | None:
+        """Count one more child here and above, or return why there must be none."""
+        ledger: Ledger | None = self
+        while ledger is not None:
+            most = ledger.limits.max_total_children
+            if most is not None and ledger.children >= most:
+                msg = f"the run tree has started {ledger.children} children, and max_total_children is {most}"
+                return LimitExceeded(msg, kind="children", limit=most)
+            ledger = ledger.parent
+        ledger = self
+        while ledger is not None:
+            ledger.children += 1
+            ledger = ledger.parent
+        return None
+
+
+def estimated_tokens(request: ModelRequest) -> int:
+    """Return about how many tokens a request has; each message of the history is measured once."""
+    tokens = transcript_tokens(request.messages) + sum([message_tokens(m) for m in request.tail])
+    tokens += estimate_tokens(request.system_prompt)
+    for spec in request.tools:
+        tokens += estimate_tokens(spec.name + spec.description) + estimate_tokens(spec.input_schema)
+    return tokens
+
+
+class Refusals:
+    """What the meter found no room for, by address; the gate takes it out."""
+
+    __slots__ = ("known",)
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, int], LimitExceeded] = {}
+
+
+class Gate:
+    """Refuses what the meter found no room for; everything else passes."""
+
+    def __init__(self, inner: Performer, refusals: Refusals, now: Callable[[], int]) -> None:
+        self._inner = inner
+        self._refusals = refusals
+        self._now = now
+        self.begin = inner.begin
+
+    def perform(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Refuse an effect or pass it on."""
+        if self._refusals.known:
+            error = self._refusals.known.pop((item.path, item.effect.seq), None)
+            if error is not None:
+                return self._refused(item, error)
+        return self._inner.perform(item, io)
+
+    async def _refused(self, item: Item, error: LimitExceeded) -> Single:
+        if type(item.effect) is not Spawn:
+            return Failure(error, self._now())
+        return Value(ChildResult(agent_id=item.effect.agent_id, status=RunStatus.FAILED, error=error), self._now())
+
+
+class Meter:
+    """
+    Reserves before effects begin, and counts what they used.
+
+    Args:
+        inner: What performs.
+        refusals: Shared with the gate inside.
+        ledgers: The ledger of every run of the tree, by path.
+        price: What usage costs, for limits in US dollars.
+    """
+
+    def __init__(self, inner: Performer, refusals: Refusals, ledgers: dict[str, Ledger], price: Price) -> None:
+        self._inner = inner
+        self._refusals = refusals
+        self._ledgers = ledgers
+        self._price = price
+        self._reserved: dict[tuple[str, int], tuple[int, Decimal]] = {}
+
+    def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
+        """Reserve for every model call and child of the batch, in order."""
+        spawned: dict[str, int] = {}
+        for item in batch:
+            kind = type(item.effect)
+            if kind is CallModel:
+                self._reserve(item)
+            elif kind is Spawn:
+                self._admit(item, spawned)
+        return self._inner.begin(batch)
+
+    def perform(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Pass an effect on, and count it if it was reserved for."""
+        if self._reserved and (item.path, item.effect.seq) in self._reserved:
+            return self._counted(item, io)
+        return self._inner.perform(item, io)
+
+    def forget(self, path: str) -> None:
+        """Give back what was reserved for effects of a run that ended before they were performed."""
+        for address in [a for a in self._reserved if a[0] == path]:
+            tokens, cost = self._reserved.pop(address)
+            self._ledgers[path].reserve(-tokens, -cost)
+
+    def _reserve(self, item: Item) -> None:
+        ledger = self._ledgers.get(item.path)
+        if ledger is None or not ledger.bounded:
+            return
+        request = cast("CallModel", item.effect).request
+        output = request.settings.max_tokens or 0
+        tokens = estimated_tokens(request)
+        cost = self._price(request.model, Usage(input_tokens=tokens, output_tokens=output))
+        address = (item.path, item.effect.seq)
+        error = ledger.refusal(tokens + output, cost)
+        if error is not None:
+            self._refusals.known[address] = error
+            return
+        room = (tokens + output, cost or Decimal(0))
+        ledger.reserve(*room)
+        self._reserved[address] = room
+
+    def _admit(self, item: Item, spawned: dict[str, int]) -> None:
+        effect = cast("Spawn", item.effect)
+        ledger = self._ledgers.get(item.path)
+        if ledger is None:
+            return
+        limits = ledger.limits
+        error = _too_deep(child_path(item.path, effect.seq), limits) or _too_many(effect, limits, spawned)
+        error = error or ledger.admit_child()
+        if error is not None:
+            self._refusals.known[(item.path, effect.seq)] = error
+
+    async def _counted(self, item: Item, io: IO) -> Single:
+        tokens, cost = self._reserved.pop((item.path, item.effect.seq))
+        ledger = self._ledgers[item.path]
+        used: tuple[int, Decimal] = (0, Decimal(0))
+        try:
+            outcome = await self._inner.perform(item, io)
+            used = self._used(item, outcome, tokens, cost)
+        finally:
+            ledger.reserve(-tokens, -cost)
+            ledger.spend(*used)
+        return outcome
+
+    def _used(self, item: Item, outcome: Single, tokens: int, cost: Decimal) -> tuple[int, Decimal]:
+        """Return what a model call used; what it did not say counts as it was reserved."""
+        model = cast("CallModel", item.effect).request.model
+        if type(outcome) is Value and isinstance(outcome.value, ModelReply):
+            usage, price = outcome.value.usage, outcome.value.cost
+        elif type(outcome) is Failure and isinstance(outcome.error, ModelError):
+            usage, price = outcome.error.usage or Usage(), None
+        else:
+            return 0, Decimal(0)
+        if usage is None:
+            return tokens, cost
+        price = self._price(model, usage) if price is None else price
+        return usage.total_tokens, cost if price is None else price
+
+
+def _too_deep(path: str, limits: Limits) -> LimitExceeded | None:
+    depth, most = path.count(".") + 1, limits.max_depth
+    if most is None or depth <= most:
+        return None
+    msg = f"the child would stand {depth} levels below the root, and max_depth is {most}"
+    return LimitExceeded(msg, kind="depth", limit=most)
+
+
+def _too_many(effect: Spawn, limits: Limits, spawned: dict[str, int]) -> LimitExceeded | None:
+    count = spawned.get(effect.tool_call_id, 0) + 1
+    spawned[effect.tool_call_id] = count
+    most = limits.max_children
+    if most is None or count <= most:
+        return None
+    msg = f"this is child {count} of one call, and max_children is {most}"
+    return LimitExceeded(msg, kind="children", limit=most)

@@ -1,0 +1,71 @@
+"""
+What performs effects: ``Performer``, what wraps one: ``Middleware``, and what both are given: ``Item`` and ``IO``.
+
+Middlewares stand between the driver and the leaves: they see every effect of a run and of its children, in the order in
+which the driver begins them, and may answer instead of the performer that they wrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from stepengine.data.effects import Leaf
+from stepengine.data.events import Event
+from stepengine.data.outcomes import Failure, Single
+from stepengine.data.state import AgentState
+from stepengine.data.usage import Usage
+from stepengine.machine.plan import Finished, RunPlan
+
+__all__ = ("IO", "Item", "Middleware", "Performer", "child_path")
+
+
+class Item(NamedTuple):
+    """
+    One effect and where it belongs.
+
+    Attributes:
+        path: The path of the run that asks.
+        effect: What it asks for; its address is ``(path, effect.seq)``.
+        plan: What that run was started with.
+    """
+
+    path: str
+    effect: Leaf
+    plan: RunPlan
+
+
+class IO(Protocol):
+    """What a performer may do beside returning an outcome."""
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody is shown events; without it they need not be made."""
+
+    def emit(self, event: Event) -> None:
+        """Show an event; call it in the run's event loop."""
+
+    def attempt(self, failure: Failure, usage: Usage | None) -> None:
+        """Report a failed attempt after which another follows, and what it is known to have used."""
+
+    def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
+        """Run a child to its end in a task of its own; cancelling the wait ends the child first."""
+
+
+class Performer(Protocol):
+    """Performs effects. Both methods may be ``async def``."""
+
+    def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
+        """Prepare effects that are about to be performed together: intents, reservations. One alone is a batch of one."""
+
+    def perform(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Perform one effect of a batch that has begun; failures are outcomes, not exceptions."""
+
+
+Middleware: TypeAlias = Callable[[Performer], Performer]
+"""Wraps a performer, once for each run tree."""
+
+
+def child_path(path: str, seq: int) -> str:
+    """Return the path of the child that effect *seq* of the run at *path* spawns."""
+    return f"{path}.{seq}" if path else str(seq)

@@ -1,0 +1,115 @@
+"""The Started and Finished events around an effect, as the driver shows them outside everything that records."""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+from stepengine.data.effects import Ask, CallModel, CallTool, Perform, Spawn
+from stepengine.data.events import (
+    AgentFinished,
+    AgentSpawned,
+    AnswerReceived,
+    Event,
+    ModelFinished,
+    ModelStarted,
+    PerformFinished,
+    PerformStarted,
+    PermissionRequested,
+    QuestionAsked,
+    ToolFinished,
+    ToolStarted,
+)
+from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.results import ToolResult
+from stepengine.data.run import ChildResult, RunStatus
+from stepengine.runtime.performer import Item, child_path
+
+__all__ = ("finished", "started")
+
+STOPPED = "the run ended before this gave a result"
+
+
+def started(item: Item) -> list[Event]:
+    """Return what is shown before an effect is performed."""
+    effect = item.effect
+    at: dict[str, Any] = {"path": item.path, "seq": effect.seq}
+    match effect:
+        case CallModel():
+            return [ModelStarted(**at, model=effect.request.model, purpose=effect.purpose, request=effect.request)]
+        case CallTool(tool_name=name, tool_call_id=call_id):
+            return [ToolStarted(**at, tool_name=name, tool_call_id=call_id, input=effect.input, source=effect.source)]
+        case Perform():
+            return [PerformStarted(**at, name=effect.call.name)]
+        case Ask(purpose="permission"):
+            call_id = effect.tool_call_id
+            return [
+                PermissionRequested(**at, question=q, tool_name=q.tool_name or "", tool_call_id=call_id)
+                for q in effect.questions
+            ]
+        case Ask():
+            return [QuestionAsked(**at, question=q) for q in effect.questions]
+        case Spawn():
+            child = child_path(item.path, effect.seq)
+            return [AgentSpawned(**at, agent_id=effect.agent_id, child_path=child, prompt=effect.prompt)]
+        case _ as never:
+            assert_never(never)
+
+
+def finished(item: Item, outcome: Single, duration_ms: int) -> list[Event]:
+    """Return what is shown after an effect was performed."""
+    effect = item.effect
+    at: dict[str, Any] = {"path": item.path, "seq": effect.seq}
+    error = _error(outcome)
+    match effect:
+        case CallModel():
+            reply = outcome.value if type(outcome) is Value else None
+            model = effect.request.model
+            return [ModelFinished(**at, model=model, reply=reply, error=error, duration_ms=duration_ms)]
+        case CallTool(tool_name=name, tool_call_id=call_id):
+            result = _result(outcome, error)
+            return [ToolFinished(**at, tool_name=name, tool_call_id=call_id, result=result, duration_ms=duration_ms)]
+        case Perform():
+            return [PerformFinished(**at, name=effect.call.name, error=error, duration_ms=duration_ms)]
+        case Ask():
+            answers = outcome.value if type(outcome) is Value else ()
+            pairs = zip(effect.questions, answers, strict=False)
+            return [AnswerReceived(**at, question_id=q.id, answer=a.value) for q, a in pairs]
+        case Spawn():
+            child = _child(outcome)
+            return [
+                AgentFinished(
+                    **at,
+                    agent_id=effect.agent_id,
+                    child_path=child_path(item.path, effect.seq),
+                    status=child.status if child is not None else _status(outcome),
+                    usage=child.spending.usage if child is not None else ChildResult(agent_id="").spending.usage,
+                )
+            ]
+        case _ as never:
+            assert_never(never)
+
+
+def _error(outcome: Single) -> str:
+    if type(outcome) is Failure:
+        return outcome.error.message
+    return STOPPED if type(outcome) is Stop else ""
+
+
+def _result(outcome: Single, error: str) -> ToolResult:
+    if type(outcome) is Value:
+        result: ToolResult = outcome.value
+        return result
+    return ToolResult.error(error, status="cancelled" if type(outcome) is Stop else "error")
+
+
+def _child(outcome: Single) -> ChildResult[object] | None:
+    if type(outcome) is Value:
+        child: ChildResult[object] = outcome.value
+        return child
+    return outcome.child if type(outcome) is Stop else None
+
+
+def _status(outcome: Single) -> RunStatus:
+    if type(outcome) is Stop:
+        return RunStatus.SUSPENDED if outcome.kind == "suspended" else RunStatus.CANCELLED
+    return RunStatus.FAILED

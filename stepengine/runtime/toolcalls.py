@@ -1,0 +1,152 @@
+"""The performer of ``CallTool``: finds the tool, gives it its context, and shows what it says while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+
+from stepengine.data.effects import CallTool
+from stepengine.data.events import Event, ToolLog
+from stepengine.data.results import ToolResult
+from stepengine.data.tools import ToolBinding
+from stepengine.errors import StepEngineError
+from stepengine.runtime.performer import Item
+from stepengine.tools.context import ResourceMap, ToolContext, Workspace
+from stepengine.tools.threads import ThreadPool
+
+if TYPE_CHECKING:
+    from stepengine.runtime.tree import Tree
+
+__all__ = ("BoundTool", "ToolSetting", "call_tool")
+
+
+@attrs.frozen
+class BoundTool(ToolBinding):
+    """A binding that can also be carried out; ``tool`` is a ``stepengine.tools.Tool``."""
+
+    tool: Any = attrs.field(default=None, kw_only=True)
+
+
+@attrs.frozen(kw_only=True)
+class ToolSetting:
+    """
+    What the tools of an engine are run with.
+
+    Attributes:
+        threads: Where sync bodies run.
+        overrides: Dependency factories that replace others.
+        workspace: Where agents work.
+        resources: Live objects by type.
+    """
+
+    threads: ThreadPool = attrs.field(factory=ThreadPool)
+    overrides: Mapping[Callable[..., Any], Callable[..., Any]] = attrs.field(factory=dict)
+    workspace: Workspace | None = None
+    resources: ResourceMap = attrs.field(factory=ResourceMap)
+
+
+async def call_tool(item: Item, tree: Tree) -> ToolResult:
+    """Run one tool; a failing body is an error result."""
+    effect = cast("CallTool", item.effect)
+    binding = item.plan.tools.get(effect.tool_name)
+    tool = getattr(binding, "tool", None)
+    if binding is None or tool is None:
+        msg = f"the tool {effect.tool_name!r} of agent {item.plan.definition.id!r} cannot be carried out here"
+        raise StepEngineError(msg)
+    arguments = effect.arguments
+    if arguments is None:
+        arguments = binding.validate(effect.input).arguments
+    ctx = cast("ToolContext", _Unmade(item, effect, tree))
+    result: ToolResult = await tool.execute(arguments, ctx, overrides=tree.services.tools.overrides)
+    return result
+
+
+class _Unmade:
+    """A tool context that is made when somebody looks at it: most bodies never do, and making one costs microseconds."""
+
+    __slots__ = ("_effect", "_item", "_made", "_tree")
+
+    def __init__(self, item: Item, effect: CallTool, tree: Tree) -> None:
+        self._item = item
+        self._effect = effect
+        self._tree = tree
+        self._made: ToolContext | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._made is None:
+            self._made = _context(self._item, self._effect, self._tree)
+        return getattr(self._made, name)
+
+
+def _context(item: Item, effect: CallTool, tree: Tree) -> ToolContext:
+    plan, setting = item.plan, tree.services.tools
+    state, agent = effect.state(), plan.definition
+    voice = _Voice(item, effect, tree)
+    window = plan.context_window
+    return ToolContext(
+        agent_state=state,
+        tool_call_id=effect.tool_call_id,
+        tool_name=effect.tool_name,
+        run_id=state.run_id,
+        agent_id=agent.id,
+        agent_name=agent.display_name,
+        agent_description=agent.description,
+        session_id=plan.session_id,
+        user_id=plan.user_id,
+        parent_session_id=plan.session_id if item.path else None,
+        parent_tool_call_id=tree.spawned_by.get(item.path),
+        ancestor_run_ids=cast("Any", state.ancestor_run_ids),
+        step_index=effect.step_index,
+        metadata=plan.metadata,
+        workspace=setting.workspace,
+        resources=setting.resources,
+        logger=voice,
+        cancelled=tree.signal,
+        remaining_tokens=None if window is None else max(0, window - state.context_tokens),
+        emit=voice.emit,
+        threads=setting.threads,
+        leaked=tree.leaked,
+    )
+
+
+class _Voice:
+    """What a tool says while it runs: its events and log lines, with the address of its call."""
+
+    __slots__ = ("_effect", "_item", "_tree")
+
+    def __init__(self, item: Item, effect: CallTool, tree: Tree) -> None:
+        self._item = item
+        self._effect = effect
+        self._tree = tree
+
+    def emit(self, event: Event) -> None:
+        event = attrs.evolve(event, path=self._item.path, seq=self._effect.seq)
+        if isinstance(event, ToolLog):
+            self._tree.hub.log(event)
+        self._tree.emit_from_anywhere(event)
+
+    def debug(self, message: str, /, **data: Any) -> None:
+        self._log("debug", message, data)
+
+    def info(self, message: str, /, **data: Any) -> None:
+        self._log("info", message, data)
+
+    def warning(self, message: str, /, **data: Any) -> None:
+        self._log("warning", message, data)
+
+    def error(self, message: str, /, **data: Any) -> None:
+        self._log("error", message, data)
+
+    def _log(self, level: str, message: str, data: dict[str, Any]) -> None:
+        event = ToolLog(
+            path=self._item.path,
+            seq=self._effect.seq,
+            message=str(message),
+            level=level,
+            tool_name=self._effect.tool_name,
+            tool_call_id=self._effect.tool_call_id,
+        )
+        self._tree.hub.log(event, data or None)
+        self._tree.emit_from_anywhere(event)

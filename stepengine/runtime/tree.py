@@ -1,0 +1,254 @@
+"""
+What the runs of one tree share: performer, events, clock, ledgers, retries, and the way in which children are driven.
+
+A ``Tree`` is the ``IO`` of its performers. It is made for one root run and forgotten with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+import attrs
+
+from stepengine.data.effects import Spawn
+from stepengine.data.events import Event
+from stepengine.data.messages import UserMessage
+from stepengine.data.outcomes import Failure, Outcome, Stop
+from stepengine.data.questions import AnswerLike, Interactor
+from stepengine.data.run import RunStatus
+from stepengine.data.state import AgentState
+from stepengine.data.usage import Usage
+from stepengine.errors import LimitExceeded, StepEngineError
+from stepengine.machine.plan import Finished, RunPlan
+from stepengine.runtime.asking import Desk
+from stepengine.runtime.calls import ModelCaller, ModelRegistry, Pricing
+from stepengine.runtime.clock import Clock, SystemClock
+from stepengine.runtime.driver import drive
+from stepengine.runtime.hub import Hub
+from stepengine.runtime.leaves import Leaves
+from stepengine.runtime.limits import Gate, Ledger, Meter, Refusals
+from stepengine.runtime.performer import Middleware, Performer
+from stepengine.runtime.retry import Retries, RetryPolicy
+from stepengine.runtime.scope import Scope
+from stepengine.runtime.toolcalls import ToolSetting
+from stepengine.runtime.watchdog import Watchdog
+
+__all__ = ("Machine", "Planner", "Services", "Tree")
+
+Machine = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
+Planner = Callable[[RunPlan, Spawn, str], tuple[RunPlan, AgentState]]
+
+
+def _no_children(_: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
+    msg = f"agent {effect.agent_id!r} is not known here; nothing was started at {path!r}"
+    raise StepEngineError(msg)
+
+
+@attrs.frozen(kw_only=True)
+class Services:
+    """
+    What an engine lends to the trees of its runs.
+
+    Attributes:
+        machine: Makes the machine of a run, ``stepengine.machine.run_agent``.
+        models: Where providers come from.
+        tools: What tools are run with.
+        pricing: What replies cost; ``None`` for nothing but what providers say.
+        planner: Turns a ``Spawn`` into what its child is started with, or raises why it must not start.
+        interactor: Somebody who answers questions in process.
+        retry: How model calls are tried again.
+        clock: Time and sleep.
+        middlewares: What wraps the leaves of every tree, from the inside out: recorders and the like.
+        outermost: What wraps everything else.
+    """
+
+    machine: Machine
+    models: ModelRegistry
+    tools: ToolSetting = attrs.field(factory=ToolSetting)
+    pricing: Pricing | None = None
+    planner: Planner = _no_children
+    interactor: Interactor | None = None
+    retry: RetryPolicy = attrs.field(factory=RetryPolicy)
+    clock: Clock = attrs.field(factory=SystemClock)
+    middlewares: Sequence[Middleware] = ()
+    outermost: Sequence[Middleware] = ()
+
+
+class Tree:
+    """
+    One root run and the children below it.
+
+    Args:
+        services: What the engine lends.
+        plan: What the root is started with.
+        state: The state that it is started with.
+        hub: Its event stream.
+        answers: Answers given up front, by question id or text.
+
+    Attributes:
+        root: The root run's scope.
+        performer: The outermost performer.
+        orphans: How children ended whose parent could not wait for them any more, by path.
+        leaked: Names of threads that could not be stopped.
+        spawned_by: The tool call that spawned the child at a path; ``""`` for a handler's.
+        signal: ``is_set()`` says whether the tree is being stopped.
+        reraise: A ``KeyboardInterrupt`` or ``SystemExit`` out of a tool, to be raised when the tree has ended.
+        inbox: Messages for the root run that were not delivered yet.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        plan: RunPlan,
+        state: AgentState,
+        hub: Hub,
+        answers: Mapping[str, AnswerLike] | None = None,
+    ) -> None:
+        self.services = services
+        self.hub = hub
+        self.emit: Callable[[Event], None] = hub.emit
+        self.desk = Desk(answers or {}, services.interactor, services.tools.threads)
+        self.leaked: list[str] = []
+        self.spawned_by: dict[str, str] = {}
+        self.inbox: deque[UserMessage] = deque()
+        self.orphans: dict[str, Any] = {}
+        self.reraise: BaseException | None = None
+        self.root = Scope(self, plan, state, "")
+        self.signal = _Signal(self.root)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._created: datetime = plan.created
+        self._now_ms = services.clock.now_ms
+        self._start = self._now_ms()
+        self._ledgers: dict[str, Ledger] = {}
+        self.performer: Performer = self._wrapped(plan)
+
+    def _wrapped(self, plan: RunPlan) -> Performer:
+        services, refusals = self.services, Refusals()
+        retries = Retries(services.retry, Random(plan.run_id))  # noqa: S311
+        caller = ModelCaller(services.models, services.pricing, retries, services.clock, self.now)
+        leaves = Leaves(self, caller)
+        performer: Performer = Gate(leaves, refusals, self.elapsed)
+        for wrap in services.middlewares:
+            performer = wrap(performer)
+        performer = self._meter = Meter(performer, refusals, self._ledgers, self._price)
+        for wrap in services.outermost:
+            performer = wrap(performer)
+        return performer
+
+    def _price(self, model: str, usage: Usage) -> Decimal | None:
+        return None if self.services.pricing is None else self.services.pricing(model, usage, self.now())
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody is shown events."""
+        return self.hub.watched
+
+    def attempt(self, failure: Failure, usage: Usage | None) -> None:
+        """Take note of a failed attempt; whoever records wraps this."""
+
+    def elapsed(self) -> int:
+        """Return milliseconds since the root run was created."""
+        return self._now_ms() - self._start
+
+    def now(self) -> datetime:
+        """Return the run's time (UTC)."""
+        return self._created + timedelta(milliseconds=self.elapsed())
+
+    async def run(self) -> Finished:
+        """Run the root in the current task; what cancelled it is left in ``root.cancelled`` and ``reraise``."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        watchdog = Watchdog.of_running_loop()
+        watchdog.enter(self)
+        try:
+            return await self._run(self.root)
+        finally:
+            watchdog.leave(self)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Cut the circles, so that a finished tree is freed at once and not by the collector."""
+        del self.performer, self._meter
+        self.root.release()
+
+    def emit_from_anywhere(self, event: Event) -> None:
+        """Show an event of a tool, which may run in a thread of its own; the order of one caller's events is kept."""
+        if threading.get_ident() == self._thread:
+            self.emit(event)
+        elif self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.emit, event)
+
+    async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
+        """Run a child in a task of its own; a cancelled wait stops the child, waits for it, then goes on."""
+        scope = Scope(self, plan, state, path)
+        task = asyncio.create_task(self._run(scope))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            scope.stop(Stop("cancelled"))
+            while not task.done():
+                try:
+                    await asyncio.wait((task,))
+                except asyncio.CancelledError:
+                    continue
+            self.orphans[path] = task.result().as_child()
+            raise
+
+    async def _run(self, scope: Scope) -> Finished:
+        plan = scope.plan
+        parent = scope.path.rpartition(".")[0]
+        self._ledgers[scope.path] = Ledger(plan.limits, self._ledgers.get(parent) if scope.path else None)
+        self.hub.seat(scope.path, scope.state.run_id, plan.definition.id)
+        scope.enter()
+        seconds = plan.limits.max_seconds
+        timer = None
+        if seconds is not None:
+            timer = asyncio.get_running_loop().call_later(max(0.0, seconds), scope.stop, _too_late(seconds))
+        try:
+            return await drive(self.services.machine(plan, scope.state), scope)
+        except (KeyboardInterrupt, SystemExit) as error:
+            scope.crashed(error)
+            return Finished(status=RunStatus.CANCELLED, state=scope.state)
+        except Exception as error:  # noqa: BLE001
+            return _lost(scope, error)
+        finally:
+            if timer is not None:
+                timer.cancel()
+            scope.leave()
+            self._meter.forget(scope.path)
+
+
+class _Signal:
+    """Says whether a run is being stopped; what ``ToolContext.cancelled`` asks."""
+
+    __slots__ = ("_root",)
+
+    def __init__(self, root: Scope) -> None:
+        self._root = root
+
+    def is_set(self) -> bool:
+        """Return whether the root run must end."""
+        return self._root.stopping is not None
+
+
+def _too_late(seconds: float) -> Stop:
+    msg = f"the run took longer than max_seconds={seconds:g}"
+    return Stop("limit", error=LimitExceeded(msg, kind="seconds", limit=seconds))
+
+
+def _lost(scope: Scope, error: Exception) -> Finished:
+    """Return how a run ends whose machine broke: it takes nothing else down (requirements N14)."""
+    if not isinstance(error, StepEngineError):
+        msg = f"the run of {scope.plan.definition.id!r} broke with {type(error).__name__}: {error}"
+        wrapped = StepEngineError(msg)
+        wrapped.__cause__ = error
+        return Finished(status=RunStatus.FAILED, state=scope.state, error=wrapped)
+    return Finished(status=RunStatus.FAILED, state=scope.state, error=error)

@@ -1,0 +1,857 @@
+"""
+The engine from outside: what is checked when it is built, what a run gives, and how runs are started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+
+import pytest
+from pydantic import BaseModel
+
+from stepengine import (
+    STEP,
+    STEP_ALL,
+    AgentCall,
+    AgentDefinition,
+    AgentState,
+    Ask,
+    Change,
+    Engine,
+    Hooks,
+    Limits,
+    Parallel,
+    Perform,
+    RunStatus,
+    StopReason,
+    ToolCall,
+    ToolContext,
+    Usage,
+    UserMessage,
+    tool,
+)
+from stepengine.errors import (
+    AgentError,
+    DefinitionError,
+    HandlerError,
+    InputError,
+    LimitExceeded,
+    MissingKey,
+    ModelError,
+    StepEngineError,
+    UnknownModel,
+)
+from stepengine.models import ModelReply, Models
+from stepengine.testing import ScriptedModel, failure, text, tool_call, tool_calls
+
+
+@tool(in_thread=False)
+def add(a: int, b: int) -> int:
+    """
+    Add two numbers.
+
+    Args:
+        a: One.
+        b: Another.
+    """
+    return a + b
+
+
+def plain(agent_id="plain", **fields):
+    return AgentDefinition(agent_id, **{"model": "test/m", **fields})
+
+
+def engine(*replies, agents=(), **fields):
+    return Engine(agents, models=ScriptedModel(replies or ["hello"]), **fields)
+
+
+# --- what is checked when an engine is built --------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:A19")
+async def test_the_smallest_agent_is_an_id_and_a_model():
+    result = await engine("hello").run(AgentDefinition("x", model="test/m"), "hi")
+
+    assert ("hello", RunStatus.COMPLETED, StopReason.END_TURN) == (result.text, result.status, result.stop_reason)
+
+
+@pytest.mark.spec("requirements:A2")
+def test_an_id_that_is_used_twice_is_refused_where_underscore_counts_as_hyphen():
+    first, second = plain("code-reviewer"), plain("code-reviewer", description="another")
+    with pytest.raises(DefinitionError, match="'code-reviewer'"):
+        Engine([first, second])
+    with pytest.raises(DefinitionError, match="'code-reviewer'"):
+        Engine([first, plain("boss", spawnable_agents=[second], tools=["spawn_agents"])])
+    assert first is Engine([first]).agent("code_reviewer")
+
+
+@pytest.mark.spec("requirements:A6", "requirements:O8")
+def test_a_tool_name_that_does_not_exist_is_refused_with_agent_and_available_tools():
+    with pytest.raises(DefinitionError, match=r"'plain' lists the tool 'ad', .*available are: add, add_message, "):
+        Engine([plain(tools=["ad"])], tools=[add])
+
+
+@pytest.mark.spec("requirements:A6")
+async def test_tools_are_named_or_given():
+    for definition, tools in ((plain(tools=["add"]), [add]), (plain(tools=[add]), [])):
+        result = await engine(tool_call("add", {"a": 1, "b": 2}), "3", agents=[definition], tools=tools).run(
+            "plain", "1+2?"
+        )
+
+        assert 3 == result.tool_calls[0].result.data
+
+
+@pytest.mark.spec("reliability:TL19")
+@pytest.mark.parametrize("tools", [[add, add], ["add"], [lambda: 1], [print]])
+def test_what_is_no_tool_or_has_a_name_twice_is_refused(tools):
+    with pytest.raises(DefinitionError):
+        Engine(tools=tools)
+
+
+@pytest.mark.spec("requirements:A7")
+def test_an_unknown_spawnable_agent_is_refused():
+    with pytest.raises(DefinitionError, match="'boss' may spawn 'nobody'"):
+        Engine([plain("boss", spawnable_agents=["nobody"], tools=["spawn_agents"])])
+
+
+@pytest.mark.spec("requirements:J18")
+def test_agents_reachable_through_spawnable_agents_are_collected():
+    leaf = plain("leaf")
+    middle = plain("middle", spawnable_agents=[leaf], tools=["spawn_agents"])
+    top = plain("top", spawnable_agents=[middle, leaf], tools=["spawn_agents"])
+    built = Engine([top])
+
+    assert {"top", "middle", "leaf"} == {a.id for a in built.agents}
+    assert leaf is built.agent("leaf")
+
+
+@pytest.mark.parametrize("where", ["engine", "agent"])
+def test_an_async_hook_is_refused_with_the_way_out(where):
+    async def hook(ctx):
+        return None
+
+    hooks = Hooks(pre_run=hook)
+    with pytest.raises(DefinitionError, match="Perform"):
+        Engine(hooks=hooks) if where == "engine" else Engine([plain(hooks=hooks)])
+
+
+def test_an_async_observer_is_refused():
+    async def observer(event):
+        return None
+
+    with pytest.raises(DefinitionError, match="observer"):
+        Engine(observers=[observer])
+
+
+# --- misuse before a run exists ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:X16")
+async def test_an_unknown_agent_raises_and_lists_the_known_ones():
+    with pytest.raises(AgentError, match="'nobody'; known are: 'plain'"):
+        await engine(agents=[plain()]).run("nobody")
+
+
+class Wanted(BaseModel):
+    name: str
+    size: int = 3
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "size": {"type": "integer"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.spec("requirements:A13", "requirements:X16")
+@pytest.mark.parametrize("schema", [Wanted, SCHEMA])
+async def test_params_that_do_not_fit_list_every_field_and_start_nothing(schema):
+    scripted = ScriptedModel(["never"])
+    events = []
+    built = Engine([plain(input_schema=schema)], models=scripted, observers=[events.append])
+    with pytest.raises(InputError) as caught:
+        await built.run("plain", params={"size": "big"})
+
+    assert 2 == len(caught.value.issues)
+    assert "name" in str(caught.value)
+    assert "size" in str(caught.value)
+    assert [] == scripted.calls == events
+
+
+@pytest.mark.spec("requirements:A13")
+async def test_a_handler_sees_params_as_its_schema_says():
+    seen = []
+
+    def handle(ctx):
+        seen.append(ctx.params)
+        return
+        yield
+
+    built = engine()
+    await built.run(plain("one", input_schema=Wanted, handle_steps=handle), params={"name": "x"})
+    await built.run(plain("two", input_schema=SCHEMA, handle_steps=handle), params={"name": "x"})
+    await built.run(plain("three", input_schema=Wanted, handle_steps=handle), params=Wanted(name="y"))
+
+    assert [Wanted(name="x"), {"name": "x"}, Wanted(name="y")] == seen
+    with pytest.raises(TypeError):
+        seen[1]["name"] = "changed"
+
+
+@pytest.mark.parametrize("options", [{"prompt": 3}, {"params": [1]}, {"metadata": {"x": object()}}, {"previous": {}}])
+async def test_input_of_a_wrong_kind_is_refused(options):
+    with pytest.raises(InputError):
+        await engine().run(plain(), **options)
+
+
+@pytest.mark.spec("requirements:G13")
+async def test_an_unknown_provider_raises_before_the_run():
+    built = Engine([plain(model="nobody/m")], models={"test": ScriptedModel([])})
+    with pytest.raises(UnknownModel, match="nobody"):
+        await built.run("plain")
+
+
+@pytest.mark.spec("requirements:X16")
+async def test_a_missing_key_raises_before_the_run():
+    class Locked(ScriptedModel):
+        def check(self, model):
+            raise MissingKey("set TEST_API_KEY")
+
+    scripted = Locked(["never"])
+    with pytest.raises(MissingKey, match="TEST_API_KEY"):
+        await Engine(models=scripted).run(plain(), "hi")
+    assert [] == scripted.calls
+
+
+@pytest.mark.spec("requirements:A5")
+async def test_an_agent_without_a_model_uses_the_default_or_fails_at_its_first_step():
+    scripted = ScriptedModel(["hi", "hi"])
+    result = await Engine(models=scripted, default_model="test/d").run(AgentDefinition("x"), "go")
+    failed = await Engine(models=scripted).run(AgentDefinition("x"), "go")
+
+    assert RunStatus.COMPLETED is result.status
+    assert ["test/d"] == [c.model for c in scripted.calls]
+    assert isinstance(failed.error, UnknownModel)
+    assert "'x'" in str(failed.error)
+
+
+@pytest.mark.spec("requirements:X13")
+async def test_model_strings_are_normalised_by_the_registry():
+    scripted = ScriptedModel(["a", "b"])
+    models = Models({"test": scripted}, aliases={"default": "test/m"})
+    built = Engine(models=models)
+    await built.run(plain("one", model="test:m"), "go")
+    result = await built.run(plain("two", model="default"), "go")
+
+    assert ["test/m", "test/m"] == [c.model for c in scripted.calls]
+    assert {"test/m"} == set(result.usage_by_model)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:A8")
+async def test_the_provider_gets_exactly_the_system_prompt():
+    scripted = ScriptedModel(["hi"])
+    await Engine(models=scripted).run(plain(system_prompt="X"), "hello")
+
+    assert ("X", ["hello"]) == (scripted.calls[0].system_prompt, [m.text for m in scripted.calls[0].all_messages])
+
+
+async def test_a_prompt_object_is_rendered_for_each_run_and_its_failure_is_a_failed_run():
+    class Prompt:
+        def render(self, ctx):
+            if ctx.user_id is None:
+                raise ValueError("no user")
+            ctx.logger.info("rendered")
+            return f"for {ctx.user_id}"
+
+    events, scripted = [], ScriptedModel(["hi"])
+    built = Engine(models=scripted, observers=[events.append])
+    fine = await built.run(plain(system_prompt=Prompt()), "go", user_id="ada")
+    failed = await built.run(plain(system_prompt=Prompt()), "go")
+
+    assert "for ada" == scripted.calls[0].system_prompt == fine.state.system_prompt
+    assert isinstance(failed.error, HandlerError)
+    assert ["run_started", "run_failed", "run_finished"] == [e.type for e in events][-3:]
+
+
+@pytest.mark.spec("requirements:D9", "requirements:D10", "requirements:D12", "requirements:D15")
+async def test_the_result_holds_text_state_calls_and_usage():
+    replies = [
+        tool_call("add", {"a": 1, "b": 2}, usage=Usage(input_tokens=10, output_tokens=1)),
+        text("three", usage=Usage(input_tokens=20, output_tokens=2)),
+    ]
+    result = await engine(*replies, agents=[plain(tools=[add])]).run("plain", "1+2?")
+
+    assert "three" == result.text == result.output == result.unwrap()
+    assert ["user", "assistant", "tool", "assistant"] == [m.role for m in result.state.message_history]
+    assert [("add", {"a": 1, "b": 2}, 3, False, "model")] == [
+        (c.tool_name, c.input, c.result.data, c.is_error, c.source) for c in result.tool_calls
+    ]
+    assert Usage(input_tokens=30, output_tokens=3, requests=2) == result.usage
+    assert {"plain"} == set(result.usage_by_agent)
+    assert {"test/m"} == set(result.usage_by_model)
+
+
+@pytest.mark.spec("requirements:A14", "requirements:D13")
+@pytest.mark.parametrize("schema", [Wanted, SCHEMA])
+async def test_structured_output_is_validated_and_given_in_the_form_of_its_schema(schema):
+    replies = [tool_call("set_output", {"size": 1}), tool_call("set_output", {"name": "x"}), "done"]
+    result = await engine(*replies).run(plain(output_schema=schema), "go")
+
+    assert (Wanted(name="x") if schema is Wanted else {"name": "x"}) == result.unwrap()
+    assert ({"name": "x", "size": 3} if schema is Wanted else {"name": "x"}) == result.state.output
+    assert [True, False] == [c.is_error for c in result.tool_calls]
+
+
+@pytest.mark.spec("requirements:D20", "requirements:X16")
+async def test_what_fails_inside_a_run_is_a_failed_result_that_unwrap_raises():
+    result = await engine(failure(ModelError("no", status=400))).run(plain(), "hi")
+
+    assert RunStatus.FAILED is result.status
+    assert ["hi"] == [m.text for m in result.state.message_history]
+    with pytest.raises(ModelError, match="no"):
+        result.unwrap()
+
+
+@pytest.mark.spec("requirements:N14", "requirements:O8")
+async def test_a_crashing_handler_fails_its_own_run_and_says_where():
+    def crash(ctx):
+        yield STEP
+        raise ZeroDivisionError("oops")
+
+    built = engine("a", "b")
+    failed, fine = await asyncio.gather(built.run(plain("bad", handle_steps=crash)), built.run(plain("good")))
+
+    assert RunStatus.COMPLETED is fine.status
+    assert isinstance(failed.error, HandlerError)
+    assert "test_engine.py:" in failed.error.location
+
+
+@pytest.mark.spec("requirements:D7", "requirements:X8")
+@pytest.mark.parametrize("how", ["stop", "raise", "final_answer"])
+async def test_the_step_limit_ends_a_run_in_one_of_three_ways(how):
+    scripted = ScriptedModel([tool_call("add", {"a": 1, "b": 2})] * 2 + ["summary"])
+    built = Engine([plain(tools=[add])], models=scripted)
+    limits = Limits(max_steps=2, on_max_steps=how)
+    if how == "raise":
+        with pytest.raises(LimitExceeded) as caught:
+            await built.run("plain", "go", limits=limits)
+        result = caught.value.result
+        assert RunStatus.FAILED is result.status
+    else:
+        result = await built.run("plain", "go", limits=limits)
+        assert RunStatus.MAX_STEPS is result.status
+
+    assert {"stop": 2, "raise": 2, "final_answer": 3}[how] == len(scripted.calls)
+    assert 2 == len(result.tool_calls)
+
+
+@pytest.mark.spec("requirements:D6", "requirements:A17")
+async def test_limits_of_the_run_go_before_those_of_the_agent_and_the_engine():
+    def steps(ctx):
+        seen.append(ctx.agent_state.steps_remaining)
+        return
+        yield
+
+    seen = []
+    definition = plain(handle_steps=steps, limits=Limits(max_steps=7))
+    built = engine(limits=Limits(max_steps=9))
+    await built.run(definition, limits=Limits(max_steps=5))
+    await built.run(definition)
+    await built.run(plain("other", handle_steps=steps))
+    await engine().run(plain("third", handle_steps=steps))
+
+    assert [5, 7, 9, 50] == seen
+
+
+@pytest.mark.spec("requirements:A18")
+async def test_hooks_of_the_engine_run_before_those_of_the_agent():
+    order = []
+    hooks = {
+        owner: Hooks(
+            pre_run=lambda ctx, owner=owner: order.append(owner),
+            post_run=lambda ctx, r, owner=owner: order.append(owner),
+        )
+        for owner in ("engine", "agent")
+    }
+    await engine(hooks=hooks["engine"]).run(plain(hooks=hooks["agent"]), "go")
+
+    assert ["engine", "agent"] * 2 == order
+
+
+@pytest.mark.spec("requirements:D2")
+async def test_session_user_and_metadata_reach_hooks_and_tools():
+    seen = []
+
+    @tool
+    def look(ctx: ToolContext) -> str:
+        """Look at the context."""
+        seen.append(
+            (ctx.session_id, ctx.user_id, ctx.metadata, ctx.agent_id, ctx.run_id, ctx.workspace, ctx.resources.get(int))
+        )
+        return "ok"
+
+    hooks = Hooks(pre_run=lambda ctx: seen.append((ctx.session_id, ctx.user_id, ctx.metadata)))
+    async with engine(tool_call("look"), "done", hooks=hooks, workspace="/tmp", resources=[42]) as built:
+        result = await built.run(plain(tools=[look]), "go", session_id="s", user_id="u", metadata={"k": 1})
+
+    assert ("s", "u", {"k": 1}) == seen[0] == seen[1][:3]
+    assert ("plain", result.state.run_id) == seen[1][3:5]
+    assert ("/tmp", 42) == (str(seen[1][5].root), seen[1][6])
+    assert "s" == result.session_id
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:D17", "requirements:D24", "requirements:X24")
+async def test_a_run_continues_from_a_previous_state_which_stays_as_it_was():
+    scripted = ScriptedModel(
+        [
+            tool_call("add", {"a": 1, "b": 2}, usage=Usage(input_tokens=5)),
+            "three",
+            tool_call("add", {"a": 3, "b": 4}),
+            "seven",
+        ]
+    )
+    hooks = Hooks(pre_run=lambda ctx: Change(context={"turns": ctx.state.context.get("turns", 0) + 1}))
+    built = Engine([plain(tools=[add], hooks=hooks)], models=scripted)
+    first = await built.run("plain", "1+2?")
+    kept = first.state
+    second = await built.run("plain", "3+4?", previous=first.state)
+
+    assert ["1+2?", "three", "3+4?", "seven"] == [
+        m.text for m in second.state.message_history if m.role != "tool" and m.text
+    ]
+    assert ["c1", "c2"] == [m.tool_call_id for m in second.state.message_history if m.role == "tool"]
+    assert {"turns": 2} == second.state.context
+    assert first.state.run_id != second.state.run_id
+    assert 0 == second.usage.input_tokens
+    assert 48 == second.state.steps_remaining
+    assert 4 == len(kept.message_history)
+
+
+@pytest.mark.spec("requirements:D18")
+async def test_a_conversation_can_be_replaced_between_runs():
+    scripted = ScriptedModel(["hi"])
+    previous = AgentState.from_messages([UserMessage("I am Ada")])
+    await Engine(models=scripted).run(plain(), "who am I?", previous=previous)
+
+    assert ["I am Ada", "who am I?"] == [m.text for m in scripted.calls[0].all_messages]
+
+
+@pytest.mark.spec("requirements:D8")
+async def test_a_single_step_goes_on_from_a_state_and_says_whether_the_turn_ended():
+    never = []
+
+    def handle(ctx):
+        never.append(ctx)
+        yield STEP_ALL
+
+    replies = [
+        tool_call("add", {"a": 1, "b": 2}, usage=Usage(input_tokens=5)),
+        text("three", usage=Usage(input_tokens=7)),
+    ]
+    definition = plain(tools=[add], handle_steps=handle, instructions_prompt="be brief", system_prompt="S")
+    scripted = ScriptedModel(replies)
+    built = Engine([definition], models=scripted)
+    start = AgentState.from_messages([UserMessage("1+2?")], agent_id="plain", steps_remaining=10)
+    one = await built.step(start)
+    two = await built.step(one.agent_state)
+
+    assert [False, True] == [one.steps_complete, two.steps_complete]
+    assert ["user", "assistant", "tool", "assistant"] == [m.role for m in two.agent_state.message_history]
+    assert "S" == scripted.calls[1].system_prompt
+    assert (12, 8) == (two.agent_state.usage.input_tokens, two.agent_state.steps_remaining)
+    assert one.agent_state.run_id == two.agent_state.run_id != ""
+    assert 1 == len(start.message_history)
+    assert [] == never
+
+
+@pytest.mark.spec("requirements:D8")
+async def test_a_step_that_fails_raises_what_failed():
+    with pytest.raises(ModelError, match="no"):
+        await engine(failure(ModelError("no"))).step(AgentState(), plain())
+
+
+@pytest.mark.spec("requirements:D24")
+async def test_one_definition_serves_a_hundred_runs_at_once():
+    def handle(ctx):
+        mine = ctx.prompt
+        for _ in range(3):
+            yield Perform(asyncio.sleep, 0)
+        return mine
+
+    definition = plain(handle_steps=handle)
+    results = await asyncio.gather(*[engine().run(definition, str(n)) for n in range(100)])
+
+    assert [str(n) for n in range(100)] == [r.output for r in results]
+    assert 100 == len({r.state.run_id for r in results})
+
+
+# --- children ---------------------------------------------------------------------------------------------------------
+
+
+def parent(*calls, **fields):
+    def handle(ctx):
+        children = yield Parallel(*calls)
+        return [[c.agent_id, c.status.value, c.output, c.run_id] for c in children.value]
+
+    return plain("boss", handle_steps=handle, **fields)
+
+
+@pytest.mark.spec("requirements:J6", "requirements:D15", "requirements:J9", "requirements:J2")
+async def test_children_have_their_own_ids_and_what_they_used_rolls_up():
+    kid = plain("kid", input_schema=Wanted)
+    other = plain("other")
+    boss = parent(
+        AgentCall("kid", "go", {"name": "x"}),
+        AgentCall("kid", "go", {"size": 1}),
+        AgentCall("other"),
+        spawnable_agents=[kid],
+    )
+    scripted = ScriptedModel([text("done", usage=Usage(input_tokens=7))])
+    result = await Engine([boss, other], models=scripted).run("boss")
+    run_id = result.state.run_id
+    fine, wrong, forbidden = result.output
+
+    assert ["kid", "completed", "done", f"{run_id}-0"] == fine
+    assert ["failed", ""] == [wrong[1], wrong[3]] == [forbidden[1], forbidden[3]]
+    assert "name" in result.children[1].error.message
+    assert "it may spawn: kid" in result.children[2].error.message
+    assert 7 == result.usage.input_tokens == result.usage_by_agent["kid"].input_tokens
+    assert (f"{run_id}-0",) == result.state.child_run_ids
+
+
+@pytest.mark.spec("requirements:J6")
+async def test_a_grandchild_knows_its_ancestors():
+    seen = {}
+
+    def look(ctx):
+        state = ctx.agent_state
+        seen[state.agent_id] = (state.run_id, state.parent_id, state.ancestor_run_ids)
+        if state.agent_id != "leaf":
+            yield AgentCall("middle" if state.agent_id == "top" else "leaf")
+
+    leaf = plain("leaf", handle_steps=look)
+    middle = plain("middle", handle_steps=look, spawnable_agents=[leaf])
+    top = plain("top", handle_steps=look, spawnable_agents=[middle])
+    result = await engine().run(top)
+    root = result.state.run_id
+
+    assert (root, None, ()) == seen["top"]
+    assert (f"{root}-0", root, (root,)) == seen["middle"]
+    assert (f"{root}-0-0", f"{root}-0", (root, f"{root}-0")) == seen["leaf"]
+
+
+@pytest.mark.spec("requirements:A5", "requirements:J8")
+async def test_a_child_without_a_model_uses_its_spawners():
+    scripted = ScriptedModel(["a", "b"])
+    mine, own = AgentDefinition("mine"), AgentDefinition("own", model="test/own")
+    boss = parent(AgentCall(mine), AgentCall(own), spawnable_agents=[mine, own])
+    await Engine(models=scripted).run(boss)
+
+    assert {"test/m", "test/own"} == {c.model for c in scripted.calls}
+
+
+@pytest.mark.spec("requirements:A11", "requirements:J7")
+@pytest.mark.parametrize("inherits", [False, True])
+async def test_a_child_starts_with_its_parents_conversation_only_when_it_says_so(inherits):
+    def handle(ctx):
+        yield STEP
+        yield AgentCall(kid, "your turn")
+
+    scripted = ScriptedModel(["mine", "its own"])
+    kid = plain("kid", include_message_history=inherits)
+    await Engine(models=scripted).run(plain("boss", handle_steps=handle, spawnable_agents=[kid]), "hello")
+    expected = ["hello", "mine", "your turn"] if inherits else ["your turn"]
+
+    assert expected == [m.text for m in scripted.calls[1].all_messages]
+
+
+@pytest.mark.spec("requirements:J15", "requirements:K3")
+async def test_a_question_of_a_child_suspends_the_tree_and_an_answer_up_front_does_not():
+    def ask(ctx):
+        answer = yield from Ask("Really?")
+        return answer
+
+    kid = plain("kid", handle_steps=ask)
+    boss = parent(AgentCall(kid), spawnable_agents=[kid])
+    built = engine()
+    open_ = await built.run(boss)
+    answered = await built.run(boss, answers={"0.q0": "sure", "unasked": "?"})
+
+    assert (RunStatus.SUSPENDED, "") == (open_.status, open_.text)
+    assert [("0.q0", "Really?", "0")] == [(q.id, q.text, q.path) for q in open_.pending_questions]
+    assert "sure" == answered.output[0][2]
+    assert any("unasked" in w for w in answered.warnings)
+
+
+# --- events and ways to start -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:D22", "requirements:N8", "requirements:N10", "requirements:X18")
+async def test_run_stream_handle_and_observer_show_the_same_run():
+    observed = []
+    replies = [tool_calls(tool_call("add", {"a": 1, "b": 2}), tool_call("add", {"a": 3, "b": 4})), "done"]
+
+    def fresh():
+        observed.clear()
+        return Engine([plain(tools=[add])], models=ScriptedModel(replies), observers=[observed.append])
+
+    ran = await fresh().run("plain", "go")
+    seen_by_observer = [e.type for e in observed]
+    streamed = [e async for e in fresh().stream("plain", "go")]
+    handle = fresh().start("plain", "go")
+    handled = [e async for e in handle.events()]
+    result = await handle.result()
+
+    assert seen_by_observer == [e.type for e in streamed] == [e.type for e in handled]
+    assert list(range(len(streamed))) == [e.index for e in streamed]
+    assert 1 == seen_by_observer.count("run_finished")
+    assert "run_finished" == seen_by_observer[-1]
+    texts = {r.text for r in (ran, streamed[-1].result, result)}
+    histories = [list(r.state.message_history) for r in (ran, streamed[-1].result, result)]
+    assert {"done"} == texts
+    assert histories[0] == histories[1] == histories[2]
+
+
+@pytest.mark.spec("requirements:N10")
+@pytest.mark.parametrize("reply", [failure(ModelError("no")), failure(ValueError("bug"))])
+async def test_the_last_event_comes_after_an_error_too(reply):
+    events = [e async for e in engine(reply).stream(plain(), "go")]
+
+    assert "run_finished" == events[-1].type
+    assert RunStatus.FAILED is events[-1].result.status
+    assert "run_failed" in [e.type for e in events]
+
+
+async def test_misuse_raises_when_a_stream_is_made_and_not_later():
+    with pytest.raises(AgentError):
+        engine().stream("nobody")
+
+
+class Hanging(ScriptedModel):
+    """
+    A model that never answers.
+    """
+
+    def __init__(self):
+        super().__init__([])
+        self.asked, self.left = asyncio.Event(), asyncio.Event()
+
+    async def complete(self, request):
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left.set()
+
+    async def stream(self, request):
+        await self.complete(request)
+        yield
+
+
+@pytest.mark.spec("reliability:SS10", "requirements:G20")
+@pytest.mark.parametrize("how", ["break", "drop"])
+async def test_leaving_a_stream_cancels_the_run(how):
+    model = Hanging()
+    stream = Engine(models=model).stream(plain(), "go")
+    async for event in stream:
+        if event.type == "model_started":
+            await model.asked.wait()
+            break
+    if how == "break":
+        await stream.aclose()
+    else:
+        del stream
+        gc.collect()
+    async with asyncio.timeout(2):
+        await model.left.wait()
+
+
+@pytest.mark.spec("reliability:SS12", "requirements:D16")
+async def test_a_timeout_around_a_run_reaches_the_caller_after_the_run_has_ended():
+    events, model = [], Hanging()
+    built = Engine(models=model, observers=[events.append])
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await built.run(plain(), "go")
+    assert RunStatus.CANCELLED is events[-1].result.status
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(built.run(plain(), "go"), 0.05)
+    assert 2 == [e.type for e in events].count("run_finished")
+    assert 0 == asyncio.current_task().cancelling()
+
+
+@pytest.mark.spec("requirements:N6", "requirements:D16")
+async def test_interrupt_gives_a_result_with_status_cancelled_and_may_be_called_twice():
+    model = Hanging()
+    handle = Engine(models=model).start(plain(), "go")
+    await model.asked.wait()
+    handle.interrupt()
+    handle.interrupt()
+    result = await handle.result()
+    await handle.shutdown()
+
+    assert RunStatus.CANCELLED is result.status
+    assert ["go"] == [m.text for m in result.state.message_history]
+
+
+@pytest.mark.spec("reliability:GN35")
+async def test_an_observer_may_start_a_run_and_interrupt_the_one_it_sees():
+    started = []
+
+    def observer(event):
+        if event.type == "model_started" and not started:
+            started.append(other.start(plain("second"), "go"))
+            handles[0].interrupt()
+
+    other = engine("fine")
+    handles = [Engine(models=Hanging(), observers=[observer]).start(plain(), "go")]
+    first = await handles[0].result()
+    second = await started[0].result()
+
+    assert (RunStatus.CANCELLED, RunStatus.COMPLETED) == (first.status, second.status)
+
+
+@pytest.mark.spec("requirements:N1")
+async def test_a_handle_stops_its_run_when_its_block_ends():
+    model = Hanging()
+    async with Engine(models=model).start(plain(), "go", session_id="s", metadata={"a": 1}) as handle:
+        await model.asked.wait()
+        assert ("s", {"a": 1}, "plain", "calling_model") == (
+            handle.session_id,
+            handle.metadata,
+            handle.agent_id,
+            handle.phase.value,
+        )
+    assert handle.done
+    assert RunStatus.CANCELLED is (await handle.result()).status
+
+
+@pytest.mark.spec("requirements:N3", "reliability:SS07")
+async def test_input_reaches_the_run_before_its_next_model_call_and_not_after_its_end():
+    release = asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        handle.send_input("hurry up")
+        release.set()
+        return "waited"
+
+    scripted = ScriptedModel([tool_call("wait"), "done"])
+    handle = Engine(models=scripted).start(plain(tools=[wait]), "go")
+    result = await handle.result()
+    with pytest.raises(StepEngineError, match="has ended"):
+        handle.send_input("too late")
+
+    assert "hurry up" == scripted.calls[1].all_messages[-1].text
+    assert RunStatus.COMPLETED is result.status
+
+
+@pytest.mark.spec("reliability:SS10")
+async def test_closing_an_engine_ends_its_runs_and_warns_of_those_that_nobody_looked_at():
+    model = Hanging()
+    built = Engine(models=model)
+    handle = built.start(plain(), "go")
+    await model.asked.wait()
+    with pytest.warns(ResourceWarning, match=handle.run_id):
+        await built.aclose()
+    assert handle.done
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        await built.aclose()
+
+
+@pytest.mark.spec("reliability:SS08")
+async def test_overrides_of_concurrent_tasks_do_not_meet():
+    built = engine("engine's own")
+
+    async def one(name):
+        with built.override(models=ScriptedModel([name])):
+            await asyncio.sleep(0)
+            return (await built.run(plain(), "go")).text
+
+    assert ["a", "b", "c"] == await asyncio.gather(one("a"), one("b"), one("c"))
+    assert "engine's own" == (await built.run(plain(), "go")).text
+
+
+# --- tools that call back ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:TL17")
+async def test_a_tool_may_start_a_new_root_run_that_shares_no_limits():
+    @tool
+    async def delegate() -> str:
+        """Delegate."""
+        return (await built.run(plain("helper"), "help")).text
+
+    replies = [tool_call("delegate"), text("helped", usage=Usage(input_tokens=900)), "done"]
+    built = engine(*replies)
+    result = await built.run(plain(tools=[delegate]), "go", limits=Limits(max_tokens=1000))
+
+    assert "helped" == result.tool_calls[0].result.text
+    assert 0 == result.usage.input_tokens
+    assert () == result.children
+
+
+@pytest.mark.spec("reliability:TL02")
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+async def test_a_keyboard_interrupt_out_of_a_tool_is_raised_again_after_the_run_has_ended(kind):
+    events = []
+
+    @tool
+    async def interrupt() -> str:
+        """Interrupt."""
+        raise kind
+
+    built = engine(tool_call("interrupt"), observers=[events.append])
+    with pytest.raises(kind):
+        await built.run(plain(tools=[interrupt]), "go")
+    result = events[-1].result
+
+    assert RunStatus.CANCELLED is result.status
+    assert ["user", "assistant", "tool"] == [m.role for m in result.state.message_history]
+
+
+@pytest.mark.spec("requirements:D19")
+async def test_a_tool_error_never_ends_a_run():
+    @tool
+    def broken() -> str:
+        """Break."""
+        raise ValueError("nope")
+
+    async with engine(tool_call("broken"), "I see") as built:
+        result = await built.run(plain(tools=[broken]), "go")
+
+    assert (RunStatus.COMPLETED, True) == (result.status, result.tool_calls[0].is_error)
+
+
+@pytest.mark.spec("requirements:C4", "requirements:C6")
+async def test_a_handler_may_use_other_tools_of_the_engine_without_showing_them_to_the_model():
+    def handle(ctx):
+        result = yield ToolCall("add", {"a": 2, "b": 2}, include_tool_call=False)
+        return result.tool_result.data
+
+    scripted = ScriptedModel([])
+    result = await Engine(models=scripted, tools=[add]).run(plain(handle_steps=handle))
+
+    assert 4 == result.output
+    assert 0 == len(result.state.message_history)
+
+
+async def test_what_a_reply_says_of_its_own_cost_is_in_the_result():
+    from decimal import Decimal
+
+    reply = ModelReply("x", usage=Usage(input_tokens=1), cost=Decimal("0.5"))
+    result = await engine(reply).run(plain(), "go")
+
+    assert Decimal("0.5") == result.cost

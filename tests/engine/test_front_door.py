@@ -1,0 +1,56 @@
+"""
+The public names, and that importing them loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import stepengine
+import stepengine.events
+from stepengine.data import events
+
+HEAVY = (
+    "anthropic",
+    "openai",
+    "google.genai",
+    "httpx2",
+    "genai_prices",
+    "docstring_parser",
+    "jsonschema",
+    "opentelemetry",
+    "vcr",
+    "typer",
+    "rich",
+    "mcp",
+    "dbos",
+)
+
+
+@pytest.mark.parametrize("name", stepengine.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(stepengine, name) is not None
+    assert name in dir(stepengine)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'Agent'"):
+        stepengine.Agent
+
+
+def test_the_facade_of_events_has_them_all():
+    assert {*events.__all__} - {"EVENTS"} == {*stepengine.events.__all__}
+    assert all(getattr(stepengine.events, n) is getattr(events, n) for n in stepengine.events.__all__)
+
+
+@pytest.mark.spec("ecosystem:EC216")
+@pytest.mark.parametrize("program", ["import stepengine", "from stepengine import *"])
+def test_importing_stepengine_loads_nothing_heavy(program):
+    code = f"import json, sys\n{program}\nprint(json.dumps(sorted(sys.modules)))"
+    loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+    assert [] == [name for name in HEAVY if name in loaded]

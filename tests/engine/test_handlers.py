@@ -1,0 +1,288 @@
+"""
+Handlers, hooks and tools in real runs: what they log, how they end, how they fail alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Answer,
+    Ask,
+    Decision,
+    Engine,
+    Hooks,
+    Limits,
+    Parallel,
+    Perform,
+    RunStatus,
+    ToolCall,
+    ToolContext,
+    tool,
+)
+from stepengine.errors import HandlerError
+from stepengine.events import ToolLog, ToolProgress
+from stepengine.testing import ScriptedModel, failure, tool_call, tool_calls
+
+
+def agent(handler=None, agent_id="worker", **fields):
+    return AgentDefinition(agent_id, **{"model": "test/m", "handle_steps": handler, **fields})
+
+
+@pytest.mark.spec("requirements:O4", "requirements:C20", "requirements:O1")
+async def test_what_a_handler_logs_and_notifies_reaches_the_logger_and_the_stream_and_not_the_history(caplog):
+    def handle(ctx):
+        yield STEP
+        ctx.logger.warning("careful", n=1)
+        ctx.notify("half way", {"percent": 50})
+        yield ToolCall("add_message", {"role": "user", "content": "go on"})
+
+    events = []
+    engine = Engine(models=ScriptedModel(["hi"]), observers=[events.append])
+    with caplog.at_level(logging.DEBUG, "stepengine"):
+        result = await engine.run(agent(handle), "go")
+    record = next(r for r in caplog.records if r.getMessage() == "careful")
+    note = next(e for e in events if e.type == "notification")
+
+    assert (result.state.run_id, "worker", "", {"n": 1}) == (record.run_id, record.agent_id, record.path, record.data)
+    assert 0 == record.step
+    assert ("half way", {"percent": 50}) == (note.message, note.data)
+    assert all("careful" not in m.text and "half way" not in m.text for m in result.state.message_history)
+
+
+@pytest.mark.spec("requirements:O4")
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_what_a_tool_logs_and_shows_carries_its_run_and_its_call(caplog, in_thread):
+    def body(ctx: ToolContext) -> str:
+        """Work."""
+        ctx.logger.info("working", x=2)
+        ctx.emit(ToolProgress(message="half", percent=50))
+        ctx.emit(ToolLog(message="by hand"))
+        return "done"
+
+    work = tool(in_thread=in_thread)(body)
+    events = []
+    async with Engine(models=ScriptedModel([tool_call("body"), "ok"]), observers=[events.append]) as engine:
+        with caplog.at_level(logging.DEBUG, "stepengine"):
+            result = await engine.run(agent(tools=[work]), "go")
+    record = next(r for r in caplog.records if r.getMessage() == "working")
+    shown = [e for e in events if e.type.startswith("tool_")]
+
+    assert (result.state.run_id, {"x": 2}) == (record.run_id, record.data)
+    assert any(r.getMessage() == "by hand" for r in caplog.records)
+    assert ["tool_started", "tool_log", "tool_progress", "tool_log", "tool_finished"] == [
+        e.type for e in shown if e.type != "tool_input_delta"
+    ]
+    assert {("body", "c1")} == {(e.tool_name, e.tool_call_id) for e in shown if e.type != "tool_input_delta"}
+    assert 1 == len({e.seq for e in shown if e.type in ("tool_log", "tool_progress", "tool_finished")})
+
+
+@pytest.mark.spec("requirements:C18", "reliability:R9")
+@pytest.mark.parametrize("way", ["return", "error", "cancel", "limit", "suspend", "model failure"])
+async def test_the_finally_of_a_handler_has_run_before_the_result_is_there(way):
+    order = []
+    hanging = asyncio.Event()
+
+    async def hang():
+        hanging.set()
+        await asyncio.Event().wait()
+
+    def handle(ctx):
+        try:
+            if way == "error":
+                raise ValueError("oops")
+            if way == "cancel":
+                yield Perform(hang)
+            if way == "limit":
+                yield Perform(hang)
+            if way == "suspend":
+                yield Ask("?")
+            yield STEP
+        finally:
+            order.append("finally")
+
+    def observer(event):
+        if event.type == "run_finished":
+            order.append(event.result.status.value)
+
+    script = [failure(ValueError("no"))] if way == "model failure" else ["ok"]
+    engine = Engine(models=ScriptedModel(script), observers=[observer])
+    handle_ = engine.start(agent(handle), "go", limits=Limits(max_seconds=0.02) if way == "limit" else None)
+    if way == "cancel":
+        await hanging.wait()
+        handle_.interrupt()
+    await handle_.result()
+    status = {"return": "completed", "cancel": "cancelled", "suspend": "suspended"}.get(way, "failed")
+
+    assert ["finally", status] == order
+
+
+@pytest.mark.spec("requirements:N14", "requirements:X2")
+@pytest.mark.parametrize("point", ["pre_run", "pre_step", "post_step", "post_run"])
+async def test_a_crashing_hook_ends_at_most_its_own_run(point):
+    def crash(*args):
+        raise ZeroDivisionError("hook")
+
+    engine = Engine(models=ScriptedModel(["a", "b"]))
+    broken, fine = await asyncio.gather(
+        engine.run(agent(agent_id="broken", hooks=Hooks(**{point: crash})), "go"),
+        engine.run(agent(agent_id="fine"), "go"),
+    )
+
+    assert RunStatus.COMPLETED is fine.status
+    if point.startswith("pre"):
+        assert isinstance(broken.error, HandlerError)
+        assert RunStatus.FAILED is broken.status
+    else:
+        assert RunStatus.COMPLETED is broken.status
+        assert any("hook" in w for w in broken.warnings)
+
+
+@pytest.mark.spec("reliability:TL16")
+async def test_a_parallel_batch_gives_every_call_its_result_in_call_order():
+    finished = []
+
+    @tool(parallel_safe=True)
+    async def good() -> str:
+        """Succeed."""
+        await asyncio.sleep(0.02)
+        finished.append("good")
+        return "good"
+
+    @tool(parallel_safe=True)
+    async def bad() -> str:
+        """Fail."""
+        raise ValueError("bad")
+
+    @tool(parallel_safe=True, timeout=0.01)
+    async def hang() -> str:
+        """Hang."""
+        await asyncio.Event().wait()
+        return "never"
+
+    batch = tool_calls(tool_call("hang"), tool_call("bad"), tool_call("good"))
+    engine = Engine(models=ScriptedModel([batch, "done"]))
+    result = await engine.run(agent(tools=[good, bad, hang]), "go")
+
+    assert RunStatus.COMPLETED is result.status
+    assert [("hang", True), ("bad", True), ("good", False)] == [(c.tool_name, c.is_error) for c in result.tool_calls]
+    assert ["hang", "bad", "good"] == [m.tool_name for m in result.state.message_history if m.role == "tool"]
+    assert "timed out" in result.tool_calls[0].result.text
+    assert ["good"] == finished
+
+
+@pytest.mark.spec("requirements:J3", "requirements:J5")
+async def test_children_run_at_once_and_a_failing_one_disturbs_no_other():
+    meeting = []
+    everybody = asyncio.Event()
+
+    async def meet(name):
+        meeting.append(name)
+        if len(meeting) == 3:
+            everybody.set()
+        await everybody.wait()
+        return name
+
+    def child(ctx):
+        name = yield from Perform(meet, ctx.prompt)
+        if name == "b":
+            raise ValueError("b is unwell")
+        return name
+
+    def parent(ctx):
+        done = yield Parallel(*[AgentCall(kid, name) for name in "abc"])
+        return [[c.status.value, c.output] for c in done.value]
+
+    kid = agent(child, "kid", model=None)
+    async with asyncio.timeout(5):
+        result = await Engine().run(agent(parent, spawnable_agents=[kid], model=None))
+
+    assert [["completed", "a"], ["failed", None], ["completed", "c"]] == result.output
+
+
+@pytest.mark.spec("requirements:K8")
+async def test_a_permission_question_is_answered_through_the_handle():
+    @tool(in_thread=False)
+    def dangerous() -> str:
+        """Do it."""
+        return "did it"
+
+    hooks = Hooks(pre_tool=lambda ctx, call: Decision.ask("May it?"))
+    for answer, expected in (("yes", "ok"), (Answer(declined=True), "denied")):
+        engine = Engine(models=ScriptedModel([tool_call("dangerous"), "done"]), hooks=hooks)
+        handle = engine.start(agent(tools=[dangerous]), "go")
+        phases = []
+        async for event in handle.events():
+            if event.type == "permission_requested":
+                handle.answer(event.question.id, answer)
+            if event.type == "phase_changed":
+                phases.append(event.phase.value)
+        result = await handle.result()
+
+        assert expected == result.tool_calls[0].result.status if result.tool_calls else "denied" == expected
+        assert RunStatus.COMPLETED is result.status
+
+
+@pytest.mark.spec("reliability:SP08", "reliability:R10")
+async def test_cancelling_a_run_ends_a_tree_of_three_levels_from_the_leaves():
+    order, hanging = [], asyncio.Event()
+    counter = []
+
+    async def hang():
+        counter.append(1)
+        if len(counter) == 8:
+            hanging.set()
+        await asyncio.Event().wait()
+
+    def level(n, below=None):
+        def handle(ctx):
+            try:
+                if below is None:
+                    yield Perform(hang)
+                else:
+                    yield Parallel(AgentCall(below), AgentCall(below))
+            finally:
+                order.append(n)
+
+        return agent(handle, f"level-{n}", model=None, spawnable_agents=[below] if below else [])
+
+    top = level(0, level(1, level(2, level(3))))
+    before = asyncio.all_tasks()
+    task = asyncio.create_task(Engine().run(top))
+    await hanging.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert [3] * 8 == order[:8]
+    assert 0 == order[-1]
+    assert 15 == len(order)
+    assert before == asyncio.all_tasks()
+
+
+@pytest.mark.spec("requirements:D16")
+async def test_a_cancelled_run_holds_a_result_for_every_call():
+    started = asyncio.Event()
+
+    @tool
+    async def hang() -> str:
+        """Hang."""
+        started.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    model = ScriptedModel([tool_calls(tool_call("hang"), tool_call("hang")), "never"])
+    handle = Engine(models=model).start(agent(tools=[hang]), "go")
+    await started.wait()
+    handle.interrupt()
+    result = await handle.result()
+
+    assert RunStatus.CANCELLED is result.status
+    assert ["cancelled", "cancelled"] == [m.status for m in result.state.message_history if m.role == "tool"]
+    assert 1 == len(model.calls)

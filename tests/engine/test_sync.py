@@ -1,0 +1,294 @@
+"""
+Synchronous callers: one loop thread, any thread, inside a running loop, from inside a run, Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from stepengine import AgentDefinition, AgentState, Engine, RunStatus, UserMessage, tool
+from stepengine.errors import AgentError, StepEngineError
+from stepengine.testing import ScriptedModel, tool_call
+
+
+def plain(agent_id="plain", **fields):
+    return AgentDefinition(agent_id, **{"model": "test/m", **fields})
+
+
+@pytest.mark.spec("requirements:D23")
+def test_a_run_can_be_started_from_synchronous_code():
+    with Engine(models=ScriptedModel(["hello", "a step"])) as engine:
+        result = engine.run_sync(plain(), "hi")
+        step = engine.step_sync(AgentState.from_messages([UserMessage("hi")]), plain())
+
+    assert ("hello", True) == (result.text, step.steps_complete)
+
+
+@pytest.mark.spec("requirements:D23", "reliability:TL13", "reliability:SS09")
+async def test_it_works_inside_a_running_loop_with_async_and_sync_tools():
+    here = asyncio.get_running_loop()
+    loops, threads = [], []
+
+    @tool
+    async def asynchronous() -> str:
+        """Look at the loop."""
+        loops.append(asyncio.get_running_loop())
+        return "a"
+
+    @tool
+    def synchronous() -> str:
+        """Look at the thread."""
+        threads.append(threading.current_thread())
+        return "s"
+
+    scripted = ScriptedModel([tool_call("asynchronous"), tool_call("synchronous"), "done"] * 2)
+    with Engine(models=scripted) as engine:
+        for _ in range(2):
+            result = engine.run_sync(plain(tools=[asynchronous, synchronous]), "hi")
+            assert RunStatus.COMPLETED is result.status
+
+    assert loops[0] is loops[1] is not here
+    assert loops[0].is_closed()
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.spec("reliability:SS09")
+def test_it_works_from_many_threads_at_once():
+    texts = []
+    with Engine(models=ScriptedModel(["hi"] * 20)) as engine:
+        definition = plain()
+        threads = [
+            threading.Thread(target=lambda: texts.append(engine.run_sync(definition, "go").text)) for _ in range(20)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert ["hi"] * 20 == texts
+
+
+@pytest.mark.spec("reliability:GN13", "reliability:SS09")
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_handler_may_run_another_agent_synchronously_at_any_depth(depth):
+    def nested(level):
+        def handle(ctx):
+            return level if level == 0 else [level, engine.run_sync(nested(level - 1)).output]
+            yield
+
+        return plain(f"level-{level}", handle_steps=handle)
+
+    with Engine(models=ScriptedModel([])) as engine:
+        result = engine.run_sync(nested(depth))
+        expected = 0
+        for level in range(1, depth + 1):
+            expected = [level, expected]
+
+    assert expected == result.output
+
+
+@pytest.mark.spec("reliability:TL17", "reliability:SS09")
+def test_a_tool_in_a_thread_may_run_another_agent_while_its_own_loop_waits():
+    @tool
+    def ask_another() -> str:
+        """Ask another agent."""
+        return engine.run_sync(plain("helper"), "help").text
+
+    def handle(ctx):
+        result = engine.run_sync(plain("inner", tools=[ask_another]), "go")
+        return result.output
+        yield
+
+    with Engine(models=ScriptedModel([tool_call("ask_another"), "helped", "done"])) as engine:
+        result = engine.run_sync(plain("outer", handle_steps=handle))
+
+    assert "done" == result.output
+
+
+@pytest.mark.spec("reliability:GN13")
+def test_a_handler_that_drives_itself_is_an_error_of_its_own():
+    def handle(ctx):
+        next(holder[0])
+        yield
+
+    holder = []
+
+    def started(ctx):
+        steps = handle(ctx)
+        holder.append(steps)
+        yield from steps
+
+    with Engine(models=ScriptedModel([])) as engine:
+        result = engine.run_sync(plain(handle_steps=started))
+
+    assert "HandlerError" == type(result.error).__name__
+    assert "already executing" in str(result.error)
+
+
+@pytest.mark.spec("requirements:X16")
+def test_misuse_raises_in_the_calling_thread():
+    with Engine() as engine, pytest.raises(AgentError, match="nobody"):
+        engine.run_sync("nobody")
+
+
+@pytest.mark.spec("reliability:SS08")
+def test_overrides_reach_the_loop_thread():
+    with Engine(models=ScriptedModel([])) as engine, engine.override(models=ScriptedModel(["other"])):
+        assert "other" == engine.run_sync(plain(), "hi").text
+
+
+@pytest.mark.spec("reliability:TL02")
+def test_a_keyboard_interrupt_out_of_a_tool_reaches_the_caller_and_not_the_loop():
+    @tool
+    async def interrupt() -> str:
+        """Interrupt."""
+        raise KeyboardInterrupt
+
+    with Engine(models=ScriptedModel([tool_call("interrupt"), "still here"])) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            engine.run_sync(plain(tools=[interrupt]), "go")
+        assert "still here" == engine.run_sync(plain(), "go").text
+
+
+class Hanging(ScriptedModel):
+    """
+    A model that sends this process a signal and never answers.
+    """
+
+    def __init__(self):
+        super().__init__([])
+        self.left = False
+
+    async def complete(self, request):
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left = True
+
+
+@pytest.mark.spec("requirements:D16")
+def test_ctrl_c_cancels_the_run_and_waits_for_its_end():
+    model = Hanging()
+    with Engine(models=model) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            engine.run_sync(plain(), "go")
+
+        assert model.left
+
+
+@pytest.mark.spec("requirements:D16", "reliability:SS12")
+def test_ctrl_c_in_asyncio_run_ends_the_run_before_the_interrupt_is_raised():
+    program = """
+        import asyncio, os, signal
+        from stepengine import AgentDefinition, Engine
+        from stepengine.testing import ScriptedModel
+
+        class Hanging(ScriptedModel):
+            async def stream(self, request):
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.Event().wait()
+                yield
+
+        def handle(ctx):
+            from stepengine import STEP
+            try:
+                yield STEP
+            finally:
+                print("closed")
+
+        engine = Engine(models=Hanging([]), observers=[lambda e: print(e.type) if e.type == "run_finished" else None])
+        try:
+            asyncio.run(engine.run(AgentDefinition("x", model="test/m", handle_steps=handle), "go"))
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+    assert (0, "closed\nrun_finished\ninterrupted\n", "") == (done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.spec("reliability:SS09")
+def test_a_signal_handler_is_refused():
+    refused = []
+
+    def handler(number, frame):
+        try:
+            engine.run_sync(plain(), "go")
+        except StepEngineError as error:
+            refused.append(error.message)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with Engine(models=ScriptedModel(["never"])) as engine:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            deadline = time.monotonic() + 5
+            while not refused and time.monotonic() < deadline:
+                time.sleep(0.001)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert "signal handler 'handler'" in refused[0]
+
+
+@pytest.mark.spec("reliability:SS11")
+@pytest.mark.parametrize("ending", ["", "del engine; import gc; gc.collect()", "raise SystemExit(0)"])
+def test_an_engine_that_nobody_closed_ends_with_the_interpreter_without_a_word(ending):
+    program = f"""
+        import asyncio
+        from stepengine import AgentDefinition, Engine
+        from stepengine.testing import ScriptedModel
+
+        class Hanging(ScriptedModel):
+            async def complete(self, request):
+                await asyncio.Event().wait()
+
+        engine = Engine(models=ScriptedModel(["hi"]))
+        print(engine.run_sync(AgentDefinition("x", model="test/m"), "go").text)
+
+        async def background():
+            hanging.start(AgentDefinition("x", model="test/m"), "go")
+            await asyncio.sleep(0.01)
+
+        hanging = Engine(models=Hanging([]))
+        asyncio.run(background())
+        {ending}
+    """
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+    assert (0, "hi\n", "") == (done.returncode, done.stdout, done.stderr)
+
+
+def test_a_collected_engine_takes_its_loop_thread_along():
+    import gc
+
+    engine = Engine(models=ScriptedModel(["hi"]))
+    engine.run_sync(plain(), "go")
+    del engine
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while any(t.name == "stepengine-loop" for t in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+    assert not any(t.name == "stepengine-loop" for t in threading.enumerate())

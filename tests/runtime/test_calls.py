@@ -1,0 +1,232 @@
+"""
+Model calls: deltas, retries, prices, and what a provider may do wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+
+import pytest
+
+from stepengine.data.effects import CallModel
+from stepengine.data.models import ModelReply, ModelRequest, ReplyDone, TextChunk, ToolCallChunk, ToolCallStarted
+from stepengine.data.outcomes import Failure, Stop, Value
+from stepengine.data.usage import Usage
+from stepengine.errors import ModelError, TruncatedReply, UnknownModel
+from stepengine.runtime import RetryPolicy
+
+REQUEST = ModelRequest("test/m")
+
+
+def one_call(seen):
+    def machine(plan, state):
+        seen.append((yield CallModel(0, REQUEST)))
+        from stepengine.data.run import RunStatus
+        from stepengine.machine.plan import Finished
+
+        return Finished(status=RunStatus.COMPLETED, state=state)
+
+    return machine
+
+
+def busy(**fields):
+    return ModelError("overloaded", retryable=True, **{"status": 529, **fields})
+
+
+@pytest.mark.spec("reliability:MP12", "requirements:G21")
+async def test_a_transient_failure_is_tried_again_up_to_four_requests_in_all(world):
+    seen, provider, clock = [], world.Provider(default=busy()), world.JumpingClock()
+    await world.tree(one_call(seen), models=provider, clock=clock).run()
+
+    assert 4 == len(provider.requests)
+    assert isinstance(seen[0], Failure)
+    assert seen[0].error.retryable
+    assert all(0 <= wait <= 0.5 * 2**n for n, wait in enumerate(clock.sleeps))
+
+
+async def test_a_failure_that_is_not_retryable_is_final(world):
+    seen, provider = [], world.Provider([ModelError("no such model", status=404)])
+    await world.tree(one_call(seen), models=provider).run()
+
+    assert 1 == len(provider.requests)
+    assert "no such model" == seen[0].error.message
+
+
+@pytest.mark.spec("reliability:MP09", "requirements:G21")
+async def test_retry_after_is_waited_for_and_each_attempt_is_an_event(world):
+    seen, events, clock = [], [], world.JumpingClock()
+    provider = world.Provider([busy(status=429, retry_after=2), "done"])
+    await world.tree(one_call(seen), models=provider, clock=clock, observers=[events.append]).run()
+    retry = next(e for e in events if e.type == "model_retry")
+
+    assert clock.sleeps[0] >= 2
+    assert (1, "overloaded") == (retry.attempt, retry.error)
+    assert retry.wait == clock.sleeps[0]
+    assert "done" == seen[0].value.text
+    assert seen[0].at >= 2000
+
+
+@pytest.mark.spec("reliability:MP10")
+@pytest.mark.parametrize(("asked", "requests"), [(3600, 1), (61, 1), (60, 2), (-5, 2), (None, 2)])
+async def test_retry_after_is_obeyed_up_to_a_minute_and_no_longer(world, asked, requests):
+    seen, provider, clock = [], world.Provider([busy(retry_after=asked)]), world.JumpingClock()
+    await world.tree(one_call(seen), models=provider, clock=clock).run()
+
+    assert requests == len(provider.requests)
+    if requests == 1:
+        assert asked == seen[0].error.retry_after
+    else:
+        assert 0 <= clock.sleeps[0] <= 60
+
+
+async def test_a_run_has_a_budget_of_extra_attempts(world):
+    provider = world.Provider(default=busy())
+
+    def machine(plan, state):
+        for seq in range(10):
+            yield CallModel(seq, REQUEST)
+        return world.done(state)
+
+    await world.tree(machine, models=provider, clock=world.JumpingClock(), retry=RetryPolicy(extra=5)).run()
+
+    assert 10 + 5 == len(provider.requests)
+
+
+async def test_waits_are_random_but_equal_for_equal_runs_and_never_touch_the_random_source_of_the_run(world):
+    waits = []
+    for _ in range(2):
+        clock, plan = world.JumpingClock(), world.plan()
+        before = plan.random.getstate()
+        provider = world.Provider(default=busy())
+        await world.tree(one_call([]), models=provider, clock=clock, plan=plan).run()
+        waits.append(clock.sleeps)
+
+        assert before == plan.random.getstate()
+
+    assert waits[0] == waits[1]
+    assert len(set(waits[0])) > 1
+
+
+@pytest.mark.spec("reliability:MP33")
+async def test_a_run_that_is_cancelled_while_it_waits_for_an_attempt_leaves_at_once(world):
+    waiting = asyncio.Event()
+
+    class Clock(world.JumpingClock):
+        async def sleep(self, seconds):
+            waiting.set()
+            await asyncio.Event().wait()
+
+    seen, provider = [], world.Provider(default=busy(retry_after=50))
+    task = asyncio.create_task(world.tree(one_call(seen), models=provider, clock=Clock()).run())
+    await waiting.wait()
+    task.cancel()
+    async with asyncio.timeout(1):
+        await task
+
+    assert isinstance(seen[0], Stop)
+    assert 1 == len(provider.requests)
+
+
+@pytest.mark.spec("reliability:MP30", "requirements:D15")
+async def test_what_failed_attempts_used_is_counted(world):
+    seen, clock = [], world.JumpingClock()
+    known = busy(usage=Usage(input_tokens=10))
+    lost = busy(status=None, kind="connection")
+    reply = ModelReply("done", usage=Usage(input_tokens=100, output_tokens=5))
+    await world.tree(one_call(seen), models=world.Provider([known, lost, reply]), clock=clock).run()
+
+    assert Usage(input_tokens=110, output_tokens=5, at_least=True) == seen[0].value.usage
+
+
+@pytest.mark.spec("requirements:D15")
+async def test_a_call_that_failed_for_good_says_what_all_its_attempts_used(world):
+    seen = []
+    provider = world.Provider(default=busy(usage=Usage(input_tokens=10)))
+    provider.items = [busy(usage=Usage(input_tokens=10)) for _ in range(4)]
+    await world.tree(one_call(seen), models=provider, clock=world.JumpingClock()).run()
+
+    assert Usage(input_tokens=40) == seen[0].error.usage
+
+
+async def test_deltas_are_asked_for_only_when_somebody_watches(world):
+    for observers in ([], [lambda event: None]):
+        provider = world.Provider([(TextChunk("a"), ReplyDone(ModelReply("a")))] if observers else ["a"])
+        seen = []
+        await world.tree(one_call(seen), models=provider, observers=observers).run()
+
+        assert "a" == seen[0].value.text
+
+
+async def test_deltas_of_text_and_tool_input_are_shown_with_their_address(world):
+    events = []
+    deltas = (
+        TextChunk("he"),
+        TextChunk("y"),
+        ToolCallStarted(0, "add"),
+        ToolCallChunk(0, '{"a"'),
+        ReplyDone(ModelReply("hey")),
+    )
+    await world.tree(one_call([]), models=world.Provider([deltas]), observers=[events.append]).run()
+
+    assert ["he", "y"] == [e.text for e in events if e.type == "text_delta"]
+    assert [("add", '{"a"', 0)] == [(e.tool_name, e.text, e.seq) for e in events if e.type == "tool_input_delta"]
+
+
+@pytest.mark.spec("reliability:MP19", "reliability:R5")
+@pytest.mark.parametrize("ending", [(), (TruncatedReply("cut", retryable=True),)])
+async def test_deltas_of_a_reply_that_broke_off_are_followed_by_a_discarded_event(world, ending):
+    seen, events = [], []
+    provider = world.Provider([(TextChunk("half"), *ending), "whole"])
+    await world.tree(one_call(seen), models=provider, clock=world.JumpingClock(), observers=[events.append]).run()
+
+    assert "whole" == seen[0].value.text
+    assert ["text_delta", "reply_discarded", "model_retry", "text_delta"] == [
+        e.type for e in events if e.type not in ("model_started", "model_finished")
+    ]
+
+
+@pytest.mark.spec("reliability:R22")
+@pytest.mark.parametrize("item", [ValueError("sdk"), asyncio.CancelledError(), 42])
+async def test_what_a_provider_should_not_do_is_a_model_error(world, item):
+    seen = []
+    await world.tree(one_call(seen), models=world.Provider([item])).run()
+
+    assert isinstance(seen[0], Failure)
+    assert isinstance(seen[0].error, ModelError)
+    assert "provider" == seen[0].error.kind
+
+
+async def test_an_unknown_model_is_a_failure_of_the_call(world):
+    class Nobody:
+        def provider_for(self, model):
+            raise UnknownModel(f"no provider for {model!r}")
+
+    seen = []
+    await world.tree(one_call(seen), models=Nobody()).run()
+
+    assert isinstance(seen[0].error, UnknownModel)
+
+
+@pytest.mark.spec("requirements:G17")
+@pytest.mark.parametrize(
+    ("own", "priced", "expected"),
+    [
+        (None, Decimal(2), Decimal(2)),
+        (Decimal(1), Decimal(2), Decimal(1)),
+        (None, None, None),
+        (None, ValueError(), None),
+    ],
+)
+async def test_a_cost_that_the_provider_reports_wins_over_a_computed_one(world, own, priced, expected):
+    def pricing(model, usage, at):
+        if isinstance(priced, Exception):
+            raise priced
+        return priced
+
+    seen = []
+    reply = ModelReply("x", usage=Usage(input_tokens=1), cost=own)
+    await world.tree(one_call(seen), models=world.Provider([reply]), pricing=pricing).run()
+
+    assert isinstance(seen[0], Value)
+    assert expected == seen[0].value.cost

@@ -1,0 +1,206 @@
+"""
+The event stream: order, observers, subscribers, log lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from stepengine.data.effects import Notify
+from stepengine.data.events import LogLine, Notification, RunFinished, StepStarted, TextDelta, ToolLog
+from stepengine.data.run import RunResult, RunStatus
+from stepengine.data.state import AgentState
+from stepengine.errors import StepEngineError
+from stepengine.runtime.hub import MAX_SUBSCRIBERS, Hub, Subscription, Watcher
+
+
+def the_end():
+    return RunFinished(result=RunResult(status=RunStatus.COMPLETED, state=AgentState()))
+
+
+def note(text):
+    return Notification(message=text)
+
+
+async def read(subscription):
+    return [e async for e in subscription.events()]
+
+
+@pytest.mark.spec("requirements:N7")
+async def test_subscribers_see_every_event_from_their_subscription_on_in_one_order():
+    hub = Hub()
+    early = hub.subscribe()
+    hub.emit(note("a"))
+    late = hub.subscribe()
+    hub.emit(note("b"))
+    hub.finish(the_end())
+
+    first, second = await read(early), await read(late)
+
+    assert [0, 1, 2] == [e.index for e in first]
+    assert first[1:] == second
+    assert isinstance(second[-1], RunFinished)
+
+
+@pytest.mark.spec("requirements:N10", "reliability:RS10")
+async def test_the_end_is_shown_once_and_to_those_who_come_late():
+    events = []
+    hub = Hub([Watcher(events.append)])
+    hub.finish(the_end())
+    hub.finish(the_end())
+    late = await read(hub.subscribe())
+
+    assert ["run_finished"] == [e.type for e in events]
+    assert ["run_finished"] == [e.type for e in late]
+
+
+@pytest.mark.spec("requirements:N7", "reliability:GN34")
+async def test_a_slow_subscriber_loses_deltas_first_and_is_told():
+    hub = Hub()
+    slow = Subscription(hub, limit=4)
+    for index in range(4):
+        slow.put(TextDelta(text=str(index)))
+    for name in "abcd":
+        slow.put(note(name))
+    slow.put(TextDelta(text="late"))
+    slow.put(note("one too many"))
+    slow.put(the_end())
+    slow.end()
+    events = await read(slow)
+
+    assert ["events_dropped", *4 * ["notification"], "run_finished"] == [e.type for e in events]
+    assert 6 == events[0].count
+    assert ["a", "b", "c", "d"] == [e.message for e in events if e.type == "notification"]
+
+
+async def test_a_reader_waits_for_events_and_may_leave():
+    hub = Hub()
+    subscription = hub.subscribe()
+
+    async def first():
+        async for event in subscription.events():
+            return event
+        return None
+
+    task = asyncio.create_task(first())
+    await asyncio.sleep(0)
+    hub.emit(note("now"))
+
+    assert "now" == (await task).message
+    await asyncio.sleep(0)
+    assert 0 == hub.subscribers
+    assert not hub.watched
+
+
+@pytest.mark.spec("reliability:RS10")
+def test_there_is_a_bound_on_subscribers():
+    hub = Hub()
+    for _ in range(MAX_SUBSCRIBERS):
+        hub.subscribe()
+    with pytest.raises(StepEngineError, match="100 subscribers"):
+        hub.subscribe()
+
+
+@pytest.mark.spec("reliability:GN34", "requirements:O5", "reliability:R16")
+def test_an_observer_that_raises_is_dropped_after_ten_errors_with_one_warning(caplog):
+    calls, seen = [], []
+
+    def broken(event):
+        calls.append(event)
+        raise ValueError("observer")
+
+    hub = Hub([Watcher(broken), Watcher(seen.append)])
+    with caplog.at_level(logging.WARNING, "stepengine"):
+        for _ in range(50):
+            hub.emit(note("x"))
+
+    assert 10 == len(calls)
+    assert 50 == len(seen)
+    assert 1 == len(hub.warnings)
+    assert 1 == sum(r.levelno == logging.WARNING for r in caplog.records)
+
+
+@pytest.mark.spec("requirements:N8")
+def test_an_observer_is_a_function_or_an_object_with_on_event():
+    seen = []
+
+    class Object:
+        def on_event(self, event):
+            seen.append(event)
+
+    hub = Hub([Watcher(seen.append), Watcher(Object())])
+    hub.emit(note("x"))
+
+    assert 2 == len(seen)
+
+
+def test_while_nobody_watches_events_are_not_even_numbered():
+    hub = Hub()
+    event = note("x")
+    hub.emit(event)
+
+    assert -1 == event.index
+
+
+@pytest.mark.spec("requirements:O1", "requirements:O4")
+@pytest.mark.parametrize("event", [LogLine, ToolLog])
+async def test_log_lines_go_to_the_standard_logger_with_run_agent_path_and_step(world, caplog, event):
+    def machine(plan, state):
+        yield Notify(StepStarted(step=3, steps_remaining=1))
+        if event is LogLine:
+            yield Notify(LogLine(level="warning", message="100%s", data={"n": 1}))
+        else:
+            tree.hub.log(ToolLog(level="warning", message="100%s"), {"n": 1})
+        return world.done(state)
+
+    tree = world.tree(machine)
+    with caplog.at_level(logging.DEBUG, "stepengine"):
+        await tree.run()
+    record = caplog.records[-1]
+
+    assert "100%s" == record.getMessage()
+    assert ("r1", "worker", "", 3, {"n": 1}) == (record.run_id, record.agent_id, record.path, record.step, record.data)
+    assert logging.WARNING == record.levelno
+
+
+@pytest.mark.spec("requirements:O1")
+def test_a_logger_of_ones_own_needs_four_methods():
+    lines = []
+
+    class Logger:
+        def debug(self, message, **data):
+            lines.append(("debug", message, data["x"]))
+
+        info = error = debug
+
+        def warn(self, message, **data):
+            lines.append(("warn", message, data["x"], data["run_id"]))
+
+    hub = Hub(logger=Logger())
+    hub.seat("", "r9", "worker")
+    for level in ("debug", "warning"):
+        hub.emit(LogLine(level=level, message="hi", data={"x": 1}))
+
+    assert [("debug", "hi", 1), ("warn", "hi", 1, "r9")] == lines
+
+
+@pytest.mark.spec("requirements:O1")
+def test_a_logger_that_raises_disturbs_nobody(caplog):
+    class Broken:
+        def info(self, message, **data):
+            raise ValueError("no disk")
+
+        debug = warning = error = info
+
+    hub = Hub(logger=Broken())
+    hub.emit(LogLine(level="info", message="hi"))
+
+
+@pytest.mark.spec("requirements:O1")
+def test_the_standard_logger_is_silent_until_it_is_configured(capfd):
+    Hub().emit(LogLine(level="error", message="nobody asked"))
+
+    assert ("", "") == capfd.readouterr()

@@ -1,0 +1,446 @@
+"""
+Author I/O, questions, children: the innermost performers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextvars import ContextVar
+from functools import partial
+
+import pytest
+
+from stepengine.data.effects import Ask, CallModel, Gather, Perform, Spawn
+from stepengine.data.models import ModelRequest
+from stepengine.data.outcomes import Failure, Stop, Value
+from stepengine.data.questions import Answer, Question
+from stepengine.data.run import RunStatus
+from stepengine.data.state import AgentState
+from stepengine.data.usage import Spending, Usage
+from stepengine.data.yields import Perform as Do
+from stepengine.errors import AgentError, AnswerRejected, PerformError
+from stepengine.runtime import RunHandle
+
+REQUEST = ModelRequest("test/m")
+
+
+async def outcome_of(world, effect, **options):
+    seen = []
+
+    def machine(plan, state):
+        seen.append((yield effect))
+        return world.done(state)
+
+    await world.tree(machine, **options).run()
+    return seen[0]
+
+
+# --- perform --------------------------------------------------------------------------------------------------------
+
+
+async def asynchronous(value):
+    return value
+
+
+@pytest.mark.spec("reliability:GN17")
+@pytest.mark.parametrize("fn", [lambda v: v, asynchronous, partial(asynchronous)])
+async def test_perform_gives_the_json_of_what_the_function_returned(world, fn):
+    outcome = await outcome_of(world, Perform(0, Do(fn, {"a": (1, 2)})))
+
+    assert {"a": [1, 2]} == outcome.value
+    with pytest.raises(TypeError, match="cannot be changed"):
+        outcome.value["a"].append(3)
+
+
+@pytest.mark.spec("reliability:GN17")
+@pytest.mark.parametrize("value", [{1: "a"}, {1, 2}, b"x", float("nan"), object()])
+async def test_what_is_not_json_fails_at_the_yield_the_first_time(world, value):
+    outcome = await outcome_of(world, Perform(0, Do(asynchronous, value)))
+
+    assert isinstance(outcome, Failure)
+    assert isinstance(outcome.error, PerformError)
+    assert "not JSON" in outcome.error.message
+
+
+@pytest.mark.parametrize(
+    ("error", "is_async"),
+    [
+        (ValueError("bad"), False),
+        (ValueError("bad"), True),
+        (StopIteration(3), False),
+        (StopIteration(3), True),
+        (TimeoutError(), True),
+        (asyncio.CancelledError(), True),
+    ],
+)
+async def test_an_exception_of_the_function_is_the_cause_of_a_perform_error(world, error, is_async):
+    def sync():
+        raise error
+
+    async def asynchronously():
+        raise error
+
+    outcome = await outcome_of(world, Perform(0, Do(asynchronously if is_async else sync)))
+
+    assert isinstance(outcome.error, PerformError)
+    if not isinstance(error, StopIteration):
+        assert outcome.error.__cause__ is error
+        assert type(error).__name__ == outcome.error.kind
+
+
+async def test_sync_functions_run_in_a_thread_that_sees_the_context_of_the_caller(world):
+    name = ContextVar("name")
+    name.set("ada")
+    here = threading.get_ident()
+
+    def look():
+        return [name.get(), threading.get_ident() != here]
+
+    assert ["ada", True] == (await outcome_of(world, Perform(0, Do(look)))).value
+
+
+@pytest.mark.spec("reliability:R10")
+async def test_a_sync_function_that_cannot_be_stopped_is_left_and_named(world):
+    gate, started = threading.Event(), threading.Event()
+
+    def hang():
+        started.set()
+        gate.wait()
+
+    def machine(plan, state):
+        yield Perform(0, Do(hang))
+        return world.done(state, status="cancelled")
+
+    tree = world.tree(machine)
+    task = asyncio.create_task(tree.run())
+    await asyncio.to_thread(started.wait)
+    task.cancel()
+    await task
+    gate.set()
+
+    assert 1 == len(tree.leaked)
+
+
+# --- ask ------------------------------------------------------------------------------------------------------------
+
+QUESTION = Question("q0", "Which one?", ("red", "blue"))
+
+
+@pytest.mark.spec("requirements:K3")
+async def test_a_question_that_nobody_can_answer_suspends_the_run(world):
+    outcome = await outcome_of(world, Ask(0, (QUESTION,)))
+
+    assert isinstance(outcome, Stop)
+    assert ("suspended", (QUESTION,)) == (outcome.kind, outcome.questions)
+
+
+@pytest.mark.parametrize("key", ["q0", "Which one?"])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("red", Answer(("red",))),
+        ("green", Answer(text="green")),
+        (True, Answer(text="yes")),
+        (Answer(declined=True),) * 2,
+    ],
+)
+async def test_answers_may_be_given_up_front_by_id_or_by_text(world, key, given, expected):
+    outcome = await outcome_of(world, Ask(0, (QUESTION,)), answers={key: given})
+
+    assert (expected,) == outcome.value
+
+
+@pytest.mark.spec("requirements:K7")
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_an_interactor_answers_in_process(world, is_async):
+    class Sync:
+        def ask(self, question):
+            return "blue"
+
+    class Async:
+        async def ask(self, question):
+            return "blue"
+
+    outcome = await outcome_of(world, Ask(0, (QUESTION,)), interactor=Async() if is_async else Sync())
+
+    assert (Answer(("blue",)),) == outcome.value
+
+
+@pytest.mark.parametrize("behaviour", ["raises", "has nothing to say"])
+async def test_an_interactor_that_gives_no_answer_leaves_the_question_open(world, behaviour):
+    class Interactor:
+        async def ask(self, question):
+            if behaviour == "raises":
+                raise OSError("no terminal")
+
+    outcome = await outcome_of(world, Ask(0, (QUESTION,)), interactor=Interactor())
+
+    assert "suspended" == outcome.kind
+
+
+def asking(world):
+    def machine(plan, state):
+        outcome = yield Ask(0, (QUESTION,))
+        if isinstance(outcome, Stop):
+            return world.done(state, status="suspended", pending=outcome.questions)
+        return world.done(state, outcome.value[0].value)
+
+    return machine
+
+
+@pytest.mark.spec("requirements:K8", "requirements:K12")
+async def test_whoever_watches_a_handle_can_answer_once_and_only_what_is_open(world):
+    tree = world.tree(asking(world))
+    handle = RunHandle(tree, tree.run)
+    async for event in handle.events():
+        if event.type == "question_asked":
+            with pytest.raises(AnswerRejected, match="'q0'"):
+                handle.answer("q7", "red")
+            handle.answer("q0", "red")
+            break
+    finished = await handle.result()
+    with pytest.raises(AnswerRejected, match="none"):
+        handle.answer("q0", "blue")
+
+    assert "red" == finished.output
+
+
+async def test_all_questions_of_one_ask_are_open_at_once(world):
+    first, second = QUESTION, Question("q1", "How many?")
+
+    def machine(plan, state):
+        outcome = yield Ask(0, (first, second))
+        return world.done(state, [a.value for a in outcome.value])
+
+    tree = world.tree(machine)
+    handle = RunHandle(tree, tree.run)
+    async for event in handle.events():
+        if event.type == "question_asked" and event.question is second:
+            handle.answer("q1", "two")
+            handle.answer("q0", "red")
+            break
+    finished = await handle.result()
+
+    assert ["red", "two"] == finished.output
+
+
+async def test_a_question_waits_no_longer_than_somebody_watches(world):
+    tree = world.tree(asking(world))
+    handle = RunHandle(tree, tree.run)
+    events = handle.events()
+    async for event in events:
+        if event.type == "question_asked":
+            break
+    await events.aclose()
+    finished = await handle.result()
+
+    assert RunStatus.SUSPENDED is finished.status
+
+
+# --- spawn ----------------------------------------------------------------------------------------------------------
+
+
+def nursery(world, child, parent, **options):
+    """
+    A tree whose children run *child* and whose root runs *parent*.
+    """
+
+    def machine(plan, state):
+        return (child if plan.path else parent)(plan, state)
+
+    def plan_child(parent_plan, effect, path):
+        if effect.agent_id == "nobody":
+            raise AgentError("there is no agent 'nobody'")
+        return world.plan(path=path), AgentState(run_id=f"r1-{path}", agent_id=effect.agent_id)
+
+    return world.tree(machine, planner=plan_child, **options)
+
+
+@pytest.mark.spec("requirements:J6", "requirements:J12")
+async def test_a_child_runs_through_the_same_performers_and_its_events_carry_its_path(world):
+    events, items = [], []
+
+    class Spy:
+        def __init__(self, inner):
+            self.inner, self.begin = inner, inner.begin
+
+        def perform(self, item, io):
+            items.append((item.path, type(item.effect).__name__))
+            return self.inner.perform(item, io)
+
+    def child(plan, state):
+        reply = yield CallModel(0, REQUEST)
+        return world.done(state, reply.value.text, spending=Spending(Usage(output_tokens=3)))
+
+    def parent(plan, state):
+        outcome = yield Spawn(4, "kid", "go")
+        return world.done(state, outcome.value)
+
+    tree = nursery(world, child, parent, middlewares=[Spy], observers=[events.append])
+    result = (await tree.run()).output
+
+    assert [("", "Spawn"), ("4", "CallModel")] == items
+    assert ("kid", "r1-4", RunStatus.COMPLETED, "ok") == (result.agent_id, result.run_id, result.status, result.output)
+    assert [
+        ("agent_spawned", ""),
+        ("model_started", "4"),
+        ("text_delta", "4"),
+        ("model_finished", "4"),
+        ("agent_finished", ""),
+    ] == [(e.type, e.path) for e in events]
+    assert 3 == events[-1].usage.output_tokens
+
+
+@pytest.mark.spec("reliability:SP04", "requirements:J2")
+async def test_a_child_that_must_not_start_is_a_failed_result_and_starts_nothing(world):
+    def parent(plan, state):
+        outcome = yield Spawn(0, "nobody")
+        return world.done(state, outcome.value)
+
+    result = (await nursery(world, None, parent).run()).output
+
+    assert (RunStatus.FAILED, "", "there is no agent 'nobody'") == (result.status, result.run_id, result.error.message)
+
+
+@pytest.mark.spec("reliability:SP10", "requirements:J15")
+async def test_a_child_that_waits_for_a_person_suspends_its_parent_after_its_siblings_finished(world):
+    done = []
+
+    def child(plan, state):
+        if plan.path == "0":
+            outcome = yield Ask(0, (Question("0.q0", "Really?", path="0"),))
+            return world.done(state, status="suspended", pending=outcome.questions)
+        yield CallModel(0, REQUEST)
+        done.append(plan.path)
+        return world.done(state)
+
+    def parent(plan, state):
+        outcome = yield Gather((Spawn(0, "kid"), Spawn(1, "kid"), Spawn(2, "kid")))
+        return world.done(state, outcome.outcomes, status="suspended")
+
+    asked, *siblings = (await nursery(world, child, parent).run()).output
+
+    assert ("suspended", "0.q0") == (asked.kind, asked.questions[0].id)
+    assert RunStatus.SUSPENDED is asked.child.status
+    assert [Value, Value] == [type(o) for o in siblings]
+    assert ["1", "2"] == done
+
+
+@pytest.mark.spec("requirements:J14", "reliability:SP08", "reliability:R10")
+@pytest.mark.parametrize("how", ["cancel", "stop"])
+async def test_no_child_outlives_its_parent(world, how):
+    started, ended = asyncio.Event(), []
+
+    async def hang(request):
+        if len(provider.requests) == 6:
+            started.set()
+        await asyncio.Event().wait()
+
+    def child(plan, state):
+        if plan.path.count(".") < 1:
+            outcome = yield Gather((Spawn(0, "kid"), Spawn(1, "kid")))
+        outcome = yield CallModel(2, REQUEST)
+        ended.append(plan.path)
+        return world.done(state, status="cancelled" if isinstance(outcome, Stop) else "completed")
+
+    def parent(plan, state):
+        outcome = yield Gather((Spawn(0, "kid"), Spawn(1, "kid"), Spawn(2, "kid")))
+        return world.done(state, outcome.outcomes, status="cancelled")
+
+    provider = world.Provider(default=hang)
+    tree = nursery(world, child, parent, models=provider)
+    before = asyncio.all_tasks()
+    task = asyncio.create_task(tree.run())
+    await started.wait()
+    if how == "cancel":
+        task.cancel()
+    else:
+        tree.root.stop(Stop("shutdown"))
+    finished = await task
+
+    assert before == asyncio.all_tasks()
+    assert 9 == len(ended)
+    assert {RunStatus.CANCELLED} == {o.child.status for o in finished.output}
+
+
+async def test_a_child_that_was_stopped_with_its_parent_says_what_it_spent(world):
+    started = asyncio.Event()
+
+    async def hang(request):
+        started.set()
+        await asyncio.Event().wait()
+
+    def child(plan, state):
+        yield CallModel(0, REQUEST)
+        return world.done(state, status="cancelled", spending=Spending(Usage(input_tokens=9)))
+
+    def parent(plan, state):
+        outcome = yield Spawn(0, "kid")
+        return world.done(state, outcome, status="cancelled")
+
+    tree = nursery(world, child, parent, models=world.Provider(default=hang))
+    task = asyncio.create_task(tree.run())
+    await started.wait()
+    task.cancel()
+    outcome = (await task).output
+
+    assert isinstance(outcome, Stop)
+    assert 9 == outcome.child.spending.usage.input_tokens
+
+
+@pytest.mark.spec("reliability:TL02")
+async def test_a_keyboard_interrupt_in_a_child_ends_the_whole_tree(world):
+    async def interrupt():
+        raise KeyboardInterrupt
+
+    def child(plan, state):
+        outcome = yield Perform(0, Do(interrupt))
+        return world.done(state, status="cancelled" if isinstance(outcome, Stop) else "completed")
+
+    def parent(plan, state):
+        yield Gather((Spawn(0, "kid"), Spawn(1, "kid")))
+        outcome = yield CallModel(2, REQUEST)
+        return world.done(state, status="cancelled" if isinstance(outcome, Stop) else "completed")
+
+    tree = nursery(world, child, parent)
+    finished = await tree.run()
+
+    assert RunStatus.CANCELLED is finished.status
+    assert isinstance(tree.reraise, KeyboardInterrupt)
+
+
+async def test_children_nest_deeper_than_the_stack_of_one_task_could(world):
+    from stepengine.data.limits import Limits
+
+    def machine(plan, state):
+        if plan.path.count(".") < 299:
+            yield Spawn(0, "kid")
+        return world.done(state)
+        yield
+
+    def plan_child(parent, effect, path):
+        return world.plan(path=path, limits=parent.limits), AgentState(run_id="r", agent_id="kid")
+
+    plan = world.plan(limits=Limits(max_depth=1000, max_total_children=1000))
+    finished = await world.tree(machine, plan=plan, planner=plan_child).run()
+
+    assert RunStatus.COMPLETED is finished.status
+
+
+@pytest.mark.spec("requirements:N3")
+async def test_messages_that_were_sent_to_the_run_come_with_its_next_outcome(world):
+    seen = []
+
+    def machine(plan, state):
+        seen.append((yield CallModel(0, REQUEST)))
+        seen.append((yield CallModel(1, REQUEST)))
+        return world.done(state)
+
+    tree = world.tree(machine)
+    handle = RunHandle(tree, tree.run)
+    handle.send_input("hurry")
+    await handle.result()
+
+    assert ["hurry"] == [m.text for m in seen[0].inputs]
+    assert () == seen[1].inputs

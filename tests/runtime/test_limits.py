@@ -1,0 +1,218 @@
+"""
+Budgets of a run tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+
+import pytest
+
+from stepengine.data.effects import CallModel, Gather, Spawn
+from stepengine.data.limits import Limits
+from stepengine.data.messages import UserMessage
+from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
+from stepengine.data.outcomes import Failure, Value
+from stepengine.data.run import RunStatus
+from stepengine.data.state import AgentState
+from stepengine.data.tools import ToolSpec
+from stepengine.data.transcript import Transcript
+from stepengine.data.usage import Usage
+from stepengine.errors import LimitExceeded
+from stepengine.runtime.limits import estimated_tokens
+
+REQUEST = ModelRequest("test/m", "", Transcript([UserMessage("x" * 40)]))
+
+
+def calls(world, count, seen, *, together=False, request=REQUEST):
+    def machine(plan, state):
+        effects = tuple([CallModel(seq, request) for seq in range(count)])
+        if together:
+            seen.extend((yield Gather(effects)).outcomes)
+        else:
+            for effect in effects:
+                seen.append((yield effect))
+        return world.done(state)
+
+    return machine
+
+
+def replies(count, **usage):
+    return [ModelReply("x", usage=Usage(**usage)) for _ in range(count)]
+
+
+@pytest.mark.spec("reliability:R6")
+async def test_no_call_starts_that_does_not_fit_into_the_tokens_that_are_left(world):
+    seen, provider = [], world.Provider(replies(5, input_tokens=30, output_tokens=10))
+    plan = world.plan(limits=Limits(max_tokens=85))
+    await world.tree(calls(world, 5, seen), models=provider, plan=plan).run()
+
+    assert 2 == len(provider.requests)
+    assert [Value, Value, Failure, Failure, Failure] == [type(o) for o in seen]
+    assert ("tokens", 85) == (seen[2].error.kind, seen[2].error.limit)
+
+
+@pytest.mark.spec("reliability:SP07", "reliability:R6")
+async def test_calls_that_race_for_the_last_tokens_are_reserved_for_one_after_another(world):
+    async def slow(request):
+        await asyncio.sleep(0)
+        return ModelReply("x", usage=Usage(input_tokens=10, output_tokens=90))
+
+    seen, provider = [], world.Provider([slow] * 8)
+    request = ModelRequest("test/m", "", REQUEST.messages, settings=ModelSettings(max_tokens=90))
+    plan = world.plan(limits=Limits(max_tokens=150))
+    await world.tree(calls(world, 8, seen, together=True, request=request), models=provider, plan=plan).run()
+
+    assert 1 == len(provider.requests)
+    assert 7 == sum(isinstance(o, Failure) for o in seen)
+
+
+@pytest.mark.spec("reliability:R6")
+async def test_money_is_reserved_by_price_and_counted_by_what_was_used(world):
+    def pricing(model, usage, at):
+        return Decimal(usage.total_tokens)
+
+    seen, provider = [], world.Provider(replies(5, input_tokens=10, output_tokens=10))
+    plan = world.plan(limits=Limits(max_cost_usd=60))
+    await world.tree(calls(world, 5, seen), models=provider, plan=plan, pricing=pricing).run()
+
+    assert 3 == len([o for o in seen if isinstance(o, Value)])
+    assert "cost" == seen[3].error.kind
+
+
+@pytest.mark.spec("reliability:MP63")
+@pytest.mark.parametrize("pricing", [None, lambda model, usage, at: None])
+async def test_a_limit_in_dollars_refuses_a_model_without_a_price_before_the_first_call(world, pricing):
+    seen, provider = [], world.Provider()
+    plan = world.plan(limits=Limits(max_cost_usd=1))
+    await world.tree(calls(world, 1, seen), models=provider, plan=plan, pricing=pricing).run()
+
+    assert [] == provider.requests
+    assert "unpriced_model" == seen[0].error.kind
+
+
+@pytest.mark.spec("reliability:R6")
+async def test_max_seconds_cancels_what_runs_and_stops_the_run(world):
+    seen = []
+
+    async def hang(request):
+        await asyncio.Event().wait()
+
+    plan = world.plan(limits=Limits(max_seconds=0.01))
+    tree = world.tree(calls(world, 2, seen), models=world.Provider([hang]), plan=plan)
+    await tree.run()
+
+    assert ["limit", "limit"] == [o.kind for o in seen]
+    assert isinstance(seen[0].error, LimitExceeded)
+    assert "seconds" == seen[0].error.kind
+    assert not tree.root.cancelled
+
+
+def family(world, spawns, seen, *, together=False):
+    """
+    A parent that spawns; every child does the same one level deeper.
+    """
+
+    def machine(plan, state):
+        effects = tuple([Spawn(seq, "worker") for seq in range(spawns)])
+        if together:
+            outcomes = (yield Gather(effects)).outcomes
+        else:
+            outcomes = []
+            for effect in effects:
+                outcomes.append((yield effect))
+        seen.setdefault(plan.path, []).extend(outcomes)
+        return world.done(state)
+
+    return machine
+
+
+def planner(world):
+    def plan_child(parent, effect, path):
+        return world.plan(path=path, limits=parent.limits), AgentState(run_id=path, agent_id="worker")
+
+    return plan_child
+
+
+@pytest.mark.spec("reliability:SP01", "requirements:J16")
+async def test_depth_is_bounded_and_the_spawn_beyond_it_is_a_failed_child(world):
+    seen = {}
+    plan = world.plan(limits=Limits(max_depth=3))
+    finished = await world.tree(family(world, 1, seen), plan=plan, planner=planner(world)).run()
+
+    assert {"", "0", "0.0", "0.0.0"} == set(seen)
+    refused = seen["0.0.0"][0].value
+    assert (RunStatus.FAILED, "depth", "") == (refused.status, refused.error.kind, refused.run_id)
+    assert RunStatus.COMPLETED is finished.status
+
+
+@pytest.mark.spec("reliability:SP02")
+async def test_children_of_the_whole_tree_are_counted(world):
+    seen = {}
+    plan = world.plan(limits=Limits(max_depth=2, max_total_children=7))
+    await world.tree(family(world, 5, seen), plan=plan, planner=planner(world)).run()
+    outcomes = [o.value for group in seen.values() for o in group]
+
+    assert 7 == sum(o.status is RunStatus.COMPLETED for o in outcomes)
+    assert {"children", "depth"} == {o.error.kind for o in outcomes if o.error}
+
+
+@pytest.mark.spec("reliability:SP02")
+async def test_children_of_one_call_are_bounded_in_number_and_at_once(world):
+    running = most = 0
+
+    async def work(request):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return "done"
+
+    seen = {}
+
+    def machine(plan, state):
+        if plan.path:
+            yield CallModel(0, REQUEST)
+            return world.done(state)
+        return (yield from family(world, 20, seen, together=True)(plan, state))
+
+    plan = world.plan(limits=Limits(max_children=16, max_concurrent_children=4))
+    await world.tree(machine, plan=plan, planner=planner(world), models=world.Provider(default=work)).run()
+    statuses = [o.value.status for o in seen[""]]
+
+    assert 16 * [RunStatus.COMPLETED] + 4 * [RunStatus.FAILED] == statuses
+    assert 4 == most
+
+
+@pytest.mark.spec("reliability:SP06", "reliability:R6", "requirements:A17")
+async def test_what_children_use_counts_for_their_parent(world):
+    seen, provider = [], world.Provider(replies(5, input_tokens=50))
+
+    def machine(plan, state):
+        if plan.path:
+            seen.append((yield CallModel(0, REQUEST)))
+            return world.done(state)
+        yield Spawn(0, "worker")
+        yield Spawn(1, "worker")
+        seen.append((yield CallModel(2, REQUEST)))
+        return world.done(state)
+
+    def plan_child(parent, effect, path):
+        return world.plan(path=path), AgentState(run_id=path, agent_id="worker")
+
+    plan = world.plan(limits=Limits(max_tokens=105))
+    await world.tree(machine, plan=plan, planner=plan_child, models=provider).run()
+
+    assert [Value, Value, Failure] == [type(o) for o in seen]
+
+
+def test_the_estimate_of_a_request_counts_everything_that_is_sent():
+    empty = ModelRequest("m")
+    history = ModelRequest("m", "", Transcript([UserMessage("x" * 400)]))
+    full = ModelRequest("m", "y" * 80, history.messages, tools=(ToolSpec("t" * 8),), tail=(UserMessage("z" * 40),))
+
+    assert 0 == estimated_tokens(empty)
+    assert 100 <= estimated_tokens(history) <= 110
+    assert estimated_tokens(history) + 20 + 2 + 10 < estimated_tokens(full)
