@@ -14,9 +14,11 @@ from typing_extensions import TypeVar
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, text_of
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
 from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult
 from stepengine.data.tools import ToolLike
+from stepengine.data.transcript import Transcript
 from stepengine.errors import BadYield, PerformError, ToolError
 
 if TYPE_CHECKING:
@@ -65,9 +67,18 @@ def tool_name_of(tool: str | ToolLike) -> str:
 
 def _input(value: Mapping[str, Any]) -> JsonDict:
     if isinstance(value, Mapping):
-        return freeze_object(value)
+        return freeze_object({**value, "messages": _stored(value["messages"])} if "messages" in value else value)
     msg = f"the input of a ToolCall is an object such as {{'path': 'a.py'}}, not {value!r}"
     raise BadYield(msg)
+
+
+def _stored(messages: Any) -> Any:
+    """Return a history in its stored form, so that a handler can pass on what it was given (generator-contract T26)."""
+    from stepengine.data.codec import plain  # noqa: PLC0415 - the codec knows all of data
+
+    if not isinstance(messages, list | tuple | Transcript):
+        return messages
+    return [plain(m) if isinstance(m, UserMessage | AssistantMessage | ToolMessage) else m for m in messages]
 
 
 def _flag(value: bool) -> bool:  # noqa: FBT001 - a converter has one positional argument

@@ -39,6 +39,8 @@ __all__ = (
     "PermissionRequested",
     "PhaseChanged",
     "QuestionAsked",
+    "RateLimited",
+    "Repeat",
     "ReplyDiscarded",
     "RunFailed",
     "RunFinished",
@@ -151,6 +153,33 @@ class ModelRetry(Event):
     attempt: int
     wait: float
     error: str
+
+
+@attrs.frozen(kw_only=True)
+class RateLimited(Event):
+    """
+    A model call waits for its turn, because of a limit that the engine was given (requirements N15).
+
+    Attributes:
+        model: The model string.
+        provider: Whose limit it is.
+        limit: ``"requests"``, ``"tokens"``, ``"concurrency"``, or ``"queue"`` when others came before.
+        wait: Seconds at most; ``None`` when that depends on others.
+    """
+
+    model: str
+    provider: str
+    limit: str
+    wait: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Repeat(Event):
+    """The model made the same tool call *count* times in a row and got the same result each time (reliability MP65)."""
+
+    tool_name: str
+    tool_call_id: str = ""
+    count: int
 
 
 @attrs.frozen(kw_only=True)

@@ -27,6 +27,8 @@ class Limits:
         max_total_children: Children of the whole tree; default 100.
         max_children: Children per call; default 16.
         max_concurrent_children: Children of one call that run at once; default 8.
+        max_identical_calls: How often in a row the model may make the same tool call and get the same result; off by
+            default, because polling is legal (reliability MP65).
         on_max_steps: At the step limit ``"final_answer"`` (default) asks the model once more without tools, ``"stop"``
             ends with what there is, ``"raise"`` makes the run raise ``LimitExceeded`` with the result.
     """
@@ -40,6 +42,7 @@ class Limits:
     max_total_children: int | None = None
     max_children: int | None = None
     max_concurrent_children: int | None = None
+    max_identical_calls: int | None = None
     on_max_steps: OnMaxSteps | None = None
 
     def over(self, lower: Limits | None) -> Limits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
@@ -57,6 +58,10 @@ class Thinking:
     budget_tokens: int = 10_000
 
 
+def _schema_or_none(value: Mapping[str, Any] | None) -> JsonDict | None:
+    return None if value is None else freeze_object(value)
+
+
 @attrs.frozen(kw_only=True)
 class ModelSettings:
     """
@@ -70,7 +75,9 @@ class ModelSettings:
         tool_choice: ``"auto"``, ``"none"``, ``"required"`` or a tool name.
         parallel_tool_calls: Whether one reply may hold several calls.
         thinking: Thinking mode and budget.
-        extra: Further members of the wire body, per provider at the author's own risk.
+        response_schema: JSON Schema of the text that the model shall answer with, for providers that can promise it.
+        extra: What only one provider knows, at the author's own risk: under ``"headers"`` HTTP headers, under ``"body"``
+            or beside it further members of the wire body. Objects are merged into what is sent anyway.
     """
 
     temperature: float | None = None
@@ -80,6 +87,7 @@ class ModelSettings:
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     thinking: Thinking | None = None
+    response_schema: JsonDict | None = attrs.field(default=None, converter=_schema_or_none)
     extra: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
 
     def merged(self, over: ModelSettings | None) -> ModelSettings:

@@ -7,14 +7,13 @@ Errors that an author sees name the author's own file and line: the deepest fram
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from types import GeneratorType
+from types import CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
 import stepengine.errors
 from stepengine.errors import BadYield, HandlerError, LimitReached, StepEngineError
 
-__all__ = ("Author", "Returned", "describe_yield", "site")
+__all__ = ("Author", "Returned", "blamed", "describe_yield", "site")
 
 PACKAGE = stepengine.errors.__file__.removesuffix("errors.py")
 AGENTS = f"{PACKAGE}_agents"
@@ -23,6 +22,7 @@ ACCEPTED = (
     "(all from stepengine)"
 )
 MAX_CLOSES = 3
+SHOWN = 80
 
 
 class Returned(NamedTuple):
@@ -58,37 +58,56 @@ def raised_at(error: BaseException) -> str:
     return found
 
 
-def describe_yield(what: str, value: Any, location: str) -> BadYield:
+def describe_yield(what: str, value: Any, location: str, accepted: str = ACCEPTED) -> BadYield:
     """Return the error for a yielded value that the machine does not know, with a hint for what was probably meant."""
-    hint = ""
-    if value in ("STEP", "STEP_ALL") and isinstance(value, str):
-        hint = f" Yield the sentinel, not its name: `from stepengine import {value}`."
-    elif isinstance(value, GeneratorType):
-        hint = " Did you mean `yield from`?"
-    elif hasattr(value, "__await__"):
-        close = getattr(value, "close", None)
-        if close is not None:
-            close()
-        hint = " Handlers are not async: use `yield from Perform(fn, ...)`."
-    elif isinstance(value, dict) and "toolName" in value:
-        hint = " Write ToolCall(name, input)."
-    elif isinstance(value, type):
-        hint = f" This is the class; yield an instance, such as {value.__name__}(...)."
-    msg = f"{what} ({location}) yielded {_short(value)}; it may yield {ACCEPTED}.{hint}"
+    msg = f"{what} ({location}) yielded {_short(value)}; it may yield {accepted}.{_hint(value)}"
     return BadYield(msg, location=location)
 
 
+def _hint(value: Any) -> str:
+    kind = type(value)  # never ask the value itself: proxies and arrays raise when they are compared or looked at
+    if kind is str and value in ("STEP", "STEP_ALL"):
+        return f" Yield the sentinel, not its name: `from stepengine import {value}`."
+    if kind is GeneratorType:
+        return " Did you mean `yield from`?"
+    if hasattr(kind, "__await__"):
+        if kind is CoroutineType:
+            value.close()
+        return " Handlers are not async: use `yield from Perform(fn, ...)`."
+    if kind is dict and "toolName" in value:
+        return " Write ToolCall(name, input)."
+    if issubclass(kind, type):
+        return f" This is the class; yield an instance, such as {value.__name__}(...)."
+    return ""
+
+
 def _short(value: Any) -> str:
-    if value is None or isinstance(value, str | int | float | bool):
+    kind = type(value)
+    if value is None or kind in (str, int, float, bool):
         text = repr(value)
-        return text if len(text) <= 80 else f"{text[:77]}..."
-    return f"a {type(value).__name__}" if not isinstance(value, type) else f"the class {value.__name__}"
+        return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return f"the class {value.__name__}" if issubclass(kind, type) else f"a {kind.__name__}"
+
+
+def blamed(what: str, error: BaseException) -> HandlerError:
+    """Return the error that says that *what*, author code, raised *error*, and where."""
+    where = raised_at(error)
+    kind = type(error).__name__
+    msg = f"{what} raised {kind}: {_said(error)}" + (f" ({where})" if where else "")
+    return HandlerError(msg, kind=kind, location=where)
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001
+        return "<an error that cannot be shown>"
 
 
 class Author:
     """One generator of the author's: a handler, or a hook that needs the outside world."""
 
-    def __init__(self, what: str, steps: Generator[Any, Any, Any]) -> None:
+    def __init__(self, what: str, steps: GeneratorType[Any, Any, Any]) -> None:
         self.what = what
         self.steps = steps
 
@@ -103,7 +122,9 @@ class Author:
             return self.steps.send(value)
         except StopIteration as stop:
             return Returned(stop.value)
-        except BaseException as error:
+        except (LimitReached, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the author's
             raise self._blame(error) from _cause(error)
 
     def throw(self, error: BaseException) -> Any:
@@ -112,47 +133,46 @@ class Author:
             return self.steps.throw(error)
         except StopIteration as stop:
             return Returned(stop.value)
-        except BaseException as raised:
+        except (LimitReached, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the author's
             raise self._blame(raised) from _cause(raised)
 
-    def _blame(self, error: BaseException) -> BaseException:
-        if isinstance(error, StepEngineError):
-            where = raised_at(error)
-            if where and f"at {where}" not in getattr(error, "__notes__", ()):
-                error.add_note(f"at {where}")
-            return error
-        if isinstance(error, LimitReached | KeyboardInterrupt | SystemExit):
-            return error
+    def _blame(self, error: BaseException) -> StepEngineError:
+        if not isinstance(error, StepEngineError):
+            return blamed(self.what, error)
         where = raised_at(error)
-        kind = type(error).__name__
-        msg = f"{self.what} raised {kind}: {error}" + (f" ({where})" if where else "")
-        return HandlerError(msg, kind=kind, location=where)
+        if where and f"at {where}" not in getattr(error, "__notes__", ()):
+            error.add_note(f"at {where}")
+        return error
 
     def close(self) -> tuple[str, ...]:
         """Close the generator, so that its ``finally`` blocks run; return what went wrong with that, if anything."""
-        problems = []
+        yielded: list[str] = []
+        raised = ""
         for _ in range(MAX_CLOSES):
             try:
                 self.steps.close()
-            except RuntimeError as error:
-                where = site(self.steps)
-                if not where:
-                    return (*problems, self._trouble(error))
-                problems.append(f"{self.what} yielded at {where} while it was closed; that yield is not carried out")
+            except (KeyboardInterrupt, SystemExit):
+                raise
             except BaseException as error:  # noqa: BLE001
-                return (*problems, self._trouble(error))
+                if self.steps.gi_frame is None:
+                    raised = f"{blamed(self.what, error).message} while it was closed"
+                    break
+                yielded.append(site(self.steps))
             else:
                 break
-        return tuple(problems)
-
-    def _trouble(self, error: BaseException) -> str:
-        where = raised_at(error)
-        return f"{self.what} raised {type(error).__name__}: {error} while it was closed" + (f" ({where})" if where else "")
+        said = (
+            f"{self.what} yielded while it was closed, at {', '.join(yielded)}; that is not carried out"
+            if yielded
+            else ""
+        )
+        return tuple([text for text in (said, raised) if text])
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    if isinstance(error, StepEngineError | LimitReached | KeyboardInterrupt | SystemExit):
+    if isinstance(error, StepEngineError):
         return error.__cause__
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
+    # The first frame is the machine's own.
+    error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
     return error

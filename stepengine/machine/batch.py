@@ -8,24 +8,43 @@ Results are always in call order, and every call has one, whatever happens.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from stepengine.data import events as ev
-from stepengine.data.effects import Ask, Leaf
+from stepengine.data.effects import Leaf
 from stepengine.data.outcomes import Single, Stop
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Answer, Decision, Question
 from stepengine.data.results import ToolResult
-from stepengine.errors import LimitReached, StepEngineError, ToolInputError, UnknownOutcome
+from stepengine.errors import LimitReached, StepEngineError
 from stepengine.machine import hooks, requests
 from stepengine.machine.live import Live
-from stepengine.machine.signals import Stopped
-from stepengine.machine.slots import Slot, execute, named, settle, start, unavailable
+from stepengine.machine.signals import Stopped, merged
+from stepengine.machine.slots import Slot, execute, log, named, settle, start, unavailable
 
-__all__ = ("close_open", "model_slots", "run_batch", "run_together")
+__all__ = ("Beside", "model_slots", "run_batch")
 
 Steps = Generator[Any, Any, Any]
+
+
+class Beside:
+    """
+    An effect that runs beside the calls of a batch.
+
+    Attributes:
+        begin: Makes the effect when it is its turn to get a number.
+        take: Turns its outcome into the entry, or raises ``Stopped``.
+        entry: What came of it.
+    """
+
+    __slots__ = ("begin", "effect", "entry", "take")
+
+    def __init__(self, begin: Callable[[], Leaf], take: Callable[[Single, Leaf], Any]) -> None:
+        self.begin = begin
+        self.take = take
+        self.effect: Leaf
+        self.entry: Any = None
 
 
 def model_slots(live: Live, calls: Sequence[ToolCallPart], offered: Sequence[str]) -> list[Slot]:
@@ -35,27 +54,38 @@ def model_slots(live: Live, calls: Sequence[ToolCallPart], offered: Sequence[str
         known = call.tool_name in offered
         slot = Slot(call, "model", live.bindings[call.tool_name] if known else None, lenient=True)
         if not known:
-            slot.fail(unavailable(live, call.tool_name, tuple(offered)))
+            slot.fail(unavailable(live, call.tool_name, offered))
         slots.append(slot)
     return slots
 
 
-def run_batch(live: Live, slots: Sequence[Slot]) -> Steps:
+def run_batch(live: Live, members: Sequence[Slot | Beside], *, at_once: bool = False) -> Steps:
     """
-    Give every slot its result.
+    Give every slot its result; *at_once* runs them together whatever their tools say.
 
     Raises:
         Stopped: when the world ended the run; every slot has a result even so.
         LimitReached: when a budget was spent in one of the calls, after all slots have their results.
+        StepEngineError: what is wrong with a handler's own call.
     """
+    slots = [member for member in members if type(member) is Slot]
+    before = live.limit
     try:
-        if len(slots) > 1 and _is_parallel(slots):
-            yield from run_together(live, slots)
+        if at_once or (len(slots) > 1 and _is_parallel(slots)):
+            yield from _together(live, members, slots)
         else:
             yield from _in_turn(live, slots)
     except Stopped as stopped:
-        close_open(slots, stopped.stop)
+        for slot in slots:
+            if slot.result is None:
+                slot.close(stopped.stop)
         raise
+    finally:
+        for slot in slots:
+            log(live, slot)
+    limit = live.limit
+    if limit is not None and limit is not before and not at_once:
+        raise LimitReached(limit)
 
 
 def _is_parallel(slots: Sequence[Slot]) -> bool:
@@ -63,46 +93,29 @@ def _is_parallel(slots: Sequence[Slot]) -> bool:
     return all(spec.parallel_safe and not spec.ends_turn and spec.kind == "ordinary" for spec in specs)
 
 
-def close_open(slots: Sequence[Slot], stop: Stop) -> None:
-    """Give every slot without a result one that says why there is none."""
-    for slot in slots:
-        if slot.result is None:
-            if stop.kind == "suspended":
-                waiting = stop.questions[0].id if stop.questions else ""
-                slot.finish(ToolResult.pending(waiting))
-            else:
-                text = "Cancelled: the run ended before this call gave a result; it may have had effects."
-                slot.finish(ToolResult.error(text, status="cancelled"))
-
-
 def _in_turn(live: Live, slots: Sequence[Slot]) -> Steps:
-    ended_by = ""
-    spent: LimitReached | None = None
+    why = ""
     for slot in slots:
         if slot.result is not None:
             continue
-        if ended_by or spent:
-            why = f"{ended_by} ended the turn" if ended_by else "a limit of the run is spent"
+        if why:
             slot.finish(ToolResult.error(f"Skipped: {why} before this call.", status="skipped"))
             continue
         try:
             yield from _one(live, slot)
-        except UnknownOutcome:
+        except LimitReached:
+            why = "a limit of the run was spent"
+        except StepEngineError:
             if slot.source != "model":
                 raise
-        except LimitReached as error:
-            spent = error
-        if slot.spec is not None and slot.spec.ends_turn and slot.result is not None and not slot.result.is_error:
-            ended_by = slot.call.tool_name
-    if spent:
-        raise spent
+        if slot.ended_turn:
+            why = f"{slot.call.tool_name} ended the turn"
 
 
 def _one(live: Live, slot: Slot) -> Steps:
     question = yield from _judge(live, slot)
     if question is not None:
-        effect = requests.ask_effect(live, question, purpose="permission", tool_call_id=slot.call.tool_call_id)
-        yield from _permit(live, slot, (yield from requests.ask(live, effect)))
+        yield from _ask_one(live, slot, question)
     if slot.result is None:
         yield from execute(live, slot)
         yield from _after(live, slot)
@@ -112,7 +125,7 @@ def _judge(live: Live, slot: Slot) -> Generator[Any, Any, Question | None]:
     """Validate a call and ask the ``pre_tool`` hooks; return the question when a person must decide."""
     try:
         slot.validate()
-    except ToolInputError as error:
+    except StepEngineError as error:
         if slot.source == "handler":
             raise
         slot.fail(error)
@@ -141,14 +154,11 @@ def _deny(slot: Slot, message: str) -> None:
 
 
 def _permission_question(slot: Slot, decision: Decision) -> Question:
-    assert slot.validated is not None  # noqa: S101
     name = slot.call.tool_name
-    return Question(
-        "", decision.message or f"May {name} run?", decision.options, tool_name=name, details=slot.validated.input
-    )
+    return Question("", decision.message or f"May {name} run?", decision.options, tool_name=name, details=slot.input)
 
 
-def _permit(live: Live, slot: Slot, answers: tuple[Answer, ...]) -> Steps:
+def _permit(live: Live, slot: Slot, answers: Sequence[Answer]) -> Steps:
     answer = answers[0]
     yield from _decided(live, slot, "allow" if answer.agrees else "deny", None)
     if not answer.agrees:
@@ -169,80 +179,91 @@ def _decided(live: Live, slot: Slot, decision: str, rule_id: str | None) -> Step
 
 
 def _after(live: Live, slot: Slot) -> Steps:
-    if live.plan.hooks.post_tool and slot.result is not None:
+    if live.plan.hooks.post_tool and slot.result is not None and not slot.closed:
         slot.result = named((yield from hooks.post_tool(live, slot.call, slot.result)), slot.call)
 
 
-def run_together(live: Live, slots: Sequence[Slot], others: Sequence[Leaf] = ()) -> Generator[Any, Any, list[Single]]:
-    """
-    Run a batch in four passes; *others* are effects that run beside its calls. Return their outcomes.
-
-    Raises:
-        Stopped: when something was stopped; finished members keep their results.
-    """
-    questions: list[tuple[Slot, Ask]] = []
+def _together(live: Live, members: Sequence[Slot | Beside], slots: Sequence[Slot]) -> Steps:
+    """Run a batch in four passes; whatever stops it, finished members keep their results."""
+    asking: list[tuple[Slot, Question]] = []
     for slot in slots:
         question = None if slot.result is not None else (yield from _judge(live, slot))
         if question is not None:
-            effect = requests.ask_effect(live, question, purpose="permission", tool_call_id=slot.call.tool_call_id)
-            questions.append((slot, effect))
-    yield from _ask_all(live, questions)
-    allowed = [slot for slot in slots if slot.result is None]
-    for slot in allowed:
-        if not start(live, slot):
-            yield from execute(live, slot)
-    running = [slot for slot in allowed if slot.effects]
-    effects = [effect for slot in running for effect in slot.effects]
-    limit = live.limits.max_concurrent_children if others else None
-    outcomes = yield from live.gather([*effects, *others], limit)
-    stops = _settle_all(live, running, outcomes)
-    stops += [_with_questions(o, e) for e, o in zip(others, outcomes[len(effects) :], strict=True) if type(o) is Stop]
-    for slot in allowed:
+            asking.append((slot, question))
+    yield from _ask_all(live, asking)
+    ran = [slot for slot in slots if slot.result is None]
+    effects: list[Leaf] = []
+    for member in members:
+        effects += yield from _begin(live, member)
+    limit = live.limits.max_concurrent_children if len(slots) < len(members) else None
+    outcomes = yield from live.gather(effects, limit)
+    stops = _distribute(live, members, outcomes)
+    for slot in ran:
         yield from _after(live, slot)
     if stops:
-        raise Stopped(_merged(stops))
-    return outcomes[len(effects) :]
+        raise Stopped(merged(stops))
 
 
-def _ask_all(live: Live, questions: list[tuple[Slot, Ask]]) -> Steps:
-    outcomes = yield from live.gather([effect for _, effect in questions])
+def _begin(live: Live, member: Slot | Beside) -> Generator[Any, Any, Sequence[Leaf]]:
+    """Return the effects of a member; control tools have none and are done here."""
+    if type(member) is Beside:
+        member.effect = member.begin()
+        return (member.effect,)
+    assert type(member) is Slot  # noqa: S101
+    if member.result is not None:
+        return ()
+    if member.spec is not None and member.spec.kind == "control":
+        yield from execute(live, member)
+        return ()
+    return start(live, member)
+
+
+def _distribute(live: Live, members: Sequence[Slot | Beside], outcomes: Sequence[Single]) -> list[Stop]:
+    """Give the members their outcomes and return the stops among them."""
     stops: list[Stop] = []
-    for (slot, effect), outcome in zip(questions, outcomes, strict=True):
-        if type(outcome) is Stop:
-            stops.append(_with_questions(outcome, effect))
-            continue
+    position = 0
+    for member in members:
         try:
-            answers = live.unwrap(outcome)
+            if type(member) is Beside:
+                position += 1
+                member.entry = member.take(outcomes[position - 1], member.effect)
+            elif type(member) is Slot and member.effects:
+                first, position = position, position + len(member.effects)
+                settle(live, member, outcomes[first:position])
+        except Stopped as stopped:
+            known = requests.with_questions(stopped.stop, member.effect) if type(member) is Beside else stopped.stop
+            stops.append(known)
+    return stops
+
+
+def _ask_one(live: Live, slot: Slot, question: Question) -> Steps:
+    effect = requests.ask_effect(live, question, purpose="permission", tool_call_id=slot.call.tool_call_id)
+    try:
+        answers = yield from requests.ask(live, effect)
+    except (StepEngineError, LimitReached) as error:
+        _deny(slot, f"Nobody could be asked: {error}")
+    else:
+        yield from _permit(live, slot, answers)
+
+
+def _ask_all(live: Live, asking: Sequence[tuple[Slot, Question]]) -> Steps:
+    """Ask for all permissions of a batch at once, so that a batch with several suspends once."""
+    effects = [
+        requests.ask_effect(live, question, purpose="permission", tool_call_id=slot.call.tool_call_id)
+        for slot, question in asking
+    ]
+    outcomes = yield from live.gather(effects)
+    stops: list[Stop] = []
+    for (slot, _), effect, outcome in zip(asking, effects, outcomes, strict=True):
+        try:
+            answers = live.unwrap(outcome, effect)
+        except Stopped as stopped:
+            stop = requests.with_questions(stopped.stop, effect)
+            slot.close(stop)
+            stops.append(stop)
         except (StepEngineError, LimitReached) as error:
             _deny(slot, f"Nobody could be asked: {error}")
         else:
             yield from _permit(live, slot, answers)
     if stops:
-        raise Stopped(_merged(stops))
-
-
-def _with_questions(stop: Stop, effect: Leaf) -> Stop:
-    if stop.questions or type(effect) is not Ask or stop.kind != "suspended":
-        return stop
-    return Stop(stop.kind, stop.at, stop.error, effect.questions)
-
-
-def _settle_all(live: Live, running: Sequence[Slot], outcomes: list[Single]) -> list[Stop]:
-    """Give finished slots their results and return the stops."""
-    stops: list[Stop] = []
-    position = 0
-    for slot in running:
-        mine = outcomes[position : position + len(slot.effects)]
-        position += len(slot.effects)
-        try:
-            settle(live, slot, mine)
-        except Stopped as stopped:
-            stops.append(_with_questions(stopped.stop, slot.effects[0]))
-    return stops
-
-
-def _merged(stops: Sequence[Stop]) -> Stop:
-    """Return one stop for several: anything harder than a suspension wins, questions are collected."""
-    first = next((s for s in stops if s.kind != "suspended"), stops[0])
-    questions = tuple([q for s in stops for q in s.questions])
-    return Stop(first.kind, max(s.at for s in stops), first.error, questions)
+        raise Stopped(merged(stops))

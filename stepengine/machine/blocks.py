@@ -17,7 +17,10 @@ from stepengine.errors import DataError
 
 __all__ = ("Block", "Broken", "Text", "split_blocks")
 
-BLOCK = re.compile(r"```.*?(?:```|\Z)|<(tool_call|codebuff_tool_call)>(.*?)</\1>", re.DOTALL)
+FENCE = "```"
+OPEN = re.compile(r"```|<(tool_call|codebuff_tool_call)>")
+BLANK = re.compile(r"\s*")
+DECODER = json.JSONDecoder()
 
 
 class Text(NamedTuple):
@@ -43,13 +46,23 @@ class Broken(NamedTuple):
 def split_blocks(text: str) -> list[Text | Block | Broken]:
     """Return the pieces of *text* in order."""
     pieces: list[Text | Block | Broken] = []
-    shown = 0
-    for match in BLOCK.finditer(text):
-        if match[1] is None:
+    unclosed: set[str] = set()
+    shown = position = 0
+    while (match := OPEN.search(text, position)) is not None:
+        tag = match[1]
+        if tag is None:
+            closing = text.find(FENCE, match.end())
+            position = len(text) if closing < 0 else closing + len(FENCE)
             continue
+        closing = -1 if tag in unclosed else text.find(f"</{tag}>", match.end())
+        if closing < 0:
+            unclosed.add(tag)
+            position = match.end()
+            continue
+        piece, position = _block(tag, text, match.end(), closing)
         _add_text(pieces, text[shown : match.start()])
-        pieces.append(_read(match[1], match[2]))
-        shown = match.end()
+        pieces.append(piece)
+        shown = position
     _add_text(pieces, text[shown:])
     return pieces
 
@@ -59,11 +72,25 @@ def _add_text(pieces: list[Any], text: str) -> None:
         pieces.append(Text(text.strip()))
 
 
-def _read(tag: str, body: str) -> Block | Broken:
+def _block(tag: str, text: str, start: int, closing: int) -> tuple[Block | Broken, int]:
+    """Return the block whose body begins at *start*, and where the text goes on after it."""
+    end = f"</{tag}>"
     try:
-        value = json.loads(body)
+        value, stopped = DECODER.raw_decode(text, _skip_blank(text, start))
     except (ValueError, RecursionError) as error:
-        return Broken("", f"the block is not JSON: {error}")
+        return Broken("", f"the block is not JSON: {error}"), closing + len(end)
+    stopped = _skip_blank(text, stopped)
+    if text.startswith(end, stopped):
+        return _read(tag, value), stopped + len(end)
+    return Broken("", "the block holds more than one JSON object"), closing + len(end)
+
+
+def _skip_blank(text: str, position: int) -> int:
+    match = BLANK.match(text, position)
+    return match.end() if match else position
+
+
+def _read(tag: str, value: Any) -> Block | Broken:
     if not isinstance(value, dict):
         return Broken("", f"the block holds a {type(value).__name__}, not an object")
     if tag == "tool_call":

@@ -7,7 +7,7 @@ effects; the batch does that, here stand only their specifications.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,10 @@ Notes: the run pauses until somebody answers."""
 
 _TODO = {
     "type": "object",
-    "properties": {"task": _described(STRING, "What to do."), "completed": {"type": "boolean", "description": "Whether it is done."}},
+    "properties": {
+        "task": _described(STRING, "What to do."),
+        "completed": {"type": "boolean", "description": "Whether it is done."},
+    },
     "required": ["task", "completed"],
     "additionalProperties": False,
 }
@@ -109,12 +112,22 @@ _AGENT = {
     "required": ["agent_type"],
     "additionalProperties": False,
 }
+_OPTION = {
+    "type": "object",
+    "properties": {"label": STRING, "description": STRING},
+    "required": ["label"],
+    "additionalProperties": False,
+}
 _QUESTION = {
     "type": "object",
     "properties": {
         "question": _described(STRING, "The question."),
         "header": _described(STRING, "A short title."),
-        "options": {"type": "array", "items": STRING, "description": "Choices: none, or at least two."},
+        "options": {
+            "type": "array",
+            "items": {"anyOf": [STRING, _OPTION]},
+            "description": "Choices, each a text or a label with a description: none, or at least two.",
+        },
         "multi_select": {"type": "boolean", "description": "Whether several options may be chosen."},
     },
     "required": ["question"],
@@ -122,67 +135,90 @@ _QUESTION = {
 }
 
 FREE_OUTPUT = JsonDict(
-    freeze({"type": "object", "properties": {"data": {"description": "The whole output."}}, "additionalProperties": True})
+    freeze(
+        {"type": "object", "properties": {"data": {"description": "The whole output."}}, "additionalProperties": True}
+    )
 )
 
-CONTROL_SPECS: Mapping[str, ToolSpec] = MappingProxyType({
-    spec.name: spec
-    for spec in (
-        _control("set_output", SET_OUTPUT, FREE_OUTPUT),
-        _control("set_messages", SET_MESSAGES, _object(("messages",), messages={"type": "array"})),
-        _control("add_message", ADD_MESSAGE, _object(("role", "content"), role={"enum": ["user", "assistant"]}, content=STRING)),
-        _control("end_turn", END_TURN, _object(message=_described(STRING, "A last word.")), ends_turn=True, forces_next_step=True),
-        _control("task_completed", TASK_COMPLETED, _object(), ends_turn=True),
-        _control(
-            "write_todos",
-            WRITE_TODOS,
-            _object(("todos",), todos={"type": "array", "items": _TODO, "description": "The whole list."}),
-            forces_next_step=True,
-        ),
-        _control("think_deeply", THINK_DEEPLY, _object(("thought",), thought=_described(STRING, "The thought."))),
-    )
-})
+CONTROL_SPECS: Mapping[str, ToolSpec] = MappingProxyType(
+    {
+        spec.name: spec
+        for spec in (
+            _control("set_output", SET_OUTPUT, FREE_OUTPUT),
+            _control("set_messages", SET_MESSAGES, _object(("messages",), messages={"type": "array"})),
+            _control(
+                "add_message",
+                ADD_MESSAGE,
+                _object(("role", "content"), role={"enum": ["user", "assistant"]}, content=STRING),
+            ),
+            _control(
+                "end_turn",
+                END_TURN,
+                _object(message=_described(STRING, "A last word.")),
+                ends_turn=True,
+                forces_next_step=True,
+            ),
+            _control("task_completed", TASK_COMPLETED, _object(), ends_turn=True),
+            _control(
+                "write_todos",
+                WRITE_TODOS,
+                _object(("todos",), todos={"type": "array", "items": _TODO, "description": "The whole list."}),
+                forces_next_step=True,
+            ),
+            _control("think_deeply", THINK_DEEPLY, _object(("thought",), thought=_described(STRING, "The thought."))),
+        )
+    }
+)
 """The specifications of the control tools by name."""
 
-EXPANDING_SPECS: Mapping[str, ToolSpec] = MappingProxyType({
-    "spawn_agents": ToolSpec(
-        "spawn_agents",
-        SPAWN_AGENTS,
-        _object(("agents",), agents={"type": "array", "items": _AGENT, "minItems": 1, "description": "The agents to run."}),
-        kind="expanding",
-        category="agent",
-        requires_permission=False,
-    ),
-    "ask_user": ToolSpec(
-        "ask_user",
-        ASK_USER,
-        _object(("questions",), questions={"type": "array", "items": _QUESTION, "minItems": 1, "description": "The questions."}),
-        kind="expanding",
-        category="ask",
-        requires_permission=False,
-    ),
-})
+EXPANDING_SPECS: Mapping[str, ToolSpec] = MappingProxyType(
+    {
+        "spawn_agents": ToolSpec(
+            "spawn_agents",
+            SPAWN_AGENTS,
+            _object(
+                ("agents",),
+                agents={"type": "array", "items": _AGENT, "minItems": 1, "description": "The agents to run."},
+            ),
+            kind="expanding",
+            category="agent",
+            requires_permission=False,
+        ),
+        "ask_user": ToolSpec(
+            "ask_user",
+            ASK_USER,
+            _object(
+                ("questions",),
+                questions={"type": "array", "items": _QUESTION, "minItems": 1, "description": "The questions."},
+            ),
+            kind="expanding",
+            category="ask",
+            requires_permission=False,
+        ),
+    }
+)
 """The specifications of the expanding tools by name."""
 
 HANDLER_ONLY = ("set_messages", "add_message")
 """Control tools that no model is ever offered (requirements F18)."""
 
 
-def _refuse(name: str, *issues: str) -> ToolInputError:
+def _refused(tool: ToolSpec, issues: Sequence[str]) -> ToolInputError:
     listed = "; ".join(issues)
-    msg = f"Invalid parameters for {name}: {listed}"
-    return ToolInputError(msg, tool_name=name, issues=issues)
+    msg = f"Invalid parameters for {tool.name}: {listed}"
+    return ToolInputError(msg, tool_name=tool.name, issues=issues)
 
 
-def _checked(spec: ToolSpec, also: Callable[[JsonDict], JsonDict] | None = None) -> ToolBinding:
+def _checked(spec: ToolSpec, also: Callable[[JsonDict], Iterator[str]] | None = None) -> ToolBinding:
     """Return a binding that checks the flat schemas of this file: known members, required ones, and simple types."""
 
     def validate(value: JsonDict) -> Validated:
         issues = list(_issues(spec.input_schema, value, ""))
+        if also is not None and not issues:
+            issues.extend(also(value))
         if issues:
-            raise _refuse(spec.name, *issues)
-        done = also(value) if also else value
-        return Validated(done, done)
+            raise _refused(spec, issues)
+        return Validated(value, value)
 
     return ToolBinding(spec, validate)
 
@@ -195,7 +231,7 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
 }
 
 
-def _issues(schema: Mapping[str, Any], value: Any, path: str) -> Any:
+def _issues(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[str]:
     kind, word = _TYPES.get(schema.get("type", ""), (object, ""))
     if not isinstance(value, kind):
         yield f"{path or 'input'}: expected {word}, not {type(value).__name__}"
@@ -204,13 +240,17 @@ def _issues(schema: Mapping[str, Any], value: Any, path: str) -> Any:
     elif kind is Mapping:
         yield from _member_issues(schema, value, path)
     elif kind is list:
-        if len(value) < schema.get("minItems", 0):
-            yield f"{path}: at least {schema['minItems']} needed"
-        for index, item in enumerate(value):
-            yield from _issues(schema.get("items", {}), item, f"{path}[{index}]")
+        yield from _item_issues(schema, value, path)
 
 
-def _member_issues(schema: Mapping[str, Any], value: Mapping[str, Any], path: str) -> Any:
+def _item_issues(schema: Mapping[str, Any], value: Sequence[Any], path: str) -> Iterator[str]:
+    if len(value) < schema.get("minItems", 0):
+        yield f"{path}: at least {schema['minItems']} needed"
+    for index, item in enumerate(value):
+        yield from _issues(schema.get("items", {}), item, f"{path}[{index}]")
+
+
+def _member_issues(schema: Mapping[str, Any], value: Mapping[str, Any], path: str) -> Iterator[str]:
     prefix = f"{path}." if path else ""
     properties = schema.get("properties", {})
     for name in schema.get("required", ()):
@@ -223,27 +263,31 @@ def _member_issues(schema: Mapping[str, Any], value: Mapping[str, Any], path: st
             yield f"{prefix}{name}: unknown; known are {sorted(properties)}"
 
 
-def _messages(value: JsonDict) -> JsonDict:
+def _message_issues(value: JsonDict) -> Iterator[str]:
     try:
         from_dicts(value["messages"])
     except (TranscriptError, DataError) as error:
-        raise _refuse("set_messages", f"messages: {error.message}") from error
-    return value
+        yield f"messages: {error.message}"
 
 
-def _questions(value: JsonDict) -> JsonDict:
+def _question_issues(value: JsonDict) -> Iterator[str]:
     for index, question in enumerate(value["questions"]):
-        if len(question.get("options", ())) == 1:
-            raise _refuse("ask_user", f"questions[{index}].options: none or at least two, not one")
-    return value
+        options, path = question.get("options", ()), f"questions[{index}].options"
+        if len(options) == 1:
+            yield f"{path}: none or at least two, not one"
+        for position, option in enumerate(options):
+            if not isinstance(option, str):
+                yield from _issues(_OPTION, option, f"{path}[{position}]")
 
 
-CONTROL_BINDINGS: Mapping[str, ToolBinding] = MappingProxyType({
-    **{name: _checked(spec) for name, spec in CONTROL_SPECS.items()},
-    "set_messages": _checked(CONTROL_SPECS["set_messages"], _messages),
-    "spawn_agents": _checked(EXPANDING_SPECS["spawn_agents"]),
-    "ask_user": _checked(EXPANDING_SPECS["ask_user"], _questions),
-})
+CONTROL_BINDINGS: Mapping[str, ToolBinding] = MappingProxyType(
+    {
+        **{name: _checked(spec) for name, spec in CONTROL_SPECS.items()},
+        "set_messages": _checked(CONTROL_SPECS["set_messages"], _message_issues),
+        "spawn_agents": _checked(EXPANDING_SPECS["spawn_agents"]),
+        "ask_user": _checked(EXPANDING_SPECS["ask_user"], _question_issues),
+    }
+)
 """What every machine knows, control and expanding tools alike."""
 
 
@@ -282,7 +326,7 @@ def _set_output(live: Live, value: JsonDict) -> ToolResult:
     refused: list[tuple[str, ...]] = []
     for candidate in candidates:
         try:
-            live.set_output(live.plan.validate_output(candidate))
+            live.set_output(live.check_output(candidate))
         except OutputMissing as error:
             refused.append(error.issues or (error.message,))
         else:

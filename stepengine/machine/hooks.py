@@ -2,34 +2,50 @@
 Calling hooks: plain functions and generator functions, in list order, with the error rules of requirements X2.
 
 Pre-hooks abort the run, a failing ``pre_tool`` denies its call, every other failure is noted and dropped. A generator
-hook may yield ``Perform``, ``Complete`` or an unrecorded ``ToolCall``; these pass through no hooks again.
+hook may yield ``Perform``, ``Complete`` or an unrecorded ``ToolCall``; these pass through no hooks again. Once the run is
+stopped a hook that wants one of them is closed, and that is noted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from types import GeneratorType
+from collections.abc import Callable, Generator, Mapping, Sequence
+from types import CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
 from stepengine.data import events as ev
-from stepengine.data.definition import location_of
-from stepengine.data.hooks import Change, HookContext
+from stepengine.data.functions import location_of
+from stepengine.data.hooks import Change
 from stepengine.data.messages import UserMessage
+from stepengine.data.outcomes import Stop
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Decision
 from stepengine.data.results import ToolResult
 from stepengine.data.yields import Complete, Perform, StepResult, ToolCall
-from stepengine.errors import AgentError, HandlerError, LimitReached, StepEngineError
-from stepengine.machine.author import Author, Returned, describe_yield
+from stepengine.errors import HandlerError, LimitReached, StepEngineError
+from stepengine.machine.author import Author, Returned, blamed, describe_yield
 from stepengine.machine.live import Live
 from stepengine.machine.requests import complete, perform_call
-from stepengine.machine.signals import Abort
+from stepengine.machine.signals import Abort, Stopped
 from stepengine.machine.slots import hook_call
 
-__all__ = ("Judgement", "judge_call", "on_stop", "on_suspend", "post_run", "post_step", "post_tool", "pre_run", "pre_step")
+__all__ = (
+    "Judgement",
+    "judge_call",
+    "on_stop",
+    "on_suspend",
+    "post_run",
+    "post_step",
+    "post_tool",
+    "pre_run",
+    "pre_step",
+)
 
 Steps = Generator[Any, Any, Any]
+Hook = Callable[..., Any]
+ACCEPTED = "Perform, Complete or ToolCall (all from stepengine)"
 MAX_REFUSALS = 10
+MAX_YIELDS = 1000
+CHANGES = ("system_prompt", "messages", "view", "context", "input", "result")
 
 
 class Judgement(NamedTuple):
@@ -39,78 +55,116 @@ class Judgement(NamedTuple):
     call: ToolCallPart
 
 
-def _name(hook: Callable[..., Any]) -> str:
+def _name(hook: Hook) -> str:
     return getattr(hook, "__qualname__", type(hook).__qualname__)
 
 
-def _call(live: Live, point: str, hook: Callable[..., Any], args: Sequence[Any], allowed: tuple[type, ...]) -> Steps:
+def _what(live: Live, point: str, hook: Hook) -> str:
+    return f"{point} hook {_name(hook)} of {live.agent.id!r}"
+
+
+def _wrong(live: Live, point: str, hook: Hook, how: str, kind: str = "TypeError") -> HandlerError:
+    location = location_of(hook)
+    return HandlerError(f"{_what(live, point, hook)} ({location}) {how}", kind=kind, location=location)
+
+
+def _call(live: Live, point: str, hook: Hook, args: Sequence[Any], allowed: tuple[type, ...]) -> Steps:
     """Call one hook and return what it returned; raise ``HandlerError`` for what it must not do."""
-    what = f"{point} hook {_name(hook)} of {live.agent.id!r}"
     try:
         value = hook(*args)
-    except StepEngineError:
+    except (StepEngineError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
-        msg = f"{what} raised {type(error).__name__}: {error} ({location_of(hook)})"
-        raise HandlerError(msg, kind=type(error).__name__, location=location_of(hook)) from error
-    if isinstance(value, GeneratorType):
-        value = yield from _drive(live, what, Author(what, value))
-    if value is None or isinstance(value, allowed):
+    except BaseException as error:
+        raise blamed(_what(live, point, hook), error) from error
+    if type(value) is GeneratorType:
+        value = yield from _drive(live, _what(live, point, hook), value)
+    if value is None or issubclass(type(value), allowed):
         return value
-    if hasattr(value, "__await__"):
-        value.close()
-        msg = f"{what} ({location_of(hook)}) is async; write a generator function and `yield from Perform(fn, ...)`"
-        raise HandlerError(msg, kind="TypeError", location=location_of(hook))
+    if hasattr(type(value), "__await__"):
+        if type(value) is CoroutineType:
+            value.close()
+        how = "is async; write a generator function and `yield from Perform(fn, ...)`"
+        raise _wrong(live, point, hook, how)
     names = ", ".join(["None", *[t.__name__ for t in allowed]])
-    msg = f"{what} ({location_of(hook)}) returned a {type(value).__name__}; it may return {names}"
-    raise HandlerError(msg, kind="TypeError", location=location_of(hook))
+    raise _wrong(live, point, hook, f"returned a {type(value).__name__}; it may return {names}")
 
 
-def _drive(live: Live, what: str, author: Author) -> Steps:
+def _drive(live: Live, what: str, steps: GeneratorType[Any, Any, Any]) -> Steps:
+    author = Author(what, steps)
     try:
         asked = author.send(None)
-        while not isinstance(asked, Returned):
+        for _ in range(MAX_YIELDS):
+            if type(asked) is Returned:
+                return asked.value
             try:
-                answer = yield from _answer(live, what, author, asked)
+                answer = yield from _answer(live, author, asked)
             except (StepEngineError, LimitReached) as error:
                 asked = author.throw(error)
             else:
                 asked = author.send(answer)
-        return asked.value
+        msg = f"{what} ({author.location}) yielded more than {MAX_YIELDS} times"
+        raise HandlerError(msg, kind="RuntimeError", location=author.location)
     finally:
         live.warnings.extend(author.close())
 
 
-def _answer(live: Live, what: str, author: Author, asked: Any) -> Steps:
-    match asked:
-        case Perform():
-            return StepResult(live.state(), value=(yield from perform_call(live, asked)))
-        case Complete():
-            return StepResult(live.state(), value=(yield from complete(live, asked)))
-        case ToolCall():
-            result: ToolResult = yield from hook_call(live, asked)
-            return StepResult(live.state(), (result,))
-    error = describe_yield(what, asked, author.location)
-    error.message = f"{error.message} A hook may yield only Perform, Complete and ToolCall."
-    raise error
+def _answer(live: Live, author: Author, asked: Any) -> Steps:
+    act = _ACTS.get(type(asked))
+    if act is not None:
+        return (yield from act(live, asked))
+    raise describe_yield(author.what, asked, author.location, ACCEPTED)
 
 
-def _all(live: Live, point: str, args: Sequence[Any], allowed: tuple[type, ...], then: Callable[[Any], None]) -> Steps:
-    """Call all hooks of a point whose failure is noted and dropped."""
-    for hook in live.plan.hooks.at(point):
-        try:
-            value = yield from _call(live, point, hook, (live.hook_context(), *args), allowed)
-            if value is not None:
-                then(value)
-        except (StepEngineError, LimitReached) as error:
-            yield from _dropped(live, point, hook, error)
+def _perform(live: Live, asked: Perform[Any]) -> Steps:
+    return StepResult(live.state(), value=(yield from perform_call(live, asked)))
 
 
-def _dropped(live: Live, point: str, hook: Callable[..., Any], error: BaseException) -> Steps:
-    text = str(error)
-    live.warnings.append(text)
-    failed = ev.HookFailed(path=live.plan.path, seq=live.seq, point=point, hook=_name(hook), error=text)
-    yield from live.notify(failed)
+def _complete(live: Live, asked: Complete) -> Steps:
+    return StepResult(live.state(), value=(yield from complete(live, asked)))
+
+
+def _tool_call(live: Live, asked: ToolCall) -> Steps:
+    result: ToolResult = yield from hook_call(live, asked)
+    return StepResult(live.state(), (result,))
+
+
+_ACTS: Mapping[type, Callable[[Live, Any], Steps]] = {Perform: _perform, Complete: _complete, ToolCall: _tool_call}
+
+
+def _apply(live: Live, point: str, hook: Hook, change: Change) -> None:
+    """Make a hook's change; what it changes is logged (reliability GN37)."""
+    live.apply(change)
+    changed = [name for name in CHANGES if getattr(change, name) is not None]
+    if changed:
+        live.notes.debug(f"{_what(live, point, hook)} changed {', '.join(changed)}")
+
+
+def _attempt(live: Live, point: str, hook: Hook, args: Sequence[Any], allowed: tuple[type, ...]) -> Steps:
+    """Call one hook whose failure is noted and dropped."""
+    was_stopped = live.stop is not None
+    try:
+        said = yield from _call(live, point, hook, args, allowed)
+    except Stopped:
+        if not was_stopped:
+            raise
+        error = _wrong(live, point, hook, "wanted something done, but the run was stopped", "Stopped")
+        yield from _dropped(live, point, hook, error)
+    except (StepEngineError, LimitReached) as error:
+        yield from _dropped(live, point, hook, error)
+    else:
+        if isinstance(said, Change):
+            _apply(live, point, hook, said)
+        return said
+
+
+def _dropped(live: Live, point: str, hook: Hook, error: BaseException) -> Steps:
+    live.warnings.append(str(error))
+    yield from _failed(live, point, hook, error)
+
+
+def _failed(live: Live, point: str, hook: Hook, error: BaseException) -> Steps:
+    event = ev.HookFailed(path=live.plan.path, seq=live.seq, point=point, hook=_name(hook), error=str(error))
+    yield from live.notify(event)
 
 
 def _aborting(live: Live, point: str) -> Generator[Any, Any, list[Change]]:
@@ -120,19 +174,12 @@ def _aborting(live: Live, point: str) -> Generator[Any, Any, list[Change]]:
         try:
             change = yield from _call(live, point, hook, (live.hook_context(),), (Change,))
         except (StepEngineError, LimitReached) as error:
-            failed = ev.HookFailed(path=live.plan.path, seq=live.seq, point=point, hook=_name(hook), error=str(error))
-            yield from live.notify(failed)
-            raise Abort(_as_error(error)) from error
+            yield from _failed(live, point, hook, error)
+            raise Abort(error.error if isinstance(error, LimitReached) else error) from error
         if change is not None:
-            live.apply(change)
+            _apply(live, point, hook, change)
             changes.append(change)
     return changes
-
-
-def _as_error(error: BaseException) -> StepEngineError:
-    if isinstance(error, LimitReached):
-        return error.error
-    return error if isinstance(error, StepEngineError) else AgentError(str(error))
 
 
 def pre_run(live: Live) -> Steps:
@@ -150,21 +197,21 @@ def pre_step(live: Live) -> Steps:
 
 def post_step(live: Live, reply: Any) -> Steps:
     """Call the ``post_step`` hooks."""
-    yield from _all(live, "post_step", (reply,), (Change,), live.apply)
+    for hook in live.plan.hooks.post_step:
+        yield from _attempt(live, "post_step", hook, (live.hook_context(), reply), (Change,))
 
 
-def judge_call(live: Live, call: ToolCallPart, revalidate: Callable[[ToolCallPart], None]) -> Generator[Any, Any, Judgement]:
+def judge_call(
+    live: Live, call: ToolCallPart, revalidate: Callable[[ToolCallPart], None]
+) -> Generator[Any, Any, Judgement]:
     """Ask all ``pre_tool`` hooks about *call*; changes of its input are validated before the next hook sees them."""
     strongest: Decision | None = None
-    for hook in live.plan.hooks.at("pre_tool"):
+    for hook in live.plan.hooks.pre_tool:
         try:
             said = yield from _call(live, "pre_tool", hook, (live.hook_context(), call), (Decision, Change))
             if isinstance(said, Change):
-                live.apply(said)
-                if said.input is not None:
-                    changed = ToolCallPart(call.tool_call_id, call.tool_name, said.input, provider_data=call.provider_data)
-                    revalidate(changed)
-                    call = changed
+                _apply(live, "pre_tool", hook, said)
+                call = _changed(call, said, revalidate)
         except (StepEngineError, LimitReached) as error:
             yield from _dropped(live, "pre_tool", hook, error)
             said = Decision.deny(f"The check of this call failed, so it was not run: {error}")
@@ -173,70 +220,53 @@ def judge_call(live: Live, call: ToolCallPart, revalidate: Callable[[ToolCallPar
     return Judgement(strongest, call)
 
 
+def _changed(call: ToolCallPart, change: Change, revalidate: Callable[[ToolCallPart], None]) -> ToolCallPart:
+    if change.input is None:
+        return call
+    changed = ToolCallPart(call.tool_call_id, call.tool_name, change.input, provider_data=call.provider_data)
+    revalidate(changed)
+    return changed
+
+
 def _weight(decision: Decision) -> int:
     return ("allow", "ask", "deny").index(decision.kind)
 
 
 def post_tool(live: Live, call: ToolCallPart, result: ToolResult) -> Generator[Any, Any, ToolResult]:
     """Call the ``post_tool`` hooks; return the result as the last of them wants it."""
-    current = result
-
-    def replace(said: Any) -> None:
-        nonlocal current
-        if isinstance(said, Change):
-            live.apply(said)
-            said = said.result
-        if said is not None:
-            current = said
-
-    for hook in live.plan.hooks.at("post_tool"):
-        try:
-            said = yield from _call(live, "post_tool", hook, (live.hook_context(), call, current), (ToolResult, Change))
-            replace(said)
-        except (StepEngineError, LimitReached) as error:
-            yield from _dropped(live, "post_tool", hook, error)
-    return current
+    for hook in live.plan.hooks.post_tool:
+        said = yield from _attempt(live, "post_tool", hook, (live.hook_context(), call, result), (ToolResult, Change))
+        wanted = said.result if isinstance(said, Change) else said
+        result = result if wanted is None else wanted
+    return result
 
 
 def on_stop(live: Live) -> Generator[Any, Any, bool]:
     """Call the ``on_stop`` hooks; append the first message that one returns and say whether there was one."""
-    said: list[Any] = []
-    yield from _all(live, "on_stop", (), (UserMessage, str), said.append)
-    if not said or live.refusals >= MAX_REFUSALS:
+    first: UserMessage | str | None = None
+    for hook in live.plan.hooks.on_stop:
+        said = yield from _attempt(live, "on_stop", hook, (live.hook_context(),), (UserMessage, str))
+        first = said if first is None else first
+    if first is None or live.refusals >= MAX_REFUSALS:
         return False
     live.refusals += 1
-    live.add([said[0] if isinstance(said[0], UserMessage) else UserMessage(said[0])])
+    live.add([first if isinstance(first, UserMessage) else UserMessage(first)])
     return True
 
 
 def on_suspend(live: Live, questions: Sequence[Any]) -> Steps:
-    """Call the plain ``on_suspend`` hooks; the run is stopped, so a generator hook cannot do its I/O."""
-    yield from _stopped(live, "on_suspend", (tuple(questions),))
+    """Call the ``on_suspend`` hooks; the run is stopped, so a generator hook cannot do its I/O."""
+    for hook in live.plan.hooks.on_suspend:
+        yield from _attempt(live, "on_suspend", hook, (live.hook_context(), tuple(questions)), ())
 
 
-def post_run(live: Live, finished: Any, *, stopped: bool) -> Steps:
-    """Call the ``post_run`` hooks; their failures change nothing."""
-    if stopped:
-        yield from _stopped(live, "post_run", (finished,))
-    else:
-        for hook in live.plan.hooks.at("post_run"):
-            try:
-                yield from _call(live, "post_run", hook, (live.hook_context(live.added()), finished), ())
-            except (StepEngineError, LimitReached) as error:
-                yield from _dropped(live, "post_run", hook, error)
-
-
-def _stopped(live: Live, point: str, args: Sequence[Any]) -> Steps:
-    for hook in live.plan.hooks.at(point):
-        ctx: HookContext = live.hook_context(live.added())
-        steps = _call(live, point, hook, (ctx, *args), ())
+def post_run(live: Live, finished: Any) -> Generator[Any, Any, Stop | None]:
+    """Call the ``post_run`` hooks; their failures change nothing. Return the stop when the run is stopped in one."""
+    stop: Stop | None = None
+    for hook in live.plan.hooks.post_run:
+        args = (live.hook_context(live.added()), finished)
         try:
-            effect = next(steps)
-        except StopIteration:
-            continue
-        except StepEngineError as error:
-            yield from _dropped(live, point, hook, error)
-            continue
-        steps.close()
-        msg = f"{point} hook {_name(hook)} wanted a {type(effect).__name__}, but the run was stopped"
-        yield from _dropped(live, point, hook, HandlerError(msg, kind="Stopped", location=location_of(hook)))
+            yield from _attempt(live, "post_run", hook, args, ())
+        except Stopped as stopped:
+            stop = stopped.stop
+    return stop

@@ -1,8 +1,9 @@
 """
 The mutable inside of one run. Nobody outside the machine ever sees it; what leaves it is frozen.
 
-``perform`` is the one place where an effect is handed out and its outcome comes back: it sets the run's time, collects
-messages that were sent meanwhile, and turns failures and stops into exceptions.
+``perform`` and ``gather`` are the places where effects are handed out, ``unwrap`` the one where an outcome comes back: it
+sets the run's time, collects messages that were sent meanwhile, and turns failures and stops into exceptions. After a
+stop nothing is handed out any more.
 """
 
 from __future__ import annotations
@@ -10,33 +11,38 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Any, TypeAlias
 
+import attrs
+
 from stepengine.data import events as ev
-from stepengine.data.effects import CallModel, CallTool, Effect, Gather, Leaf, Notify
+from stepengine.data.effects import Ask, CallModel, CallTool, Effect, Gather, Leaf, Notify, Spawn
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
+from stepengine.data.parts import TextPart, ToolCallPart
 from stepengine.data.questions import Question
 from stepengine.data.results import ToolCallLog, ToolResult
-from stepengine.data.run import ChildResult
+from stepengine.data.run import ChildResult, RunPhase
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolBinding, ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.data.usage import Spending, Usage, add_cost
-from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
-from stepengine.machine.control import CONTROL_BINDINGS, set_output_binding
+from stepengine.data.usage import Usage
+from stepengine.errors import LimitExceeded, LimitReached, OutputMissing, StepEngineError
+from stepengine.machine.control import CONTROL_BINDINGS, HANDLER_ONLY, set_output_binding
 from stepengine.machine.notes import Notes
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.signals import Stopped
+from stepengine.machine.spent import Spent
 
 __all__ = ("Live", "Machine")
 
-Machine: TypeAlias = Generator[Effect, Outcome | None, Any]
+Machine: TypeAlias = Generator[Effect, Outcome | None, None]
+REFUSALS = ("depth", "children")
+"""Kinds of limits that refuse one spawn and leave the run what it has (requirements J16, reliability SP01)."""
 
 
 class Live:
@@ -51,14 +57,18 @@ class Live:
         self.notes = Notes(self)
         self.inbox: list[UserMessage] = []
         self._take_over(state)
-        self._reset_spending()
+        self.spent = Spent()
         self.values: dict[str, Any] = {}
         self.steps_complete = False
         self.stop_reason: StopReason | None = None
         self.truncated = False
         self.limit: LimitExceeded | None = None
+        self.open_reply: AssistantMessage | None = None
+        self.stop: Stop | None = None
+        self.phase: tuple[RunPhase, str] = (RunPhase.IDLE, "")
         self.output_issues: tuple[str, ...] = ()
         self.warnings: list[str] = []
+        self.problems: tuple[str, ...] = ()
         self.refusals = 0
         self.tool_log: list[ToolCallLog] = []
         self.thinking: list[str] = []
@@ -74,11 +84,13 @@ class Live:
         self.has_output = state.output is not None
         self.pending: tuple[Question, ...] = ()
         self.next_call = state.next_call
-        self.step_index = state.step_index
+        self.step_index = self.step = state.step_index
         self.steps_remaining = self.limits.max_steps or 0
         self.actions = 0
         self.bindings = self._all_bindings()
         self.offered = self._offered_specs()
+        self.specs = tuple(self.offered.values())
+        self.definitions = JsonDict(self.offered)
         self._find_ephemeral()
         self._state: AgentState | None = None
 
@@ -89,7 +101,7 @@ class Live:
         return bindings
 
     def _offered_specs(self) -> dict[str, ToolSpec]:
-        names = list(self.plan.offered)
+        names = [name for name in self.plan.offered if name not in HANDLER_ONLY]
         if self.agent.output_schema is not None and "set_output" not in names:
             names.append("set_output")
         return {name: self.bindings[name].spec for name in names}
@@ -107,31 +119,10 @@ class Live:
             if type(message) is ToolMessage and message.tool_name in self.ephemeral:
                 self.ephemeral[message.tool_name].append(message.tool_call_id)
 
-    def _reset_spending(self) -> None:
-        self.by_model: dict[str, Usage] = {}
-        self.cost: Decimal | None = Decimal(0)
-        self.credits_used: float = 0
-        self.children: list[ChildResult[Any]] = []
-        self.children_spending = Spending()
-
     @property
     def time(self) -> datetime:
         """The run's recorded time."""
         return self.plan.created + timedelta(milliseconds=self.now)
-
-    @property
-    def usage(self) -> Usage:
-        """Tokens of this run and its children."""
-        own = list(self.by_model.values())
-        total = own[0] if len(own) == 1 else sum(own, Usage())
-        return total + self.children_spending.usage if self.children else total
-
-    @property
-    def spending(self) -> Spending:
-        """What this run and its children spent."""
-        own = sum(self.by_model.values(), Usage())
-        mine = Spending(own, self.cost, self.credits_used, {self.agent.id: own}, self.by_model)
-        return mine + self.children_spending
 
     def changed(self) -> None:
         """Forget the frozen state; the next look builds a new one."""
@@ -140,29 +131,44 @@ class Live:
     def state(self) -> AgentState:
         """Return the state of this moment; during a step it is the state before the step."""
         if self._state is None:
-            base = self.base
+            base, spent = self.base, self.spent
             self._state = AgentState(
                 run_id=base.run_id,
                 agent_id=base.agent_id,
                 parent_id=base.parent_id,
                 ancestor_run_ids=base.ancestor_run_ids,
-                child_run_ids=tuple([c.run_id for c in self.children if c.run_id]),
+                child_run_ids=tuple([c.run_id for c in spent.children if c.run_id]),
                 message_history=self.record,
                 view=self.view,
                 system_prompt=self.system_prompt,
-                tool_definitions=JsonDict(self.offered),
+                tool_definitions=self.definitions,
                 output=self.output,
                 steps_remaining=self.steps_remaining,
                 step_index=self.step_index,
-                usage=self.usage,
-                cost=add_cost(self.cost, self.children_spending.cost),
-                credits_used=self.credits_used + self.children_spending.credits_used,
+                usage=spent.usage,
+                cost=spent.cost,
+                credits_used=spent.credits_used,
                 context=self.context,
                 pending=self.pending,
                 next_call=self.next_call,
                 id_prefix=base.id_prefix,
             )
         return self._state
+
+    def inheritable(self, call_id: str) -> AgentState:
+        """Return the state as a child of the call *call_id* may inherit it: with what the open reply said before it."""
+        state, said = self.state(), []
+        for part in self.open_reply.content if self.open_reply is not None else ():
+            if type(part) is ToolCallPart and part.tool_call_id == call_id:
+                break
+            if type(part) is TextPart and part.text.strip():
+                said.append(part)
+        if not said:
+            return state
+        message = AssistantMessage(tuple(said))
+        record = state.message_history.append(message)
+        view = record if state.view is state.message_history else state.view.append(message)
+        return attrs.evolve(state, message_history=record, view=view)
 
     def hook_context(self, added: Sequence[Message] = ()) -> HookContext:
         """Return what every hook gets first."""
@@ -174,7 +180,7 @@ class Live:
             user_id=plan.user_id,
             metadata=plan.metadata,
             values=JsonDict(self.values),
-            step_index=self.step_index,
+            step_index=self.step,
             path=plan.path,
             now=self.time,
             logger=self.notes,
@@ -188,64 +194,123 @@ class Live:
         return seq
 
     def new_call_id(self) -> str:
-        """Return a tool call id that the history does not hold yet."""
+        """Return a tool call id that neither record nor view holds yet."""
         while True:
             call_id = f"{self.base.id_prefix}{self.next_call}"
             self.next_call += 1
-            if not self.record.has_call(call_id):
+            if not (self.record.has_call(call_id) or self.view.has_call(call_id)):
                 return call_id
 
     def notify(self, event: ev.Event) -> Machine:
         """Show an event now, after the notes that came before it."""
-        yield from self.flush()
+        if self.notes.waiting:
+            yield from self.flush()
         yield Notify(event)
 
     def flush(self) -> Machine:
         """Show what handlers and hooks noted since the last effect."""
+        for event in self.notes.take():
+            yield Notify(event)
+
+    def enter(self, phase: RunPhase, detail: str, seq: int) -> Machine:
+        """Show that the run does something else now, if it does (requirements N11)."""
+        if self.phase != (phase, detail):
+            self.phase = (phase, detail)
+            yield Notify(ev.PhaseChanged(path=self.plan.path, seq=seq, phase=phase, detail=detail))
+
+    def _before(self, effect: Leaf) -> Machine:
+        if self.stop is not None:
+            raise Stopped(self.stop)
         if self.notes.waiting:
-            for event in self.notes.take():
-                yield Notify(event)
+            yield from self.flush()
+        kind = type(effect)
+        if kind is CallModel:
+            yield from self.enter(RunPhase.CALLING_MODEL, "", effect.seq)
+        elif kind is CallTool:
+            yield from self.enter(RunPhase.EXECUTING_TOOL, effect.tool_name, effect.seq)  # type: ignore[union-attr]
+        elif type(effect) is Spawn:
+            yield from self.enter(RunPhase.AWAITING_AGENT, effect.agent_id, effect.seq)
+        elif type(effect) is Ask:
+            asks = effect.purpose == "permission"
+            phase = RunPhase.AWAITING_PERMISSION if asks else RunPhase.AWAITING_ANSWER
+            yield from self.enter(phase, effect.questions[0].tool_name or "", effect.seq)
 
     def perform(self, effect: Leaf) -> Generator[Effect, Outcome | None, Any]:
         """Hand out one effect and return its value, or raise what happened instead."""
-        if self.notes.waiting:
-            yield from self.flush()
-        return self.unwrap((yield effect))
+        yield from self._before(effect)
+        return self.unwrap((yield effect), effect)
 
     def gather(self, effects: Sequence[Leaf], concurrency: int | None = None) -> Generator[Effect, Any, list[Single]]:
         """Hand out several effects at once and return one outcome per effect, in their order."""
         if not effects:
             return []
-        yield from self.flush()
+        yield from self._before(effects[0])
         outcome = yield Gather(tuple(effects), concurrency)
         if type(outcome) is not Gathered or len(outcome.outcomes) != len(effects):
-            msg = f"the driver answered a Gather of {len(effects)} with {type(outcome).__name__}"
+            msg = f"the driver answered a Gather of {len(effects)} with {outcome!r}"
             raise StepEngineError(msg)
         return list(outcome.outcomes)
 
-    def unwrap(self, outcome: Any) -> Any:
-        """Return an outcome's value; set the run's time and collect what was sent meanwhile."""
+    def unwrap(self, outcome: Any, effect: Leaf) -> Any:
+        """Return the value of the outcome of *effect*; set the run's time and collect what was sent meanwhile."""
         kind = type(outcome)
         if kind is not Value and kind is not Failure and kind is not Stop:
-            msg = f"the driver answered an effect with a {kind.__name__}"
+            msg = f"the driver answered a {type(effect).__name__} with {outcome!r}"
             raise StepEngineError(msg)
         self.now = max(self.now, outcome.at)
         if kind is Stop:
+            if outcome.child is not None:
+                self.count_child(outcome.child)
+            self.stop = self.stop or outcome
             raise Stopped(outcome)
         if outcome.inputs:
             self.inbox.extend(outcome.inputs)
         if kind is Value:
             return outcome.value
-        raise self._failure(outcome.error)
+        raise self._failure(outcome.error, effect)
 
-    def _failure(self, error: StepEngineError) -> BaseException:
-        usage = getattr(error, "usage", None)
-        if isinstance(usage, Usage):
-            self._count(self.plan.model or "", usage, None)
-        if isinstance(error, LimitExceeded):
+    def _failure(self, error: StepEngineError, effect: Leaf) -> BaseException:
+        if type(effect) is CallModel and isinstance(getattr(error, "usage", None), Usage):
+            self.spent.count(effect.request.model, error.usage, None, 0)  # type: ignore[attr-defined]
+            self._state = None
+        if isinstance(error, LimitExceeded) and error.kind not in REFUSALS:
             self.limit = self.limit or error
             return LimitReached(error)
         return error
+
+    def count_actions(self, count: int) -> None:
+        """
+        Count what the handler asked for beside steps (generator-contract G47).
+
+        Raises:
+            LimitReached: when that is more than the run may do.
+        """
+        self.actions += count
+        limit = self.limits.max_actions
+        if limit is not None and self.actions > limit:
+            msg = (
+                f"agent {self.agent.id!r} asked for more than {limit} actions; "
+                "raise Limits(max_actions=...) or end the run earlier"
+            )
+            self.limit = self.limit or LimitExceeded(msg, kind="actions", limit=limit)
+            raise LimitReached(self.limit)
+
+    def check_output(self, value: Any) -> Any:
+        """
+        Return *value* as the JSON that is stored.
+
+        Raises:
+            OutputMissing: when it does not fit the schema, or a validator of the author's raised.
+        """
+        assert self.plan.validate_output is not None  # noqa: S101
+        try:
+            return self.plan.validate_output(value)
+        except StepEngineError:
+            raise
+        except Exception as error:
+            issue = f"the check of the output raised {type(error).__name__}: {error}"
+            msg = f"agent {self.agent.id!r}: {issue}"
+            raise OutputMissing(msg, issues=(issue,)) from error
 
     def call_model(self, effect: CallModel) -> Generator[Effect, Outcome | None, ModelReply]:
         """Call a model and count what it used."""
@@ -255,62 +320,36 @@ class Live:
 
     def count_reply(self, effect: CallModel, reply: ModelReply) -> None:
         """Add what a reply used and cost to the run."""
-        self._count(reply.model or effect.request.model, reply.usage, reply.cost)
-
-    def _count(self, model: str, usage: Usage | None, cost: Decimal | None) -> None:
-        known = usage or Usage(at_least=True)
-        old = self.by_model.get(model)
-        if old is None:
-            old = Usage()
-        self.by_model[model] = Usage(
-            old.input_tokens + known.input_tokens,
-            old.output_tokens + known.output_tokens,
-            old.cache_read_tokens + known.cache_read_tokens,
-            old.cache_write_tokens + known.cache_write_tokens,
-            old.reasoning_tokens + known.reasoning_tokens,
-            old.requests + 1,
-            old.at_least or known.at_least,
-        )
-        self.cost = add_cost(self.cost, cost)
+        self.spent.count(reply.model or effect.request.model, reply.usage, reply.cost, 1)
         self._state = None
 
     def count_child(self, child: ChildResult[Any]) -> None:
         """Add a child and what it spent to the run."""
-        self.children.append(child)
-        self.children_spending = self.children_spending + child.spending
+        self.spent.count_child(child)
         self._state = None
-
-    def count_tool(self, effect: CallTool, result: ToolResult, duration: int) -> None:
-        """Add a tool call to the log and its credits to the run."""
-        self.log_call(effect.tool_name, effect.input, result, duration, effect.source)
-
-    def log_call(self, name: str, value: Any, result: ToolResult, duration: int, source: Any) -> None:
-        """Add a tool call to the log and its credits to the run."""
-        self.credits_used += result.credits_used
-        self.tool_log.append(ToolCallLog(name, value, result, self.step_index, duration, result.tool_call_id, source))
 
     def add(self, messages: Sequence[Message]) -> None:
         """Append messages to record and view."""
-        same = self.view is self.record
-        self.record = self.record.extend(messages)
-        self.view = self.record if same else self.view.extend(messages)
+        record = self.record.extend(messages)
+        self.view = record if self.view is self.record else self.view.extend(messages)
+        self.record = record
         if self.ephemeral:
             self._note_ephemeral(messages)
         self._state = None
 
     def commit(self, message: AssistantMessage, results: Iterable[ToolResult]) -> None:
         """Append a reply and the results of its calls together, and make the changes that the results carry."""
-        results = list(results)
+        results = tuple(results)
         self.add([message, *[ToolMessage(r.tool_call_id, r.tool_name, r.content, r.status) for r in results]])
         for result in results:
             if result.change is not None:
                 self.apply(result.change)
 
     def take_inbox(self) -> bool:
-        """Append what was sent to the run meanwhile; return whether there was anything."""
+        """Append what was sent to the run meanwhile; return whether there was anything (generator-contract G54)."""
         if not self.inbox:
             return False
-        self.add(self.inbox)
+        self.add([m if m.tags else UserMessage(m.content, ("USER_PROMPT",)) for m in self.inbox])
         self.inbox = []
         return True
 

@@ -14,7 +14,7 @@ from stepengine.data.json import compact, freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.wire import to_dicts
 from stepengine.data.yields import StepWith
-from stepengine.errors import DataError, LimitReached, ModelError, OutputMissing
+from stepengine.errors import HandlerError, ModelError, OutputMissing
 from stepengine.machine.live import Live
 from stepengine.machine.step import budgeted_step
 
@@ -33,19 +33,33 @@ def last_text(live: Live) -> str:
 
 
 def output_of(live: Live, returned: Any) -> Any:
-    """Return the output of a run whose handler returned *returned*; a value other than ``None`` is the output."""
+    """
+    Return the output of a run whose handler returned *returned*; a value other than ``None`` is the output.
+
+    Raises:
+        HandlerError: when the author's own type cannot be made of the output again.
+    """
     plan = live.plan
-    if live.agent.output_mode == "structured_output" or (returned is not None and plan.validate_output):
+    if live.agent.output_mode == "structured_output":
         if returned is not None and plan.validate_output is None:
             return returned
-        if not live.has_output:
-            return None
-        return plan.decode_output(live.output) if plan.decode_output else live.output
+        return _decoded(live) if live.has_output else None
     if returned is not None:
         return returned
     if live.agent.output_mode == "all_messages":
         return to_dicts(live.added())
     return last_text(live)
+
+
+def _decoded(live: Live) -> Any:
+    decode = live.plan.decode_output
+    if decode is None:
+        return live.output
+    try:
+        return decode(live.output)
+    except Exception as error:
+        msg = f"the output of agent {live.agent.id!r} cannot be read back: {type(error).__name__}: {error}"
+        raise HandlerError(msg, kind=type(error).__name__) from error
 
 
 def settle_output(live: Live, returned: Any) -> Steps:
@@ -54,6 +68,7 @@ def settle_output(live: Live, returned: Any) -> Steps:
 
     Raises:
         OutputMissing: when there is none after one more turn.
+        LimitReached: when a budget of the run was spent in that turn.
     """
     if returned is not None:
         _take_returned(live, returned)
@@ -62,9 +77,7 @@ def settle_output(live: Live, returned: Any) -> Steps:
     issues = live.output_issues
     try:
         yield from _one_more_turn(live)
-    except (ModelError, LimitReached) as error:
-        if isinstance(error, LimitReached):
-            live.limit = None
+    except ModelError as error:
         raise _missing(live, live.output_issues or issues) from error
     if not live.has_output:
         raise _missing(live, live.output_issues or issues)
@@ -75,16 +88,15 @@ def _is_settled(live: Live, returned: Any) -> bool:
 
 
 def _take_returned(live: Live, returned: Any) -> None:
-    validate = live.plan.validate_output
-    if validate is None:
+    if live.plan.validate_output is None:
         try:
             live.set_output(freeze(returned))
-        except DataError:
+        except Exception:  # noqa: BLE001 - an output that is no JSON is looked at by its own methods
             live.has_output = True
         return
     live.has_output = False
     try:
-        live.set_output(validate(returned))
+        live.set_output(live.check_output(returned))
     except OutputMissing as error:
         live.output_issues = error.issues or (error.message,)
 
@@ -93,11 +105,14 @@ def _one_more_turn(live: Live) -> Steps:
     why = f" Your last output was refused: {'; '.join(live.output_issues)}." if live.output_issues else ""
     schema = live.plan.output_json_schema
     shape = f" It must fit this JSON Schema: {compact(schema)}" if schema is not None else ""
-    note = f"<system-reminder>\nThe output of this task is missing.{why} Call set_output now.{shape}\n</system-reminder>"
+    note = (
+        f"<system-reminder>\nThe output of this task is missing.{why} Call set_output now.{shape}\n</system-reminder>"
+    )
     live.add([UserMessage(note, ("OUTPUT_REMINDER",))])
     names = tuple(dict.fromkeys([*live.offered, "set_output"]))
-    while not live.has_output and not (yield from budgeted_step(live, StepWith(tools=names))):
-        pass
+    over, ended = StepWith(tools=names), False
+    while live.steps_remaining > 0 and not (ended or live.has_output):
+        ended = yield from budgeted_step(live, over)
 
 
 def _missing(live: Live, issues: tuple[str, ...]) -> OutputMissing:

@@ -13,17 +13,23 @@ from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.models import StopReason
+from stepengine.data.parts import tuple_of
 from stepengine.data.questions import Question
 from stepengine.data.results import ToolCallLog
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolBinding
 from stepengine.data.usage import Spending
+from stepengine.errors import StepEngineError
 
 if TYPE_CHECKING:
     from random import Random
 
 __all__ = ("Finished", "RunPlan")
+
+
+def _complete(limits: Limits) -> Limits:
+    return limits.over(DEFAULT_LIMITS)
 
 
 @attrs.frozen(kw_only=True)
@@ -63,10 +69,10 @@ class RunPlan:
     random: Random
     model: str | None = None
     tools: Mapping[str, ToolBinding] = attrs.field(factory=dict)
-    offered: tuple[str, ...] = attrs.field(default=(), converter=tuple)
-    agents: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    offered: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
+    agents: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
     hooks: Hooks = attrs.field(factory=Hooks)
-    limits: Limits = attrs.field(default=DEFAULT_LIMITS, converter=lambda v: v.over(DEFAULT_LIMITS))
+    limits: Limits = attrs.field(default=DEFAULT_LIMITS, converter=_complete)
     prompt: str = ""
     params: Any = attrs.field(factory=JsonDict)
     params_json: JsonValue = attrs.field(default=None, converter=freeze)
@@ -114,14 +120,14 @@ class Finished:
 
     def as_child(self) -> ChildResult[Any]:
         """Return what a parent gets of this run."""
-        error = self.error if isinstance(self.error, Exception) else None
+        error = self.error if isinstance(self.error, StepEngineError) else None
         return ChildResult(
             agent_id=self.state.agent_id,
             run_id=self.state.run_id,
             status=self.status,
             output=self.output if self.status is RunStatus.COMPLETED else None,
             text=self.text,
-            error=error,  # type: ignore[arg-type]
+            error=error,
             spending=self.spending,
             questions=self.pending,
         )

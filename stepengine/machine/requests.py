@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from stepengine.data import yields as y
-from stepengine.data.effects import Ask, CallModel, Perform
-from stepengine.data.messages import Message
+from stepengine.data.effects import Ask, CallModel, Leaf, Perform
+from stepengine.data.messages import Message, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Answer, Question
 from stepengine.data.transcript import Transcript
-from stepengine.errors import LimitReached, ModelError, StepEngineError, UnknownModel
+from stepengine.errors import LimitReached, StepEngineError, UnknownModel
 from stepengine.machine.live import Live
-from stepengine.machine.signals import Stopped
+from stepengine.machine.signals import Stopped, merged
 
-__all__ = ("ask", "ask_effect", "candidates", "complete", "model_of", "perform_call", "step_request")
+__all__ = (
+    "ask",
+    "ask_effect",
+    "candidates",
+    "complete",
+    "model_of",
+    "perform_call",
+    "step_prompt",
+    "step_request",
+    "with_questions",
+)
 
 
 def model_of(live: Live, override: str | None) -> str:
@@ -31,16 +41,18 @@ def model_of(live: Live, override: str | None) -> str:
     raise UnknownModel(msg, kind="no_model")
 
 
-def step_request(live: Live, over: y.StepWith, tail: list[Message]) -> ModelRequest:
+def step_request(live: Live, over: y.StepWith, tail: Sequence[Message]) -> ModelRequest:
     """Return the request of a step: system prompt, view, step-scoped tail, tools and settings."""
-    agent = live.agent
-    specs = live.offered
-    if over.tools is not None:
-        specs = {name: live.bindings[name].spec for name in over.tools if name in live.bindings}
-    settings = agent.settings if over.settings is None else agent.settings.merged(over.settings)
-    model = model_of(live, over.model)
-    choice = over.tool_choice or settings.tool_choice
-    return ModelRequest(model, live.system_prompt, live.view, tuple(specs.values()), choice, settings, tuple(tail))
+    settings = live.agent.settings if over.settings is None else live.agent.settings.merged(over.settings)
+    specs = live.specs if over.tools is None else tuple([live.bindings[name].spec for name in over.tools])
+    choice = (over.tool_choice or settings.tool_choice) if specs else None
+    return ModelRequest(model_of(live, over.model), live.system_prompt, live.view, specs, choice, settings, tuple(tail))
+
+
+def step_prompt(live: Live) -> list[Message]:
+    """Return the step prompt as a step-scoped message, if the agent has one (requirements A10)."""
+    text = live.agent.step_prompt
+    return [UserMessage(f"<system-reminder>\n{text}\n</system-reminder>", ("STEP_PROMPT",))] if text else []
 
 
 def complete(live: Live, asked: y.Complete) -> Generator[Any, Any, ModelReply]:
@@ -60,17 +72,22 @@ def candidates(live: Live, request: ModelRequest, count: int) -> Generator[Any, 
     outcomes = yield from live.gather(effects)
     replies: list[ModelReply] = []
     failures: list[BaseException] = []
-    for effect, outcome in sorted(zip(effects, outcomes, strict=True), key=lambda pair: type(pair[1]) is Stop):
+    stops: list[Stop] = []
+    for effect, outcome in zip(effects, outcomes, strict=True):
         try:
-            reply = live.unwrap(outcome)
+            reply = live.unwrap(outcome, effect)
+        except Stopped as stopped:
+            stops.append(stopped.stop)
         except (StepEngineError, LimitReached) as error:
             failures.append(error)
         else:
             live.count_reply(effect, reply)
             replies.append(reply)
-    if replies:
-        return replies
-    raise failures[0] if failures else ModelError("no candidate came back")
+    if stops:
+        raise Stopped(merged(stops))
+    if not replies:
+        raise failures[0]
+    return replies
 
 
 def perform_call(live: Live, asked: y.Perform[Any]) -> Generator[Any, Any, Any]:
@@ -101,9 +118,14 @@ def ask_effect(live: Live, *questions: Question, purpose: Any = "question", tool
 def ask(live: Live, effect: Ask) -> Generator[Any, Any, tuple[Answer, ...]]:
     """Hand out an ``Ask``; a stop that names no questions is given those of the effect."""
     try:
-        return (yield from live.perform(effect))
+        answers: tuple[Answer, ...] = yield from live.perform(effect)
     except Stopped as stopped:
-        stop = stopped.stop
-        if stop.kind == "suspended" and not stop.questions:
-            raise Stopped(Stop(stop.kind, stop.at, stop.error, effect.questions)) from None
-        raise
+        raise Stopped(with_questions(stopped.stop, effect)) from None
+    return answers
+
+
+def with_questions(stop: Stop, effect: Leaf) -> Stop:
+    """Return *stop* with the questions of the ``Ask`` that it answers, when it is a suspension that names none."""
+    if stop.questions or type(effect) is not Ask or stop.kind != "suspended":
+        return stop
+    return Stop(stop.kind, stop.at, stop.error, effect.questions)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
-from typing import Any, NamedTuple
+from types import GeneratorType
+from typing import Any, NamedTuple, assert_never
 
 from stepengine.data import events as ev
 from stepengine.data.contexts import StepContext
@@ -17,11 +18,11 @@ from stepengine.data.effects import Effect
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import Message, UserMessage
 from stepengine.data.outcomes import Outcome, Stop
-from stepengine.data.run import RunStatus
+from stepengine.data.run import RunPhase, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
-from stepengine.machine.author import Author
+from stepengine.machine.author import Author, blamed
 from stepengine.machine.handler import converse, default_handler
 from stepengine.machine.live import Live
 from stepengine.machine.output import last_text, output_of, settle_output
@@ -39,7 +40,7 @@ class _Ending(NamedTuple):
     status: RunStatus
     error: BaseException | None = None
     stop: Stop | None = None
-    returned: Any = None
+    output: Any = None
 
 
 def run_agent(plan: RunPlan, state: AgentState) -> Generator[Effect, Outcome | None, Finished]:
@@ -79,10 +80,10 @@ def _until_end(live: Live) -> Generator[Any, Any, _Ending]:
     except LimitReached as reached:
         return _limited(live, reached.error)
     except StepEngineError as error:
-        return _Ending(RunStatus.FAILED, error) if live.limit is None else _limited(live, live.limit)
+        return _failed(live, error)
     if live.limit is not None:
         return _limited(live, live.limit, returned)
-    return _Ending(RunStatus.TRUNCATED if live.truncated else RunStatus.COMPLETED, returned=returned)
+    return _with_output(live, RunStatus.TRUNCATED if live.truncated else RunStatus.COMPLETED, returned)
 
 
 def _stopped(stop: Stop) -> _Ending:
@@ -91,27 +92,44 @@ def _stopped(stop: Stop) -> _Ending:
             return _Ending(RunStatus.SUSPENDED, stop=stop)
         case "cancelled" | "shutdown":
             return _Ending(RunStatus.CANCELLED, stop.error, stop)
-        case _:
+        case "limit" | "diverged":
             error = stop.error or StepEngineError(f"the run was stopped: {stop.kind}")
             return _Ending(RunStatus.FAILED, error, stop)
+        case _:
+            assert_never(stop.kind)
+
+
+def _failed(live: Live, error: StepEngineError) -> _Ending:
+    """Return how a run fails; once a limit was reached, that is why it ends, and the error is noted."""
+    if live.limit is None:
+        return _Ending(RunStatus.FAILED, error)
+    live.warnings.append(error.message)
+    return _limited(live, live.limit)
 
 
 def _limited(live: Live, error: LimitExceeded, returned: Any = None) -> _Ending:
     if error.kind == "steps" and live.limits.on_max_steps != "raise":
-        return _Ending(RunStatus.MAX_STEPS, returned=returned)
+        return _with_output(live, RunStatus.MAX_STEPS, returned)
     return _Ending(RunStatus.FAILED, error)
+
+
+def _with_output(live: Live, status: RunStatus, returned: Any) -> _Ending:
+    try:
+        return _Ending(status, output=output_of(live, returned))
+    except HandlerError as error:
+        return _Ending(RunStatus.FAILED, error)
 
 
 def _open(live: Live) -> None:
     """Append the user's message and the instructions (generator-contract G5)."""
-    plan, added = live.plan, []
+    plan = live.plan
+    added: list[Message] = []
     content = "\n\n".join([t for t in (plan.prompt, _shown_params(plan)) if t])
     if content:
         added.append(UserMessage(content, ("USER_PROMPT",)))
     if live.agent.instructions_prompt:
         added.append(UserMessage(_instructions(live), ("INSTRUCTIONS_PROMPT",)))
-    messages: list[Message] = [*added]
-    live.add(messages)
+    live.add(added)
 
 
 def _shown_params(plan: RunPlan) -> str:
@@ -136,7 +154,8 @@ def _handle(live: Live) -> Steps:
     except EndRun:
         return None
     finally:
-        for problem in author.close():
+        live.problems = author.close()
+        for problem in live.problems:
             live.warnings.append(problem)
             live.notes.waiting.append(
                 ev.HandlerNotice(path=live.plan.path, seq=live.seq, kind="handler_ignored_close", message=problem)
@@ -146,10 +165,11 @@ def _handle(live: Live) -> Steps:
 def _started(what: str, handler: Any, ctx: StepContext) -> Any:
     try:
         steps = handler(ctx)
-    except Exception as error:
-        msg = f"{what} raised {type(error).__name__}: {error}"
-        raise HandlerError(msg, kind=type(error).__name__) from error
-    if not hasattr(steps, "send"):
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise blamed(what, error) from error
+    if not isinstance(steps, GeneratorType):
         msg = f"{what} did not yield: it returned a {type(steps).__name__} instead of a generator"
         raise HandlerError(msg, kind="TypeError")
     return steps
@@ -171,34 +191,50 @@ def _context(live: Live) -> StepContext:
 
 
 def _finish(live: Live, ending: _Ending) -> Generator[Any, Any, Finished]:
-    if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
-        live.pending = ending.stop.questions
-        live.changed()
-        yield from hooks.on_suspend(live, live.pending)
-    if ending.status is RunStatus.FAILED and ending.error is not None:
-        at = {"path": live.plan.path, "seq": live.seq}
-        yield from live.notify(ev.RunFailed(**at, error=str(ending.error), kind=type(ending.error).__name__))
-    finished = _finished(live, ending)
-    if live.plan.hooks.post_run:
-        yield from hooks.post_run(live, finished, stopped=ending.stop is not None)
-        finished = _finished(live, ending)
+    """Tell the end, let the hooks look at it, and return it; nothing that was sent to the run is lost."""
+    live.take_inbox()
+    if ending.error is not None:
+        for problem in live.problems:
+            ending.error.add_note(problem)
     yield from live.flush()
-    return finished
+    yield from _tell(live, ending)
+    if live.plan.hooks.post_run:
+        stop = yield from hooks.post_run(live, _finished(live, ending))
+        if stop is not None and ending.stop is None:
+            ending = _stopped(stop)
+            yield from _tell(live, ending)
+    yield from live.flush()
+    return _finished(live, ending)
+
+
+def _tell(live: Live, ending: _Ending) -> Generator[Any, Any, None]:
+    match ending.status:
+        case RunStatus.SUSPENDED:
+            live.pending = ending.stop.questions if ending.stop is not None else ()
+            live.changed()
+            yield from hooks.on_suspend(live, live.pending)
+        case RunStatus.FAILED:
+            error, path = ending.error, live.plan.path
+            yield from live.notify(ev.RunFailed(path=path, seq=live.seq, error=str(error), kind=type(error).__name__))
+            yield from live.enter(RunPhase.FAILED, "", live.seq)
+        case RunStatus.COMPLETED | RunStatus.MAX_STEPS | RunStatus.TRUNCATED | RunStatus.CANCELLED:
+            yield from live.enter(RunPhase.DONE, "", live.seq)
+        case _:
+            assert_never(ending.status)
 
 
 def _finished(live: Live, ending: _Ending) -> Finished:
-    has_output = ending.status in (RunStatus.COMPLETED, RunStatus.MAX_STEPS, RunStatus.TRUNCATED)
     return Finished(
         status=ending.status,
         state=live.state(),
         stop_reason=live.stop_reason,
-        output=output_of(live, ending.returned) if has_output else None,
+        output=ending.output,
         text="" if ending.status is RunStatus.SUSPENDED else last_text(live),
         error=ending.error,
         pending=live.pending,
-        spending=live.spending,
+        spending=live.spent.total(live.agent.id),
         tool_calls=tuple(live.tool_log),
         thinking=tuple(live.thinking),
-        children=tuple(live.children),
+        children=tuple(live.spent.children),
         warnings=tuple(live.warnings),
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stepengine.data.outcomes import Stop
 from stepengine.errors import StepEngineError
 
-__all__ = ("Abort", "EndRun", "Stopped")
+__all__ = ("Abort", "EndRun", "Stopped", "merged")
 
 
 class Stopped(BaseException):
@@ -26,3 +28,12 @@ class Abort(BaseException):
 
 class EndRun(BaseException):
     """The handler yielded ``end_turn``: the run ends here, the handler is closed at that yield."""
+
+
+def merged(stops: Sequence[Stop]) -> Stop:
+    """Return one stop for several: anything harder than a suspension wins, questions are collected."""
+    if len(stops) == 1:
+        return stops[0]
+    first = next((s for s in stops if s.kind != "suspended"), stops[0])
+    questions = tuple([q for s in stops for q in s.questions])
+    return Stop(first.kind, max([s.at for s in stops]), first.error, questions)

@@ -7,35 +7,53 @@ its tool: control tools on the run itself, expanding tools as other effects, ord
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from stepengine.data import events as ev
-from stepengine.data.effects import Ask, CallTool, Leaf, Spawn
+from stepengine.data.effects import CallTool, Leaf, Spawn
+from stepengine.data.json import JsonDict
 from stepengine.data.outcomes import Single, Stop
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Answer, Question
-from stepengine.data.results import ToolResult
+from stepengine.data.results import ToolCallLog, ToolResult
 from stepengine.data.run import ChildResult
 from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.data.yields import ToolCall
-from stepengine.errors import LimitReached, StepEngineError, ToolInputError, ToolNotAvailable, UnknownOutcome
+from stepengine.errors import LimitReached, StepEngineError, ToolInputError, ToolNotAvailable
 from stepengine.machine import requests
 from stepengine.machine.control import run_control
 from stepengine.machine.live import Live
+from stepengine.machine.signals import Stopped, merged
 
-__all__ = ("Slot", "execute", "hook_call", "settle", "start", "unavailable")
+__all__ = ("Slot", "execute", "hook_call", "log", "named", "settle", "start", "unavailable")
 
 Steps = Generator[Any, Any, Any]
 Source = Literal["model", "handler", "hook"]
+NOTHING = JsonDict()
 
 
 class Slot:
     """One tool call and what has become of it so far."""
 
-    __slots__ = ("binding", "call", "effects", "fault", "lenient", "result", "source", "started", "validated")
+    __slots__ = (
+        "binding",
+        "call",
+        "closed",
+        "duration",
+        "effects",
+        "fault",
+        "lenient",
+        "result",
+        "source",
+        "started",
+        "validated",
+    )
 
-    def __init__(self, call: ToolCallPart, source: Source, binding: ToolBinding | None, *, lenient: bool = False) -> None:
+    def __init__(
+        self, call: ToolCallPart, source: Source, binding: ToolBinding | None, *, lenient: bool = False
+    ) -> None:
         self.call = call
         self.source: Source = source
         self.binding = binding
@@ -44,6 +62,9 @@ class Slot:
         self.result: ToolResult | None = None
         self.effects: list[Leaf] = []
         self.started = 0
+        self.duration = 0
+        self.closed = False
+        """Whether its result only says why there is none."""
         self.fault = False
         """Whether the call was invalid or unknown, which forces another step."""
 
@@ -53,9 +74,16 @@ class Slot:
         return self.binding.spec if self.binding else None
 
     @property
-    def kind(self) -> str:
-        """The kind of its tool; ``"ordinary"`` for an unknown one."""
-        return self.binding.spec.kind if self.binding else "ordinary"
+    def ended_turn(self) -> bool:
+        """Whether the tool ran and ends the turn."""
+        if self.binding is None or self.result is None:
+            return False
+        return self.binding.spec.ends_turn and not self.result.is_error
+
+    @property
+    def input(self) -> JsonDict:
+        """The input as validated, once it was; else as it came."""
+        return self.validated.input if self.validated else self.call.input
 
     def finish(self, result: ToolResult) -> None:
         """Set the result, with the call's own name and id."""
@@ -66,12 +94,23 @@ class Slot:
         self.fault = True
         self.finish(ToolResult.error(error.message))
 
+    def close(self, stop: Stop) -> None:
+        """Set a result that says why there is none: the call waits for an answer, or the run ended."""
+        self.closed = True
+        if stop.kind == "suspended":
+            text = "Pending: the run is suspended."
+            waiting = stop.questions
+            self.finish(ToolResult.pending(waiting[0].id) if waiting else ToolResult.text(text, status="pending"))
+        else:
+            text = "Cancelled: the run ended before this call gave a result; it may have had effects."
+            self.finish(ToolResult.error(text, status="cancelled"))
+
     def validate(self) -> None:
         """
         Check the call's input.
 
         Raises:
-            ToolInputError: when it does not fit.
+            ToolInputError: when it does not fit, or a validator of the author's raised.
         """
         assert self.binding is not None  # noqa: S101
         call = self.call
@@ -79,7 +118,14 @@ class Slot:
             msg = f"Invalid parameters for {call.tool_name}: the arguments are not a JSON object: {call.input_error}"
             raise ToolInputError(msg, tool_name=call.tool_name, issues=(call.input_error,))
         repair = self.binding.repair if self.lenient else None
-        self.validated = self.binding.validate(repair(call.input) if repair else call.input)
+        try:
+            self.validated = self.binding.validate(repair(call.input) if repair else call.input)
+        except StepEngineError:
+            raise
+        except Exception as error:
+            issue = f"the check raised {type(error).__name__}: {error}"
+            msg = f"Invalid parameters for {call.tool_name}: {issue}"
+            raise ToolInputError(msg, tool_name=call.tool_name, issues=(issue,)) from error
 
 
 def named(result: ToolResult, call: ToolCallPart) -> ToolResult:
@@ -97,36 +143,38 @@ def named(result: ToolResult, call: ToolCallPart) -> ToolResult:
     )
 
 
-def unavailable(live: Live, name: str, known: tuple[str, ...]) -> ToolNotAvailable:
+def unavailable(live: Live, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:
     """Return the error for a call of a tool that is not there."""
     listed = ", ".join(known) or "none"
-    msg = f"Tool {name!r} is not available for agent {live.agent.id!r}. Available tools: {listed}."
+    msg = f"Tool {name!r} is not available for agent {live.agent.id!r}. Available tools: {listed}.{hint}"
     return ToolNotAvailable(msg, tool_name=name, available=known)
 
 
 def start(live: Live, slot: Slot) -> list[Leaf]:
     """Return the effects that an allowed call needs: none for control tools, several for ``spawn_agents``."""
+    assert slot.binding is not None  # noqa: S101
     assert slot.validated is not None  # noqa: S101
     slot.started = live.now
     call, value = slot.call, slot.validated.input
-    if call.tool_name == "spawn_agents":
+    if slot.binding.spec.kind == "ordinary":
+        effect = CallTool(
+            live.number(),
+            call.tool_name,
+            value,
+            call.tool_call_id,
+            slot.source,
+            arguments=slot.validated.arguments,
+            state=live.state,
+            step_index=live.step,
+        )
+        slot.effects = [effect]
+    elif call.tool_name == "spawn_agents":
         slot.effects = [_spawn(live, call, entry) for entry in value["agents"]]
     elif call.tool_name == "ask_user":
-        asked = [Question("", q["question"], q.get("options", ()), q.get("multi_select", False)) for q in value["questions"]]
-        slot.effects = [requests.ask_effect(live, *asked, tool_call_id=call.tool_call_id)]
-    elif slot.kind == "ordinary":
-        slot.effects = [
-            CallTool(
-                live.number(),
-                call.tool_name,
-                value,
-                call.tool_call_id,
-                slot.source,
-                arguments=slot.validated.arguments,
-                state=live.state,
-                step_index=live.step_index,
-            )
+        asked = [
+            Question("", q["question"], q.get("options", ()), q.get("multi_select", False)) for q in value["questions"]
         ]
+        slot.effects = [requests.ask_effect(live, *asked, tool_call_id=call.tool_call_id)]
     return slot.effects
 
 
@@ -137,45 +185,50 @@ def _spawn(live: Live, call: ToolCallPart, entry: Any) -> Spawn:
         entry.get("prompt", ""),
         entry.get("params"),
         call.tool_call_id,
-        parent=live.state,
+        parent=partial(live.inheritable, call.tool_call_id),
     )
 
 
 def execute(live: Live, slot: Slot) -> Steps:
-    """Carry out one allowed call and set its result; raise ``Stopped`` when the world ends the run meanwhile."""
+    """
+    Carry out one allowed call and set its result.
+
+    Raises:
+        Stopped: when the world ended the run meanwhile.
+        LimitReached: when a budget was spent; the result says so.
+        StepEngineError: when the call's outcome is unknown; the result says so.
+    """
     effects = start(live, slot)
     if not effects:
         yield from _control(live, slot)
-    elif slot.call.tool_name == "spawn_agents":
+    elif type(effects[0]) is Spawn:
         settle(live, slot, (yield from live.gather(effects, live.limits.max_concurrent_children)))
     else:
         try:
-            value = yield from _perform(live, effects[0])
-        except (UnknownOutcome, LimitReached) as error:
-            slot.finish(ToolResult.error(f"Not executed: {error}" if isinstance(error, LimitReached) else str(error)))
-            _log(live, slot)
+            value = yield from live.perform(effects[0])
+        except Stopped as stopped:
+            stop = requests.with_questions(stopped.stop, effects[0])
+            slot.close(stop)
+            raise Stopped(stop) from None
+        except (StepEngineError, LimitReached) as error:
+            _take(live, slot, [_failed(effects[0], error)])
             raise
         _take(live, slot, [value])
 
 
-def _perform(live: Live, effect: Leaf) -> Steps:
-    if type(effect) is Ask:
-        return (yield from requests.ask(live, effect))
-    return (yield from live.perform(effect))
-
-
 def _control(live: Live, slot: Slot) -> Steps:
-    assert slot.validated is not None  # noqa: S101
-    call, at = slot.call, {"path": live.plan.path, "seq": live.seq}
-    name, call_id = call.tool_name, call.tool_call_id
-    yield from live.notify(ev.ToolStarted(**at, tool_name=name, tool_call_id=call_id, input=call.input, source=slot.source))
-    slot.finish(run_control(live, name, slot.validated.input))
-    assert slot.result is not None  # noqa: S101
-    yield from live.notify(ev.ToolFinished(**at, tool_name=name, tool_call_id=call_id, result=slot.result))
-    _log(live, slot)
+    path, seq = live.plan.path, live.seq
+    name, call_id = slot.call.tool_name, slot.call.tool_call_id
+    started = ev.ToolStarted(
+        path=path, seq=seq, tool_name=name, tool_call_id=call_id, input=slot.input, source=slot.source
+    )
+    yield from live.notify(started)
+    result = named(run_control(live, name, slot.input), slot.call)
+    slot.result = result
+    yield from live.notify(ev.ToolFinished(path=path, seq=seq, tool_name=name, tool_call_id=call_id, result=result))
 
 
-def settle(live: Live, slot: Slot, outcomes: list[Single]) -> None:
+def settle(live: Live, slot: Slot, outcomes: Sequence[Single]) -> None:
     """
     Set the result of a call whose effects ran in a ``Gather``.
 
@@ -183,70 +236,92 @@ def settle(live: Live, slot: Slot, outcomes: list[Single]) -> None:
         Stopped: when one of them was stopped; what finished is counted all the same.
     """
     values: list[Any] = []
-    for effect, outcome in sorted(zip(slot.effects, outcomes, strict=True), key=lambda pair: type(pair[1]) is Stop):
+    stops: list[Stop] = []
+    for effect, outcome in zip(slot.effects, outcomes, strict=True):
         try:
-            values.append(live.unwrap(outcome))
+            values.append(_counted(live, live.unwrap(outcome, effect)))
+        except Stopped as stopped:
+            stops.append(requests.with_questions(stopped.stop, effect))
         except (StepEngineError, LimitReached) as error:
-            values.append(_failed(effect, error))
+            values.append(_counted(live, _failed(effect, error)))
+    if stops:
+        stop = merged(stops)
+        slot.close(stop)
+        raise Stopped(stop)
     _take(live, slot, values)
 
 
+def _counted(live: Live, value: Any) -> Any:
+    if isinstance(value, ChildResult):
+        live.count_child(value)
+    return value
+
+
 def _failed(effect: Leaf, error: BaseException) -> Any:
-    known = error.error if isinstance(error, LimitReached) else error
     if isinstance(effect, Spawn):
-        return ChildResult(agent_id=effect.agent_id, status="failed", error=known)  # type: ignore[arg-type]
+        return failed_child(effect.agent_id, error)
     return ToolResult.error(f"Not executed: {error}" if isinstance(error, LimitReached) else str(error))
 
 
-def _take(live: Live, slot: Slot, values: list[Any]) -> None:
-    if slot.call.tool_name == "spawn_agents":
-        slot.finish(_children(live, values))
-    elif isinstance(values[0], ToolResult):
-        slot.finish(values[0])
+def failed_child(agent_id: str, error: Any) -> ChildResult[Any]:
+    """Return the result of a child that never ran."""
+    known: StepEngineError = error.error if isinstance(error, LimitReached) else error
+    return ChildResult(agent_id=agent_id, status="failed", error=known)
+
+
+def _take(live: Live, slot: Slot, values: Sequence[Any]) -> None:
+    slot.duration = live.now - slot.started
+    first = values[0]
+    if isinstance(first, ChildResult):
+        slot.finish(_children(values))
+    elif isinstance(first, ToolResult):
+        slot.finish(first)
     else:
-        slot.finish(_answers(values[0]))
-    _log(live, slot)
+        slot.finish(_answers(first))
+    assert slot.result is not None  # noqa: S101
+    if slot.result.credits_used:
+        live.spent.own_credits += slot.result.credits_used
+        live.changed()
 
 
-def _children(live: Live, children: list[ChildResult[Any]]) -> ToolResult:
-    entries: list[dict[str, Any]] = []
+def _children(children: Sequence[ChildResult[Any]]) -> ToolResult:
+    entries: list[Any] = []
     for child in children:
-        live.count_child(child)
         if child.is_error:
             why = child.error.message if child.error else f"ended as {child.status.value}"
             entries.append({"agent_type": child.agent_id, "error": why})
         else:
-            entries.append({
-                "agent_type": child.agent_id,
-                "run_id": child.run_id,
-                "status": child.status.value,
-                "output": shown_output(child.output),
-            })
+            entry = {"run_id": child.run_id, "status": child.status.value, "output": _shown(child.output)}
+            entries.append({"agent_type": child.agent_id, **entry})
     all_failed = all("error" in entry for entry in entries)
     return ToolResult.json(entries, status="error" if all_failed else "ok")
 
 
-def shown_output(output: Any) -> Any:
+def _shown(output: Any) -> Any:
     """Return a child's output as JSON: a pydantic model as its JSON form."""
     dump = getattr(output, "model_dump", None)
     return dump(mode="json") if dump else output
 
 
-def _answers(answers: tuple[Answer, ...]) -> ToolResult:
+def _answers(answers: Sequence[Answer]) -> ToolResult:
     if all(a.declined for a in answers):
         return ToolResult.json({"skipped": True})
-    return ToolResult.json({
-        "answers": [
-            {"question_index": i, **({"selected": list(a.selected)} if a.selected else {"text": a.text})}
-            for i, a in enumerate(answers)
-        ]
-    })
+    entries: list[Any] = [
+        {"question_index": i, **({"selected": list(a.selected)} if a.selected else {"text": a.text})}
+        for i, a in enumerate(answers)
+    ]
+    return ToolResult.json({"answers": entries})
 
 
-def _log(live: Live, slot: Slot) -> None:
-    assert slot.result is not None  # noqa: S101
-    value = slot.validated.input if slot.validated else slot.call.input
-    live.log_call(slot.call.tool_name, value, slot.result, live.now - slot.started, slot.source)
+def log(live: Live, slot: Slot) -> None:
+    """Add a call that has its result to the log of the run (requirements D10)."""
+    result = slot.result
+    if result is not None:
+        call = slot.call
+        entry = ToolCallLog(
+            call.tool_name, slot.input, result, live.step, slot.duration, call.tool_call_id, slot.source
+        )
+        live.tool_log.append(entry)
 
 
 def hook_call(live: Live, asked: ToolCall) -> Generator[Any, Any, ToolResult]:
@@ -257,6 +332,11 @@ def hook_call(live: Live, asked: ToolCall) -> Generator[Any, Any, ToolResult]:
         raise unavailable(live, asked.tool, ordinary)
     slot = Slot(ToolCallPart(live.new_call_id(), asked.tool, asked.input), "hook", binding)
     slot.validate()
-    yield from execute(live, slot)
+    try:
+        yield from execute(live, slot)
+    finally:
+        log(live, slot)
     assert slot.result is not None  # noqa: S101
+    if slot.result.change is not None:
+        live.apply(slot.result.change)
     return slot.result

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
+import attrs
+
 from stepengine.data import events as ev
 from stepengine.data.effects import CallModel
 from stepengine.data.json import compact
@@ -17,7 +19,7 @@ from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, StopReason
 from stepengine.data.parts import AssistantPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.results import ToolResult
-from stepengine.data.run import RunPhase
+from stepengine.data.usage import Usage, add_cost
 from stepengine.data.yields import StepWith
 from stepengine.errors import LimitExceeded, LimitReached, ModelError, StepEngineError
 from stepengine.machine import hooks, requests
@@ -30,6 +32,7 @@ __all__ = ("budgeted_step", "run_turn")
 
 Steps = Generator[Any, Any, Any]
 MAX_CONTINUES = 5
+PLAIN = StepWith()
 EXPIRED = "[This result is no longer shown; call the tool again if you need it.]"
 CUT_OFF = "Not executed: the reply was cut off at the output limit."
 
@@ -42,11 +45,10 @@ class Reply(NamedTuple):
     calls: tuple[ToolCallPart, ...]
 
 
-def run_turn(live: Live, over: StepWith | None = None) -> Steps:
+def run_turn(live: Live) -> Steps:
     """Run steps until the turn ends or the budget is spent."""
-    while not (yield from budgeted_step(live, over or StepWith())):
+    while not (yield from budgeted_step(live, PLAIN)):
         pass
-    return True
 
 
 def budgeted_step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
@@ -61,20 +63,20 @@ def budgeted_step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
     if live.steps_remaining > 0 and live.limit is None:
         live.steps_complete = yield from _step(live, over)
     else:
-        yield from _spent(live)
         live.steps_complete = True
+        yield from _spent(live)
     return live.steps_complete
 
 
 def _spent(live: Live) -> Steps:
     if live.limit is None:
-        limit = live.limits.max_steps
+        limit, what = live.limits.max_steps, live.limits.on_max_steps
         msg = f"agent {live.agent.id!r} used all of its {limit} steps; raise Limits(max_steps=...) or end the turn earlier"
         live.limit = LimitExceeded(msg, kind="steps", limit=limit)
-        if live.limits.on_max_steps == "final_answer":
+        if what == "final_answer":
             yield from _final_answer(live)
             return
-        if live.limits.on_max_steps == "stop":
+        if what == "stop":
             return
     raise LimitReached(live.limit)
 
@@ -89,9 +91,10 @@ def _final_answer(live: Live) -> Steps:
         live.take_inbox()
         request = requests.step_request(live, StepWith(tools=(), tool_choice=None), [UserMessage(text)])
         reply = yield from _call(live, request, "final_answer")
-    except (ModelError, LimitReached):
+    except (StepEngineError, LimitReached):
         return
     numbered = _numbered(live, reply)
+    yield from _show(live, numbered)
     slots = model_slots(live, numbered.calls, ())
     for slot in slots:
         slot.finish(ToolResult.error("Skipped: the step budget of this run is spent.", status="skipped"))
@@ -100,13 +103,20 @@ def _final_answer(live: Live) -> Steps:
 
 
 def _step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
-    at = {"path": live.plan.path, "step": live.step_index}
-    yield from live.notify(ev.StepStarted(**at, seq=live.seq, steps_remaining=live.steps_remaining))
-    reply, slots = yield from _ask_model(live, over)
-    spent = yield from _run_tools(live, reply, slots)
-    yield from hooks.post_step(live, reply.model)
-    ended = yield from _end_decision(live, reply, slots)
-    yield from live.notify(ev.StepFinished(**at, seq=live.seq, ended_turn=ended, usage=live.usage))
+    path, live.step = live.plan.path, live.step_index
+    try:
+        yield from live.notify(
+            ev.StepStarted(path=path, seq=live.seq, step=live.step, steps_remaining=live.steps_remaining)
+        )
+        reply, slots = yield from _ask_model(live, over)
+        spent = yield from _run_tools(live, reply, slots)
+        yield from hooks.post_step(live, reply.model)
+        ended = yield from _end_decision(live, reply, slots)
+        yield from live.notify(
+            ev.StepFinished(path=path, seq=live.seq, step=live.step, ended_turn=ended, usage=live.spent.usage)
+        )
+    finally:
+        live.step = live.step_index
     if spent:
         raise spent
     return ended
@@ -117,45 +127,40 @@ def _ask_model(live: Live, over: StepWith) -> Generator[Any, Any, tuple[Reply, l
     live.take_inbox()
     tail = yield from hooks.pre_step(live)
     live.take_inbox()
-    if live.agent.step_prompt:
-        tail = [*tail, UserMessage(f"<system-reminder>\n{live.agent.step_prompt}\n</system-reminder>", ("STEP_PROMPT",))]
-    try:
-        request = requests.step_request(live, over, tail)
-        reply = yield from _call(live, request, "step")
-    except StepEngineError:
-        live.actions += 1
-        raise
+    request = requests.step_request(live, over, [*tail, *requests.step_prompt(live)])
+    reply = yield from _call(live, request, "step")
     live.steps_remaining -= 1
     live.step_index += 1
     live.changed()
     numbered = _numbered(live, reply)
     live.stop_reason = reply.stop_reason
     live.truncated = reply.stop_reason is StopReason.MAX_TOKENS
-    if numbered.message.thinking:
-        live.thinking.extend(numbered.message.thinking)
-    offered = tuple([spec.name for spec in request.tools])
-    return numbered, model_slots(live, numbered.calls, offered)
+    return numbered, model_slots(live, numbered.calls, [spec.name for spec in request.tools])
 
 
 def _call(live: Live, request: ModelRequest, purpose: Any) -> Generator[Any, Any, ModelReply]:
     """Call the model; a reply that the provider paused is continued (reliability MP56)."""
-    path = live.plan.path
-    yield from live.notify(ev.PhaseChanged(path=path, seq=live.seq, phase=RunPhase.CALLING_MODEL))
     reply = yield from live.call_model(CallModel(live.number(), request, purpose))
-    parts: tuple[AssistantPart, ...] = reply.content
     for _ in range(MAX_CONTINUES):
         if reply.stop_reason is not StopReason.PAUSE:
             break
-        tail = (*request.tail, AssistantMessage(parts))
-        again = ModelRequest(
-            request.model, request.system_prompt, request.messages, request.tools, request.tool_choice, request.settings, tail
-        )
-        reply = yield from live.call_model(CallModel(live.number(), again, purpose))
-        parts = (*parts, *reply.content)
+        tail = (*request.tail, AssistantMessage(reply.content))
+        again = attrs.evolve(request, tail=tail)
+        reply = _joined(reply, (yield from live.call_model(CallModel(live.number(), again, purpose))))
     if reply.stop_reason is StopReason.ERROR:
-        msg = f"the model {request.model!r} ended its reply with an error ({reply.raw_stop_reason or 'no reason given'})"
+        msg = (
+            f"the model {request.model!r} ended its reply with an error ({reply.raw_stop_reason or 'no reason given'})"
+        )
         raise ModelError(msg, kind="reply_error")
-    return ModelReply(parts, stop_reason=reply.stop_reason, usage=reply.usage) if parts is not reply.content else reply
+    return reply
+
+
+def _joined(paused: ModelReply, more: ModelReply) -> ModelReply:
+    """Return two parts of a reply as one: the later one's words, everything that both used."""
+    known = None if paused.usage is None and more.usage is None else (paused.usage or Usage()) + (more.usage or Usage())
+    return attrs.evolve(
+        more, content=(*paused.content, *more.content), usage=known, cost=add_cost(paused.cost, more.cost)
+    )
 
 
 def _numbered(live: Live, reply: ModelReply) -> Reply:
@@ -189,26 +194,31 @@ def _run_tools(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any
     if live.truncated:
         for slot in slots:
             slot.finish(ToolResult.error(CUT_OFF, status="skipped"))
+    live.open_reply = reply.message
     try:
-        if slots and not live.truncated:
+        if slots:
             yield from run_batch(live, slots)
     except LimitReached as error:
         spent = error
     except Stopped:
         live.commit(reply.message, _results(slots))
         raise
+    finally:
+        live.open_reply = None
     live.commit(reply.message, _results(slots))
     return spent
 
 
 def _show(live: Live, reply: Reply) -> Steps:
-    at = {"path": live.plan.path, "seq": live.seq}
-    if reply.message.thinking:
-        yield from live.notify(ev.ThinkingCompleted(**at, text="".join(reply.message.thinking)))
-    if reply.message.text:
-        yield from live.notify(ev.TextCompleted(**at, text=reply.message.text))
-    if not reply.model.content and not live.truncated:
-        yield from live.notify(ev.Warned(**at, message="The model sent an empty reply."))
+    path, seq = live.plan.path, live.seq
+    thinking, text = reply.message.thinking, reply.message.text
+    if thinking:
+        live.thinking.extend(thinking)
+        yield from live.notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))
+    if text:
+        yield from live.notify(ev.TextCompleted(path=path, seq=seq, text=text))
+    if not reply.model.content:
+        yield from live.notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
 
 
 def _results(slots: Sequence[Slot]) -> list[ToolResult]:
@@ -218,19 +228,20 @@ def _results(slots: Sequence[Slot]) -> list[ToolResult]:
 def _end_decision(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any, Any, bool]:
     if live.take_inbox():
         return False
-    if not _ends(live, reply, slots):
-        live.refusals = 0
-        return False
-    if live.truncated or live.steps_remaining <= 0 or not live.plan.hooks.on_stop:
-        return True
-    return not (yield from hooks.on_stop(live))
+    ends = _ends(live, reply, slots)
+    if ends and live.plan.hooks.on_stop and live.steps_remaining > 0 and not live.truncated:
+        ends = not (yield from hooks.on_stop(live))
+        if not ends:
+            return False
+    live.refusals = 0
+    return ends
 
 
 def _ends(live: Live, reply: Reply, slots: Sequence[Slot]) -> bool:
     """Return whether a step ends the turn (design 3, generator-contract G51)."""
     if live.truncated:
         return True
-    if any(s.spec is not None and s.spec.ends_turn and s.result is not None and not s.result.is_error for s in slots):
+    if any(slot.ended_turn for slot in slots):
         return True
     if "task_completed" in live.offered or any(s.fault for s in slots):
         return False
@@ -250,8 +261,6 @@ def _expire(live: Live) -> None:
     for name, waiting in live.ephemeral.items():
         keep = live.bindings[name].spec.ephemeral or 0
         while len(waiting) > keep:
-            call_id = waiting.popleft()
-            if live.view.has_call(call_id):
-                expired[call_id] = ToolResult.text(EXPIRED)
+            expired[waiting.popleft()] = ToolResult.text(EXPIRED)
     if expired:
         live.set_view(live.view.resolve_all(expired))

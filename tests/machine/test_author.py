@@ -1,0 +1,350 @@
+"""What a handler may do wrong, and that it is closed whatever happens (reliability GN01-GN24)."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from stepengine.data import yields as y
+from stepengine.data.events import RunFailed
+from stepengine.data.outcomes import Stop
+from stepengine.data.results import ToolResult
+from stepengine.data.run import RunStatus
+from stepengine.errors import (
+    BadYield,
+    DefinitionError,
+    HandlerError,
+    LimitExceeded,
+    ModelError,
+    ToolError,
+)
+from stepengine.machine.author import site
+from stepengine.machine.signals import EndRun, Stopped
+from tests.machine.world import ADD, STEP, STEP_ALL, World, adding, agent, limits, play, reply
+
+
+def line_of(mark: str) -> str:
+    """Return ``file:line`` of the line that ends with the comment *mark*."""
+    for number, line in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), start=1):
+        if line.rstrip().endswith(f"# {mark}"):
+            return f"{__file__}:{number}"
+    raise AssertionError(mark)
+
+
+async def coroutine():
+    """Never awaited."""
+
+
+def generator():
+    yield 1
+
+
+class Awaitable:
+    def __await__(self):
+        yield
+
+
+class Array:
+    """Compares like a numpy array and hides like a proxy."""
+
+    def __eq__(self, other):
+        raise ValueError("ambiguous")
+
+    __hash__ = None
+
+    @property
+    def __class__(self):
+        raise RuntimeError("unbound")
+
+
+ACCEPTED = (
+    "it may yield ToolCall, AgentCall, STEP, STEP_ALL, StepWith, StepText, GenerateN, Complete, Parallel, Perform or Ask "
+    "(all from stepengine)."
+)
+BAD = {
+    "none": (lambda: None, "None", ""),
+    "number": (lambda: 7, "7", ""),
+    "text": (lambda: "hello", "'hello'", ""),
+    "long text": (lambda: "x" * 200, "'" + "x" * 76 + "...", ""),
+    "name": (lambda: "STEP", "'STEP'", " Yield the sentinel, not its name: `from stepengine import STEP`."),
+    "name of all": (
+        lambda: "STEP_ALL",
+        "'STEP_ALL'",
+        " Yield the sentinel, not its name: `from stepengine import STEP_ALL`.",
+    ),
+    "dict": (lambda: {"a": 1}, "a dict", ""),
+    "codebuff call": (lambda: {"toolName": "add", "input": {}}, "a dict", " Write ToolCall(name, input)."),
+    "class": (
+        lambda: y.ToolCall,
+        "the class ToolCall",
+        " This is the class; yield an instance, such as ToolCall(...).",
+    ),
+    "generator": (generator, "a generator", " Did you mean `yield from`?"),
+    "coroutine": (coroutine, "a coroutine", " Handlers are not async: use `yield from Perform(fn, ...)`."),
+    "awaitable": (Awaitable, "a Awaitable", " Handlers are not async: use `yield from Perform(fn, ...)`."),
+    "proxy": (Array, "a Array", ""),
+}
+
+
+@pytest.mark.spec(
+    "reliability:GN01",
+    "requirements:C3",
+    "requirements:X21",
+    "generator-contract:G29",
+    "generator-contract:G34",
+    "generator-contract:V1",
+)
+@pytest.mark.parametrize(("make", "shown", "hint"), BAD.values(), ids=BAD)
+def test_a_foreign_value_is_refused_at_its_yield_with_a_hint(make, shown, hint):
+    def handler(ctx):
+        yield make()  # bad yield
+
+    played = play(agent(handler))
+    where = line_of("bad yield")
+    assert played.status is RunStatus.FAILED
+    assert played.error == BadYield(
+        f"handle_steps of agent 'tester' ({where}) yielded {shown}; {ACCEPTED}{hint}", location=where
+    )
+    assert played.seen(RunFailed)[0].kind == "BadYield"
+
+    def careful(ctx):
+        with pytest.raises(BadYield):
+            yield make()
+        return "on"
+
+    assert play(agent(careful)).output == "on"
+
+
+@pytest.mark.spec("reliability:GN01", "requirements:C17")
+def test_the_location_of_a_bad_yield_is_the_deepest_line_of_the_author():
+    def helper():
+        yield 5  # bad yield in a helper
+
+    def handler(ctx):
+        yield from helper()
+
+    assert play(agent(handler)).error.location == line_of("bad yield in a helper")
+
+
+def test_a_parked_generator_is_found_at_the_authors_own_line():
+    def handler():
+        yield from y.ToolCall("add")  # parked
+
+    steps = handler()
+    assert site(steps) == f"{line_of('parked').rpartition(':')[0]}:{steps.gi_frame.f_lineno}"
+    next(steps)
+    assert site(steps) == line_of("parked")
+    steps.close()
+    assert site(steps) == ""
+
+
+@pytest.mark.spec(
+    "reliability:GN02", "reliability:GN04", "requirements:C15", "generator-contract:G47", "generator-contract:D1"
+)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda: "garbage",
+        lambda: y.ToolCall("add"),
+        lambda: y.ToolCall("nope"),
+        lambda: y.StepWith(tools=["nope"]),
+        lambda: STEP,
+        y.Parallel,
+        lambda: y.StepText(""),
+        lambda: y.Perform(lambda: 1 / 0),
+    ],
+    ids=[
+        "garbage",
+        "call",
+        "unknown tool",
+        "unknown tool of a step",
+        "failing model",
+        "nothing",
+        "no text",
+        "failing perform",
+    ],
+)
+def test_a_handler_that_never_ends_is_ended_by_its_actions(asked):
+    log = []
+
+    def handler(ctx):
+        try:
+            while True:
+                try:
+                    yield asked()
+                except Exception:
+                    log.append("swallowed")
+        finally:
+            log.append("closed")
+
+    world = World(replies=lambda _: ModelError("down"), tools={"add": adding})
+    played = play(agent(handler, tools=["add"], limits=limits(max_actions=20)), world, tools=[ADD])
+    assert (played.status, played.error.kind, played.error.limit) == (RunStatus.FAILED, "actions", 20)
+    assert "more than 20 actions" in played.error.message
+    assert log.count("closed") == 1
+    assert len(played.leaves) <= 21
+
+
+@pytest.mark.spec("generator-contract:G47", "generator-contract:G38", "requirements:X7")
+def test_the_default_is_a_thousand_actions_and_batches_count_their_calls():
+    def handler(ctx):
+        for _ in range(499):
+            yield y.Parallel(y.ToolCall("add"), y.ToolCall("add"))
+        block = '<tool_call>{"name": "add"}</tool_call>'
+        yield y.StepText(block + "x" + block)
+        yield y.Perform(lambda: 1)
+
+    played = play(agent(handler, tools=["add"]), World(tools={"add": adding}), tools=[ADD])
+    assert played.error == LimitExceeded(played.error.message, kind="actions", limit=1000)
+    assert len(played.leaves) == 1000
+
+
+@pytest.mark.spec("reliability:GN03", "generator-contract:G41", "generator-contract:D7")
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_what_a_handler_raises_fails_the_run_with_file_and_line(after):
+    log = []
+
+    def handler(ctx):
+        try:
+            for _ in range(after):
+                yield STEP
+            raise ValueError("bad luck")  # raised
+        finally:
+            log.append("closed")
+
+    played = play(agent(handler), World(replies=[reply("a"), reply("b")]))
+    where = line_of("raised")
+    assert played.error == HandlerError(
+        f"handle_steps of agent 'tester' raised ValueError: bad luck ({where})", kind="ValueError", location=where
+    )
+    assert isinstance(played.error.__cause__, ValueError)
+    assert (played.status, played.output, log) == (RunStatus.FAILED, None, ["closed"])
+    assert played.shown == ["user: go", "assistant: a", "assistant: b"][: 1 + after]
+
+
+@pytest.mark.parametrize(
+    "error", [StopIteration(), GeneratorExit(), EndRun(), Stopped(Stop("cancelled")), BaseException("odd")], ids=repr
+)
+def test_no_exception_of_a_handler_leaves_the_machine(error):
+    def handler(ctx):
+        yield y.Perform(lambda: 1)
+        raise error
+
+    played = play(agent(handler))
+    assert (played.status, type(played.error)) == (RunStatus.FAILED, HandlerError)
+
+
+def test_an_error_that_cannot_be_shown_is_no_second_error():
+    class Silent(Exception):
+        def __str__(self):
+            raise RuntimeError("no")
+
+    def handler(ctx):
+        raise Silent
+        yield
+
+    assert "Silent: <an error that cannot be shown>" in play(agent(handler)).error.message
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("where", ["send", "throw", "close", "start"])
+def test_an_interrupt_goes_through(error, where):
+    def handler(ctx):
+        try:
+            yield "bad" if where == "throw" else y.Perform(lambda: 1)
+        except BadYield:
+            raise error from None
+        finally:
+            if where in ("send", "close"):
+                raise error
+
+    if where == "start":
+        handler = broken(lambda: (_ for _ in ()).throw(error()))
+    stop = {0: Stop("cancelled")} if where == "close" else {}
+    with pytest.raises(error):
+        play(agent(handler), World(at=stop))
+
+
+def broken(fn):
+    """Return a definition's handler that is called as *fn* though it looks like a generator function."""
+
+    class Handler:
+        def __call__(self, ctx):
+            return fn()
+
+    made = Handler()
+    made.__call__ = generator_function
+    return made
+
+
+def generator_function(ctx):
+    yield STEP_ALL
+
+
+@pytest.mark.spec("reliability:GN11")
+def test_partials_and_methods_are_handlers_and_what_does_not_yield_is_refused():
+    class Kit:
+        def handle(self, ctx, word="method"):
+            return word
+            yield
+
+    kit = Kit()
+    assert play(agent(kit.handle)).output == "method"
+    assert play(agent(functools.partial(kit.handle, word="partial"))).output == "partial"
+    played = play(agent(broken(lambda: 5)))
+    assert (
+        played.error.message == "handle_steps of agent 'tester' did not yield: it returned a int instead of a generator"
+    )
+    played = play(agent(broken(lambda: 1 / 0)))
+    assert played.error.kind == "ZeroDivisionError"
+    for wrong in (coroutine, generator(), lambda ctx: 1, int):
+        with pytest.raises(DefinitionError):
+            agent(wrong)
+
+
+@pytest.mark.spec("reliability:GN12", "generator-contract:G56", "generator-contract:G7", "generator-contract:D17")
+def test_each_run_calls_the_function_anew():
+    log = []
+
+    def handler(ctx):
+        log.append(ctx.prompt)
+        yield STEP
+
+    definition = agent(handler)
+    for prompt in ("a", "b"):
+        play(definition, World(replies=[reply("x")]), prompt=prompt)
+    assert log == ["a", "b"]
+
+
+@pytest.mark.spec("reliability:GN13")
+def test_a_handler_that_drives_itself_is_an_error_of_the_author():
+    def handler(ctx):
+        next(itself[0])
+        yield
+
+    def outer(ctx):
+        itself.append(handler(ctx))
+        yield from itself[0]
+
+    itself = []
+    assert "generator already executing" in play(agent(outer)).error.message
+
+
+@pytest.mark.spec("generator-contract:G8", "generator-contract:V19")
+def test_a_typed_error_keeps_its_type_and_gets_a_note_of_its_place():
+    def handler(ctx):
+        yield from y.ToolCall("nope", include_tool_call=False)  # no such tool
+
+    played = play(agent(handler))
+    assert type(played.error).__name__ == "ToolNotAvailable"
+    assert played.error.__notes__ == [f"at {line_of('no such tool')}"]
+
+    def failing(ctx):
+        yield from y.ToolCall("add")
+
+    world = World(tools={"add": lambda: ToolResult.error("no luck")})
+    assert play(agent(failing, tools=["add"]), world, tools=[ADD]).error == ToolError(
+        "tool 'add' failed: no luck", tool_name="add"
+    )

@@ -1,0 +1,154 @@
+"""The calls of one reply: in turn or in four passes, turn-ending, what ends a turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepengine.data.effects import Gather
+from stepengine.data.events import Warned
+from stepengine.data.models import StopReason
+from stepengine.data.parts import OpaquePart, RefusalPart, ToolCallPart
+from stepengine.data.results import ToolResult
+from stepengine.data.run import RunStatus
+from tests.machine.batches import NAMES, run, statuses
+from tests.machine.world import STEP, World, adding, call, reply, thought
+
+
+@pytest.mark.spec("requirements:D4", "requirements:X9", "requirements:D3", "requirements:D19")
+def test_calls_run_one_after_another_in_call_order():
+    played = run(reply(call("add", a=1), call("safe", a=2), call("add", a=3)), reply("done"))
+    assert [c.input["a"] for c in played.calls] == [1, 2, 3]
+    assert Gather not in {type(e) for e in played.emitted}
+    assert [m.text for m in played.history if m.role == "tool"] == ["1", "2", "3"]
+
+
+@pytest.mark.spec("reliability:TL16", "requirements:X9", "generator-contract:V12")
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_batch_of_parallel_safe_calls_runs_at_once_and_one_failure_disturbs_no_other(backwards):
+    results = {1: adding, 2: lambda **_: ToolResult.error("no"), 3: adding}
+    world = World(
+        replies=[reply(*[call("safe", a=k) for k in (1, 2, 3)], call("strict"), call("nope")), reply("done")],
+        tools={"safe": lambda a: results[a](a=a)},
+        backwards=backwards,
+    )
+    played = run(world=world)
+    [gather] = [e for e in played.emitted if type(e) is Gather]
+    assert [e.seq for e in gather.effects] == [1, 2, 3]
+    assert gather.concurrency is None
+    assert statuses(played) == ["ok", "error", "ok", "error", "error"]
+
+
+@pytest.mark.parametrize("name", ["add", "safe_ending", "write_todos"])
+def test_one_other_call_makes_the_batch_sequential(name):
+    value = {"todos": []} if name == "write_todos" else {}
+    played = run(reply(call("safe"), call(name, value)), reply("done"), tools=[*NAMES, "write_todos"])
+    assert Gather not in {type(e) for e in played.emitted}
+
+
+@pytest.mark.spec(
+    "requirements:D5",
+    "reliability:TL21",
+    "requirements:X10",
+    "generator-contract:V11",
+    "requirements:X42",
+    "requirements:F17",
+)
+@pytest.mark.parametrize("name", ["ending", "end_turn", "task_completed"])
+def test_a_turn_ending_call_ends_the_turn_and_later_calls_are_skipped(name):
+    played = run(
+        reply("t", call("add", a=1), call(name), call("add", a=2)), tools=[*NAMES, "end_turn", "task_completed"]
+    )
+    assert [c.input for c in played.calls if c.tool_name == "add"] == [{"a": 1}]
+    assert statuses(played) == ["ok", "ok", "skipped"]
+    assert played.history[-1].text == f"Skipped: {name} ended the turn before this call."
+    assert (played.status, len(played.models)) == (RunStatus.COMPLETED, 1)
+
+
+def test_a_turn_ending_call_that_failed_ends_nothing():
+    world = World(replies=[reply(call("ending")), reply("done")], tools={"ending": lambda: ToolResult.error("no")})
+    assert len(run(world=world).models) == 2
+
+
+ENDS = {
+    "text": (["text"], True),
+    "nothing": ([], True),
+    "refusal": ([RefusalPart("no")], True),
+    "opaque": ([OpaquePart("p", {})], True),
+    "thinking": ([thought("hm")], False),
+    "thinking and blank": ([thought("hm"), "  \n"], False),
+    "call": ([call("add")], False),
+    "quiet call": ([call("quiet"), call("set_output", x=1)], True),
+    "quiet and other": ([call("quiet"), call("add")], False),
+    "unknown": ([call("nope")], False),
+    "unknown beside quiet": ([call("quiet"), call("nope")], False),
+    "invalid": ([call("strict")], False),
+    "not JSON": ([ToolCallPart("", "quiet", raw_input="{", input_error="cut")], False),
+    "think_deeply": ([call("think_deeply", thought="x")], True),
+    "ending beside unknown": ([call("nope"), call("ending")], True),
+}
+
+
+@pytest.mark.spec(
+    "generator-contract:G51",
+    "generator-contract:G53",
+    "generator-contract:T3",
+    "generator-contract:S11",
+    "reliability:MP52",
+)
+@pytest.mark.parametrize(("parts", "ends"), ENDS.values(), ids=ENDS)
+def test_what_ends_a_turn(parts, ends):
+    def handler(ctx):
+        return (yield STEP).steps_complete
+
+    tools = [*NAMES, "set_output", "think_deeply"]
+    assert run(reply(*parts), handler=handler, tools=tools).output is ends
+
+    explicit = run(reply(*parts), handler=handler, tools=[*tools, "task_completed"])
+    assert explicit.output is ("ending" in str(parts))
+
+
+def test_an_empty_reply_counts_as_a_step_and_is_reported():
+    played = run(reply())
+    assert (played.state.step_index, played.output, played.status) == (1, "", RunStatus.COMPLETED)
+    assert [e.message for e in played.seen(Warned)] == ["The model sent an empty reply."]
+
+
+@pytest.mark.spec("requirements:X25", "reliability:MP53", "requirements:D25")
+def test_a_refusal_ends_the_turn_and_is_seen():
+    played = run(reply(RefusalPart("I will not."), stop_reason="refusal"))
+    assert (played.stop_reason, played.output, len(played.models)) == (StopReason.REFUSAL, "I will not.", 1)
+
+
+@pytest.mark.spec("reliability:MP58")
+def test_the_content_of_a_reply_decides_and_not_its_stop_reason():
+    played = run(reply(call("add"), stop_reason="end_turn"), reply("done", stop_reason="tool_use"))
+    assert (len(played.calls), len(played.models), played.output) == (1, 2, "done")
+
+
+@pytest.mark.spec(
+    "requirements:D11",
+    "requirements:B12",
+    "generator-contract:V10",
+    "generator-contract:D11",
+    "generator-contract:V17",
+    "generator-contract:D10",
+)
+def test_the_reply_is_stored_as_it_came_with_our_ids_and_wrong_calls_answered():
+    odd = ToolCallPart(
+        "", "add", raw_input="{oops", input_error="line 1", provider_data={"provider": "p", "id": "toolu_1"}
+    )
+    signed = thought("why")
+    played = run(reply("a", signed, odd, "b", call("nope")), reply("done"))
+    message = played.history[1]
+    assert [type(p).__name__ for p in message.content] == [
+        "TextPart",
+        "ThinkingPart",
+        "ToolCallPart",
+        "TextPart",
+        "ToolCallPart",
+    ]
+    assert message.content[1] is signed
+    kept = message.tool_calls[0]
+    assert (kept.tool_call_id, kept.raw_input, kept.provider_data["id"]) == ("c1", "{oops", "toolu_1")
+    assert played.history[2].text == "Invalid parameters for add: the arguments are not a JSON object: line 1"
+    assert played.thinking == ("why",)

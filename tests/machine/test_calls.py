@@ -1,0 +1,374 @@
+"""Calls that a handler makes: recorded or not, alone or at once; call ids and numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepengine.data import yields as y
+from stepengine.data.effects import Ask, CallTool, Gather, Perform, Spawn
+from stepengine.data.hooks import Change, Hooks
+from stepengine.data.outcomes import Stop
+from stepengine.data.questions import Decision
+from stepengine.data.results import ToolResult
+from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.state import AgentState
+from stepengine.data.usage import Spending, Usage
+from stepengine.errors import (
+    LimitExceeded,
+    PerformError,
+    StepEngineError,
+    ToolError,
+    ToolInputError,
+    ToolNotAvailable,
+    UnknownOutcome,
+)
+from tests.machine.world import ADD, STEP, World, adding, agent, binding, call, child, play, reply
+
+HIDDEN = binding("hidden")
+STRICT = binding("strict", lambda value: None if "a" in value else "a: missing")
+TOOLS = {"tools": [ADD, HIDDEN, STRICT]}
+
+
+def sees(**values):
+    return ToolResult.json(sorted(values))
+
+
+@pytest.mark.spec(
+    "generator-contract:G15",
+    "generator-contract:G42",
+    "generator-contract:G31",
+    "requirements:C4",
+    "generator-contract:V9",
+)
+def test_a_recorded_call_is_appended_with_its_result_after_it_ran():
+    during = []
+
+    def handler(ctx):
+        result = yield y.ToolCall("add", {"a": 1, "b": 2})
+        assert (result.tool_result.data, result.tool_result.tool_call_id) == (3, "c1")
+        yield y.ToolCall("add", {"a": 1}, include_tool_call=False)
+        yield y.ToolCall("hidden", {}, include_tool_call=False)
+        return (yield from y.ToolCall("add", {"b": 9})).data
+
+    def add(**value):
+        during.append(len(world.calls[-1].state().message_history))
+        return adding(**value)
+
+    world = World(tools={"add": add, "hidden": sees})
+    played = play(agent(handler, tools=["add"]), world, **TOOLS)
+    assert played.output == 9
+    assert played.shown == [
+        "user: go",
+        "assistant: [add c1]",
+        "tool c1 ok: 3",
+        "assistant: [add c4]",
+        "tool c4 ok: 9",
+    ]
+    assert during == [1, 3, 3]
+    assert [(e.tool_call_id, e.source, e.step_index) for e in played.calls] == [
+        (f"c{k}", "handler", 0) for k in range(1, 5)
+    ]
+
+
+@pytest.mark.spec("requirements:D10", "requirements:E12")
+def test_the_log_holds_every_call_in_order():
+    def handler(ctx):
+        yield y.ToolCall("add", {"a": 1}, include_tool_call=False)
+        yield STEP
+        yield y.ToolCall("set_output", {"x": 1})
+
+    replies = [reply(call("add", a=2), call("nope"), call("strict"), call("add", a=3))]
+    played = play(agent(handler, tools=["add", "strict"]), World(replies=replies, tools={"add": adding}), **TOOLS)
+    log = [(e.tool_name, e.result.text[:9], e.is_error, e.step, e.source, e.tool_call_id) for e in played.tool_calls]
+    assert log == [
+        ("add", "1", False, 0, "handler", "c1"),
+        ("add", "2", False, 0, "model", "c2"),
+        ("nope", "Tool 'nop", True, 0, "model", "c3"),
+        ("strict", "Invalid p", True, 0, "model", "c4"),
+        ("add", "3", False, 0, "model", "c5"),
+        ("set_output", "Output se", False, 1, "handler", "c6"),
+    ]
+    assert [e.duration_ms for e in played.tool_calls] == [1, 1, 0, 0, 1, 0]
+    assert played.tool_calls[1].input == {"a": 2}
+
+
+@pytest.mark.spec(
+    "reliability:GN24", "requirements:C6", "generator-contract:G35", "generator-contract:G31", "generator-contract:D4"
+)
+def test_a_call_of_a_tool_that_the_agent_lacks_is_thrown_and_leaves_nothing():
+    def handler(ctx):
+        with pytest.raises(
+            ToolNotAvailable, match=r"'nope' is not available for agent 'tester'\. Available tools: add\.$"
+        ) as one:
+            yield y.ToolCall("nope")
+        assert one.value.available == ("add",)
+        with pytest.raises(ToolNotAvailable, match="include_tool_call=False"):
+            yield y.ToolCall("hidden")
+        with pytest.raises(ToolNotAvailable):
+            yield y.Parallel(y.ToolCall("add"), y.ToolCall("hidden"))
+        yield y.ToolCall("add")
+
+    played = play(agent(handler, tools=["add"]), World(tools={"add": adding}), **TOOLS)
+    assert played.status is RunStatus.COMPLETED
+    assert (len(played.calls), len(played.history)) == (1, 3)
+
+
+@pytest.mark.spec("requirements:C5", "generator-contract:G32", "generator-contract:D3", "generator-contract:T2")
+@pytest.mark.parametrize("many", [False, True])
+def test_wrong_input_of_a_handler_is_thrown_and_is_never_mended(many):
+    repairing = binding("strict", lambda value: None if "a" in value else "a: missing", repair=lambda value: {"a": 1})
+
+    def handler(ctx):
+        asked = y.ToolCall("strict")
+        with pytest.raises(ToolInputError, match="a: missing"):
+            yield y.Parallel(y.ToolCall("add"), asked) if many else asked
+        yield STEP
+
+    world = World(replies=[reply(call("strict"))], tools={"strict": sees})
+    played = play(agent(handler, tools=["strict", "add"]), world, tools=[repairing, ADD])
+    assert [(e.source, e.input) for e in played.calls] == [("model", {"a": 1})]
+    assert len(played.history) == 3
+
+
+@pytest.mark.parametrize("source", ["handler", "model"])
+def test_a_check_that_raises_is_wrong_input(source):
+    def check(_):
+        raise KeyError("inside")
+
+    def handler(ctx):
+        yield y.ToolCall("odd") if source == "handler" else STEP
+
+    world = World(replies=[reply(call("odd"))])
+    played = play(agent(handler, tools=["odd"]), world, tools=[binding("odd", check)])
+    text = "Invalid parameters for odd: the check raised KeyError: 'inside'"
+    assert (played.error.message if source == "handler" else played.history[-1].text) == text
+
+
+@pytest.mark.spec("generator-contract:G33", "requirements:C13")
+def test_a_failing_tool_is_a_result_and_raises_only_from_yield_from():
+    def handler(ctx):
+        result = yield y.ToolCall("add")
+        assert result.tool_result.is_error
+        with pytest.raises(ToolError, match="no luck"):
+            yield from y.ToolCall("add")
+        return "on"
+
+    played = play(agent(handler, tools=["add"]), World(tools={"add": lambda: ToolResult.error("no luck")}), **TOOLS)
+    assert played.output == "on"
+    assert [m.status for m in played.history if m.role == "tool"] == ["error", "error"]
+
+
+@pytest.mark.spec("generator-contract:G39")
+def test_an_unknown_outcome_is_thrown_at_a_single_call_and_recorded():
+    doubt = UnknownOutcome("cut off by a crash")
+
+    def handler(ctx):
+        with pytest.raises(UnknownOutcome):
+            yield y.ToolCall("add")
+        yield STEP
+        results = yield from y.Parallel(y.ToolCall("add"), y.Perform(int))
+        return [results[0].text, results[1].kind]
+
+    world = World(
+        replies=[reply(call("add"), call("add", a=5))],
+        tools={"add": adding},
+        at={0: doubt, 2: doubt, 4: doubt, 5: doubt},
+    )
+    played = play(agent(handler, tools=["add"]), world, **TOOLS)
+    assert played.output == ["cut off by a crash", "UnknownOutcome"]
+    assert [m.text for m in played.history if m.role == "tool"] == [
+        "cut off by a crash",
+        "cut off by a crash",
+        "5",
+        "cut off by a crash",
+    ]
+
+
+@pytest.mark.spec("requirements:B9", "requirements:H5")
+def test_a_tool_may_change_the_context_recorded_or_not():
+    changing = {k: ToolResult.text("x", change=Change(context={k: k, "gone": None if k == "c" else 1})) for k in "abc"}
+
+    def handler(ctx):
+        result = yield y.ToolCall("add", {"k": "a"})
+        assert result.agent_state.context == {"a": "a", "gone": 1}
+        yield y.ToolCall("add", {"k": "b"}, include_tool_call=False)
+        yield STEP
+
+    world = World(replies=[reply(call("add", k="c"))], tools={"add": lambda k: changing[k]})
+    played = play(agent(handler, tools=["add"]), world, **TOOLS)
+    assert played.state.context == {"a": "a", "b": "b", "c": "c"}
+
+
+# --- at once --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec(
+    "generator-contract:G20", "generator-contract:G44", "generator-contract:G25", "requirements:X26", "reliability:I2"
+)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_what_runs_at_once_keeps_its_order_and_addresses(backwards):
+    def handler(ctx):
+        result = yield y.Parallel(
+            y.ToolCall("add", {"a": 1}),
+            y.AgentCall("helper"),
+            y.ToolCall("set_output", {"x": 1}),
+            y.Perform(lambda: "io"),
+            y.Ask("Which?"),
+            y.ToolCall("hidden", include_tool_call=False),
+        )
+        assert [r.tool_name for r in result.tool_results] == ["add", "set_output", "hidden"]
+        return [type(v).__name__ for v in result.value]
+
+    world = World(
+        tools={"add": adding, "hidden": sees}, children={"helper": child()}, answers={"q3": "me"}, backwards=backwards
+    )
+    played = play(agent(handler, tools=["add"]), world, **TOOLS)
+    assert played.output == ["ToolResult", "ChildResult", "ToolResult", "str", "str", "ToolResult"]
+    [gather] = [e for e in played.emitted if type(e) is Gather]
+    assert [(e.seq, type(e)) for e in gather.effects] == list(enumerate([CallTool, Spawn, Perform, Ask, CallTool]))
+    assert gather.concurrency == 8
+    assert played.shown == ["user: go", "assistant: [add c1]", "tool c1 ok: 1"]
+
+
+@pytest.mark.spec("reliability:GN21")
+def test_nothing_at_once_gives_nothing():
+    def handler(ctx):
+        return list((yield from y.Parallel()))
+
+    played = play(agent(handler))
+    assert (played.output, played.leaves) == ([], [])
+
+
+@pytest.mark.spec("requirements:J5", "reliability:TL16")
+def test_failures_at_once_stay_in_their_entries():
+    spent = LimitExceeded("no more children", kind="children")
+
+    def handler(ctx):
+        asked = [y.Perform(lambda: 1 / 0), y.AgentCall("helper"), y.ToolCall("add"), y.Ask("?"), y.Perform(lambda: 2)]
+        return [repr(type(v)) + str(getattr(v, "status", "")) for v in (yield from y.Parallel(*asked))]
+
+    world = World(
+        tools={"add": lambda: ToolResult.error("no")}, children={"helper": spent}, at={3: StepEngineError("nobody")}
+    )
+    played = play(agent(handler, tools=["add"]), world, **TOOLS)
+    assert played.output == [
+        repr(PerformError),
+        repr(ChildResult) + "failed",
+        repr(ToolResult) + "error",
+        repr(PerformError),
+        repr(int),
+    ]
+    assert played.status is RunStatus.COMPLETED
+    assert played.children[0].error == spent
+
+
+def test_a_spent_limit_at_once_is_an_entry_and_ends_the_run_later():
+    spent = LimitExceeded("no tokens", kind="tokens")
+
+    def handler(ctx):
+        values = yield from y.Parallel(y.Perform(int), y.ToolCall("add"))
+        assert (values[0].kind, values[1].text) == ("LimitExceeded", "Not executed: no tokens")
+        yield STEP
+
+    played = play(agent(handler, tools=["add"]), World(at={0: spent, 1: spent}), **TOOLS)
+    assert (played.status, played.error) == (RunStatus.FAILED, spent)
+
+
+def test_expanding_tools_do_not_stand_in_parallel():
+    def handler(ctx):
+        yield y.Parallel(y.ToolCall("spawn_agents", {"agents": [{"agent_type": "helper"}]}))
+
+    assert "put AgentCall(...) or Ask(...) there" in play(agent(handler)).error.message
+
+
+@pytest.mark.spec("generator-contract:L7", "generator-contract:D14")
+def test_a_stop_at_once_keeps_what_finished_and_counts_every_child():
+    spent = Spending(Usage(5, requests=1))
+
+    def handler(ctx):
+        calls = [
+            y.ToolCall("add", {"a": 1}),
+            y.AgentCall("a"),
+            y.AgentCall("b"),
+            y.ToolCall("add", {"a": 2}),
+            y.Ask("?"),
+        ]
+        yield y.Parallel(*calls)
+
+    world = World(
+        tools={"add": adding},
+        children={
+            "a": Stop("suspended", child=child(agent_id="a", status="suspended", spending=spent)),
+            "b": child(agent_id="b", spending=spent),
+        },
+        at={3: Stop("suspended")},
+    )
+    played = play(agent(handler, tools=["add"]), world, **TOOLS)
+    assert played.status is RunStatus.SUSPENDED
+    assert [q.id for q in played.pending] == ["q4"]
+    assert [c.agent_id for c in played.children] == ["a", "b"]
+    assert played.spending.usage == Usage(10, requests=2)
+    assert played.shown == [
+        "user: go",
+        "assistant: [add c1][add c2]",
+        "tool c1 ok: 1",
+        "tool c2 pending: Pending: the run is suspended.",
+    ]
+
+
+# --- ids ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec(
+    "generator-contract:G45",
+    "requirements:D17",
+    "generator-contract:V15",
+    "generator-contract:D12",
+    "generator-contract:G43",
+)
+def test_call_ids_go_on_over_a_previous_state_and_skip_those_in_use():
+    def handler(ctx):
+        yield y.ToolCall("add", {"a": 1})
+        yield STEP
+
+    def run(state):
+        world = World(replies=[reply(call("add"), call("add"))], tools={"add": adding})
+        return play(agent(handler, tools=["add"]), world, state=state, **TOOLS)
+
+    first = run(AgentState(run_id="r1", agent_id="tester"))
+    assert [m.tool_call_id for m in first.history if m.role == "tool"] == ["c1", "c2", "c3"]
+    again = AgentState(run_id="r2", agent_id="tester", message_history=first.history, next_call=first.state.next_call)
+    assert [c.tool_call_id for c in run(again).calls] == ["c4", "c5", "c6"]
+    taken = AgentState(run_id="r2", agent_id="tester", message_history=first.history)
+    assert [c.tool_call_id for c in run(taken).calls] == ["c4", "c5", "c6"]
+    inherited = AgentState(run_id="r3", agent_id="tester", id_prefix="c3_", next_call=7)
+    assert [c.tool_call_id for c in run(inherited).calls] == ["c3_7", "c3_8", "c3_9"]
+
+
+@pytest.mark.spec("reliability:I2")
+def test_hook_effects_are_numbered_where_they_happen():
+    def pre_tool(ctx, asked):
+        yield y.Perform(lambda: 1)
+        return Decision.ask()
+
+    def handler(ctx):
+        yield y.Parallel(y.ToolCall("add", {"a": 1}), y.Perform(lambda: 2), y.ToolCall("add", {"a": 2}))
+
+    definition = agent(handler, tools=["add"], hooks=Hooks(pre_tool=[pre_tool]))
+    played = play(definition, World(tools={"add": adding}, answers={"q2": "yes", "q3": True}), **TOOLS)
+    assert [type(e).__name__ for e in played.leaves] == [
+        "Perform",
+        "Perform",
+        "Ask",
+        "Ask",
+        "CallTool",
+        "Perform",
+        "CallTool",
+    ]
+
+
+def test_a_child_path_prefixes_question_ids():
+    def handler(ctx):
+        yield y.Ask("?")
+
+    assert play(agent(handler), path="3.1").pending[0].id == "3.1.q0"

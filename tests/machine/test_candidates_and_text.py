@@ -1,0 +1,238 @@
+"""``GenerateN``, ``StepText`` and long runs."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+
+import pytest
+
+from stepengine.data import yields as y
+from stepengine.data.events import HandlerNotice, TextCompleted
+from stepengine.data.run import RunStatus
+from stepengine.errors import ModelError
+from stepengine.machine.order import LAST
+from tests.machine.world import (
+    ADD,
+    STEP,
+    World,
+    adding,
+    agent,
+    call,
+    limits,
+    play,
+    reply,
+    thought,
+)
+
+
+@pytest.mark.spec(
+    "generator-contract:V21",
+    "generator-contract:D24",
+    "generator-contract:G19",
+    "generator-contract:G19a",
+    "generator-contract:G28",
+    "generator-contract:G46",
+    "reliability:GN21",
+)
+def test_candidates_are_independent_replies_in_order_and_take_one_step():
+    log = []
+
+    def handler(ctx):
+        result = yield y.GenerateN(3)
+        log.append((result.n_responses, result.steps_complete, result.agent_state.steps_remaining))
+        later = yield y.Perform(lambda: 1)
+        log.append(later.n_responses)
+
+    replies = [reply("a", call("add")), reply(thought("t"), "b"), reply("c")]
+    definition = agent(handler, tools=["add"], step_prompt="short", system_prompt="X")
+    played = play(definition, World(replies=replies, backwards=True), tools=[ADD])
+    assert log == [(("c", "b", "a"), False, 49), ()]
+    assert [e.purpose for e in played.models] == ["candidate"] * 3
+    assert len({e.request for e in played.models}) == 1
+    assert [m.tags for m in played.requests[0].tail] == [("STEP_PROMPT",)]
+    assert played.shown == ["user: go"]
+    assert [e.kind for e in played.seen(HandlerNotice)] == ["calls_dropped"]
+
+
+@pytest.mark.spec("generator-contract:G19b")
+def test_candidates_that_fail_are_left_out():
+    def handler(ctx):
+        return list((yield from y.GenerateN(3)))
+
+    played = play(agent(handler), World(replies=[ModelError("x"), reply("b"), reply("c")]))
+    assert played.output == ["b", "c"]
+    assert played.spending.usage.requests == 2
+
+
+@pytest.mark.spec("generator-contract:G18", "generator-contract:G30", "generator-contract:G24", "reliability:GN23")
+def test_text_becomes_messages_and_its_blocks_run_in_order():
+    text = """Before
+<tool_call>{"name": "add", "input": {"a": 1, "b": 2}}</tool_call>
+  between
+<codebuff_tool_call>
+{"cb_tool_name": "add", "a": 3, "cb_easp": true}
+</codebuff_tool_call>
+<tool_call>not json</tool_call>
+```
+<tool_call>{"name": "add", "input": {}}</tool_call>
+```
+<tool_call>{"name": "nope"}</tool_call>
+<tool_call>{"name": "set_output", "input": {"data": 5}}</tool_call>
+after <tool_call>{"name": "add"}"""
+
+    def handler(ctx):
+        results = yield from y.StepText(text)
+        return [f"{r.tool_name} {r.status}" for r in results]
+
+    played = play(agent(handler, tools=["add"]), World(tools={"add": adding}), tools=[ADD])
+    assert played.output == [
+        "add ok",
+        "add ok",
+        " error",
+        "nope error",
+        "set_output ok",
+    ]
+    assert played.shown == [
+        "user: go",
+        "assistant: Before",
+        "assistant: [add c1]",
+        "tool c1 ok: 3",
+        "assistant: between",
+        "assistant: [add c2]",
+        "tool c2 ok: 3",
+        'assistant: ```\n<tool_call>{"name": "add", "input": {}}</tool_call>\n```',
+        'assistant: after <tool_call>{"name": "add"}',
+    ]
+    assert [e.text for e in played.seen(TextCompleted)][:2] == ["Before", "between"]
+    assert [e.kind for e in played.seen(HandlerNotice)] == ["broken_block"]
+    assert "not JSON" in played.seen(HandlerNotice)[0].message
+
+
+@pytest.mark.spec("generator-contract:G49", "reliability:GN20")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        y.ToolCall("end_turn", {"message": "bye"}),
+        y.Parallel(y.ToolCall("end_turn")),
+        y.StepText('<tool_call>{"name": "end_turn"}</tool_call><tool_call>{"name": "add"}</tool_call>'),
+    ],
+    ids=["call", "parallel", "text"],
+)
+def test_a_yielded_end_turn_ends_the_run_and_closes_the_handler(asked):
+    log = []
+
+    def handler(ctx):
+        yield STEP
+        try:
+            yield asked
+            log.append("advanced")
+        finally:
+            log.append("closed")
+
+    played = play(agent(handler, tools=["add"]), World(replies=[reply("text")]), tools=[ADD])
+    assert (log, played.status) == (["closed"], RunStatus.COMPLETED)
+    assert played.history[1].text == "text"
+    assert played.states == {LAST}
+
+
+@pytest.mark.spec("generator-contract:G49", "generator-contract:T28")
+def test_a_yielded_task_completed_and_a_refused_end_turn_do_not_end_the_run():
+    def handler(ctx):
+        yield y.ToolCall("task_completed")
+        result = yield y.StepText('<tool_call>{"name": "end_turn", "input": {"nope": 1}}</tool_call>')
+        assert result.tool_result.is_error
+        return "on"
+
+    assert play(agent(handler)).output == "on"
+
+
+@pytest.mark.spec("requirements:C17", "requirements:C1")
+def test_helper_generators_behave_as_if_they_stood_in_the_handler():
+    def helper(n):
+        total = 0
+        for k in range(n):
+            result = yield from y.ToolCall("add", {"a": total, "b": k})
+            total = result.data
+        return total
+
+    def handler(ctx):
+        return (yield from helper(4))
+
+    played = play(agent(handler, tools=["add"]), World(tools={"add": adding}), tools=[ADD])
+    assert played.output == 6
+    assert [c.input for c in played.calls] == [{"a": 0, "b": 0}, {"a": 0, "b": 1}, {"a": 1, "b": 2}, {"a": 3, "b": 3}]
+
+
+@pytest.mark.spec("reliability:GN22")
+def test_many_steps_and_deep_helpers_need_no_deeper_stack():
+    depths = set()
+
+    def deep(levels):
+        if levels:
+            yield from deep(levels - 1)
+        else:
+            for _ in range(100):
+                yield STEP
+                depths.add(depth())
+
+    def handler(ctx):
+        yield from deep(150)
+
+    played = play(agent(handler, limits=limits(max_steps=200)), World(replies=lambda _: reply("k")))
+    assert (played.state.step_index, len(depths)) == (100, 1)
+
+
+def depth():
+    frame, count = sys._getframe(), 0
+    while frame is not None:
+        frame, count = frame.f_back, count + 1
+    return count
+
+
+@pytest.mark.spec("reliability:GN22")
+def test_memory_grows_with_the_history_alone():
+    sizes = []
+
+    def handler(ctx):
+        for k in range(1_001):
+            yield STEP
+            if k % 500 == 0:
+                sizes.append(tracemalloc.get_traced_memory()[0])
+
+    world = World(replies=lambda _: reply("k"))
+    world.emitted = Forgetful()
+    tracemalloc.start()
+    try:
+        play(agent(handler, limits=limits(max_steps=2_000)), world, checked=False)
+    finally:
+        tracemalloc.stop()
+    first, second, third = sizes
+    assert third - second < (second - first) * 1.5
+
+
+class Forgetful(list):
+    """A list that keeps nothing, so that only what the machine holds is measured."""
+
+    def append(self, value):
+        pass
+
+
+def test_ten_thousand_steps_end_with_the_right_sums():
+    definition = agent(tools=["add"], limits=limits(max_steps=10_001))
+    steps = 10_000
+    world = World(replies=lambda k: reply(call("add", a=k)) if k < steps else reply("done"), tools={"add": adding})
+    played = play(definition, world, tools=[ADD])
+    state = played.state
+    assert (played.output, state.step_index, state.steps_remaining, state.next_call) == (
+        "done",
+        steps + 1,
+        0,
+        steps + 1,
+    )
+    assert (len(state.message_history), len(played.tool_calls), state.usage.requests) == (
+        2 + 2 * steps,
+        steps,
+        steps + 1,
+    )
+    assert state.view is state.message_history

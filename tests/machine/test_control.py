@@ -1,0 +1,180 @@
+"""Control tools: done by the machine itself, with no effect, one action each (generator-contract T21-T28)."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepengine.data import yields as y
+from stepengine.data.events import ToolFinished, ToolStarted
+from stepengine.data.hooks import Change, Hooks
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.parts import ThinkingPart, ToolCallPart
+from stepengine.data.transcript import Transcript
+from stepengine.errors import StepEngineError, ToolInputError
+from stepengine.machine.control import CONTROL_BINDINGS, CONTROL_SPECS, EXPANDING_SPECS, HANDLER_ONLY
+from stepengine.machine.live import Live
+from tests.machine.world import ADD, STEP, World, adding, agent, call, lines, plan_of, play, reply
+
+TODOS = [{"task": "a", "completed": True}, {"task": "b", "completed": False}]
+
+
+def test_the_tables_of_control_tools_agree():
+    assert {*CONTROL_SPECS, *EXPANDING_SPECS} == set(CONTROL_BINDINGS)
+    assert {spec.kind for spec in CONTROL_SPECS.values()} == {"control"}
+    assert {name for name, spec in CONTROL_SPECS.items() if spec.ends_turn} == {"end_turn", "task_completed"}
+    quiet = {"set_output", "set_messages", "add_message", "task_completed", "think_deeply"}
+    assert {name for name, spec in CONTROL_SPECS.items() if not spec.forces_next_step} == quiet
+    for spec in CONTROL_SPECS.values():
+        if spec.name not in HANDLER_ONLY:
+            assert all(word in spec.description for word in ("Usage:", "Examples:", "When not to use:", "Notes:"))
+
+
+@pytest.mark.spec("requirements:X14", "requirements:K11", "requirements:F18")
+def test_nothing_is_offered_that_was_not_listed_and_never_what_is_for_handlers():
+    played = play(agent(), World(replies=[reply(call("write_todos", todos=[])), reply("x")]))
+    assert played.requests[0].tools == ()
+    assert played.history[2].is_error
+    listed = play(agent(tools=["set_messages", "add_message", "end_turn"]), World(replies=[reply("x")]))
+    assert [t.name for t in listed.requests[0].tools] == ["end_turn"]
+    assert [*listed.state.tool_definitions] == ["end_turn"]
+
+
+@pytest.mark.spec(
+    "generator-contract:T21", "requirements:F19", "generator-contract:T23", "generator-contract:T27", "requirements:F17"
+)
+def test_control_tools_of_a_model_have_events_and_a_result_but_no_effect():
+    replies = [
+        reply(call("think_deeply", thought="hm"), call("write_todos", todos=TODOS)),
+        reply(call("end_turn", message="bye")),
+    ]
+    played = play(agent(tools=["think_deeply", "write_todos", "end_turn"]), World(replies=replies))
+    assert [m.text for m in played.history if m.role == "tool"] == ["Thought noted.", "1 of 2 done.", "bye"]
+    assert played.state.context == {"todos": TODOS}
+    assert len(played.leaves) == 2
+    assert [e.tool_name for e in played.seen(ToolStarted)] == [e.tool_name for e in played.seen(ToolFinished)]
+    assert played.seen(ToolStarted)[1].input == {"todos": TODOS}
+    assert played.seen(ToolFinished)[2].result.tool_call_id == "c3"
+
+
+@pytest.mark.spec("generator-contract:T25", "requirements:C14", "requirements:C6")
+def test_add_message_appends_in_place_and_is_never_recorded():
+    def handler(ctx):
+        yield y.ToolCall("add_message", {"role": "user", "content": "note"})
+        yield y.ToolCall("add_message", {"role": "assistant", "content": "noted"})
+        with pytest.raises(ToolInputError, match=r"role: expected one of \['user', 'assistant'\], not 'system'"):
+            yield y.ToolCall("add_message", {"role": "system", "content": "x"})
+
+    assert play(agent(handler)).shown == ["user: go", "user: note", "assistant: noted"]
+
+
+def pair(call_id="c7"):
+    return [AssistantMessage([ToolCallPart(call_id, "add", {"a": 1})]), ToolMessage(call_id, "add", "1")]
+
+
+FORMS = {
+    "dicts": [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c7", "name": "add", "input": {"a": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c7", "content": "1"}]},
+    ],
+    "messages": [UserMessage("hi"), *pair()],
+    "transcript": Transcript([UserMessage("hi"), *pair()]),
+    "mixed": [{"role": "user", "content": "hi"}, *pair()],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.spec("generator-contract:T26", "requirements:C14", "generator-contract:G42", "generator-contract:D5")
+def test_set_messages_replaces_the_history_and_later_ids_skip_what_it_holds(form):
+    def handler(ctx):
+        yield STEP
+        result = yield y.ToolCall("set_messages", {"messages": FORMS[form]})
+        assert result.tool_result.text == "History replaced by 3 messages."
+        assert lines(result.agent_state.message_history) == ["user: hi", "assistant: [add c7]", "tool c7 ok: 1"]
+        assert result.agent_state.view is result.agent_state.message_history
+        for _ in range(7):
+            yield y.ToolCall("add")
+
+    played = play(agent(handler, tools=["add"]), World(replies=[reply("x")], tools={"add": adding}), tools=[ADD])
+    assert [c.tool_call_id for c in played.calls] == ["c2", "c3", "c4", "c5", "c6", "c8", "c9"]
+
+
+@pytest.mark.spec("generator-contract:T26")
+@pytest.mark.parametrize(
+    ("messages", "issue"),
+    [
+        (FORMS["dicts"][:2], "have no result"),
+        ([{"role": "robot", "content": "x"}], "needs role 'user' or 'assistant', not 'robot'"),
+        ([{"role": "system", "content": "x"}], "holds no system message"),
+        ("text", "messages: expected a list, not str"),
+        ([5], "needs role 'user' or 'assistant', not None"),
+    ],
+)
+def test_a_history_that_cannot_be_is_refused_and_nothing_changes(messages, issue):
+    def handler(ctx):
+        with pytest.raises(ToolInputError, match="Invalid parameters for set_messages") as caught:
+            yield y.ToolCall("set_messages", {"messages": messages})
+        assert issue in caught.value.message
+        yield STEP
+
+    assert play(agent(handler), World(replies=[reply("x")])).shown == ["user: go", "assistant: x"]
+
+
+WRONG = {
+    "missing": ("think_deeply", {}, "thought: missing"),
+    "unknown": ("end_turn", {"why": 1}, "why: unknown; known are ['message']"),
+    "no truth": (
+        "write_todos",
+        {"todos": [{"task": "a", "completed": 1}]},
+        "todos[0].completed: expected true or false, not int",
+    ),
+    "inner": ("write_todos", {"todos": [{"task": "a"}]}, "todos[0].completed: missing"),
+}
+
+
+@pytest.mark.parametrize(("name", "value", "issue"), WRONG.values(), ids=WRONG)
+def test_wrong_input_of_a_control_tool_names_every_issue(name, value, issue):
+    played = play(agent(tools=[name]), World(replies=[reply(call(name, value)), reply("x")]))
+    assert played.history[2].text == f"Invalid parameters for {name}: {issue}"
+
+
+def test_a_history_passed_on_keeps_what_only_its_provider_understands():
+    signed = ThinkingPart("why", provider_data={"provider": "p", "signature": "s"})
+
+    def handler(ctx):
+        yield STEP
+        yield y.ToolCall("set_messages", {"messages": ctx.agent_state.message_history})
+        result = yield y.ToolCall("set_messages", {"messages": [AssistantMessage([signed, "text"])]})
+        assert result.agent_state.message_history[0].content[0] == signed
+
+    assert play(agent(handler), World(replies=[reply("x")])).status.value == "completed"
+
+
+def test_ids_of_a_view_are_not_used_again():
+    def handler(ctx):
+        yield STEP
+        yield y.ToolCall("add")
+
+    hooks = Hooks(pre_step=[lambda ctx: Change(view=pair("c1"))])
+    world = World(replies=[reply("x")], tools={"add": adding})
+    played = play(agent(handler, tools=["add"], hooks=hooks), world, tools=[ADD])
+    assert played.calls[0].tool_call_id == "c2"
+    assert lines(played.state.view) == [
+        "assistant: [add c1]",
+        "tool c1 ok: 1",
+        "assistant: x",
+        "assistant: [add c2]",
+        "tool c2 ok: 0",
+    ]
+
+
+def test_a_driver_that_answers_nonsense_is_told_so():
+    live = Live(plan_of(agent()), play(agent(lambda ctx: (yield y.Perform(int)))).state)
+    effect = play(agent(), World(replies=[reply("x")])).models[0]
+    with pytest.raises(StepEngineError, match="answered a CallModel with 5"):
+        live.unwrap(5, effect)
+    gathering = live.gather([effect])
+    next(gathering)
+    next(gathering)
+    with pytest.raises(StepEngineError, match="answered a Gather of 1 with None"):
+        gathering.send(None)

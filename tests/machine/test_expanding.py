@@ -1,0 +1,157 @@
+"""Tools that become other effects: children and questions."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepengine.data import yields as y
+from stepengine.data.effects import Ask, Gather, Spawn
+from stepengine.data.hooks import Change, Hooks
+from stepengine.data.messages import UserMessage
+from stepengine.data.outcomes import Stop
+from stepengine.data.questions import Answer, Question
+from stepengine.data.run import RunStatus
+from stepengine.errors import LimitExceeded, StepEngineError
+from tests.machine.batches import ANY, NAMES, run, statuses
+from tests.machine.world import World, call, child, reply, thought
+
+
+@pytest.mark.spec(
+    "requirements:J1",
+    "requirements:J3",
+    "requirements:J4",
+    "requirements:J5",
+    "generator-contract:L5",
+    "generator-contract:L13",
+)
+def test_spawn_agents_runs_children_at_once_and_answers_in_order():
+    entries = [{"agent_type": n, "prompt": f"p{n}", "params": {"k": 1}} for n in "abcd"]
+    world = World(
+        replies=[reply(call("spawn_agents", agents=entries)), reply("done")],
+        children={
+            "a": child({"x": 1}, agent_id="a", run_id="ra"),
+            "b": child(agent_id="b", status="failed", error=StepEngineError("broke")),
+            "c": LimitExceeded("too many", kind="children"),
+            "d": child(agent_id="d", status="max_steps"),
+        },
+    )
+    played = run(world=world, tools=["spawn_agents"])
+    [gather] = [e for e in played.emitted if type(e) is Gather]
+    assert [(type(e), e.agent_id, e.prompt, e.params, e.tool_call_id) for e in gather.effects][1] == (
+        Spawn,
+        "b",
+        "pb",
+        {"k": 1},
+        "c1",
+    )
+    assert (gather.concurrency, gather.effects[0].parent().message_history[-1].role) == (8, "assistant")
+    assert played.tool_calls[0].result.data == [
+        {"agent_type": "a", "run_id": "ra", "status": "completed", "output": {"x": 1}},
+        {"agent_type": "b", "error": "broke"},
+        {"agent_type": "c", "error": "too many"},
+        {"agent_type": "d", "error": "ended as max_steps"},
+    ]
+    assert (played.status, [c.agent_id for c in played.children]) == (RunStatus.COMPLETED, [*"abcd"])
+
+
+@pytest.mark.spec("reliability:SP11", "requirements:J7", "generator-contract:L15")
+def test_a_child_may_inherit_what_the_open_reply_said_before_its_call():
+    seen = []
+
+    def spawned(effect):
+        state = effect.parent()
+        seen.append(([m.text for m in state.message_history], [m.text for m in state.view]))
+        return child()
+
+    entry = {"agents": [{"agent_type": "a"}]}
+    parts = ["first", thought("hm"), " ", call("spawn_agents", entry), "second", call("spawn_agents", entry)]
+    world = World(replies=[reply(*parts), reply(call("spawn_agents", entry)), reply("x")], children={"a": spawned})
+    played = run(world=world, tools=["spawn_agents"])
+    result = played.history[2].text
+    assert seen == [
+        (texts, texts) for texts in (["go", "first"], ["go", "firstsecond"], ["go", "first second", result, result])
+    ]
+    assert [m.text for m in played.history if m.role != "tool"] == ["go", "first second", "", "x"]
+
+    shortened = Hooks(pre_run=[lambda ctx: Change(view=[UserMessage("short")])])
+    world = World(replies=[reply(*parts), reply("x")], children={"a": spawned})
+    run(world=world, tools=["spawn_agents"], hooks=shortened)
+    assert seen[3] == (["go", "first"], ["short", "first"])
+
+
+def test_spawn_agents_is_an_error_only_when_every_child_failed_and_shows_models_as_json():
+    class Model:
+        def model_dump(self, mode):
+            return {"mode": mode}
+
+    def handler(ctx):
+        one = yield from y.ToolCall("spawn_agents", {"agents": [{"agent_type": "a"}]})
+        two = yield y.ToolCall("spawn_agents", {"agents": [{"agent_type": "b"}]})
+        return [one.data[0]["output"], two.tool_result.is_error]
+
+    world = World(children={"a": child(Model()), "b": child(agent_id="b", status="failed")})
+    assert run(world=world, handler=handler).output == [{"mode": "json"}, True]
+
+
+@pytest.mark.spec("requirements:J15")
+def test_a_suspended_child_suspends_its_parent():
+    inner = Stop("suspended", questions=(Question("2.q0", "?"),), child=child(agent_id="b", status="suspended"))
+    entries = [{"agent_type": n} for n in "abc"]
+    world = World(
+        replies=[reply(call("add"), call("spawn_agents", agents=entries), call("add"))],
+        tools=ANY,
+        children={"a": child(agent_id="a"), "b": inner, "c": child(agent_id="c")},
+    )
+    played = run(world=world, tools=[*NAMES, "spawn_agents"])
+    assert (played.status, [q.id for q in played.pending]) == (RunStatus.SUSPENDED, ["2.q0"])
+    assert statuses(played) == ["ok", "pending", "pending"]
+    assert played.history[3].text.endswith("question 2.q0.")
+    assert [c.agent_id for c in played.children] == ["a", "b", "c"]
+
+
+@pytest.mark.spec("requirements:K1", "requirements:K2", "generator-contract:T20")
+def test_ask_user_asks_all_its_questions_as_one():
+    asked = [
+        {"question": "Which?", "options": ["a", {"label": "b", "description": "the b"}], "multi_select": True},
+        {"question": "Why?", "header": "Reason"},
+    ]
+    both = {"q1.0": Answer(("a", "b")), "q1.1": Answer(text="so")}
+    world = World(replies=[reply(call("ask_user", questions=asked)), reply("x")], answers=both)
+    played = run(world=world, tools=["ask_user"])
+    ask = next(e for e in played.leaves if type(e) is Ask)
+    assert (ask.purpose, ask.tool_call_id, [q.options for q in ask.questions]) == ("question", "c1", [("a", "b"), ()])
+    assert played.tool_calls[0].result.data == {
+        "answers": [{"question_index": 0, "selected": ["a", "b"]}, {"question_index": 1, "text": "so"}]
+    }
+
+    one = [{"question": "Go?"}]
+    world = World(replies=[reply(call("ask_user", questions=one)), reply("x")], answers={"q1": Answer(declined=True)})
+    assert run(world=world, tools=["ask_user"]).tool_calls[0].result.data == {"skipped": True}
+
+    waiting = run(reply(call("ask_user", questions=asked)), tools=["ask_user"])
+    assert (waiting.status, [q.id for q in waiting.pending]) == (RunStatus.SUSPENDED, ["q1.0", "q1.1"])
+
+    world = World(replies=[reply(call("ask_user", questions=one)), reply("x")], at={1: StepEngineError("nobody")})
+    assert run(world=world, tools=["ask_user"]).history[2].text == "nobody"
+
+
+WRONG = {
+    "one option": (
+        {"questions": [{"question": "?", "options": ["a"]}]},
+        "questions[0].options: none or at least two, not one",
+    ),
+    "no label": (
+        {"questions": [{"question": "?", "options": ["a", {"text": "b"}]}]},
+        "questions[0].options[1].label: missing; questions[0].options[1].text: unknown; known are ['description', 'label']",
+    ),
+    "none": ({"questions": []}, "questions: at least 1 needed"),
+    "no list": ({"questions": "why"}, "questions: expected a list, not str"),
+    "no object": ({"questions": ["why"]}, "questions[0]: expected an object, not str"),
+    "no text": ({"questions": [{"question": 1}]}, "questions[0].question: expected text, not int"),
+}
+
+
+@pytest.mark.parametrize(("value", "issues"), WRONG.values(), ids=WRONG)
+def test_wrong_input_of_ask_user_is_refused(value, issues):
+    played = run(reply(call("ask_user", value)), reply("x"), tools=["ask_user"])
+    assert played.history[2].text == f"Invalid parameters for ask_user: {issues}"

@@ -1,0 +1,380 @@
+"""When a handler runs, what it may yield, what it is sent."""
+
+from __future__ import annotations
+
+import copy
+from datetime import timedelta
+
+import pytest
+
+from stepengine.data import yields as y
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.effects import Ask, Perform, Spawn
+from stepengine.data.events import LogLine, Notification, RunStarted
+from stepengine.data.messages import UserMessage
+from stepengine.data.models import ModelSettings
+from stepengine.data.outcomes import Value
+from stepengine.data.run import RunStatus
+from stepengine.data.state import AgentState
+from stepengine.errors import ChildError, LimitExceeded, ModelError, PerformError, ToolNotAvailable, UnknownModel
+from tests.machine.world import (
+    ADD,
+    CREATED,
+    STEP,
+    STEP_ALL,
+    World,
+    adding,
+    agent,
+    binding,
+    call,
+    child,
+    play,
+    reply,
+)
+
+
+@pytest.mark.spec("requirements:C12", "generator-contract:G9", "generator-contract:G10", "requirements:C7")
+def test_the_handler_runs_before_the_first_model_call_and_after_each_step_it_asked_for():
+    log = []
+
+    def handler(ctx):
+        log.append("first")
+        yield y.ToolCall("add", {"a": 1})
+        log.append("called")
+        yield STEP
+        log.append("stepped")
+
+    def model(_):
+        log.append("model")
+        return reply(call("add"), call("add"))
+
+    played = play(agent(handler, tools=["add"]), World(replies=model, tools={"add": adding}), tools=[ADD])
+    assert log == ["first", "called", "model", "stepped"]
+    assert [type(e).__name__ for e in played.leaves] == ["CallTool", "CallModel", "CallTool", "CallTool"]
+
+
+@pytest.mark.spec("generator-contract:G11", "requirements:C10", "generator-contract:G48", "generator-contract:S2")
+def test_a_handler_that_never_steps_calls_no_model_and_its_value_is_the_output():
+    def handler(ctx):
+        yield y.Perform(lambda: 1)
+        return {"answer": ctx.prompt}
+
+    played = play(agent(handler), prompt="why")
+    assert (played.status, played.output, played.stop_reason) == (RunStatus.COMPLETED, {"answer": "why"}, None)
+    assert played.models == []
+
+
+@pytest.mark.spec("generator-contract:G12", "requirements:A12", "requirements:A19", "requirements:H16")
+def test_an_agent_without_a_handler_behaves_as_one_that_yields_step_all():
+    def handler(ctx):
+        yield STEP_ALL
+
+    def run(given):
+        replies = [reply(call("add", a=1)), reply("done")]
+        return play(agent(given, tools=["add"]), World(replies=replies, tools={"add": adding}), tools=[ADD])
+
+    assert run(None).tokens == run(handler).tokens
+    assert run(None).finished == run(handler).finished
+
+
+@pytest.mark.spec(
+    "generator-contract:G52", "generator-contract:G17", "requirements:C8", "generator-contract:G50", "requirements:C11"
+)
+def test_step_all_parks_the_handler_until_the_turn_ends_and_it_may_go_on():
+    log = []
+
+    def handler(ctx):
+        for _ in range(2):
+            result = yield STEP_ALL
+            log.append((result.steps_complete, result.agent_state.step_index))
+        result = yield STEP
+        log.append((result.steps_complete, result.agent_state.step_index))
+
+    replies = [reply(call("add")), reply("one"), reply("two"), reply(call("add"))]
+    played = play(agent(handler, tools=["add"]), World(replies=replies, tools={"add": adding}), tools=[ADD])
+    assert log == [(True, 2), (True, 3), (False, 4)]
+    assert played.output == ""
+    assert played.state.steps_remaining == 46
+
+
+@pytest.mark.spec("generator-contract:G27", "requirements:C9", "generator-contract:G16", "generator-contract:G25")
+def test_steps_complete_says_whether_the_last_step_ended_the_turn_and_calls_do_not_change_it():
+    log = []
+
+    def handler(ctx):
+        for asked in [y.ToolCall("add"), STEP, y.ToolCall("add"), STEP, y.ToolCall("add"), y.Perform(lambda: 1)]:
+            result = yield asked
+            log.append((result.steps_complete, len(result.tool_results), result.tool_result is not None))
+
+    replies = [reply(call("add")), reply("done")]
+    play(agent(handler, tools=["add"]), World(replies=replies, tools={"add": adding}), tools=[ADD])
+    called, stepped = (1, True), (0, False)
+    assert log == [
+        (False, *called),
+        (False, *stepped),
+        (False, *called),
+        (True, *stepped),
+        (True, *called),
+        (True, *stepped),
+    ]
+
+
+@pytest.mark.spec(
+    "requirements:B5",
+    "generator-contract:G26",
+    "generator-contract:G22",
+    "generator-contract:G23",
+    "requirements:X1",
+    "requirements:B1",
+    "generator-contract:G3",
+)
+def test_the_state_is_the_one_after_the_yielded_thing_and_old_ones_never_change():
+    kept, copies = [], []
+
+    def handler(ctx):
+        kept.append(ctx.agent_state)
+        copies.append(copy.deepcopy(ctx.agent_state))
+        asked = [y.ToolCall("add", {"a": 1}), y.ToolCall("set_output", {"x": 1}), STEP, y.AgentCall("helper")]
+        for value in asked:
+            result = yield value
+            kept.append(result.agent_state)
+            copies.append(copy.deepcopy(result.agent_state))
+        assert ctx.agent_state is kept[0]
+
+    world = World(replies=[reply("hi")], tools={"add": adding}, children={"helper": child()})
+    played = play(agent(handler, tools=["add"]), world, tools=[ADD])
+    assert kept == copies
+    assert [len(s.message_history) for s in kept] == [1, 3, 3, 4, 4]
+    assert [list(map(type, s.message_history)) for s in kept] == [list(map(type, s.message_history)) for s in copies]
+    assert [s.output for s in kept] == [None, None, {"x": 1}, {"x": 1}, {"x": 1}]
+    assert kept[-1].child_run_ids == ("r1-0",)
+    assert kept[-1].steps_remaining == 49
+    assert kept[-1].tool_definitions == {"add": ADD.spec}
+    assert played.state.usage.total_tokens == 11
+
+
+@pytest.mark.spec("generator-contract:G2", "requirements:C2", "generator-contract:G5", "generator-contract:G6")
+def test_the_context_holds_prompt_params_state_model_time_and_a_seeded_random():
+    seen = {}
+
+    def handler(ctx):
+        seen["first"] = (ctx.prompt, dict(ctx.params), ctx.model, ctx.now(), ctx.agent_state.system_prompt)
+        seen["history"] = [(m.text, m.tags) for m in ctx.agent_state.message_history]
+        seen["random"] = ctx.random.random()
+        yield y.Perform(lambda: 1)
+        seen["later"] = ctx.now()
+
+    definition = agent(handler, system_prompt="be good", instructions_prompt="look first", step_prompt="short")
+    start = AgentState(run_id="r1", agent_id="tester", system_prompt="be good")
+    world = World(at={0: Value(1, 1500)})
+    played = play(definition, world, state=start, prompt="go", params={"depth": 2}, params_json={"depth": 2})
+    assert seen["first"] == ("go", {"depth": 2}, "test/model", CREATED, "be good")
+    assert seen["history"] == [('go\n\n{\n  "depth": 2\n}', ("USER_PROMPT",)), ("look first", ("INSTRUCTIONS_PROMPT",))]
+    assert seen["later"] == CREATED + timedelta(milliseconds=1500)
+    assert seen["random"] == 0.13436424411240122
+    assert played.seen(RunStarted) == [RunStarted(run_id="r1", agent_id="tester", prompt="go", params={"depth": 2})]
+
+
+@pytest.mark.spec("requirements:A9", "requirements:A8", "requirements:A10", "requirements:B4", "requirements:X12")
+def test_prompts_stand_at_their_places():
+    def handler(ctx):
+        yield STEP
+        yield y.ToolCall("set_messages", {"messages": []}, include_tool_call=False)
+        yield STEP
+
+    definition = agent(handler, system_prompt="X", instructions_prompt="do", step_prompt="briefly")
+    start = AgentState(run_id="r1", agent_id="tester", system_prompt="X")
+    played = play(definition, World(replies=[reply("a"), reply("b")]), state=start)
+    assert [r.system_prompt for r in played.requests] == ["X", "X"]
+    assert [[m.text for m in r.messages] for r in played.requests] == [["go", "do"], []]
+    assert [[m.tags for m in r.tail] for r in played.requests] == [[("STEP_PROMPT",)]] * 2
+    assert played.shown == ["assistant: b"]
+
+
+def test_an_empty_run_appends_no_message():
+    def handler(ctx):
+        assert len(ctx.agent_state.message_history) == 0
+        return
+        yield
+
+    assert play(agent(handler), prompt="").history[:] == ()
+
+
+@pytest.mark.spec("requirements:C20", "generator-contract:G4", "requirements:X27")
+def test_notes_are_shown_before_the_next_effect_and_touch_no_history():
+    def handler(ctx):
+        ctx.notify("half", {"percent": 50})
+        ctx.notify("odd", object())
+        for level in ("debug", "info", "warning", "error"):
+            getattr(ctx.logger, level)(level, n=1)
+        ctx.logger.info("plain")
+        yield y.Perform(lambda: 1)
+        ctx.logger.info("last")
+
+    played = play(agent(handler))
+    assert played.tokens == [
+        "RunStarted",
+        *["Notification"] * 2,
+        *["LogLine"] * 5,
+        "Perform",
+        "LogLine",
+        "PhaseChanged:done",
+    ]
+    assert [(e.message, e.data) for e in played.seen(Notification)] == [
+        ("half", {"percent": 50}),
+        ("odd", "<object that is not JSON>"),
+    ]
+    assert [(e.level, e.message, e.data) for e in played.seen(LogLine)][3:5] == [
+        ("error", "error", {"n": 1}),
+        ("info", "plain", None),
+    ]
+    assert played.shown == ["user: go"]
+
+
+@pytest.mark.spec("requirements:C16", "generator-contract:G16")
+def test_overrides_of_a_step_hold_for_it_alone():
+    def handler(ctx):
+        over = y.StepWith(
+            model="test/other", tools=["add"], tool_choice="required", settings=ModelSettings(max_tokens=5)
+        )
+        yield over
+        yield y.StepWith(tools=[])
+        yield STEP
+
+    definition = agent(handler, tools=["add", "look"], settings=ModelSettings(temperature=0.5, tool_choice="auto"))
+    played = play(definition, World(replies=[reply("a")] * 3), tools=[ADD, binding("look")])
+    shown = [(r.model, [t.name for t in r.tools], r.tool_choice, r.settings.max_tokens) for r in played.requests]
+    assert shown == [
+        ("test/other", ["add"], "required", 5),
+        ("test/model", [], None, None),
+        ("test/model", ["add", "look"], "auto", None),
+    ]
+    assert [r.settings.temperature for r in played.requests] == [0.5] * 3
+
+
+def test_a_step_with_tools_that_the_agent_lacks_is_refused_at_the_yield():
+    def handler(ctx):
+        with pytest.raises(
+            ToolNotAvailable, match=r"'nope' is not available for agent 'tester'\. Available tools: add"
+        ):
+            yield y.StepWith(tools=["nope"])
+
+    assert play(agent(handler, tools=["add"]), tools=[ADD]).status is RunStatus.COMPLETED
+
+
+@pytest.mark.spec("generator-contract:G21", "requirements:J13", "requirements:J6")
+def test_a_child_gives_its_result_and_its_spending_counts():
+    def handler(ctx):
+        result = yield y.AgentCall("helper", "look", {"depth": 1})
+        assert result.value.output == "done"
+        return (yield from y.AgentCall(other, "again"))
+
+    other = AgentDefinition("other", model="m/m")
+    world = World(children={"helper": child(), "other": child("fine", agent_id="other", run_id="r1-1")})
+    played = play(agent(handler), world)
+    first, second = played.leaves
+    assert (first.agent_id, first.prompt, first.params, first.definition) == ("helper", "look", {"depth": 1}, None)
+    assert (type(second), second.definition, second.parent().run_id) == (Spawn, other, "r1")
+    assert played.output == "fine"
+    assert [c.agent_id for c in played.children] == ["helper", "other"]
+    assert played.state.child_run_ids == ("r1-0", "r1-1")
+
+
+def test_a_refused_spawn_is_a_failed_child_and_the_run_goes_on():
+    error = LimitExceeded("too deep", kind="depth", limit=5)
+
+    def handler(ctx):
+        result = yield y.AgentCall("helper")
+        assert result.value.error == error
+        with pytest.raises(ChildError, match="too deep"):
+            yield from y.AgentCall("helper")
+        yield STEP
+
+    played = play(agent(handler), World(replies=[reply("ok")], children={"helper": error}))
+    assert (played.status, played.output) == (RunStatus.COMPLETED, "ok")
+
+
+def test_perform_ask_and_complete_give_their_values_and_touch_no_history():
+    def handler(ctx):
+        value = yield from y.Perform(dict, a=(1, 2))
+        with pytest.raises(PerformError, match="raised ZeroDivisionError"):
+            yield from y.Perform(lambda: 1 / 0)
+        answer = yield from y.Ask("Which?", ["a", "b"], multi_select=True, details={"why": 1})
+        settings = ModelSettings(temperature=0.0)
+        said = yield from y.Complete("shorten", model="test/small", system_prompt="be short", settings=settings)
+        bare = yield y.Complete([UserMessage("x")])
+        return [value, answer, said.text, bare.value.text]
+
+    world = World(replies=[reply("short"), reply("y")], answers={"q2": "b"})
+    played = play(agent(handler, settings=ModelSettings(max_tokens=7)), world)
+    assert played.output == [{"a": [1, 2]}, "b", "short", "y"]
+    assert played.shown == ["user: go"]
+    assert [type(e) for e in played.leaves[:3]] == [Perform, Perform, Ask]
+    question = played.leaves[2].questions[0]
+    assert (question.id, question.options, question.multi_select, question.details) == (
+        "q2",
+        ("a", "b"),
+        True,
+        {"why": 1},
+    )
+    first, second = played.requests
+    assert (first.model, first.system_prompt, first.settings.temperature) == ("test/small", "be short", 0.0)
+    assert (second.model, second.system_prompt, second.settings.max_tokens) == ("test/model", "", 7)
+    assert [m.text for m in first.messages] == ["shorten"]
+
+
+@pytest.mark.spec("generator-contract:G36", "requirements:C13", "requirements:D20", "generator-contract:G41")
+@pytest.mark.parametrize("asked", [STEP, STEP_ALL, y.StepWith(), y.GenerateN(2), y.Complete("x")], ids=str)
+def test_a_model_error_is_thrown_at_the_yield(asked):
+    error = ModelError("down", retryable=True)
+
+    def handler(ctx):
+        with pytest.raises(ModelError) as caught:
+            yield asked
+        assert caught.value is error
+        return "survived"
+
+    assert play(agent(handler), World(replies=lambda _: error)).output == "survived"
+
+    def careless(ctx):
+        yield asked
+
+    played = play(agent(careless), World(replies=lambda _: error))
+    assert (played.status, played.error, played.output) == (RunStatus.FAILED, error, None)
+    assert played.shown == ["user: go"]
+
+
+def test_a_step_without_any_model_is_thrown_at_the_yield():
+    def handler(ctx):
+        with pytest.raises(UnknownModel, match="'tester' has no model"):
+            yield STEP
+        yield y.StepWith(model="test/given")
+
+    played = play(agent(handler, model=None), World(replies=[reply("ok")]))
+    assert (played.output, played.requests[0].model) == ("ok", "test/given")
+
+
+@pytest.mark.spec("requirements:C19", "requirements:X27")
+def test_a_handler_may_wait_for_more_input_between_turns():
+    def handler(ctx):
+        while (said := (yield from y.Ask("Next?"))) != "stop":
+            yield y.ToolCall("add_message", {"role": "user", "content": said})
+            yield STEP_ALL
+
+    world = World(replies=[reply("one"), reply("two")], answers={"q0": "a", "q2": "b", "q4": "stop"})
+    played = play(agent(handler), world, prompt="")
+    assert played.shown == ["user: a", "assistant: one", "user: b", "assistant: two"]
+
+
+@pytest.mark.spec("generator-contract:G14")
+def test_the_state_says_how_large_the_next_request_is():
+    def handler(ctx):
+        before = ctx.agent_state.context_tokens
+        after = (yield STEP).agent_state.context_tokens
+        pruned = (yield y.ToolCall("set_messages", {"messages": []})).agent_state.context_tokens
+        return [before, after, pruned]
+
+    start = AgentState(run_id="r1", agent_id="tester", system_prompt="x" * 400)
+    before, after, pruned = play(agent(handler), World(replies=[reply("y" * 4000)]), state=start).output
+    assert after == before + 1008
+    assert pruned == 100 < before

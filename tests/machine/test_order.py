@@ -1,0 +1,223 @@
+"""The order of a run: the table, the page made from it, and one step with everything in it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from stepengine.data import yields as y
+from stepengine.data.events import PhaseChanged
+from stepengine.data.hooks import Change
+from stepengine.data.messages import UserMessage
+from stepengine.data.outcomes import Stop
+from stepengine.data.questions import Decision
+from stepengine.errors import ModelError
+from stepengine.machine.order import ANYWHERE, FIRST, LAST, ORDER, SILENT, STOPPED, advance
+from tests.machine.test_stops import COUNT, Rich
+from tests.machine.world import ADD, STEP, World, adding, agent, binding, call, hooks, limits, play, reply, thought
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_every_row_of_the_table_can_be_reached_and_leads_to_the_end():
+    forward = {state: {*row.values(), *SILENT.get(state, ())} for state, row in ORDER.items()}
+    reached, waiting = {FIRST, STOPPED}, [FIRST, STOPPED]
+    while waiting:
+        fresh = forward[waiting.pop()] - reached
+        reached |= fresh
+        waiting += fresh
+    assert reached == set(ORDER)
+    ending = {LAST}
+    while more := {state for state in ORDER if state not in ending and forward[state] & ending}:
+        ending |= more
+    assert ending == set(ORDER)
+    assert set(SILENT) <= set(ORDER)
+
+
+def busy(*args):
+    yield y.Perform(int)
+    yield y.Complete("x")
+    yield y.ToolCall("add")
+
+
+def failing(*args):
+    raise ValueError
+
+
+def nothing_but_handlers(ctx):
+    yield y.ToolCall("add")
+    yield STEP
+
+
+def one_step(ctx):
+    yield STEP
+
+
+def failing_hook(point):
+    """Return the rows of a run in which a hook of *point* is busy and another fails."""
+    world = World(replies=lambda k: reply(call("add")) if k == 1 else reply("x"), tools={"add": adding})
+    points = hooks(**{point: [busy, failing]})
+    return play(agent(nothing_but_handlers, tools=["add"], hooks=points), world, tools=[ADD]).rows
+
+
+def last_words(*replies):
+    """Return the rows of a run that is out of steps, with *replies* as its last words."""
+    world = World(replies=[reply("x"), *replies])
+
+    def handler(ctx):
+        yield STEP
+        yield STEP
+
+    return play(agent(handler, limits=limits(max_steps=1)), world).rows
+
+
+def test_every_row_of_the_table_is_used():
+    used = set()
+    for point in ("pre_run", "pre_step", "pre_tool", "post_tool", "post_step", "on_stop", "post_run"):
+        used |= failing_hook(point)
+    paused = [reply(thought("t"), stop_reason="pause"), reply()]
+    for replies in ([ModelError("down")], [reply(thought("t"), "x")], [reply()], [reply("x")], paused):
+        used |= last_words(*replies)
+    for replies in ([reply()], paused, [ModelError("down")]):
+        used |= play(agent(one_step), World(replies=replies)).rows
+    for at in ({}, *[{k: Stop(kind)} for k in range(COUNT) for kind in ("limit", "suspended", "cancelled")]):
+        used |= Rich().play(at).rows
+
+    def careless(ctx):
+        try:
+            yield y.StepText("<tool_call></tool_call>")
+            yield y.Ask("?")
+        finally:
+            yield STEP
+
+    used |= play(agent(careless)).rows
+    asking = hooks(pre_tool=[lambda ctx, asked: Decision.ask()])
+    used |= play(agent(nothing_but_handlers, tools=["add"], hooks=asking), tools=[ADD]).rows
+    stopping = hooks(post_run=[failing])
+    used |= play(agent(hooks=stopping), World(at={0: Stop("cancelled")})).rows
+    assert {(state, token) for state, row in ORDER.items() for token in row} - used == set()
+
+
+def test_what_is_not_in_the_table_must_not_come():
+    assert advance([FIRST], "StepStarted") == frozenset()
+    assert advance(["asking"], "CallTool:model") == frozenset()
+    assert advance([FIRST], "LogLine") == {FIRST}
+    assert not {token for row in ORDER.values() for token in row} & set(ANYWHERE)
+
+
+def test_the_page_about_the_order_is_made_from_the_table():
+    spec = importlib.util.spec_from_file_location("make_step_order", DOCS / "make_step_order.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert (DOCS / "step-order.md").read_text(encoding="utf-8") == script.page()
+
+
+@pytest.mark.spec(
+    "requirements:X6",
+    "requirements:D1",
+    "requirements:X22",
+    "generator-contract:G13",
+    "reliability:I9",
+    "requirements:N11",
+)
+def test_one_step_with_everything_in_it_has_one_order():
+    """Expiry, pre_step, step prompt, model, validation, pre_tool, permission, call, post_tool, commit, post_step, end."""
+    seen: list[str] = []
+
+    def note(word):
+        def hook(ctx, *args):
+            seen.append(f"{word} {len(ctx.state.message_history)}/{len(ctx.state.view)}")
+
+        return hook
+
+    def pre_step(ctx):
+        note("pre_step")(ctx)
+        yield y.Perform(lambda: 1)
+        return Change(tail=(UserMessage("tail"),))
+
+    def pre_tool(ctx, asked):
+        note("pre_tool")(ctx)
+        return Decision.ask("May it?") if asked.tool_name == "add" else None
+
+    def add(**value):
+        seen.append(f"add {value}")
+        return adding(**value)
+
+    def handler(ctx):
+        for _ in range(3):
+            yield STEP
+
+    definition = agent(
+        handler,
+        step_prompt="be brief",
+        tools=["look", "add"],
+        hooks=hooks(
+            pre_step=[pre_step],
+            pre_tool=[pre_tool],
+            post_tool=[note("post_tool")],
+            post_step=[note("post_step")],
+            on_stop=[note("on_stop")],
+        ),
+    )
+    world = World(
+        replies=[
+            reply(call("look")),
+            reply(call("look")),
+            reply(thought("hm"), "text", call("add", a=1, b=2), call("look"), call("nope")),
+        ],
+        tools={"add": add, "look": lambda: seen.append("look") or adding()},
+        answers={"q8": "yes"},
+    )
+    look = binding("look", ephemeral=1)
+    played = play(definition, world, tools=[look, binding("add", category="checked")])
+
+    start = [i for i, token in enumerate(played.tokens) if token == "StepStarted"][2]
+    assert played.tokens[start:] == [
+        "StepStarted",
+        "Perform",
+        "PhaseChanged",
+        "CallModel:step",
+        "ThinkingCompleted",
+        "TextCompleted",
+        "PhaseChanged",
+        "Ask:permission",
+        "PermissionDecided",
+        "PhaseChanged",
+        "CallTool:model",
+        "PhaseChanged",
+        "CallTool:model",
+        "StepFinished",
+        "PhaseChanged:done",
+    ]
+    # During a step everybody sees the history as it was before the step.
+    assert seen[-8:] == [
+        "pre_step 5/5",
+        "pre_tool 5/5",
+        "add {'a': 1, 'b': 2, 'checked': True}",
+        "post_tool 5/5",
+        "pre_tool 5/5",
+        "look",
+        "post_tool 5/5",
+        "post_step 9/9",
+    ]
+    request = played.requests[-1]
+    assert [m.text for m in request.tail] == ["tail", "<system-reminder>\nbe brief\n</system-reminder>"]
+    assert [m.text for m in request.messages][2].startswith("[This result is no longer shown")
+    phases = [(e.phase.value, e.detail) for e in played.seen(PhaseChanged)]
+    assert phases[-5:] == [
+        ("calling_model", ""),
+        ("awaiting_permission", "add"),
+        ("executing_tool", "add"),
+        ("executing_tool", "look"),
+        ("done", ""),
+    ]
+    assert played.shown[-4:] == [
+        "assistant: text[add c3][look c4][nope c5]",
+        "tool c3 ok: 3",
+        "tool c4 ok: 0",
+        "tool c5 error: Tool 'nope' is not available for agent 'tester'. Available tools: look, add.",
+    ]

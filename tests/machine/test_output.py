@@ -1,0 +1,275 @@
+"""The output of a run: modes, returned values, schemas, the one reminder (generator-contract S)."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepengine.data import yields as y
+from stepengine.data.json import JsonDict, freeze
+from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.run import RunStatus
+from stepengine.data.state import AgentState
+from stepengine.errors import HandlerError, LimitExceeded, ModelError, OutputMissing
+from tests.machine.world import ADD, STEP, STEP_ALL, World, adding, agent, call, limits, play, reply
+
+SCHEMA = JsonDict(freeze({"type": "object", "properties": {"score": {"type": "integer"}}, "required": ["score"]}))
+LIST = JsonDict(freeze({"type": "array"}))
+
+
+def validate(value):
+    if isinstance(value, dict) and isinstance(value.get("score"), int):
+        return freeze({**value, "checked": True})
+    issues = (
+        ["score: expected a number"] if isinstance(value, dict) and "score" in value else ["score: missing", "other"]
+    )
+    raise OutputMissing("does not fit", issues=issues)
+
+
+def listed(value):
+    if isinstance(value, list):
+        return value
+    raise OutputMissing("no list", issues=["expected a list"])
+
+
+def scoring(*replies, handler=None, world=None, tools=(), check=validate, decode=None, schema=SCHEMA, **fields):
+    definition = agent(handler, output_schema=schema, tools=tools, **fields)
+    plan = {"validate_output": check, "decode_output": decode, "output_json_schema": schema}
+    return play(definition, world or World(replies=replies, tools={"add": adding}), tools=[ADD], **plan)
+
+
+def score(value=3):
+    return reply(call("set_output", score=value))
+
+
+@pytest.mark.spec(
+    "requirements:D13", "generator-contract:S1", "generator-contract:S3", "generator-contract:V16", "requirements:D9"
+)
+def test_the_last_message_is_the_output_by_default():
+    played = play(
+        agent(tools=["add"]), World(replies=[reply("a", call("add")), reply("b")], tools={"add": adding}), tools=[ADD]
+    )
+    assert (played.output, played.text) == ("b", "b")
+    silent = play(agent(), World(replies=[reply()]))
+    assert (silent.output, silent.text, silent.stop_reason.value) == ("", "", "end_turn")
+    inherited = AgentState.from_messages([UserMessage("x"), AssistantMessage("old")])
+
+    def silent_handler(ctx):
+        yield y.Perform(int)
+
+    none = play(agent(silent_handler), state=inherited)
+    assert (none.output, none.text) == ("", "")
+
+
+@pytest.mark.spec("generator-contract:S4", "generator-contract:D9")
+def test_all_messages_are_those_that_this_run_added():
+    inherited = AgentState.from_messages([UserMessage("old"), AssistantMessage("older")])
+    definition = agent(output_mode="all_messages", tools=["add"])
+    world = World(replies=[reply(call("add")), reply("b")], tools={"add": adding})
+    played = play(definition, world, state=inherited, tools=[ADD])
+    assert [m["role"] for m in played.output] == ["user", "assistant", "user", "assistant"]
+    assert played.output[0]["content"] == [{"type": "text", "text": "go"}]
+
+    def pruning(ctx):
+        yield y.ToolCall("set_messages", {"messages": []})
+        yield STEP
+
+    pruned = play(agent(pruning, output_mode="all_messages"), World(replies=[reply("b")]), state=inherited)
+    assert [m["content"][0]["text"] for m in pruned.output] == ["b"]
+
+
+@pytest.mark.spec("generator-contract:S2", "generator-contract:V6", "requirements:D13")
+@pytest.mark.parametrize("mode", ["last_message", "all_messages", "structured_output"])
+def test_a_returned_value_is_the_output_in_every_mode(mode):
+    def handler(ctx):
+        yield y.ToolCall("set_output", {"x": 1})
+        return {"mine": (1, 2)}
+
+    played = play(agent(handler, output_mode=mode))
+    assert played.output == {"mine": (1, 2)}
+    assert played.state.output == {"mine": [1, 2]}
+
+
+@pytest.mark.spec(
+    "generator-contract:S5", "generator-contract:S8", "requirements:B6", "requirements:F10", "generator-contract:T24"
+)
+@pytest.mark.parametrize(
+    ("given", "output"),
+    [
+        ({"a": 1}, {"a": 1}),
+        ({}, {}),
+        ({"data": {"a": 1}}, {"a": 1}),
+        ({"data": [1]}, [1]),
+        ({"data": 1, "b": 2}, {"data": 1, "b": 2}),
+    ],
+)
+def test_set_output_replaces_what_was_set(given, output):
+    def handler(ctx):
+        yield y.ToolCall("set_output", {"first": 1})
+        result = yield y.ToolCall("set_output", given)
+        assert result.agent_state.output == output
+        yield STEP_ALL
+
+    played = play(agent(handler, output_mode="structured_output"), World(replies=[reply("x")]))
+    assert (played.output, played.text) == (output, "x")
+
+
+# --- with a schema --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("generator-contract:S9", "generator-contract:S10", "requirements:A14", "requirements:F10")
+def test_an_output_may_stand_at_the_top_or_inside_data_and_a_wrong_one_leaves_the_old():
+    def handler(ctx):
+        for value in ({"score": 3}, {"data": {"score": 4}}):
+            result = yield y.ToolCall("set_output", value)
+            assert not result.tool_result.is_error
+        refused = [
+            ({"score": "x", "data": {}}, "score: expected a number"),
+            ({"data": {"score": "x"}}, "score: expected a number"),
+            ({}, "score: missing; other"),
+        ]
+        for value, issues in refused:
+            result = yield y.ToolCall("set_output", value)
+            assert result.tool_result.is_error
+            assert f"Invalid output, the earlier one stays: {issues}. Given: {{" in result.tool_result.text
+
+    played = scoring(handler=handler)
+    assert (played.status, played.output) == (RunStatus.COMPLETED, {"score": 4, "checked": True})
+
+
+@pytest.mark.spec("requirements:A14", "generator-contract:S14")
+def test_set_output_is_offered_by_itself_with_the_schema():
+    played = scoring(score(), instructions_prompt="Judge.")
+    [spec] = played.requests[0].tools
+    assert (spec.name, spec.kind, spec.input_schema) == ("set_output", "control", SCHEMA)
+    text = played.history[1].text
+    assert text.startswith("Judge.\n\nThe output of set_output must fit this JSON Schema")
+    assert '"required":["score"]' in text
+    wrapped = scoring(reply(call("set_output", data=[1])), schema=LIST, check=listed)
+    assert wrapped.requests[0].tools[0].input_schema["properties"] == {"data": LIST}
+    assert (wrapped.status, wrapped.output) == (RunStatus.COMPLETED, [1])
+    plain = play(
+        agent(output_mode="structured_output", tools=["set_output"], instructions_prompt="Judge."),
+        World(replies=[score()]),
+    )
+    assert (plain.output, plain.history[1].text) == ({"score": 3}, "Judge.")
+
+
+@pytest.mark.spec(
+    "generator-contract:S12", "requirements:D14", "requirements:X23", "generator-contract:V7", "generator-contract:D6"
+)
+def test_a_missing_output_is_asked_for_once_and_the_handler_is_not_started_again():
+    log = []
+
+    def handler(ctx):
+        log.append("started")
+        yield STEP_ALL
+
+    played = scoring(reply("done"), score(), handler=handler)
+    assert (played.status, played.output, log) == (RunStatus.COMPLETED, {"score": 3, "checked": True}, ["started"])
+    assert played.history[2].tags == ("OUTPUT_REMINDER",)
+    assert "set_output now. It must fit this JSON Schema" in played.history[2].text
+    assert [t.name for t in played.requests[1].tools] == ["set_output"]
+
+    missing = scoring(reply("done"), reply("still done"))
+    assert (missing.status, missing.output, len(missing.models)) == (RunStatus.FAILED, None, 2)
+    assert missing.error == OutputMissing("agent 'tester' ended without the structured output that it must give")
+
+
+@pytest.mark.spec("generator-contract:S12", "generator-contract:S9")
+def test_the_reminder_and_the_error_say_why_the_output_was_refused():
+    played = scoring(score("x"), reply("enough"))
+    assert "Your last output was refused: score: expected a number." in played.history[3].text
+    assert played.error.issues == ("score: expected a number",)
+    assert played.error.message.endswith("the last attempt was refused: score: expected a number")
+
+
+def test_the_turn_of_the_reminder_may_take_several_steps():
+    def handler(ctx):
+        yield y.Perform(int)
+
+    played = scoring(reply(call("add")), score(), handler=handler, tools=["add"])
+    assert (played.output, [t.name for t in played.requests[0].tools]) == (
+        {"score": 3, "checked": True},
+        ["add", "set_output"],
+    )
+    plain = play(agent(handler, output_mode="structured_output"), World(replies=[score()]))
+    assert (plain.output, [t.name for t in plain.requests[0].tools]) == ({"score": 3}, ["set_output"])
+    assert "JSON Schema" not in plain.history[1].text
+
+
+@pytest.mark.spec("generator-contract:S2", "generator-contract:S12")
+def test_a_returned_value_is_validated_and_a_wrong_one_is_asked_for_again():
+    def handler(ctx):
+        yield y.ToolCall("set_output", {"score": 1})
+        return {"score": wanted}
+
+    wanted = 5
+    assert scoring(handler=handler).output == {"score": 5, "checked": True}
+    wanted = "five"
+    mended = scoring(score(6), handler=handler)
+    assert (mended.output, len(mended.models)) == ({"score": 6, "checked": True}, 1)
+    failed = scoring(reply("no"), handler=handler)
+    assert (failed.status, failed.error.issues) == (RunStatus.FAILED, ("score: expected a number",))
+
+
+@pytest.mark.spec("requirements:X23")
+def test_a_spent_budget_decides_before_a_missing_output():
+    spent = limits(max_steps=1)
+    asked = scoring(reply(call("add")), reply("final"), tools=["add"], limits=spent)
+    assert (asked.status, asked.output, len(asked.models)) == (RunStatus.MAX_STEPS, None, 2)
+    unasked = scoring(reply("done"), limits=spent)
+    assert (unasked.status, len(unasked.models), type(unasked.error)) == (RunStatus.FAILED, 1, OutputMissing)
+    during = scoring(reply("done"), reply(call("add")), tools=["add"], limits=limits(max_steps=2))
+    assert (during.status, type(during.error)) == (RunStatus.FAILED, OutputMissing)
+
+
+def test_a_failing_model_and_a_refusal_in_the_reminder():
+    down = ModelError("down")
+    failed = scoring(reply("x"), down)
+    assert (type(failed.error), failed.error.__cause__) == (OutputMissing, down)
+    refused = scoring(reply("x"), LimitExceeded("no tokens", kind="tokens"))
+    assert refused.error == LimitExceeded("no tokens", kind="tokens")
+
+
+@pytest.mark.spec("requirements:A14")
+def test_the_output_is_given_as_the_authors_own_type():
+    played = scoring(score(), decode=lambda value: ("decoded", value["score"]))
+    assert (played.output, played.state.output) == (("decoded", 3), {"score": 3, "checked": True})
+
+    def broken(value):
+        raise KeyError("alias")
+
+    failed = scoring(score(), decode=broken)
+    assert failed.error == HandlerError(
+        "the output of agent 'tester' cannot be read back: KeyError: 'alias'", kind="KeyError"
+    )
+    assert failed.status is RunStatus.FAILED
+
+
+def test_a_validator_that_raises_refuses_the_output():
+    def broken(value):
+        raise KeyError("inside")
+
+    played = scoring(score(), reply("x"), check=broken)
+    assert "the check of the output raised KeyError: 'inside'" in played.error.issues[0]
+
+
+def test_an_end_turn_without_output_is_asked_for_it_too():
+    def handler(ctx):
+        yield y.ToolCall("end_turn")
+
+    assert scoring(score(), handler=handler).output == {"score": 3, "checked": True}
+
+
+@pytest.mark.spec("generator-contract:S7", "requirements:D12")
+def test_a_failed_run_has_no_output():
+    def handler(ctx):
+        yield y.ToolCall("set_output", {"x": 1})
+        raise ValueError
+
+    played = play(agent(handler))
+    assert (played.status, played.output, played.state.output) == (RunStatus.FAILED, None, {"x": 1})
+    child = played.finished.as_child()
+    assert (child.agent_id, child.run_id, child.output, child.error) == ("tester", "r1", None, played.error)
+    done = play(agent(), World(replies=[reply("x")])).finished.as_child()
+    assert (done.agent_id, done.output, done.text, done.is_error) == ("tester", "x", "x", False)

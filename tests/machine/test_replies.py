@@ -1,0 +1,174 @@
+"""Replies that were cut off or paused, messages sent meanwhile, ephemeral results."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from stepengine.data import yields as y
+from stepengine.data.effects import CallTool, Gather
+from stepengine.data.hooks import Change, Hooks
+from stepengine.data.messages import UserMessage
+from stepengine.data.models import StopReason
+from stepengine.data.parts import ToolCallPart
+from stepengine.data.run import RunStatus
+from stepengine.data.usage import Usage
+from stepengine.errors import ModelError
+from tests.machine.batches import run, single
+from tests.machine.world import ADD, STEP, World, adding, agent, binding, call, child, limits, play, reply
+
+
+@pytest.mark.spec("reliability:MP55", "requirements:D21", "generator-contract:L37")
+@pytest.mark.parametrize("raw", [None, '{"a": 1'])
+def test_a_reply_that_was_cut_off_executes_nothing(raw):
+    last = ToolCallPart("", "add", {"a": 2} if raw is None else {}, raw_input=raw)
+    played = run(reply("text", call("add", a=1), last, stop_reason="max_tokens"))
+    assert (played.calls, played.status, played.stop_reason) == ([], RunStatus.TRUNCATED, StopReason.MAX_TOKENS)
+    text = '{"a":2}' if raw is None else raw
+    assert played.shown[1:] == [
+        f"assistant: text[cut off: add {text}][add c1]",
+        "tool c1 skipped: Not executed: the reply was cut off at the output limit.",
+    ]
+    assert played.output == f"text[cut off: add {text}]"
+
+
+def test_a_handler_may_go_on_after_a_cut():
+    def handler(ctx):
+        assert (yield STEP).steps_complete
+        yield STEP
+
+    played = run(reply("x", stop_reason="max_tokens"), reply("whole"), handler=handler)
+    assert (played.status, played.output) == (RunStatus.COMPLETED, "whole")
+
+
+@pytest.mark.spec("reliability:MP56")
+@pytest.mark.parametrize("pauses", [1, 5, 7])
+def test_a_paused_reply_is_continued_at_most_five_times(pauses):
+    replies = [
+        *[reply(f"{k}", stop_reason="pause", usage=Usage(1)) for k in range(pauses)],
+        reply(call("add"), usage=None),
+    ]
+    played = run(*replies, reply("done"), step_prompt="short", handler=single)
+    asked = min(pauses, 5) + 1
+    assert [len(r.tail) for r in played.requests] == [1, *[2] * (asked - 1)]
+    assert played.requests[1].tail[1].text == "0"
+    assert (played.state.step_index, len(played.requests)) == (1, asked)
+    assert played.history[1].text == "012345"[: min(pauses, 6)]
+    assert len(played.calls) == (pauses < 6)
+
+
+def test_a_post_step_hook_sees_the_whole_of_a_paused_reply():
+    seen = []
+    hooks = Hooks(post_step=[lambda ctx, whole: seen.append((whole.text, whole.usage))])
+    run(reply("a", stop_reason="pause", usage=Usage(1)), reply("b", usage=Usage(2)), hooks=hooks)
+    run(reply("a", stop_reason="pause", usage=None), reply("b", usage=None), hooks=hooks)
+    assert seen == [("ab", Usage(3)), ("ab", None)]
+
+
+def test_a_reply_that_ends_with_an_error_counts_for_nothing_but_its_usage():
+    played = run(reply("half", call("add"), stop_reason="error", raw_stop_reason="overloaded"))
+    assert played.error == ModelError(
+        "the model 'test/model' ended its reply with an error (overloaded)", kind="reply_error"
+    )
+    assert (played.shown, played.spending.usage.requests) == (["user: go"], 1)
+
+
+@pytest.mark.spec("generator-contract:G54")
+def test_messages_sent_to_a_run_are_appended_after_the_step_and_keep_the_turn_going():
+    log = []
+
+    def handler(ctx):
+        log.append((yield STEP).steps_complete)
+        log.append((yield STEP).steps_complete)
+        yield y.Perform(lambda: 1)
+
+    sent = {0: [UserMessage("wait"), UserMessage("tagged", ("MINE",))], 2: [UserMessage("too late")]}
+    played = run(world=World(replies=[reply("done?"), reply("done")], inputs=sent), handler=handler)
+    assert log == [False, True]
+    assert played.shown == [
+        "user: go",
+        "assistant: done?",
+        "user: wait",
+        "user: tagged",
+        "assistant: done",
+        "user: too late",
+    ]
+    assert [m.tags for m in played.history if m.role == "user"] == [
+        ("USER_PROMPT",),
+        ("USER_PROMPT",),
+        ("MINE",),
+        ("USER_PROMPT",),
+    ]
+    between = run(
+        world=World(replies=[reply("x")], inputs={0: [UserMessage("hi")]}),
+        handler=lambda_of(y.Perform(lambda: 1), STEP),
+    )
+    assert between.shown == ["user: go", "user: hi", "assistant: x"]
+
+
+def lambda_of(*asked):
+    def handler(ctx):
+        for value in asked:  # noqa: UP028 - a tuple cannot be sent anything
+            yield value
+
+    return handler
+
+
+@pytest.mark.spec("generator-contract:V14", "reliability:TL23", "requirements:I12", "requirements:B3")
+def test_ephemeral_results_leave_the_view_and_stay_in_the_record():
+    views = []
+
+    def handler(ctx):
+        assert ctx.agent_state.view is ctx.agent_state.message_history
+        for _ in range(4):
+            result = yield STEP
+            views.append([m.text for m in result.agent_state.view if m.role == "tool"])
+
+    look = binding("look", ephemeral=1)
+    other = binding("other", ephemeral=0)
+    world = World(
+        replies=[
+            reply(call("look", a=1), call("other", a=9)),
+            reply(call("look", a=2)),
+            reply(call("add", a=3)),
+            reply("x"),
+        ],
+        tools={"look": adding, "other": adding, "add": adding},
+    )
+    played = play(agent(handler, tools=["look", "other", "add"]), world, tools=[look, other, ADD])
+    gone = "[This result is no longer shown; call the tool again if you need it.]"
+    assert views == [["1", "9"], ["1", gone, "2"], [gone, gone, "2", "3"], [gone, gone, "2", "3"]]
+    assert [m.text for m in played.history if m.role == "tool"] == ["1", "9", "2", "3"]
+    assert [m.text for m in played.requests[-1].messages if m.role == "tool"] == views[-1]
+    assert played.state.view is not played.history
+
+
+def test_a_stored_view_and_one_that_a_hook_replaces_are_looked_through_again():
+    look = binding("look", ephemeral=1)
+    first = play(
+        agent(tools=["look"]),
+        World(replies=[reply(call("look", a=1)), reply(call("look", a=2)), reply("x")], tools={"look": adding}),
+        tools=[look],
+    )
+    dropped = Hooks(pre_run=[lambda ctx: Change(view=ctx.state.message_history)])
+    again = play(
+        agent(tools=["look"], hooks=dropped),
+        World(replies=[reply("y")]),
+        tools=[look],
+        state=attrs.evolve(first.state, usage=Usage()),
+    )
+    shown = [m.text for m in again.requests[0].messages if m.role == "tool"]
+    assert shown == ["[This result is no longer shown; call the tool again if you need it.]", "2"]
+
+
+def test_a_result_is_a_call_tool_effect_with_what_a_performer_needs():
+    played = run(reply(call("add", a=1)), reply("x"))
+    effect = played.calls[0]
+    assert (type(effect), effect.arguments, effect.step_index, effect.state().step_index) == (CallTool, {"a": 1}, 0, 2)
+
+
+def test_limits_of_children_bound_their_concurrency():
+    entries = [{"agent_type": "a"}] * 3
+    world = World(replies=[reply(call("spawn_agents", agents=entries)), reply("x")], children={"a": child()})
+    played = run(world=world, tools=["spawn_agents"], limits=limits(max_concurrent_children=2))
+    assert next(e for e in played.emitted if type(e) is Gather).concurrency == 2

@@ -1,0 +1,189 @@
+"""The world stops a run anywhere: the history pairs, the handler is closed, nothing more is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepengine.data import yields as y
+from stepengine.data.events import HandlerNotice, HookFailed, LogLine, PermissionDecided, PhaseChanged, RunFailed
+from stepengine.data.hooks import Change, Hooks
+from stepengine.data.messages import UserMessage
+from stepengine.data.outcomes import Stop, Value
+from stepengine.data.questions import Decision
+from stepengine.data.results import ToolResult
+from stepengine.data.run import RunStatus
+from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
+from tests.machine.world import ADD, STEP_ALL, World, adding, agent, binding, call, child, play, reply, thought
+
+ALLOWED = (HandlerNotice, HookFailed, LogLine, PermissionDecided, PhaseChanged, RunFailed)
+KINDS = {
+    "suspended": RunStatus.SUSPENDED,
+    "cancelled": RunStatus.CANCELLED,
+    "shutdown": RunStatus.CANCELLED,
+    "limit": RunStatus.FAILED,
+    "diverged": RunStatus.FAILED,
+}
+SAFE = binding("safe", parallel_safe=True)
+TOOLS = ("add", "safe", "spawn_agents", "ask_user", "end_turn")
+
+
+class Rich:
+    """A scenario in which every kind of effect happens, hooks of all points included, and what was closed."""
+
+    def __init__(self):
+        self.closed: list[str] = []
+        self.entered: list[str] = []
+
+    def handler(self, ctx):
+        self.entered.append("handler")
+        try:
+            yield y.Perform(lambda: 1)
+            yield y.ToolCall("add", {"a": 1})
+            yield from self.helper()
+            yield y.GenerateN(2)
+            yield y.Complete("x")
+            yield y.StepText('text <tool_call>{"name": "add"}</tool_call>')
+            yield STEP_ALL
+        finally:
+            self.closed.append("handler")
+
+    def helper(self):
+        self.entered.append("helper")
+        try:
+            calls = [y.ToolCall("add", {"a": 2}), y.AgentCall("helper"), y.Perform(int), y.Ask("Which?")]
+            yield y.Parallel(*calls)
+            yield y.AgentCall("helper")
+            yield y.Ask("Why?")
+        finally:
+            self.closed.append("helper")
+
+    def hook(self, word):
+        def hook(ctx, *args):
+            self.entered.append(word)
+            try:
+                yield y.Perform(lambda: 1)
+            finally:
+                self.closed.append(word)
+
+        return hook
+
+    def judge(self, ctx, asked):
+        return Decision.ask() if asked.input.get("a") in (5, 6, 7) else None
+
+    def play(self, at=()):
+        entries = [{"agent_type": "helper"}, {"agent_type": "helper"}]
+        world = World(
+            replies=[
+                *[reply("candidate")] * 2,
+                reply("complete"),
+                reply(thought("t"), "text", call("add", a=5), call("spawn_agents", agents=entries), call("add", a=3)),
+                reply(call("safe", a=6), call("safe", a=7), call("safe", a=8), call("nope")),
+                reply(call("ask_user", questions=[{"question": "So?"}]), call("end_turn")),
+            ],
+            tools={"add": adding, "safe": adding},
+            answers={f"q{k}": "yes" for k in range(99)},
+            children={"helper": child()},
+            inputs={20: [UserMessage("hello")]},
+            at=dict(at),
+        )
+        points = {p: [self.hook(p)] for p in ("pre_run", "pre_step", "post_tool", "post_step", "on_stop", "post_run")}
+        hooks = Hooks(**points, pre_tool=[self.hook("pre_tool"), self.judge], on_suspend=[lambda ctx, asked: None])
+        return play(agent(self.handler, tools=TOOLS, hooks=hooks), world, tools=[ADD, SAFE])
+
+
+WHOLE = Rich().play()
+COUNT = len(WHOLE.leaves)
+
+
+def test_the_scenario_has_every_kind_of_effect():
+    assert WHOLE.status is RunStatus.COMPLETED
+    tokens = set(WHOLE.tokens)
+    effects = {"Perform", "Spawn", "Gather", "CallTool:handler", "CallTool:model", "Ask:question", "Ask:permission"}
+    assert effects | {"CallModel:step", "CallModel:complete"} <= tokens
+    assert COUNT > 50
+
+
+@pytest.mark.spec(
+    "requirements:D16",
+    "requirements:B16",
+    "requirements:C18",
+    "reliability:I1",
+    "reliability:I2",
+    "reliability:I9",
+    "reliability:R4",
+    "reliability:I6",
+    "requirements:X40",
+    "generator-contract:L38",
+    "generator-contract:D30",
+    "generator-contract:D38",
+    "generator-contract:G55",
+)
+@pytest.mark.parametrize("k", range(COUNT))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stop_at_any_effect_leaves_a_whole_history_and_a_closed_handler(kind, k):
+    rich = Rich()
+    played = rich.play({k: Stop(kind)})
+    assert played.status is KINDS[kind]
+    assert sorted(rich.entered) == sorted(rich.closed)
+    assert [type(e) for e in played.leaves] == [type(e) for e in WHOLE.leaves[: len(played.leaves)]]
+    stopped = next(i for i, e in enumerate(played.emitted) if e is stopping(played, k))
+    for effect in played.emitted[stopped + 1 :]:
+        assert isinstance(effect.event, ALLOWED)
+    assert (played.output, played.error is None) == (None, kind not in ("limit", "diverged"))
+    results = [m.status for m in played.history if m.role == "tool"]
+    assert set(results) <= {"ok", "error", "skipped", "pending" if kind == "suspended" else "cancelled"}
+    prefix = WHOLE.history[: shared(played.history, WHOLE.history)]
+    assert len(played.history) - len(prefix) <= 5
+
+
+def stopping(played, k):
+    """Return what was emitted when effect *k* was."""
+    for effect in played.emitted:
+        if any(leaf.seq == k for leaf in getattr(effect, "effects", (effect,)) if hasattr(leaf, "seq")):
+            return effect
+    raise AssertionError(k)
+
+
+def shared(one, other):
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+@pytest.mark.spec("requirements:D16")
+def test_the_harder_of_two_stops_wins_and_questions_are_collected():
+    def handler(ctx):
+        yield y.Parallel(y.Ask("A?"), y.Perform(int), y.Ask("B?"))
+
+    both = play(agent(handler), World(at={1: Value(1)}))
+    assert (both.status, [q.text for q in both.pending]) == (RunStatus.SUSPENDED, ["A?", "B?"])
+    harder = play(agent(handler), World(at={1: Stop("cancelled", 9)}))
+    assert (harder.status, harder.pending) == (RunStatus.CANCELLED, ())
+
+
+@pytest.mark.spec("requirements:D20")
+@pytest.mark.parametrize("error", [None, LimitExceeded("too late", kind="seconds"), ReplayDivergence("other")], ids=str)
+def test_a_stop_carries_its_error(error):
+    played = play(agent(), World(at={0: Stop("limit", error=error)}))
+    assert (played.status, played.error) == (RunStatus.FAILED, error or StepEngineError("the run was stopped: limit"))
+    assert played.seen(RunFailed)[0].kind == type(played.error).__name__
+
+
+@pytest.mark.spec("reliability:I4")
+def test_what_had_arrived_before_the_stop_counts():
+    played = play(agent(lambda ctx: (yield y.GenerateN(3))), World(replies=[reply("a")] * 3, at={1: Stop("cancelled")}))
+    assert (played.status, played.spending.usage.requests) == (RunStatus.CANCELLED, 2)
+
+
+def test_messages_that_were_sent_before_the_stop_are_kept():
+    def handler(ctx):
+        yield y.Perform(int)
+        yield y.Perform(int)
+
+    played = play(agent(handler), World(inputs={0: [UserMessage("wait")]}, at={1: Stop("cancelled")}))
+    assert played.shown == ["user: go", "user: wait"]
+
+
+def test_a_change_of_a_finished_call_is_made_though_a_later_one_is_stopped():
+    changing = ToolResult.text("x", change=Change(context={"a": 1}))
+    world = World(replies=[reply(call("add"), call("add"))], tools={"add": lambda: changing}, at={2: Stop("suspended")})
+    played = play(agent(tools=["add"]), world, tools=[ADD])
+    assert (played.state.context, played.history[-1].status) == ({"a": 1}, "pending")

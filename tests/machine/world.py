@@ -1,0 +1,324 @@
+"""
+A synchronous world for the machine: scripted replies, tools, answers, children; no event loop.
+
+``play`` runs a machine to its end and checks on the way what must hold for every run: nothing raises, the emissions are a
+word of the order table, numbers are consecutive, nothing is asked for after a stop, histories are paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+import attrs
+
+from stepengine.data import yields as y
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.effects import Ask, CallModel, CallTool, Gather, Notify, Perform, Spawn
+from stepengine.data.events import Event
+from stepengine.data.hooks import Hooks
+from stepengine.data.json import JsonDict, freeze
+from stepengine.data.limits import Limits
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Failure, Gathered, Stop, Value
+from stepengine.data.parts import ThinkingPart, ToolCallPart
+from stepengine.data.questions import answered
+from stepengine.data.results import ToolResult
+from stepengine.data.run import ChildResult
+from stepengine.data.state import AgentState
+from stepengine.data.tools import ToolBinding, ToolSpec, Validated
+from stepengine.data.transcript import Transcript
+from stepengine.data.usage import Usage
+from stepengine.errors import PerformError, StepEngineError, ToolInputError
+from stepengine.machine import Finished, RunPlan, run_agent
+from stepengine.machine.order import FIRST, LAST, ORDER, STOPPED, advance, token_of
+
+CREATED = datetime(2026, 1, 1, tzinfo=UTC)
+SPENT = Usage(10, 1)
+
+
+def call(name: str, _input: Mapping[str, Any] | None = None, /, **values: Any) -> ToolCallPart:
+    """Return a call as a model asks for it: without an id."""
+    return ToolCallPart("", name, values if _input is None else _input)
+
+
+def reply(*parts: Any, **fields: Any) -> ModelReply:
+    """Return a reply of texts and calls."""
+    return ModelReply(parts, **{"usage": SPENT, **fields})
+
+
+def thought(text: str) -> ThinkingPart:
+    return ThinkingPart(text)
+
+
+def binding(
+    name: str, refuse: Callable[[Any], str | None] = lambda _: None, repair: Any = None, **spec: Any
+) -> ToolBinding:
+    """Return a tool that accepts every input for which *refuse* gives nothing."""
+
+    def validate(value: JsonDict) -> Validated:
+        issue = refuse(value)
+        if issue:
+            raise ToolInputError(f"Invalid parameters for {name}: {issue}", tool_name=name, issues=(issue,))
+        return Validated(freeze({**value, "checked": True}) if spec.get("category") == "checked" else value, value)
+
+    return ToolBinding(ToolSpec(name, **spec), validate, repair)
+
+
+def agent(handler: Any = None, **fields: Any) -> AgentDefinition[Any]:
+    return AgentDefinition("tester", **{"model": "test/model", "handle_steps": handler, **fields})
+
+
+@attrs.define(kw_only=True)
+class World:
+    """
+    What is outside of the machine.
+
+    Attributes:
+        replies: Replies in order, errors among them, or a function from the number of the call.
+        tools: Functions of the input that give a ``ToolResult``, an outcome, or an error to fail with.
+        answers: Answers by question id; what is missing suspends.
+        children: Child results, outcomes, errors or functions of the effect by agent id.
+        at: Outcomes for effects by their number, instead of what would come.
+        inputs: Messages delivered with the outcome of an effect, by its number.
+    """
+
+    replies: Any = ()
+    tools: Mapping[str, Callable[..., Any]] = attrs.field(factory=dict)
+    answers: Mapping[str, Any] = attrs.field(factory=dict)
+    children: Mapping[str, Any] = attrs.field(factory=dict)
+    at: Mapping[int, Any] = attrs.field(factory=dict)
+    inputs: Mapping[int, Sequence[UserMessage]] = attrs.field(factory=dict)
+    backwards: bool = False
+    asked: int = 0
+    emitted: list[Any] = attrs.field(factory=list)
+    outcomes: dict[int, Any] = attrs.field(factory=dict)
+    states: frozenset[str] = frozenset([FIRST])
+    rows: set[tuple[str, str]] = attrs.field(factory=set)
+    stopped: bool = False
+
+    # --- what was seen ----------------------------------------------------------------------------------------------
+
+    @property
+    def leaves(self) -> list[Any]:
+        """All effects with a number, in the order in which they were emitted."""
+        found: list[Any] = []
+        for effect in self.emitted:
+            found += effect.effects if type(effect) is Gather else [] if type(effect) is Notify else [effect]
+        return found
+
+    @property
+    def events(self) -> list[Event]:
+        return [effect.event for effect in self.emitted if type(effect) is Notify]
+
+    @property
+    def tokens(self) -> list[str]:
+        return [token_of(effect) for effect in self.emitted]
+
+    @property
+    def models(self) -> list[CallModel]:
+        return [effect for effect in self.leaves if type(effect) is CallModel]
+
+    @property
+    def requests(self) -> list[Any]:
+        return [effect.request for effect in self.models]
+
+    @property
+    def calls(self) -> list[CallTool]:
+        return [effect for effect in self.leaves if type(effect) is CallTool]
+
+    def seen(self, kind: type) -> list[Any]:
+        return [event for event in self.events if type(event) is kind]
+
+    # --- what comes back --------------------------------------------------------------------------------------------
+
+    def answer(self, effect: Any) -> Any:
+        self._advance(token_of(effect))
+        self.emitted.append(effect)
+        if type(effect) is Notify:
+            return None
+        assert not self.stopped, f"{token_of(effect)} was emitted after a stop"
+        if type(effect) is Gather:
+            members = list(enumerate(effect.effects))
+            done = {i: self._one(e) for i, e in (reversed(members) if self.backwards else members)}
+            outcome: Any = Gathered(tuple([done[i] for i, _ in members]))
+            self._tell(effect, outcome.outcomes)
+        else:
+            outcome = self._one(effect)
+            self._tell(effect, (outcome,))
+        return outcome
+
+    def _tell(self, effect: Any, outcomes: Iterable[Any]) -> None:
+        kinds = {type(outcome).__name__ for outcome in outcomes}
+        if "Stop" in kinds:
+            self.stopped, self.states = True, frozenset([STOPPED])
+        elif self.states <= {"asking", "asking_last"}:
+            self._advance(*kinds)
+
+    def _advance(self, token: str) -> None:
+        before, self.states = self.states, advance(self.states, token)
+        assert self.states, f"{token} must not come in {sorted(before)}; so far: {self.tokens}"
+        self.rows |= {(state, token) for state in ORDER if token in ORDER[state] and ORDER[state][token] in self.states}
+
+    def _one(self, effect: Any) -> Any:
+        seq = effect.seq
+        made = self.at.get(seq)
+        outcome = self._outcome(made if made is not None else self._made(effect), seq + 1)
+        if seq in self.inputs and not isinstance(outcome, Stop):
+            outcome = attrs.evolve(outcome, inputs=tuple(self.inputs[seq]))
+        self.outcomes[seq] = outcome
+        return outcome
+
+    def _outcome(self, value: Any, at: int) -> Any:
+        if isinstance(value, Value | Failure | Stop):
+            return value
+        return Failure(value, at) if isinstance(value, StepEngineError) else Value(value, at)
+
+    def _made(self, effect: Any) -> Any:
+        if type(effect) is CallModel:
+            index, self.asked = self.asked, self.asked + 1
+            if callable(self.replies):
+                return self.replies(index)
+            assert index < len(self.replies), (
+                f"call {index} of the model has no scripted reply: {effect.request.messages[:]}"
+            )
+            return self.replies[index]
+        if type(effect) is CallTool:
+            return self.tools[effect.tool_name](**effect.input)
+        if type(effect) is Spawn:
+            made = self.children[effect.agent_id]
+            return made(effect) if callable(made) else made
+        if type(effect) is Perform:
+            return self._performed(effect)
+        assert type(effect) is Ask
+        waiting = [q for q in effect.questions if q.id not in self.answers]
+        return Stop("suspended") if waiting else tuple([answered(self.answers[q.id], q) for q in effect.questions])
+
+    def _performed(self, effect: Perform) -> Any:
+        try:
+            return freeze(effect.call.fn(*effect.call.args, **effect.call.kwargs))
+        except Exception as error:
+            return PerformError(f"raised {type(error).__name__}: {error}", kind=type(error).__name__)
+
+
+@attrs.define
+class Played:
+    """A run that has ended, and the world that it ended in."""
+
+    finished: Finished
+    world: World
+    plan: RunPlan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.finished, name) if hasattr(self.finished, name) else getattr(self.world, name)
+
+    @property
+    def history(self) -> Transcript:
+        return self.finished.state.message_history
+
+    @property
+    def shown(self) -> list[str]:
+        """The history as short lines."""
+        return lines(self.history)
+
+
+def lines(messages: Iterable[Any]) -> list[str]:
+    """Return messages as short lines: ``user: ...``, ``assistant: text [call c1 name]``, ``tool c1 ok: ...``."""
+    shown = []
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            shown.append(f"tool {message.tool_call_id} {message.status}: {message.text}")
+        elif isinstance(message, AssistantMessage):
+            calls = "".join([f"[{c.tool_name} {c.tool_call_id}]" for c in message.tool_calls])
+            shown.append(f"assistant: {message.text}{calls}")
+        else:
+            shown.append(f"user: {message.text}")
+    return shown
+
+
+def plan_of(definition: AgentDefinition[Any], **fields: Any) -> RunPlan:
+    tools = fields.pop("tools", ())
+    offered = fields.pop("offered", None)
+    named = {b.spec.name: b for b in tools}
+    more = {
+        "hooks": definition.hooks,
+        "limits": definition.limits,
+        "run_id": "r1",
+        "created": CREATED,
+        "random": Random(1),
+        "model": definition.model,
+        "offered": definition.tool_names if offered is None else offered,
+        "prompt": "go",
+    }
+    return RunPlan(definition=definition, tools=named, **{**more, **fields})
+
+
+def play(
+    definition: AgentDefinition[Any],
+    world: World | None = None,
+    *,
+    state: AgentState | None = None,
+    checked: bool = True,
+    **fields: Any,
+) -> Played:
+    """Run *definition* in *world* and check what must hold for every run."""
+    world = world or World()
+    plan = plan_of(definition, **fields)
+    start = state if state is not None else AgentState(run_id="r1", agent_id=definition.id)
+    machine = run_agent(plan, start)
+    sent: Any = None
+    while True:
+        try:
+            effect = machine.send(sent)
+        except StopIteration as stop:
+            finished = stop.value
+            break
+        sent = world.answer(effect)
+    world._advance("Finished")
+    played = Played(finished, world, plan)
+    if checked:
+        check(played)
+    return played
+
+
+def check(played: Played) -> None:
+    """Check what must hold for every run that has ended."""
+    finished, world = played.finished, played.world
+    assert isinstance(finished, Finished)
+    assert world.states == {LAST}
+    assert [effect.seq for effect in world.leaves] == list(range(len(world.leaves)))
+    for transcript in (finished.state.message_history, finished.state.view):
+        assert Transcript(list(transcript)) == transcript
+    replied = [o.value.usage for e in world.models if isinstance(o := world.outcomes[e.seq], Value)]
+    failed = [getattr(o.error, "usage", None) for e in world.models if isinstance(o := world.outcomes[e.seq], Failure)]
+    children = [child.spending.usage for child in finished.children]
+    known = sum([u for u in [*replied, *failed, *children] if u is not None], Usage())
+    assert finished.spending.usage.total_tokens == known.total_tokens
+    assert finished.spending.usage.requests == len(replied) + sum(u.requests for u in children)
+    assert finished.state.usage == finished.spending.usage
+
+
+def hooks(**points: Any) -> Hooks:
+    return Hooks(**points)
+
+
+def limits(**fields: Any) -> Limits:
+    return Limits(**fields)
+
+
+def child(output: Any = "done", **fields: Any) -> ChildResult[Any]:
+    return ChildResult(**{"agent_id": "helper", "run_id": "r1-0", "output": output, "text": "done", **fields})
+
+
+ADD = binding("add")
+TEXT = ToolResult.text
+
+
+def adding(a: int = 0, b: int = 0, **_: Any) -> ToolResult:
+    return ToolResult.json(a + b)
+
+
+STEP, STEP_ALL = y.STEP, y.STEP_ALL
