@@ -354,11 +354,12 @@ class Notification(Event):
 
 @attrs.frozen(kw_only=True)
 class LogLine(Event):
-    """What a handler or hook logged with ``ctx.logger``."""
+    """What a handler or hook logged with ``ctx.logger``; *step* is the step that ran or comes next."""
 
     level: str
     message: str
     data: JsonValue = attrs.field(default=None, converter=freeze)
+    step: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -113,25 +113,30 @@ def _in_turn(live: Live, slots: Sequence[Slot]) -> Steps:
 
 
 def _one(live: Live, slot: Slot) -> Steps:
-    question = yield from _judge(live, slot)
-    if question is not None:
-        yield from _ask_one(live, slot, question)
+    if _is_valid(slot) and live.plan.hooks.pre_tool:
+        question = yield from _judge(live, slot)
+        if question is not None:
+            yield from _ask_one(live, slot, question)
     if slot.result is None:
         yield from execute(live, slot)
-        yield from _after(live, slot)
+        if live.plan.hooks.post_tool:
+            yield from _after(live, slot)
 
 
-def _judge(live: Live, slot: Slot) -> Generator[Any, Any, Question | None]:
-    """Validate a call and ask the ``pre_tool`` hooks; return the question when a person must decide."""
+def _is_valid(slot: Slot) -> bool:
+    """Validate a call; what is wrong with a handler's own is raised, a model's gets an error result."""
     try:
         slot.validate()
     except StepEngineError as error:
         if slot.source == "handler":
             raise
         slot.fail(error)
-        return None
-    if not live.plan.hooks.pre_tool:
-        return None
+        return False
+    return True
+
+
+def _judge(live: Live, slot: Slot) -> Generator[Any, Any, Question | None]:
+    """Ask the ``pre_tool`` hooks about a valid call; return the question when a person must decide."""
 
     def revalidate(call: ToolCallPart) -> None:
         slot.call = call
@@ -187,9 +192,10 @@ def _together(live: Live, members: Sequence[Slot | Beside], slots: Sequence[Slot
     """Run a batch in four passes; whatever stops it, finished members keep their results."""
     asking: list[tuple[Slot, Question]] = []
     for slot in slots:
-        question = None if slot.result is not None else (yield from _judge(live, slot))
-        if question is not None:
-            asking.append((slot, question))
+        if slot.result is None and _is_valid(slot) and live.plan.hooks.pre_tool:
+            question = yield from _judge(live, slot)
+            if question is not None:
+                asking.append((slot, question))
     yield from _ask_all(live, asking)
     ran = [slot for slot in slots if slot.result is None]
     effects: list[Leaf] = []

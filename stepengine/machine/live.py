@@ -198,7 +198,8 @@ class Live:
         while True:
             call_id = f"{self.base.id_prefix}{self.next_call}"
             self.next_call += 1
-            if not (self.record.has_call(call_id) or self.view.has_call(call_id)):
+            same = self.view is self.record
+            if not (self.record.has_call(call_id) or (not same and self.view.has_call(call_id))):
                 return call_id
 
     def notify(self, event: ev.Event) -> Machine:
@@ -214,7 +215,7 @@ class Live:
 
     def enter(self, phase: RunPhase, detail: str, seq: int) -> Machine:
         """Show that the run does something else now, if it does (requirements N11)."""
-        if self.phase != (phase, detail):
+        if self.phase != (phase, detail) and self.plan.watched():
             self.phase = (phase, detail)
             yield Notify(ev.PhaseChanged(path=self.plan.path, seq=seq, phase=phase, detail=detail))
 
@@ -237,7 +238,8 @@ class Live:
 
     def perform(self, effect: Leaf) -> Generator[Effect, Outcome | None, Any]:
         """Hand out one effect and return its value, or raise what happened instead."""
-        yield from self._before(effect)
+        if self.stop is not None or self.notes.waiting or self.plan.watched():
+            yield from self._before(effect)
         return self.unwrap((yield effect), effect)
 
     def gather(self, effects: Sequence[Leaf], concurrency: int | None = None) -> Generator[Effect, Any, list[Single]]:

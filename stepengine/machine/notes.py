@@ -50,7 +50,12 @@ class Notes:
     def _log(self, level: str, message: str, data: dict[str, Any]) -> None:
         live = self._live
         line = ev.LogLine(
-            path=live.plan.path, seq=live.seq, level=level, message=str(message), data=_shown(data) if data else None
+            path=live.plan.path,
+            seq=live.seq,
+            level=level,
+            message=str(message),
+            data=_shown(data) if data else None,
+            step=live.step,
         )
         self.waiting.append(line)
 

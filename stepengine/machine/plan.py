@@ -32,6 +32,10 @@ def _complete(limits: Limits) -> Limits:
     return limits.over(DEFAULT_LIMITS)
 
 
+def _always() -> bool:
+    return True
+
+
 @attrs.frozen(kw_only=True)
 class RunPlan:
     """
@@ -60,6 +64,7 @@ class RunPlan:
         user_id: The user's id.
         metadata: The caller's metadata.
         context_window: The model's context length in tokens, when known.
+        watched: Whether anybody looks at step, phase and text events; while nobody does, they are not made.
     """
 
     definition: AgentDefinition[Any]
@@ -83,6 +88,7 @@ class RunPlan:
     user_id: str | None = None
     metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze)
     context_window: int | None = None
+    watched: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
 
 
 @attrs.frozen(kw_only=True)

@@ -105,16 +105,18 @@ def _final_answer(live: Live) -> Steps:
 def _step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
     path, live.step = live.plan.path, live.step_index
     try:
-        yield from live.notify(
-            ev.StepStarted(path=path, seq=live.seq, step=live.step, steps_remaining=live.steps_remaining)
-        )
+        if live.plan.watched():
+            yield from live.notify(
+                ev.StepStarted(path=path, seq=live.seq, step=live.step, steps_remaining=live.steps_remaining)
+            )
         reply, slots = yield from _ask_model(live, over)
         spent = yield from _run_tools(live, reply, slots)
         yield from hooks.post_step(live, reply.model)
         ended = yield from _end_decision(live, reply, slots)
-        yield from live.notify(
-            ev.StepFinished(path=path, seq=live.seq, step=live.step, ended_turn=ended, usage=live.spent.usage)
-        )
+        if live.plan.watched():
+            yield from live.notify(
+                ev.StepFinished(path=path, seq=live.seq, step=live.step, ended_turn=ended, usage=live.spent.usage)
+            )
     finally:
         live.step = live.step_index
     if spent:
@@ -211,10 +213,13 @@ def _run_tools(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any
 
 def _show(live: Live, reply: Reply) -> Steps:
     path, seq = live.plan.path, live.seq
-    thinking, text = reply.message.thinking, reply.message.text
+    thinking = reply.message.thinking
+    live.thinking.extend(thinking)
+    if not live.plan.watched():
+        return
     if thinking:
-        live.thinking.extend(thinking)
         yield from live.notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))
+    text = reply.message.text
     if text:
         yield from live.notify(ev.TextCompleted(path=path, seq=seq, text=text))
     if not reply.model.content:
@@ -241,12 +246,16 @@ def _ends(live: Live, reply: Reply, slots: Sequence[Slot]) -> bool:
     """Return whether a step ends the turn (design 3, generator-contract G51)."""
     if live.truncated:
         return True
-    if any(slot.ended_turn for slot in slots):
-        return True
-    if "task_completed" in live.offered or any(s.fault for s in slots):
+    fault, forced = False, False
+    for slot in slots:
+        if slot.ended_turn:
+            return True
+        fault = fault or slot.fault
+        forced = forced or slot.spec is None or slot.spec.forces_next_step
+    if fault or "task_completed" in live.offered:
         return False
     if slots:
-        return all(s.spec is not None and not s.spec.forces_next_step for s in slots)
+        return not forced
     parts = reply.message.content
     return not parts or any(not _is_thinking(p) for p in parts)
 

@@ -378,3 +378,21 @@ def test_the_state_says_how_large_the_next_request_is():
     before, after, pruned = play(agent(handler), World(replies=[reply("y" * 4000)]), state=start).output
     assert after == before + 1008
     assert pruned == 100 < before
+
+
+@pytest.mark.spec("performance:Q2")
+def test_a_run_that_nobody_watches_does_the_same_and_makes_no_step_events():
+    def world(*, watched=True):
+        return World(watched=watched, replies=[reply("adding", call("add", a=1)), reply("done")], tools={"add": adding})
+
+    watched = play(agent(None, tools=["add"]), world(), tools=[ADD])
+    unwatched = play(agent(None, tools=["add"]), world(watched=False), tools=[ADD])
+    assert unwatched.finished == watched.finished
+    assert unwatched.leaves == watched.leaves
+    assert {type(e).__name__ for e in watched.events} >= {
+        "StepStarted",
+        "StepFinished",
+        "PhaseChanged",
+        "TextCompleted",
+    }
+    assert [type(e).__name__ for e in unwatched.events] == ["RunStarted"]
