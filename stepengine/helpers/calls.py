@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
+from collections.abc import Callable, Generator
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from stepengine.data.json import JsonDict
 from stepengine.data.results import ToolResult
@@ -11,7 +11,7 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.yields import StepResult, ToolCall, Yieldable
 from stepengine.errors import ChildError, ModelError, PerformError, StepEngineError, ToolError
 
-__all__ = ("TypedTool", "call", "retry")
+__all__ = ("TypedTool", "YieldedFrom", "call", "retry")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,8 +70,15 @@ def _by_name(tool: str, as_: type[R], value: dict[str, Any]) -> Generator[Yielda
     raise ToolError(msg, tool_name=tool, result=result)
 
 
+class YieldedFrom(Protocol[R_co]):
+    """What ``yield from`` takes: a yieldable, or a generator of yieldables."""
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, R_co]:
+        """Yield what is to be done and return the result."""
+
+
 def retry(
-    make: Callable[[], Iterable[Any] | Generator[Yieldable, StepResult, R]],
+    make: Callable[[], YieldedFrom[R]],
     *,
     times: int = 3,
     on: tuple[type[StepEngineError], ...] = WORTH_ANOTHER_TRY,
@@ -93,7 +100,7 @@ def retry(
     while True:
         tries -= 1
         try:
-            return (yield from cast("Generator[Yieldable, StepResult, R]", make()))
+            return (yield from make())
         except on:
             if not tries:
                 raise
