@@ -172,3 +172,15 @@ def test_limits_of_children_bound_their_concurrency():
     world = World(replies=[reply(call("spawn_agents", agents=entries)), reply("x")], children={"a": child()})
     played = run(world=world, tools=["spawn_agents"], limits=limits(max_concurrent_children=2))
     assert next(e for e in played.emitted if type(e) is Gather).concurrency == 2
+
+
+@pytest.mark.spec("generator-contract:S6", "generator-contract:L36")
+def test_an_unknown_call_leaves_a_result_and_no_note_of_its_own():
+    played = play(
+        agent(None, tools=["add"], output_mode="all_messages"),
+        World(replies=[reply(call("nope")), reply("done")]),
+        tools=[ADD],
+    )
+    notes = [m for m in played.history if m.role == "user" and "USER_PROMPT" not in m.tags]
+    assert (notes, [m["role"] for m in played.output]) == ([], ["user", "assistant", "user", "assistant"])
+    assert "Tool 'nope' is not available" in played.shown[-2]
