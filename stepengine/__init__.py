@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )
     from stepengine.engine import Engine, load_agent, load_agents
     from stepengine.helpers import best_of, call, map_agents, retry
-    from stepengine.runtime import RunHandle
+    from stepengine.runtime import RateLimit, RetryPolicy, RunHandle
     from stepengine.tools import Depends, Tool, ToolContext, tool
 
 __all__ = (
@@ -66,6 +66,8 @@ __all__ = (
     "Parallel",
     "Perform",
     "Question",
+    "RateLimit",
+    "RetryPolicy",
     "RunHandle",
     "RunResult",
     "RunStatus",
@@ -123,7 +125,7 @@ _HOME = {
     **{name: f"stepengine.data.{module}" for module, names in _PLACES.items() for name in names},
     **dict.fromkeys(("Engine", "load_agent", "load_agents"), "stepengine.engine"),
     **dict.fromkeys(("best_of", "call", "map_agents", "retry"), "stepengine.helpers"),
-    "RunHandle": "stepengine.runtime",
+    **dict.fromkeys(("RateLimit", "RetryPolicy", "RunHandle"), "stepengine.runtime"),
     **dict.fromkeys(("Depends", "Tool", "ToolContext", "tool"), "stepengine.tools"),
 }
 """Where each public name comes from."""

@@ -1,5 +1,5 @@
 """
-The command line: ``stepengine demo``, ``agents``, ``run``, ``version``. The only part of the package that prints.
+The command line: ``stepengine demo``, ``agents``, ``models``, ``ask``, ``run``, ``version``. The only part of the package that prints.
 
 Lives here: reading arguments, showing progress and results, exit codes. Must not be here: anything that a program which
 embeds stepengine would need. Typer and rich are loaded when a command starts.

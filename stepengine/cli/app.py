@@ -32,6 +32,7 @@ Run programmatic LLM agents: Python generators decide, the engine performs.
 Start here (no key, no network):
   stepengine demo
   stepengine agents
+  stepengine models
   stepengine run code_searcher --params '{{"search_queries": [{{"pattern": "def main"}}]}}'
 
 {EXIT_CODES}"""
@@ -51,11 +52,23 @@ Examples:
 
 \b
 Models:
-  anthropic/...   needs ANTHROPIC_API_KEY
-  openai/...      needs OPENAI_API_KEY
-  openrouter/...  needs OPENROUTER_API_KEY
-  ollama/...      needs a running Ollama and no key
+  provider/model, such as anthropic/claude-sonnet-4-5; the key comes from the environment
+  `stepengine models` lists the providers and their variables
   anything else that speaks Chat Completions: --base-url
+
+{EXIT_CODES}"""
+
+ASK = f"""\
+Call MODEL once with PROMPT, and print its reply while it comes.
+
+The shortest way to see whether a key, an address and a model name are right. Usage and cost are shown on stderr.
+
+\b
+Examples:
+  stepengine ask anthropic/claude-haiku-4-5 "Say hello."
+  stepengine ask openai/gpt-5-mini - --system "Answer in one word." < question.txt
+  stepengine ask llama3.2 "Say hello." --base-url http://localhost:11434/v1
+  stepengine ask "anthropic/claude-haiku-4-5 | openai/gpt-5-mini" "Say hello." --json
 
 {EXIT_CODES}"""
 
@@ -139,6 +152,44 @@ def agents(
     from stepengine.cli.finding import agents_command
 
     _leave(agents_command(as_json=as_json))
+
+
+@app.command(help=ASK)
+def ask(
+    model: Annotated[str, typer.Argument(help="Model, such as anthropic/claude-sonnet-4-5.")],
+    prompt: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.")],
+    *,
+    system: Annotated[str, typer.Option(help="System prompt.", metavar="TEXT")] = "",
+    base_url: Annotated[str, typer.Option(help="A server that speaks OpenAI's Chat Completions.", metavar="URL")] = "",
+    max_tokens: Annotated[
+        int, typer.Option(help="Tokens that the reply may have; 0 for the provider's default.", min=0)
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, at the end.")] = False,
+) -> None:
+    """Call a model once; ``ASK`` is what users read."""
+    from stepengine.cli.asking import ask_command
+
+    options = {"system": system, "base_url": base_url}
+    _leave(ask_command(model, prompt, **options, max_tokens=max_tokens, as_json=as_json))
+
+
+@app.command()
+def models(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL]...", help="Models to describe; without one, all providers are listed."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+) -> None:
+    """
+    List the providers that a model string can name, and whether their keys are set; keys themselves are never shown.
+
+    For a MODEL: its context window and its price, where the data of the package know them. Nothing is asked over the
+    network; `stepengine ask MODEL hi` does that.
+    """
+    from stepengine.cli.listing import models_command
+
+    _leave(models_command(names or (), as_json=as_json))
 
 
 @app.command()

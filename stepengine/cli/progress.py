@@ -192,6 +192,10 @@ class Progress:
         )
         self._line(event.path, why, "yellow")
 
+    def _on_rate_limited(self, event: ev.RateLimited) -> None:
+        how_long = "" if event.wait is None else f", {event.wait:.0f} s at most"
+        self._line(event.path, f"waits for its turn at {event.provider} ({event.limit}{how_long})", "dim")
+
     # --- tools --------------------------------------------------------------------------------------------------------
 
     def _on_tool_started(self, event: ev.ToolStarted) -> None:
@@ -208,6 +212,10 @@ class Progress:
         diff = result.data.get("unified_diff") if isinstance(result.data, dict) else None
         if isinstance(diff, str):
             self._diff(event.path, diff)
+
+    def _on_repeat(self, event: ev.Repeat) -> None:
+        name = one_line(event.tool_name, 64)
+        self._line(event.path, f"  warning: {name} was called {event.count} times with the same result", "yellow")
 
     def _arguments(self, value: Any) -> str:
         if not isinstance(value, dict):

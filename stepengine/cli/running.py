@@ -29,7 +29,17 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.models import Models, Provider
 
-__all__ = ("Options", "Run", "UsageProblem", "complain", "make_progress", "perform", "run_command")
+__all__ = (
+    "Options",
+    "Run",
+    "UsageProblem",
+    "complain",
+    "ending_of",
+    "make_progress",
+    "models_of",
+    "perform",
+    "run_command",
+)
 
 NO_MODEL = """\
 agent {agent!r} needs a model, and none is set. Any of these helps:
@@ -117,7 +127,7 @@ def _run(options: Options) -> Exit:
         agent = attrs.evolve(agent, model=options.model)
     agents = family(agent, options.agent)
     progress = make_progress(options)
-    models = _models(options)
+    models = models_of(options)
     default, problem = _default_model(models)
     engine = Engine(
         agents,
@@ -162,7 +172,13 @@ def read_params(text: str) -> dict[str, Any] | None:
     return params
 
 
-def _models(options: Options) -> Models | Provider:
+def models_of(options: Options) -> Models | Provider:
+    """
+    Return where replies come from: the registered providers, or the server at ``--base-url``.
+
+    Raises:
+        UsageProblem: when that is no address.
+    """
     from stepengine.models import Models, OpenAIChatProvider
     from stepengine.models.openai_chat.presets import PRESETS
 
@@ -293,11 +309,12 @@ def _told(run: Run, options: Options, without_model: str) -> Exit:
     for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
         complain(f"warning: {warning}")
     if run.code is not Exit.COMPLETED:
-        complain(_ending(run))
+        complain(ending_of(run))
     return run.code
 
 
-def _ending(run: Run) -> str:
+def ending_of(run: Run) -> str:
+    """Return a sentence that says why a run did not complete."""
     if run.signal is not None:
         return f"{signal.Signals(run.signal).name}: the run was cancelled"
     error = run.result.error

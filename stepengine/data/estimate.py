@@ -9,7 +9,7 @@ from stepengine.data.messages import Message
 from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, OpaquePart, ToolCallPart
 from stepengine.data.transcript import Transcript
 
-__all__ = ("estimate_tokens", "message_tokens", "transcript_tokens")
+__all__ = ("estimate_tokens", "message_tokens", "tokens_since", "transcript_tokens")
 
 MEDIA_TOKENS = 1_600
 MESSAGE_TOKENS = 8
@@ -44,3 +44,14 @@ def _add(total: int, message: Message) -> int:
 def transcript_tokens(transcript: Transcript) -> int:
     """Return the estimated size of a transcript in tokens; each message is measured once."""
     return transcript.fold("tokens", _add, 0)
+
+
+def tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | None:
+    """
+    Return how large a prompt with *view* is, when one with *sent* had *reported* tokens (requirements X45).
+
+    What came after *sent* is estimated; ``None`` when *view* does not go on from it. O(1).
+    """
+    if view.shared_prefix(sent) < len(sent):
+        return None
+    return reported + transcript_tokens(view) - transcript_tokens(sent)

@@ -7,10 +7,11 @@ of the next one) and ``index`` (its place in the stream, -1 until it is emitted)
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
+from stepengine.data.event import EVENTS, Event
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.questions import Question
@@ -58,37 +59,6 @@ __all__ = (
     "ToolStarted",
     "Warned",
 )
-
-EVENTS: dict[str, type[Event]] = {}
-
-
-@attrs.frozen(kw_only=True)
-class Event:
-    """
-    The base of all events.
-
-    Attributes:
-        path: The run's path in the tree; ``""`` for the root.
-        seq: The number of the effect that the event belongs to, or of the next effect.
-        index: The event's place in the stream; -1 until it is emitted.
-    """
-
-    type: ClassVar[str] = "event"
-    path: str = ""
-    seq: int = 0
-    index: int = attrs.field(default=-1, eq=False)
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.type = "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
-        EVENTS[cls.type] = cls
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the event as a JSON object; ``"type"`` names its kind in snake_case."""
-        from stepengine.data.codec import plain  # noqa: PLC0415
-
-        fields = {a.name: plain(getattr(self, a.name)) for a in attrs.fields(type(self))}
-        return {"type": self.type, **fields}
 
 
 @attrs.frozen(kw_only=True)
@@ -157,15 +127,7 @@ class ModelRetry(Event):
 
 @attrs.frozen(kw_only=True)
 class RateLimited(Event):
-    """
-    A model call waits for its turn, because of a limit that the engine was given (requirements N15).
-
-    Attributes:
-        model: The model string.
-        provider: Whose limit it is.
-        limit: ``"requests"``, ``"tokens"``, ``"concurrency"``, or ``"queue"`` when others came before.
-        wait: Seconds at most; ``None`` when that depends on others.
-    """
+    """A model call waits for its turn, *wait* seconds at most if that is known; *limit* says why (requirements N15)."""
 
     model: str
     provider: str

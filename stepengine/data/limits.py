@@ -22,11 +22,15 @@ class Limits:
         max_actions: Effects per run that the handler asked for other than steps; default 1000.
         max_tokens: Tokens of the run and its children.
         max_cost_usd: US dollars of the run and its children.
+        allow_unpriced: Whether models whose price is unknown may be used although there is a ``max_cost_usd``, and then count
+            as free; by default they are refused (reliability MP63).
         max_seconds: Wall time of the run and its children.
         max_depth: Levels of children; default 5.
         max_total_children: Children of the whole tree; default 100.
         max_children: Children per call; default 16.
         max_concurrent_children: Children of one call that run at once; default 8.
+        max_concurrent_tools: Tool calls of a run that run at once; by default all that one reply, or one ``Parallel``, asks
+            for.
         max_identical_calls: How often in a row the model may make the same tool call and get the same result; off by
             default, because polling is legal (reliability MP65).
         on_max_steps: At the step limit ``"final_answer"`` (default) asks the model once more without tools, ``"stop"``
@@ -37,11 +41,13 @@ class Limits:
     max_actions: int | None = None
     max_tokens: int | None = None
     max_cost_usd: Decimal | float | None = None
+    allow_unpriced: bool | None = None
     max_seconds: float | None = None
     max_depth: int | None = None
     max_total_children: int | None = None
     max_children: int | None = None
     max_concurrent_children: int | None = None
+    max_concurrent_tools: int | None = None
     max_identical_calls: int | None = None
     on_max_steps: OnMaxSteps | None = None
 

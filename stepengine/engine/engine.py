@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import warnings
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, Unpack, overload
@@ -18,6 +18,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event
 from stepengine.data.hooks import Hooks
 from stepengine.data.limits import Limits
+from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Interactor
 from stepengine.data.run import RunResult
@@ -25,21 +26,23 @@ from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolLike
 from stepengine.data.yields import StepResult
 from stepengine.engine.catalog import Catalog
-from stepengine.engine.live import LiveRun, failing
-from stepengine.engine.options import ModelsLike, Override, Overrides, RunOptions, overrides
+from stepengine.engine.live import LiveRun, failing, streamed, warn_of
+from stepengine.engine.options import ModelsLike, Override, Overrides, RunOptions, overrides, rates_of, watcher_of
 from stepengine.engine.planning import Planner, Request, with_prompt
-from stepengine.engine.portal import LoopThread
+from stepengine.engine.portal import LoopThread, give_back
 from stepengine.engine.single import ONE_STEP, StepRun
-from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.errors import StepEngineError
 from stepengine.machine import RunPlan, run_agent
 from stepengine.models import Models, Provider
 from stepengine.models.pricing import cost_of
 from stepengine.runtime.calls import Pricing
 from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.handle import RunHandle
-from stepengine.runtime.hub import Hub, ObserverLike, Watcher
+from stepengine.runtime.hub import Hub, ObserverLike
 from stepengine.runtime.logs import LOGGER
+from stepengine.runtime.rates import RateLimitsLike
 from stepengine.runtime.retry import RetryPolicy
+from stepengine.runtime.sizes import estimated_tokens
 from stepengine.runtime.toolcalls import ToolSetting
 from stepengine.runtime.tree import Machine, Services, Tree
 from stepengine.tools.context import ResourceMap, Workspace
@@ -49,6 +52,7 @@ __all__ = ("Engine",)
 
 Out = TypeVar("Out")
 Prepare: TypeAlias = Callable[[RunPlan, AgentState], tuple[RunPlan, AgentState]]
+Wrap: TypeAlias = Callable[[Services], Services]
 
 
 class Engine:
@@ -74,9 +78,11 @@ class Engine:
         logger: Where log lines go; the standard logger ``stepengine`` by default.
         clock: Time and sleep.
         retry: How failed model calls are tried again.
+        rate_limits: What each provider may be asked, by all runs together: one ``RateLimit`` that holds for each provider
+            by itself, or limits by provider prefix; none by default.
 
     Raises:
-        DefinitionError: when ids or tool names are used twice or name nothing, or a hook or observer cannot be used.
+        DefinitionError: when ids or tool names are used twice or name nothing, or a hook, observer or limit cannot be used.
     """
 
     def __init__(
@@ -97,31 +103,31 @@ class Engine:
         logger: Any = None,
         clock: Clock | None = None,
         retry: RetryPolicy | None = None,
+        rate_limits: RateLimitsLike = None,
     ) -> None:
         self._catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits())
         self._models = Models.of(models)
         self._keep_names = isinstance(models, Provider)
-        self._watchers = tuple([_watcher(o) for o in observers])
+        self._watchers = tuple([watcher_of(o) for o in observers])
         self._interactor = interactor
         self._pricing = pricing
         self._default_model = default_model
         self._logger = LOGGER if logger is None else logger
         self._clock = clock or SystemClock()
         self._retry = retry or RetryPolicy()
+        self._rates = rates_of(rate_limits, self._models, self._clock)
         self._threads = ThreadPool()
         self._setting = ToolSetting(
             threads=self._threads,
             overrides=dict(dependency_overrides or {}),
-            workspace=workspace
-            if workspace is None or isinstance(workspace, Workspace)
-            else Workspace(Path(workspace)),
+            workspace=Workspace(Path(workspace)) if isinstance(workspace, str | Path) else workspace,
             resources=resources if isinstance(resources, ResourceMap) else ResourceMap(resources),
         )
-        self._windows: dict[str, int | None] = {}
+        self._windows: weakref.WeakKeyDictionary[Models, dict[str, int | None]] = weakref.WeakKeyDictionary()
         self._active: set[LiveRun] = set()
         self._handles: weakref.WeakSet[RunHandle[Any]] = weakref.WeakSet()
         self._loop_thread = LoopThread()
-        self._finalizer = weakref.finalize(self, _give_back, self._loop_thread, self._threads)
+        self._finalizer = weakref.finalize(self, give_back, self._loop_thread, self._threads)
 
     def __repr__(self) -> str:
         return f"<Engine with {len(self.agents)} agents>"
@@ -176,7 +182,7 @@ class Engine:
 
         Leaving the iteration early, or closing the generator, cancels the run. Arguments and errors are those of ``run``.
         """
-        return _streamed(self._begin(agent, prompt, **options))
+        return streamed(self._begin(agent, prompt, **options))
 
     @overload
     def start(
@@ -193,6 +199,7 @@ class Engine:
         Arguments and errors are those of ``run``.
         """
         live = self._begin(agent, prompt, **options)
+        live.tree.hub.followed = True
         handle: RunHandle[Any] = RunHandle(live.tree, live)
         self._handles.add(handle)
         return handle
@@ -235,18 +242,56 @@ class Engine:
         """Do what ``step`` does for synchronous code."""
         return self._loop_thread.run(lambda: self.step(state, agent))
 
+    async def count_tokens(self, request: ModelRequest) -> int:
+        """
+        Return how many tokens *request* has: what its provider counts when it can be asked, else an estimate.
+
+        Asking may be a network request, which no limit and no price covers (requirements I1, ecosystem EC75).
+
+        Raises:
+            ModelError: when there is no such model, or its provider failed.
+        """
+        provider = (self._override.models or self._models).provider_for(request.model)
+        count = getattr(provider, "count_tokens", None)
+        counted = None if count is None else await count(request)
+        return estimated_tokens(request) if counted is None else counted
+
     def _begin(self, agent: str | AgentDefinition[Any], prompt: str, **options: Unpack[RunOptions]) -> LiveRun:
         return self._begin_request(Request(agent=self._catalog.find(agent), prompt=prompt, **options))
 
-    def _begin_request(self, request: Request, *, prepare: Prepare | None = None) -> LiveRun:
+    def _begin_request(
+        self,
+        request: Request,
+        *,
+        prepare: Prepare | None = None,
+        wrap: Wrap | None = None,
+        seed: str | None = None,
+        created: datetime | None = None,
+    ) -> LiveRun:
+        """
+        Return a run that is ready to start.
+
+        Args:
+            request: What the caller asks for.
+            prepare: Gives the plan and the state that the root is really started with.
+            wrap: Gives the services that the run is really lent: with recorders among the ``middlewares``, inside the
+                meter of limits and outside the gate; with tracers ``outermost``; with another ``clock`` or ``machine``.
+            seed: The seed of a recorded run; drawn by default.
+            created: When a recorded run was created (UTC); by default now.
+        """
         override = self._override
         models = override.models or self._models
+        window = partial(self._window, models)
+        hub = Hub(self._watchers, self._logger)
         planner = Planner(
             self._catalog,
             models,
             self._default_model,
-            self._window,
+            window,
             keep_names=override.keep_names if override.models else self._keep_names,
+            seed=seed,
+            created=created,
+            watched=hub.is_watched,
         )
         plan, state = planner.root(request)
         machine: Machine = run_agent
@@ -261,25 +306,31 @@ class Engine:
             models=models,
             tools=self._tools_with(override),
             pricing=self._pricing,
+            window=window,
             planner=planner.child,
             interactor=self._interactor,
             retry=self._retry,
+            rates=self._rates,
+            seed=planner.seed,
             clock=self._clock,
         )
-        return LiveRun(Tree(services, plan, state, Hub(self._watchers, self._logger), request.answers), self._active)
+        if wrap is not None:
+            services = wrap(services)
+        return LiveRun(Tree(services, plan, state, hub, request.answers), self._active)
 
     def _tools_with(self, override: Override) -> ToolSetting:
         if not override.dependencies:
             return self._setting
         return attrs.evolve(self._setting, overrides={**self._setting.overrides, **override.dependencies})
 
-    def _window(self, model: str) -> int | None:
+    def _window(self, models: Models, model: str) -> int | None:
         """Return a model's context length; without pricing no price data are loaded for it (requirements G18)."""
         if self._pricing is None:
             return None
-        if model not in self._windows:
-            self._windows[model] = self._models.info(model).context_window
-        return self._windows[model]
+        known = self._windows.setdefault(models, {})
+        if model not in known:
+            known[model] = models.info(model).context_window
+        return known[model]
 
     # --- settings for a while, and the end ----------------------------------------------------------------------------
 
@@ -310,7 +361,7 @@ class Engine:
             await asyncio.to_thread(self._loop_thread.close)
         await self._models.close()
         self._threads.close()
-        _warn_of(forgotten)
+        warn_of(forgotten)
 
     def close(self) -> None:
         """Do what ``aclose`` does, for synchronous code; runs of other event loops are ended, but not waited for."""
@@ -318,7 +369,7 @@ class Engine:
         self._loop_thread.run(self._models.close)
         self._loop_thread.close()
         self._threads.close()
-        _warn_of(forgotten)
+        warn_of(forgotten)
 
     def _stop_all(self) -> list[RunHandle[Any]]:
         """Tell every run to end; return the handles that nobody ever looked at."""
@@ -342,37 +393,3 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-async def _streamed(live: LiveRun) -> AsyncGenerator[Event, None]:
-    subscription = live.tree.hub.subscribe()
-    task = asyncio.create_task(live.run())
-    try:
-        async for event in subscription.events():
-            yield event
-    finally:
-        live.tree.root.stop(Stop("cancelled"))
-        while not task.done():
-            await asyncio.wait((task,))
-        if not task.cancelled():
-            task.result()
-
-
-def _watcher(observer: ObserverLike) -> Watcher:
-    call = getattr(observer, "on_event", observer)
-    if not callable(call) or inspect.iscoroutinefunction(call):
-        msg = f"an observer is a plain function of one event, or an object with such an on_event, not {observer!r}"
-        raise DefinitionError(msg)
-    return Watcher(observer)
-
-
-def _give_back(loop_thread: LoopThread, threads: ThreadPool) -> None:
-    loop_thread.close()
-    threads.close()
-
-
-def _warn_of(handles: list[RunHandle[Any]]) -> None:
-    if handles:
-        ids = ", ".join([h.run_id for h in handles])
-        msg = f"the engine was closed while nobody had asked for the result of {ids}; await handle.result() or use `async with`"
-        warnings.warn(msg, ResourceWarning, stacklevel=3)

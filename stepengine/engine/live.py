@@ -1,21 +1,23 @@
-"""One root run from plan to result, and the machine of a run that fails before it could start."""
+"""One root run from plan to result, its events as a stream, and the machine of a run that fails before it could start."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+import warnings
+from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import Any
 
 from stepengine.data.effects import Notify
-from stepengine.data.events import RunFailed, RunFinished, RunStarted
-from stepengine.data.outcomes import Outcome
+from stepengine.data.events import Event, RunFailed, RunFinished, RunStarted
+from stepengine.data.outcomes import Outcome, Stop
 from stepengine.data.run import RunResult, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
+from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.tree import Machine, Tree
 
-__all__ = ("LiveRun", "failing")
+__all__ = ("LiveRun", "failing", "streamed", "warn_of")
 
 
 class LiveRun:
@@ -92,6 +94,21 @@ class LiveRun:
         )
 
 
+async def streamed(live: LiveRun) -> AsyncGenerator[Event, None]:
+    """Run, and give the events; whoever stops iterating cancels the run and waits for its end."""
+    subscription = live.tree.hub.subscribe()
+    task = asyncio.create_task(live.run())
+    try:
+        async for event in subscription.events():
+            yield event
+    finally:
+        live.tree.root.stop(Stop("cancelled"))
+        while not task.done():
+            await asyncio.wait((task,))
+        if not task.cancelled():
+            task.result()
+
+
 def failing(error: StepEngineError) -> Machine:
     """Return a machine whose run fails at once, for what goes wrong while a run is prepared."""
 
@@ -101,3 +118,11 @@ def failing(error: StepEngineError) -> Machine:
         return Finished(status=RunStatus.FAILED, state=state, error=error)
 
     return machine
+
+
+def warn_of(handles: Sequence[RunHandle[Any]]) -> None:
+    """Warn of background runs that were ended although nobody had asked for their results."""
+    if handles:
+        ids = ", ".join([h.run_id for h in handles])
+        msg = f"the engine was closed while nobody had asked for the result of {ids}; await handle.result() or use `async with`"
+        warnings.warn(msg, ResourceWarning, stacklevel=3)

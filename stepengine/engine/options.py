@@ -1,7 +1,8 @@
-"""What callers may say about a run, and what ``Engine.override`` replaces for a while."""
+"""What callers may say about an engine and its runs, and what ``Engine.override`` replaces for a while."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeAlias, TypedDict
@@ -11,9 +12,13 @@ import attrs
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState
+from stepengine.errors import DefinitionError
 from stepengine.models import Models, Provider
+from stepengine.runtime.clock import Clock
+from stepengine.runtime.hub import ObserverLike, Watcher
+from stepengine.runtime.rates import RateLimit, RateLimits, RateLimitsLike
 
-__all__ = ("ModelsLike", "Override", "Overrides", "RunOptions", "overrides")
+__all__ = ("ModelsLike", "Override", "Overrides", "RunOptions", "overrides", "rates_of", "watcher_of")
 
 ModelsLike: TypeAlias = "Models | Provider | Mapping[str, Any] | None"
 Overrides: TypeAlias = Mapping[Callable[..., Any], Callable[..., Any]]
@@ -69,3 +74,34 @@ class Override:
 
 overrides: ContextVar[Mapping[int, Override]] = ContextVar("stepengine_overrides")
 """By the identity of the engine. A context variable: overrides of concurrent tasks do not meet (reliability SS08)."""
+
+
+def watcher_of(observer: ObserverLike) -> Watcher:
+    """
+    Return what shows events to *observer*.
+
+    Raises:
+        DefinitionError: when it cannot be called, or is async.
+    """
+    call = getattr(observer, "on_event", observer)
+    if not callable(call) or inspect.iscoroutinefunction(call):
+        msg = f"an observer is a plain function of one event, or an object with such an on_event, not {observer!r}"
+        raise DefinitionError(msg)
+    return Watcher(observer)
+
+
+def rates_of(given: RateLimitsLike, models: Models, clock: Clock) -> RateLimits | None:
+    """
+    Return the limiters for what ``Engine(rate_limits=...)`` was given.
+
+    Raises:
+        DefinitionError: when that names a provider that *models* does not have.
+    """
+    if given is None:
+        return None
+    unknown = [] if isinstance(given, RateLimit) else [name for name in given if name not in models.providers]
+    if unknown:
+        known = ", ".join([repr(name) for name in models.providers])
+        msg = f"rate_limits names the provider {unknown[0]!r}, which is not registered; registered are: {known}"
+        raise DefinitionError(msg)
+    return RateLimits(given, clock)

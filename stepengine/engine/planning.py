@@ -17,6 +17,7 @@ import attrs
 
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.effects import Spawn
+from stepengine.data.events import LogLine
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
@@ -28,7 +29,7 @@ from stepengine.errors import AgentError, HandlerError, InputError, StepEngineEr
 from stepengine.machine.plan import RunPlan
 from stepengine.models import Models
 from stepengine.runtime.hub import Hub
-from stepengine.runtime.logs import LOGGER
+from stepengine.runtime.logs import LOGGER, Lines
 
 __all__ = ("Planner", "Request", "new_run_id")
 
@@ -73,6 +74,11 @@ class Planner:
         default_model: The model of roots that name none.
         window: Gives a model's context length, when somebody may want to know it.
         keep_names: Whether model strings stay as written, because one provider serves them all.
+        seed: What the randomness of the run depends on; drawn by default.
+        created: When the root run was created (UTC); by default now.
+
+    Attributes:
+        seed: The seed in force.
     """
 
     def __init__(
@@ -83,13 +89,18 @@ class Planner:
         window: Callable[[str], int | None],
         *,
         keep_names: bool,
+        seed: str | None = None,
+        created: datetime | None = None,
+        watched: Callable[[], bool] = bool,
     ) -> None:
         self._catalog = catalog
         self._models = models
         self._default_model = default_model
         self._window = window
         self._keep_names = keep_names
-        self._seed = secrets.token_hex(8)
+        self.seed = secrets.token_hex(8) if seed is None else seed
+        self._created = created
+        self._watched = watched
         self._agents: dict[str, Agent] = {}
 
     def root(self, request: Request) -> tuple[RunPlan, AgentState]:
@@ -110,7 +121,7 @@ class Planner:
             params=request.params,
             model=self._model(agent.definition.model or self._default_model),
             limits=agent.limits if request.limits is None else request.limits.over(agent.limits),
-            created=datetime.now(UTC),
+            created=self._created or datetime.now(UTC),
             session_id=request.session_id,
             user_id=request.user_id,
             metadata=_metadata(request.metadata),
@@ -152,7 +163,7 @@ class Planner:
         return RunPlan(
             definition=agent.definition,
             path=path,
-            random=Random(f"{self._seed}:{path}"),  # noqa: S311
+            random=Random(f"{self.seed}:{path}"),  # noqa: S311
             model=model,
             tools=agent.tools,
             offered=agent.offered,
@@ -165,6 +176,7 @@ class Planner:
             decode_output=agent.schemas.decode_output,
             output_json_schema=agent.schemas.output_schema,
             context_window=self._window(model) if model and agent.hooks else None,
+            watched=self._watched,
             **fields,
         )
 
@@ -224,7 +236,7 @@ def with_prompt(plan: RunPlan, state: AgentState) -> AgentState:
     return attrs.evolve(state, system_prompt=text)
 
 
-class _PromptLogger:
+class _PromptLogger(Lines):
     """The logger of a prompt that is resolved before its run exists: straight to the standard logger."""
 
     def __init__(self, plan: RunPlan) -> None:
@@ -233,25 +245,8 @@ class _PromptLogger:
         self._hub = hub
         self._path = plan.path
 
-    def debug(self, message: str, /, **data: Any) -> None:
-        """Log for developers."""
-        self._log("debug", message, data)
-
-    def info(self, message: str, /, **data: Any) -> None:
-        """Log for users who asked for detail."""
-        self._log("info", message, data)
-
-    def warning(self, message: str, /, **data: Any) -> None:
-        """Log what somebody should look at."""
-        self._log("warning", message, data)
-
-    def error(self, message: str, /, **data: Any) -> None:
-        """Log what went wrong."""
-        self._log("error", message, data)
-
-    def _log(self, level: str, message: str, data: dict[str, Any]) -> None:
-        from stepengine.data.events import LogLine
-
+    def line(self, level: str, message: str, data: dict[str, Any]) -> None:
+        """Log one line."""
         self._hub.log(LogLine(path=self._path, level=level, message=message), data)
 
 

@@ -18,8 +18,9 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from stepengine.errors import StepEngineError
+from stepengine.tools.threads import ThreadPool
 
-__all__ = ("LoopThread",)
+__all__ = ("LoopThread", "give_back")
 
 T = TypeVar("T")
 
@@ -116,6 +117,12 @@ class LoopThread:
             loop = runner.get_loop()
             ready.set_result(loop)
             loop.run_forever()
+
+
+def give_back(loop_thread: LoopThread, threads: ThreadPool) -> None:
+    """End the threads of an engine that nobody closed."""
+    loop_thread.close()
+    threads.close()
 
 
 async def _into(make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:

@@ -10,6 +10,7 @@ from stepengine.runtime.driver import drive
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.hub import Hub, Observer
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
+from stepengine.runtime.rates import RateLimit, RateLimits
 from stepengine.runtime.retry import RetryPolicy
 from stepengine.runtime.tree import Services, Tree
 
@@ -21,6 +22,8 @@ __all__ = (
     "Middleware",
     "Observer",
     "Performer",
+    "RateLimit",
+    "RateLimits",
     "RetryPolicy",
     "RunHandle",
     "Services",

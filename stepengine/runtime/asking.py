@@ -23,9 +23,14 @@ class Desk:
         given: Answers given up front, by question id or text.
         interactor: Somebody who answers in process.
         threads: Where an interactor without ``async`` is asked.
+
+    Raises:
+        AnswerRejected: when an answer given up front is none.
     """
 
     def __init__(self, given: Mapping[str, AnswerLike], interactor: Interactor | None, threads: ThreadPool) -> None:
+        for key, value in given.items():
+            _check(value, f"for the question {key!r}")
         self._given = given
         self._unused = set(given)
         self._interactor = interactor
@@ -39,7 +44,11 @@ class Desk:
         return tuple(sorted(self._unused))
 
     async def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
-        """Return one answer per question; ``None`` where nobody is there to give one. All are open at once."""
+        """
+        Return one answer per question; ``None`` where nobody is there to give one.
+
+        An interactor is asked one question after another; those that wait for a handle are open at once.
+        """
         answers = [self._up_front(question) for question in questions]
         if self._interactor is not None:
             for index, question in enumerate(questions):
@@ -84,13 +93,15 @@ class Desk:
         Answer an open question; may be called from any thread.
 
         Raises:
-            AnswerRejected: when no question with that id is open, or it was answered already (requirements K12).
+            AnswerRejected: when no question with that id is open, it was answered already (requirements K12), or *answer*
+                is none.
         """
         question, future = self._open.get(question_id, (None, None))
         if question is None or future is None or future.done():
             listed = ", ".join([f"{q.id!r} ({q.text})" for q, f in self._open.values() if not f.done()])
             msg = f"question {question_id!r} is not open; open are: {listed or 'none'}"
             raise AnswerRejected(msg)
+        _check(answer, f"to the question {question_id!r}")
         future.get_loop().call_soon_threadsafe(_resolve, future, answered(answer, question))
 
     async def _interact(self, interactor: Interactor, question: Question) -> Answer | None:
@@ -102,10 +113,18 @@ class Desk:
                 value = await self._threads.run("interactor", lambda: interactor.ask(question))
             if inspect.isawaitable(value):
                 value = await value
+            if value is not None:
+                _check(value, "of the interactor")
         except Exception as error:  # noqa: BLE001
             LOGGER.warning("the interactor raised at question %r, so nobody answers it", question.id, exc_info=error)
             return None
         return None if value is None else answered(value, question)
+
+
+def _check(value: Any, whose: str) -> None:
+    if not isinstance(value, str | bool | Answer):
+        msg = f"the answer {whose} is {value!r}; it is a string, a bool or an Answer"
+        raise AnswerRejected(msg)
 
 
 def _resolve(future: asyncio.Future[Answer | None], answer: Answer | None) -> None:

@@ -1,4 +1,4 @@
-"""The performer of ``CallModel``: one provider call, its deltas, its retries and its price."""
+"""The performer of ``CallModel``: one provider call, its deltas, its attempts, its turn among others and its price."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from typing import Any, Protocol, TypeAlias, assert_never, cast
 import attrs
 
 from stepengine.data.effects import CallModel
-from stepengine.data.events import ModelRetry, ReplyDiscarded, TextDelta, ThinkingDelta, ToolInputDelta
+from stepengine.data.events import (
+    ModelRetry,
+    RateLimited,
+    ReplyDiscarded,
+    TextDelta,
+    ThinkingDelta,
+    ToolInputDelta,
+)
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -25,12 +32,14 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.outcomes import Failure
-from stepengine.data.usage import Usage
+from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import ModelError, StepEngineError, TruncatedReply
 from stepengine.runtime.clock import Clock
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import IO, Item
+from stepengine.runtime.rates import Obstacle, RateLimits
 from stepengine.runtime.retry import Retries, known_usage
+from stepengine.runtime.turns import Notice, Registry, queued
 
 __all__ = ("ModelCaller", "ModelProvider", "ModelRegistry", "Pricing")
 
@@ -49,7 +58,7 @@ class ModelProvider(Protocol):
 
 
 class ModelRegistry(Protocol):
-    """What the caller needs of a registry; ``stepengine.models.Models`` has it."""
+    """What the caller needs of a registry without rate limits; ``stepengine.models.Models`` has it."""
 
     def provider_for(self, model: str) -> ModelProvider:
         """Return the provider of a model string or raise ``UnknownModel``."""
@@ -65,6 +74,7 @@ class ModelCaller:
         retries: The tree's retry coordinator.
         clock: Whose sleep is used between attempts.
         now: The run's time (UTC), for prices that change.
+        rates: The engine's limiters; ``None`` for none.
     """
 
     def __init__(
@@ -74,6 +84,8 @@ class ModelCaller:
         retries: Retries,
         clock: Clock,
         now: Callable[[], datetime],
+        *,
+        rates: RateLimits | None = None,
     ) -> None:
         self._models = models
         self._providers: dict[str, ModelProvider] = {}
@@ -81,27 +93,27 @@ class ModelCaller:
         self._retries = retries
         self._clock = clock
         self._now = now
+        self._rates = rates
 
     async def call(self, item: Item, io: IO) -> ModelReply:
         """
-        Return the reply, with what failed attempts used added to its usage.
+        Return the reply, with what failed attempts used added to its usage and its cost.
 
         Raises:
             ModelError: the last attempt's, with the usage of all of them.
         """
         request = cast("CallModel", item.effect).request
-        provider = self._provider(request.model)
+        provider = self._provider(item, io, request)
         spent: Usage | None = None
         attempt = 1
         while True:
             try:
-                reply = await (_streamed(provider, request, item, io) if io.watched else provider.complete(request))
-                return self._priced(request.model, reply, spent)
+                return self._priced(request.model, await _asked(provider, request, item, io), spent)
             except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001
                 error = _model_error(request.model, raised)
                 used = known_usage(error)
                 spent = spent + used if spent and used else spent or used
-                wait = self._retries.wait_before_next(error, attempt)
+                wait = self._retries.wait_before_next(error, attempt, (item.path, item.effect.seq))
                 if wait is None:
                     error.usage = spent
                     raise error from error.__cause__
@@ -111,23 +123,25 @@ class ModelCaller:
             await self._clock.sleep(wait)
             attempt += 1
 
-    def _provider(self, model: str) -> ModelProvider:
+    def _provider(self, item: Item, io: IO, request: ModelRequest) -> ModelProvider:
+        model = request.model
+        if self._rates is not None:
+            return queued(cast("Registry", self._models), self._rates, model, _notice(item, io, request))
         provider = self._providers.get(model)
         if provider is None:
             provider = self._providers[model] = self._models.provider_for(model)
         return provider
 
     def _priced(self, model: str, reply: ModelReply, spent: Usage | None) -> ModelReply:
-        if not isinstance(reply, ModelReply):
-            msg = f"the provider of {model!r} gave a {type(reply).__name__} instead of a ModelReply"
-            raise ModelError(msg, kind="provider")
-        usage = reply.usage
+        usage, cost = reply.usage, reply.cost
+        if cost is None and usage is not None:
+            cost = self._cost(reply.model or model, usage)
         if spent is not None:
+            cost = add_cost(cost, self._cost(model, spent) if spent.total_tokens else Decimal(0))
             usage = spent + (usage or Usage(at_least=True))
-        if reply.cost is not None or usage is None or self._pricing is None:
-            return reply if spent is None else attrs.evolve(reply, usage=usage)
-        cost = self._cost(reply.model or model, usage)
-        return reply if cost is None and spent is None else attrs.evolve(reply, usage=usage, cost=cost)
+        if usage is reply.usage and cost is reply.cost:
+            return reply
+        return attrs.evolve(reply, usage=usage, cost=cost)
 
     def _cost(self, model: str, usage: Usage) -> Decimal | None:
         try:
@@ -135,6 +149,15 @@ class ModelCaller:
         except Exception as error:  # noqa: BLE001
             LOGGER.warning("the pricing of %r raised, so its cost is unknown", model, exc_info=error)
             return None
+
+
+async def _asked(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
+    """Ask a provider once; in pieces when somebody watches."""
+    reply = await (_streamed(provider, request, item, io) if io.watched else provider.complete(request))
+    if not isinstance(reply, ModelReply):
+        msg = f"the provider of {request.model!r} gave a {type(reply).__name__} instead of a ModelReply"
+        raise ModelError(msg, kind="provider")
+    return reply
 
 
 async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
@@ -179,6 +202,15 @@ def _retry(item: Item, request: ModelRequest, attempt: int, wait: float, error: 
     return ModelRetry(
         path=item.path, seq=item.effect.seq, model=request.model, attempt=attempt, wait=wait, error=error.message
     )
+
+
+def _notice(item: Item, io: IO, request: ModelRequest) -> Notice:
+    def notice(provider: str, obstacle: Obstacle) -> None:
+        if io.watched:
+            at: dict[str, Any] = {"path": item.path, "seq": item.effect.seq, "model": request.model}
+            io.emit(RateLimited(**at, provider=provider, limit=obstacle.limit, wait=obstacle.seconds))
+
+    return notice
 
 
 def _model_error(model: str, raised: BaseException) -> ModelError:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.effects import Gather, Notify, Spawn
+from stepengine.data.effects import CallTool, Gather, Notify, Spawn
 from stepengine.data.outcomes import Gathered, Outcome, Single
 from stepengine.machine.plan import Finished
 from stepengine.runtime.performer import Item, child_path
@@ -121,10 +121,13 @@ async def _gather(scope: Scope, effect: Gather) -> Gathered:
 
 async def _lanes(scope: Scope, items: Sequence[Item], outcomes: list[Single | None], concurrency: int | None) -> None:
     numbered = list(enumerate(items))
-    children = [pair for pair in numbered if type(pair[1].effect) is Spawn]
-    others = [pair for pair in numbered if type(pair[1].effect) is not Spawn]
-    at_once = scope.plan.limits.max_concurrent_children
-    lanes = [*_shared(children, concurrency, at_once), *_shared(others, concurrency)]
+    limits = scope.plan.limits
+    bounds = {Spawn: limits.max_concurrent_children, CallTool: limits.max_concurrent_tools}
+    kinds = dict.fromkeys([type(item.effect) for item in items])
+    lanes: list[Iterator[tuple[int, Item]]] = []
+    for kind in kinds:
+        members = [pair for pair in numbered if type(pair[1].effect) is kind]
+        lanes += _shared(members, concurrency, bounds.get(kind))
     tasks = [asyncio.create_task(_work(scope, lane, outcomes)) for lane in lanes]
     pending: set[asyncio.Task[None]] = set(tasks)
     while pending:

@@ -20,7 +20,6 @@ from stepengine.data.events import (
     LogLine,
     PhaseChanged,
     RunFinished,
-    StepStarted,
     TextDelta,
     ThinkingDelta,
     ToolInputDelta,
@@ -35,6 +34,10 @@ __all__ = ("Hub", "Observer", "ObserverLike", "Subscription", "Watcher")
 MAX_QUEUE = 10_000
 MAX_SUBSCRIBERS = 100
 MAX_OBSERVER_ERRORS = 10
+MAX_JOINED = 4_096
+"""Characters that deltas are joined to at most, so that joining many stays cheap."""
+BEHIND = 10
+"""A reader has fallen behind when a tenth of what may wait does."""
 DELTAS = (TextDelta, ThinkingDelta, ToolInputDelta)
 
 
@@ -81,7 +84,6 @@ class _Seat:
 
     run_id: str
     agent_id: str
-    step: int = 0
 
 
 class Hub:
@@ -94,6 +96,7 @@ class Hub:
 
     Attributes:
         watched: Whether anybody is shown events; while nobody is, they need not be made.
+        followed: Whether somebody may ask for ``phase``, which then is kept up to date.
         phase: What the root run is doing (requirements N11).
         warnings: Observers that were dropped.
     """
@@ -106,8 +109,13 @@ class Hub:
         self._seats: dict[str, _Seat] = {}
         self._last: RunFinished | None = None
         self.watched = bool(self._watchers)
+        self.followed = False
         self.phase = RunPhase.IDLE
         self.warnings: list[str] = []
+
+    def is_watched(self) -> bool:
+        """Return whether the events of steps and phases have to be made at all."""
+        return self.watched or self.followed
 
     @property
     def subscribers(self) -> int:
@@ -171,32 +179,26 @@ class Hub:
         for subscription in self._subscriptions:
             subscription.put(event)
 
-    def log(self, event: LogLine | ToolLog, data: Any = None) -> None:
+    def log(self, event: LogLine | ToolLog, data: Any = None, *, step: int = 0) -> None:
         """Write a log line where the engine logs; the event itself is shown by ``emit``."""
         seat = self._seats.get(event.path) or _Seat("", "")
-        context = {"run_id": seat.run_id, "agent_id": seat.agent_id, "path": event.path, "step": seat.step}
+        context = {"run_id": seat.run_id, "agent_id": seat.agent_id, "path": event.path, "step": step}
         try:
             write(self._logger, event.level, event.message, context, data)
         except Exception as error:  # noqa: BLE001
             LOGGER.error("the logger of the engine raised", exc_info=error)
 
     def _log_line(self, event: LogLine) -> None:
-        self.log(event, event.data)
+        self.log(event, event.data, step=event.step)
 
     def _phase_changed(self, event: PhaseChanged) -> None:
         if not event.path:
             self.phase = event.phase
 
-    def _step_started(self, event: StepStarted) -> None:
-        seat = self._seats.get(event.path)
-        if seat is not None:
-            seat.step = event.step
-
 
 TAPS: Mapping[type[Event], Callable[[Hub, Any], None]] = {
     LogLine: Hub._log_line,  # noqa: SLF001
     PhaseChanged: Hub._phase_changed,  # noqa: SLF001
-    StepStarted: Hub._step_started,  # noqa: SLF001
 }
 """What a hub does with some events beside showing them; unbound, so that a hub does not refer to itself."""
 
@@ -205,22 +207,26 @@ class Subscription:
     """
     One reader of a stream; ``events()`` iterates it once, in the run's own event loop.
 
-    At most 10,000 events wait. Then deltas go first, after that the newest; the reader is told with ``EventsDropped``.
-    The last event always fits.
+    At most 10,000 events wait. A reader that falls behind gets deltas that belong together as one; when that is not enough,
+    deltas go first, after that the newest, and the reader is told with ``EventsDropped``. The last event always fits.
     """
 
     def __init__(self, hub: Hub, limit: int = MAX_QUEUE) -> None:
         self._hub = hub
         self._limit = limit
         self._queue: deque[Event] = deque()
+        self._deltas = 0
         self._dropped = 0
         self._ended = False
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: Event) -> None:
         """Keep *event* for the reader, or count it as dropped."""
+        if len(self._queue) > self._limit // BEHIND and self._joined(event):
+            return
         if len(self._queue) < self._limit or self._make_room(event):
             self._queue.append(event)
+            self._deltas += isinstance(event, DELTAS)
             self._wake()
 
     def end(self) -> None:
@@ -232,6 +238,7 @@ class Subscription:
     def close(self) -> None:
         """Stop reading and forget what waits."""
         self._queue.clear()
+        self._deltas = 0
         self.end()
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -242,7 +249,9 @@ class Subscription:
                     dropped, self._dropped = self._dropped, 0
                     yield EventsDropped(count=dropped)
                 if self._queue:
-                    yield self._queue.popleft()
+                    event = self._queue.popleft()
+                    self._deltas -= isinstance(event, DELTAS)
+                    yield event
                 elif self._ended:
                     return
                 else:
@@ -262,12 +271,27 @@ class Subscription:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def _make_room(self, event: Event) -> bool:
+    def _joined(self, event: Event) -> bool:
+        """Append a delta to the last one that waits, if it goes on where that stops."""
         if not isinstance(event, DELTAS):
-            kept = deque(e for e in self._queue if not isinstance(e, DELTAS))
-            self._dropped += len(self._queue) - len(kept)
-            self._queue = kept
-            if len(kept) < self._limit or isinstance(event, RunFinished):
-                return True
+            return False
+        last = self._queue[-1]
+        if not isinstance(last, DELTAS) or len(last.text) + len(event.text) > MAX_JOINED:
+            return False
+        whole = attrs.evolve(last, text=last.text + event.text)
+        if attrs.evolve(event, text=whole.text) != whole:
+            return False
+        self._queue[-1] = whole
+        return True
+
+    def _make_room(self, event: Event) -> bool:
+        """Drop deltas for anything else; return whether *event* may stay."""
+        if isinstance(event, RunFinished):
+            return True
+        if self._deltas and not isinstance(event, DELTAS):
+            self._queue = deque(e for e in self._queue if not isinstance(e, DELTAS))
+            self._dropped += self._deltas
+            self._deltas = 0
+            return True
         self._dropped += 1
         return False

@@ -14,16 +14,16 @@ from decimal import Decimal
 from typing import cast
 
 from stepengine.data.effects import CallModel, Spawn
-from stepengine.data.estimate import estimate_tokens, message_tokens, transcript_tokens
 from stepengine.data.limits import Limits
-from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Value
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError
 from stepengine.runtime.performer import IO, Item, Performer, child_path
+from stepengine.runtime.sizes import estimated_tokens
 
-__all__ = ("Gate", "Ledger", "Meter", "Price", "estimated_tokens")
+__all__ = ("Gate", "Ledger", "Meter", "Price", "Refusals")
 
 Price = Callable[[str, Usage], "Decimal | None"]
 """Returns US dollars for a model string and what it used; ``None`` when the price is unknown."""
@@ -68,10 +68,13 @@ class Ledger:
             msg = f"the run and its children have used or reserved {used} of {most} tokens; the next model call needs about {tokens}"
             return LimitExceeded(msg, kind="tokens", limit=most)
         dollars = self.limits.max_cost_usd
-        if dollars is None:
+        if dollars is None or (cost is None and self.limits.allow_unpriced):
             return None
         if cost is None:
-            msg = f"max_cost_usd is {dollars}, but the price of the model is unknown; pass Engine(pricing=...) that knows it"
+            msg = (
+                f"max_cost_usd is {dollars}, but the price of the model is unknown; pass Engine(pricing=...) that knows it, or "
+                "set allow_unpriced"
+            )
             return LimitExceeded(msg, kind="unpriced_model", limit=float(dollars))
         if self.cost + self.reserved_cost + cost > Decimal(str(dollars)):
             msg = f"the run and its children have spent or reserved {self.cost + self.reserved_cost} of {dollars} US dollars; the next model call needs about {cost}"
@@ -108,15 +111,6 @@ class Ledger:
             ledger.children += 1
             ledger = ledger.parent
         return None
-
-
-def estimated_tokens(request: ModelRequest) -> int:
-    """Return about how many tokens a request has; each message of the history is measured once."""
-    tokens = transcript_tokens(request.messages) + sum([message_tokens(m) for m in request.tail])
-    tokens += estimate_tokens(request.system_prompt)
-    for spec in request.tools:
-        tokens += estimate_tokens(spec.name + spec.description) + estimate_tokens(spec.input_schema)
-    return tokens
 
 
 class Refusals:
@@ -197,15 +191,14 @@ class Meter:
         if ledger is None or not ledger.bounded:
             return
         request = cast("CallModel", item.effect).request
-        output = request.settings.max_tokens or 0
-        tokens = estimated_tokens(request)
-        cost = self._price(request.model, Usage(input_tokens=tokens, output_tokens=output))
+        prompt, output = estimated_tokens(request), request.settings.max_tokens or 0
+        cost = self._price(request.model, Usage(input_tokens=prompt, output_tokens=output))
         address = (item.path, item.effect.seq)
-        error = ledger.refusal(tokens + output, cost)
+        error = ledger.refusal(prompt + output, cost)
         if error is not None:
             self._refusals.known[address] = error
             return
-        room = (tokens + output, cost or Decimal(0))
+        room = (prompt + output, cost or Decimal(0))
         ledger.reserve(*room)
         self._reserved[address] = room
 
@@ -237,6 +230,7 @@ class Meter:
         model = cast("CallModel", item.effect).request.model
         if type(outcome) is Value and isinstance(outcome.value, ModelReply):
             usage, price = outcome.value.usage, outcome.value.cost
+            model = outcome.value.model or model
         elif type(outcome) is Failure and isinstance(outcome.error, ModelError):
             usage, price = outcome.error.usage or Usage(), None
         else:

@@ -7,10 +7,11 @@ Every record carries the run's id, agent, path and step (requirements O1, O4).
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ("LOGGER", "write")
+__all__ = ("LOGGER", "Lines", "write")
 
 LOGGER = logging.getLogger("stepengine")
 LOGGER.addHandler(logging.NullHandler())
@@ -22,6 +23,32 @@ LEVELS: Mapping[str, int] = {
     "warn": logging.WARNING,
     "error": logging.ERROR,
 }
+
+
+class Lines(ABC):
+    """A ``RunLogger``: whatever its level, a line goes through ``line``."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def line(self, level: str, message: str, data: dict[str, Any]) -> None:
+        """Log one line."""
+
+    def debug(self, message: str, /, **data: Any) -> None:
+        """Log for developers."""
+        self.line("debug", message, data)
+
+    def info(self, message: str, /, **data: Any) -> None:
+        """Log for users who asked for detail."""
+        self.line("info", message, data)
+
+    def warning(self, message: str, /, **data: Any) -> None:
+        """Log what somebody should look at."""
+        self.line("warning", message, data)
+
+    def error(self, message: str, /, **data: Any) -> None:
+        """Log what went wrong."""
+        self.line("error", message, data)
 
 
 def write(logger: Any, level: str, message: str, context: Mapping[str, Any], data: Any = None) -> None:

@@ -1,7 +1,8 @@
 """
 The one retry coordinator (reliability R21, MP06-MP15, MP30-MP33): who waits how long before a model is asked again.
 
-SDK retries are off, so that attempts never multiply.
+SDK retries are off, so that attempts never multiply. Which failures may be tried again is said by the provider, on the
+error itself; here is decided whether and when.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from random import Random
 import attrs
 
 from stepengine.data.usage import Usage
-from stepengine.errors import ModelError
+from stepengine.errors import DefinitionError, ModelError
 
 __all__ = ("Retries", "RetryPolicy", "known_usage")
 
@@ -19,7 +20,10 @@ __all__ = ("Retries", "RetryPolicy", "known_usage")
 @attrs.frozen(kw_only=True)
 class RetryPolicy:
     """
-    How often and how patiently a failed model call is tried again.
+    How often and how patiently a failed model call is tried again (reliability 4.9).
+
+    Waits are random between 0 and a bound that doubles ("full jitter"); what a provider asks for with ``retry-after``
+    comes on top.
 
     Attributes:
         attempts: Requests per model call at most, the first included.
@@ -27,6 +31,9 @@ class RetryPolicy:
         cap: Seconds; the bound that no random wait exceeds.
         obey: Seconds up to which a provider's ``retry-after`` is waited for; above it the call fails at once.
         extra: Further attempts of all calls of a run tree together.
+
+    Raises:
+        DefinitionError: when there is no first attempt, or a number is negative.
     """
 
     attempts: int = 4
@@ -35,34 +42,48 @@ class RetryPolicy:
     obey: float = 60.0
     extra: int = 20
 
+    def __attrs_post_init__(self) -> None:
+        if self.attempts < 1 or not all(value >= 0 for value in (self.base, self.cap, self.obey, self.extra)):
+            msg = f"{self} cannot be followed: attempts is at least 1, base, cap, obey and extra are at least 0"
+            raise DefinitionError(msg)
+
 
 class Retries:
-    """What is left of a run tree's further attempts."""
+    """
+    What is left of a run tree's further attempts, and how long each of them is waited for.
 
-    def __init__(self, policy: RetryPolicy, random: Random) -> None:
+    Args:
+        policy: How often and how patiently.
+        seed: The run's. A wait depends on it, on the call's address and on the attempt alone: neither on what runs beside
+            it nor on the random source that handlers use, which is not touched.
+    """
+
+    def __init__(self, policy: RetryPolicy, seed: str) -> None:
         self._policy = policy
-        self._random = random
+        self._seed = seed
         self._left = policy.extra
 
-    def wait_before_next(self, error: ModelError, attempt: int) -> float | None:
+    def wait_before_next(self, error: ModelError, attempt: int, address: tuple[str, int]) -> float | None:
         """
         Return the seconds to wait before the next attempt, or ``None`` when there must be none.
 
         Args:
             error: Why attempt number *attempt* failed.
             attempt: Counts from 1.
+            address: Of the model call: path and number.
         """
-        policy = self._policy
+        policy, asked = self._policy, error.retry_after
         if not error.retryable or attempt >= policy.attempts or self._left <= 0:
             return None
-        wait = self._random.uniform(0, min(policy.cap, policy.base * 2 ** (attempt - 1)))
-        asked = error.retry_after
-        if asked is not None and asked >= 0:
-            if asked > policy.obey:
-                return None
-            wait = max(asked, min(wait, policy.obey))
+        if asked is None or not asked >= 0:
+            asked = 0.0
+        if asked > policy.obey:
+            return None
         self._left -= 1
-        return wait
+        path, seq = address
+        random = Random(f"{self._seed}:{path}:{seq}:{attempt}")  # noqa: S311
+        jitter = random.uniform(0, min(policy.cap, policy.base * 2 ** (attempt - 1)))
+        return min(asked + jitter, max(policy.obey, jitter))
 
 
 def known_usage(error: ModelError) -> Usage | None:

@@ -10,8 +10,10 @@ import attrs
 from stepengine.data.effects import CallTool
 from stepengine.data.events import Event, ToolLog
 from stepengine.data.results import ToolResult
+from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolBinding
 from stepengine.errors import StepEngineError
+from stepengine.runtime.logs import Lines
 from stepengine.runtime.performer import Item
 from stepengine.tools.context import ResourceMap, ToolContext, Workspace
 from stepengine.tools.threads import ThreadPool
@@ -84,7 +86,6 @@ def _context(item: Item, effect: CallTool, tree: Tree) -> ToolContext:
     plan, setting = item.plan, tree.services.tools
     state, agent = effect.state(), plan.definition
     voice = _Voice(item, effect, tree)
-    window = plan.context_window
     return ToolContext(
         agent_state=state,
         tool_call_id=effect.tool_call_id,
@@ -104,14 +105,23 @@ def _context(item: Item, effect: CallTool, tree: Tree) -> ToolContext:
         resources=setting.resources,
         logger=voice,
         cancelled=tree.signal,
-        remaining_tokens=None if window is None else max(0, window - state.context_tokens),
+        remaining_tokens=_remaining(item, state, tree),
         emit=voice.emit,
         threads=setting.threads,
         leaked=tree.leaked,
     )
 
 
-class _Voice:
+def _remaining(item: Item, state: AgentState, tree: Tree) -> int | None:
+    """Return how many tokens of context are left; only a run that called its model has the model's data looked up."""
+    plan = item.plan
+    window = plan.context_window
+    if window is None and plan.model and tree.sizes.knows(item.path):
+        window = tree.services.window(plan.model)
+    return None if window is None else max(0, window - tree.sizes.of(item.path, state))
+
+
+class _Voice(Lines):
     """What a tool says while it runs: its events and log lines, with the address of its call."""
 
     __slots__ = ("_effect", "_item", "_tree")
@@ -122,24 +132,14 @@ class _Voice:
         self._tree = tree
 
     def emit(self, event: Event) -> None:
+        """Show an event, with the address of the call."""
         event = attrs.evolve(event, path=self._item.path, seq=self._effect.seq)
         if isinstance(event, ToolLog):
-            self._tree.hub.log(event)
+            self._tree.hub.log(event, step=self._effect.step_index)
         self._tree.emit_from_anywhere(event)
 
-    def debug(self, message: str, /, **data: Any) -> None:
-        self._log("debug", message, data)
-
-    def info(self, message: str, /, **data: Any) -> None:
-        self._log("info", message, data)
-
-    def warning(self, message: str, /, **data: Any) -> None:
-        self._log("warning", message, data)
-
-    def error(self, message: str, /, **data: Any) -> None:
-        self._log("error", message, data)
-
-    def _log(self, level: str, message: str, data: dict[str, Any]) -> None:
+    def line(self, level: str, message: str, data: dict[str, Any]) -> None:
+        """Show a line, and log it."""
         event = ToolLog(
             path=self._item.path,
             seq=self._effect.seq,
@@ -148,5 +148,5 @@ class _Voice:
             tool_name=self._effect.tool_name,
             tool_call_id=self._effect.tool_call_id,
         )
-        self._tree.hub.log(event, data or None)
+        self._tree.hub.log(event, data or None, step=self._effect.step_index)
         self._tree.emit_from_anywhere(event)

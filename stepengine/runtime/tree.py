@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from random import Random
 from typing import Any
 
 import attrs
@@ -35,8 +34,11 @@ from stepengine.runtime.hub import Hub
 from stepengine.runtime.leaves import Leaves
 from stepengine.runtime.limits import Gate, Ledger, Meter, Refusals
 from stepengine.runtime.performer import Middleware, Performer
+from stepengine.runtime.rates import RateLimits
+from stepengine.runtime.repeats import Repeats
 from stepengine.runtime.retry import Retries, RetryPolicy
 from stepengine.runtime.scope import Scope
+from stepengine.runtime.sizes import Sizes
 from stepengine.runtime.toolcalls import ToolSetting
 from stepengine.runtime.watchdog import Watchdog
 
@@ -51,6 +53,10 @@ def _no_children(_: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentSt
     raise StepEngineError(msg)
 
 
+def _no_window(_: str) -> int | None:
+    return None
+
+
 @attrs.frozen(kw_only=True)
 class Services:
     """
@@ -61,9 +67,12 @@ class Services:
         models: Where providers come from.
         tools: What tools are run with.
         pricing: What replies cost; ``None`` for nothing but what providers say.
+        window: Gives a model's context length in tokens, when known.
         planner: Turns a ``Spawn`` into what its child is started with, or raises why it must not start.
         interactor: Somebody who answers questions in process.
         retry: How model calls are tried again.
+        rates: How often providers are asked; ``None`` for no limits.
+        seed: What is random while effects are performed depends on it; by default on the run's id.
         clock: Time and sleep.
         middlewares: What wraps the leaves of every tree, from the inside out: recorders and the like.
         outermost: What wraps everything else.
@@ -73,9 +82,12 @@ class Services:
     models: ModelRegistry
     tools: ToolSetting = attrs.field(factory=ToolSetting)
     pricing: Pricing | None = None
+    window: Callable[[str], int | None] = _no_window
     planner: Planner = _no_children
     interactor: Interactor | None = None
     retry: RetryPolicy = attrs.field(factory=RetryPolicy)
+    rates: RateLimits | None = None
+    seed: str = ""
     clock: Clock = attrs.field(factory=SystemClock)
     middlewares: Sequence[Middleware] = ()
     outermost: Sequence[Middleware] = ()
@@ -101,6 +113,7 @@ class Tree:
         signal: ``is_set()`` says whether the tree is being stopped.
         reraise: A ``KeyboardInterrupt`` or ``SystemExit`` out of a tool, to be raised when the tree has ended.
         inbox: Messages for the root run that were not delivered yet.
+        sizes: How large the prompts of its runs are.
     """
 
     def __init__(
@@ -128,17 +141,20 @@ class Tree:
         self._now_ms = services.clock.now_ms
         self._start = self._now_ms()
         self._ledgers: dict[str, Ledger] = {}
+        self.sizes = Sizes()
         self.performer: Performer = self._wrapped(plan)
 
     def _wrapped(self, plan: RunPlan) -> Performer:
         services, refusals = self.services, Refusals()
-        retries = Retries(services.retry, Random(plan.run_id))  # noqa: S311
-        caller = ModelCaller(services.models, services.pricing, retries, services.clock, self.now)
+        retries = Retries(services.retry, services.seed or plan.run_id)
+        clock, rates = services.clock, services.rates
+        caller = ModelCaller(services.models, services.pricing, retries, clock, self.now, rates=rates)
         leaves = Leaves(self, caller)
         performer: Performer = Gate(leaves, refusals, self.elapsed)
         for wrap in services.middlewares:
             performer = wrap(performer)
         performer = self._meter = Meter(performer, refusals, self._ledgers, self._price)
+        performer = self._repeats = Repeats(performer, refusals)
         for wrap in services.outermost:
             performer = wrap(performer)
         return performer
@@ -176,7 +192,7 @@ class Tree:
 
     def _let_go(self) -> None:
         """Cut the circles, so that a finished tree is freed at once and not by the collector."""
-        del self.performer, self._meter
+        del self.performer, self._meter, self._repeats
         self.root.release()
 
     def emit_from_anywhere(self, event: Event) -> None:
@@ -224,6 +240,7 @@ class Tree:
                 timer.cancel()
             scope.leave()
             self._meter.forget(scope.path)
+            self._repeats.forget(scope.path)
 
 
 class _Signal:

@@ -46,7 +46,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def use(*replies: Any) -> ScriptedModel:
         model = ScriptedModel(replies)
-        monkeypatch.setattr(running, "_models", lambda _: model)
+        monkeypatch.setattr(running, "models_of", lambda _: model)
         return model
 
     return use

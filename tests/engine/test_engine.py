@@ -279,7 +279,7 @@ async def test_a_prompt_object_is_rendered_for_each_run_and_its_failure_is_a_fai
     assert ["run_started", "run_failed", "run_finished"] == [e.type for e in events][-3:]
 
 
-@pytest.mark.spec("requirements:D9", "requirements:D10", "requirements:D12", "requirements:D15")
+@pytest.mark.spec("requirements:D9", "requirements:D10", "requirements:D12", "requirements:D15", "requirements:X41")
 async def test_the_result_holds_text_state_calls_and_usage():
     replies = [
         tool_call("add", {"a": 1, "b": 2}, usage=Usage(input_tokens=10, output_tokens=1)),

@@ -51,7 +51,7 @@ async def test_what_a_handler_logs_and_notifies_reaches_the_logger_and_the_strea
     note = next(e for e in events if e.type == "notification")
 
     assert (result.state.run_id, "worker", "", {"n": 1}) == (record.run_id, record.agent_id, record.path, record.data)
-    assert 0 == record.step
+    assert 1 == record.step  # the step that comes next, as hooks see it
     assert ("half way", {"percent": 50}) == (note.message, note.data)
     assert all("careful" not in m.text and "half way" not in m.text for m in result.state.message_history)
 

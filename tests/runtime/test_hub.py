@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 
 import pytest
 
-from stepengine.data.effects import Notify
-from stepengine.data.events import LogLine, Notification, RunFinished, StepStarted, TextDelta, ToolLog
+from stepengine.data.effects import Gather, Notify, Spawn
+from stepengine.data.events import LogLine, Notification, RunFinished, StepStarted, TextDelta, ToolInputDelta, ToolLog
 from stepengine.data.run import RunResult, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.errors import StepEngineError
@@ -62,7 +63,7 @@ async def test_a_slow_subscriber_loses_deltas_first_and_is_told():
     hub = Hub()
     slow = Subscription(hub, limit=4)
     for index in range(4):
-        slow.put(TextDelta(text=str(index)))
+        slow.put(TextDelta(seq=index, text=str(index)))
     for name in "abcd":
         slow.put(note(name))
     slow.put(TextDelta(text="late"))
@@ -74,6 +75,58 @@ async def test_a_slow_subscriber_loses_deltas_first_and_is_told():
     assert ["events_dropped", *4 * ["notification"], "run_finished"] == [e.type for e in events]
     assert 6 == events[0].count
     assert ["a", "b", "c", "d"] == [e.message for e in events if e.type == "notification"]
+
+
+@pytest.mark.spec("reliability:RS09", "reliability:SP16")
+async def test_who_never_reads_holds_a_bounded_queue_for_the_whole_tree_and_gets_all_text_in_larger_pieces():
+    hub = Hub()
+    slow = Subscription(hub, limit=100)
+    said = {path: "".join([f"{path}{n} " for n in range(10_000)]) for path in ("", "1", "1.2")}
+    for path, text in said.items():
+        for piece in text.split(" ")[:-1]:
+            slow.put(TextDelta(path=path, seq=3, text=f"{piece} "))
+        slow.put(ToolInputDelta(path=path, seq=3, tool_name="a", text="{"))
+        slow.put(ToolInputDelta(path=path, seq=3, tool_name="b", text="{"))
+
+    assert len(slow._queue) <= 100
+
+    slow.put(the_end())
+    slow.end()
+    events = await read(slow)
+    shown = {path: "".join([e.text for e in events if e.type == "text_delta" and e.path == path]) for path in said}
+
+    assert said == shown
+    assert ["a", "b"] * 3 == [e.tool_name for e in events if e.type == "tool_input_delta"]
+    assert max(len(e.text) for e in events if e.type == "text_delta") <= 4_096
+    assert "run_finished" == events[-1].type
+
+
+@pytest.mark.spec("reliability:RS09", "reliability:SP16")
+async def test_a_run_goes_on_while_nobody_reads_its_stream(world):
+    def machine(plan, state):
+        for number in range(20_000):
+            yield Notify(Notification(path=plan.path, message=str(number)))
+        if not plan.path:
+            yield Gather((Spawn(0, "kid"), Spawn(1, "kid")))
+        return world.done(state, "done")
+
+    def child(parent, effect, path):
+        return world.plan(path=path), AgentState(run_id=path)
+
+    paths = Counter()
+    tree = world.tree(machine, planner=child, observers=[lambda event: paths.update([event.path])])
+    subscription = tree.hub.subscribe()
+    finished = await tree.run()
+
+    assert "done" == finished.output
+    assert len(subscription._queue) <= 10_000
+    assert {"": 20_004, "0": 20_000, "1": 20_000} == paths  # the root's own and both starts and ends of children
+
+    tree.hub.finish(the_end())
+    events = await read(subscription)
+
+    assert {""} == {e.path for e in events if e.type == "notification"}
+    assert 3 * 20_000 + 4 - (len(events) - 2) == next(e.count for e in events if e.type == "events_dropped")
 
 
 async def test_a_reader_waits_for_events_and_may_leave():
@@ -149,11 +202,11 @@ def test_while_nobody_watches_events_are_not_even_numbered():
 @pytest.mark.parametrize("event", [LogLine, ToolLog])
 async def test_log_lines_go_to_the_standard_logger_with_run_agent_path_and_step(world, caplog, event):
     def machine(plan, state):
-        yield Notify(StepStarted(step=3, steps_remaining=1))
         if event is LogLine:
-            yield Notify(LogLine(level="warning", message="100%s", data={"n": 1}))
+            yield Notify(LogLine(level="warning", message="100%s", data={"n": 1}, step=3))
         else:
-            tree.hub.log(ToolLog(level="warning", message="100%s"), {"n": 1})
+            tree.hub.log(ToolLog(level="warning", message="100%s"), {"n": 1}, step=3)
+        yield Notify(StepStarted(step=4, steps_remaining=1))
         return world.done(state)
 
     tree = world.tree(machine)

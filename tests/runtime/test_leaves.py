@@ -444,3 +444,35 @@ async def test_messages_that_were_sent_to_the_run_come_with_its_next_outcome(wor
 
     assert ["hurry"] == [m.text for m in seen[0].inputs]
     assert () == seen[1].inputs
+
+
+@pytest.mark.parametrize("wrong", [3, {"yes": True}, b"yes", None])
+async def test_what_is_no_answer_is_refused_up_front_and_from_an_interactor_and_a_handle(world, wrong, caplog):
+    question = Question("q0", "May I?")
+
+    def machine(plan, state):
+        outcome = yield Ask(0, (question,))
+        return world.done(state, outcome)
+
+    with pytest.raises(AnswerRejected, match="it is a string, a bool or an Answer"):
+        world.tree(machine, answers={"May I?": wrong})
+
+    class Odd:
+        def ask(self, question):
+            return wrong
+
+    finished = await world.tree(machine, interactor=Odd()).run()
+
+    assert (Stop, "suspended") == (type(finished.output), finished.output.kind)
+    assert (wrong is None) == ("nobody answers it" not in caplog.text)
+
+    tree = world.tree(machine)
+    tree.desk.attend()
+    task = asyncio.create_task(tree.run())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with pytest.raises(AnswerRejected, match="it is a string, a bool or an Answer"):
+        tree.desk.answer("q0", wrong)
+    tree.desk.answer("q0", "yes")
+
+    assert "yes" == (await task).output.value[0].value

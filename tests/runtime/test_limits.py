@@ -7,9 +7,11 @@ from __future__ import annotations
 import asyncio
 from decimal import Decimal
 
+import attrs
 import pytest
 
 from stepengine.data.effects import CallModel, Gather, Spawn
+from stepengine.data.estimate import message_tokens
 from stepengine.data.limits import Limits
 from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
@@ -20,7 +22,7 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded
-from stepengine.runtime.limits import estimated_tokens
+from stepengine.runtime.sizes import Sizes, estimated_tokens
 
 REQUEST = ModelRequest("test/m", "", Transcript([UserMessage("x" * 40)]))
 
@@ -90,6 +92,67 @@ async def test_a_limit_in_dollars_refuses_a_model_without_a_price_before_the_fir
 
     assert [] == provider.requests
     assert "unpriced_model" == seen[0].error.kind
+
+
+@pytest.mark.spec("reliability:MP63")
+async def test_models_without_a_price_may_be_allowed_and_count_as_free(world):
+    def pricing(model, usage, at):
+        return Decimal(usage.total_tokens) if model == "priced/m" else None
+
+    def machine(plan, state):
+        outcomes = []
+        for seq, model in enumerate(("free/m", "priced/m", "free/m", "priced/m")):
+            request = ModelRequest(model, "", REQUEST.messages)
+            outcomes += [(yield CallModel(seq, request))]
+        return world.done(state, outcomes)
+
+    provider = world.Provider(replies(4, input_tokens=20))
+    plan = world.plan(limits=Limits(max_cost_usd=25, allow_unpriced=True))
+    finished = await world.tree(machine, models=provider, plan=plan, pricing=pricing).run()
+
+    assert [Value, Value, Value, Failure] == [type(outcome) for outcome in finished.output]
+    assert "cost" == finished.output[3].error.kind
+
+
+@pytest.mark.spec("reliability:MP62")
+async def test_a_reply_that_comes_without_a_cost_is_counted_by_the_price_of_what_answered(world):
+    class Player:
+        def __init__(self, inner):
+            self.begin = inner.begin
+            self.inner = inner
+
+        async def perform(self, item, io):
+            outcome = await self.inner.perform(item, io)
+            if type(outcome) is Value:
+                return Value(ModelReply("x", usage=Usage(input_tokens=20), model="dear/m"))
+            return outcome
+
+    def pricing(model, usage, at):
+        return Decimal(usage.total_tokens) * (100 if model == "dear/m" else 1)
+
+    seen = []
+    plan = world.plan(limits=Limits(max_cost_usd=1_000))
+    await world.tree(calls(world, 2, seen), plan=plan, pricing=pricing, middlewares=[Player]).run()
+
+    assert [Value, Failure] == [type(outcome) for outcome in seen]
+
+
+@pytest.mark.spec("reliability:MP62")
+async def test_what_answered_is_priced_and_not_what_was_asked(world):
+    asked = []
+
+    def pricing(model, usage, at):
+        asked.append(model)
+        return Decimal(usage.total_tokens) * (100 if model == "dear/m" else 1)
+
+    seen = []
+    provider = world.Provider([ModelReply("x", usage=Usage(input_tokens=20), model="dear/m"), "never"])
+    plan = world.plan(limits=Limits(max_cost_usd=1_000))
+    await world.tree(calls(world, 2, seen), models=provider, plan=plan, pricing=pricing).run()
+
+    assert 2_000 == seen[0].value.cost
+    assert "cost" == seen[1].error.kind
+    assert 1 == len(provider.requests)
 
 
 @pytest.mark.spec("reliability:R6")
@@ -206,6 +269,21 @@ async def test_what_children_use_counts_for_their_parent(world):
     await world.tree(machine, plan=plan, planner=plan_child, models=provider).run()
 
     assert [Value, Value, Failure] == [type(o) for o in seen]
+
+
+@pytest.mark.spec("requirements:X45")
+def test_a_size_that_was_reported_holds_as_long_as_the_prompt_goes_on_from_what_was_sent():
+    history = Transcript([UserMessage("x" * 400)])
+    sizes, state = Sizes(), AgentState(system_prompt="s", message_history=history)
+    sizes.note("1", ModelRequest("m", "s", history), ModelReply("hi", usage=Usage(5_000)))
+    sizes.note("2", ModelRequest("m", "s", history), ModelReply("hi"))
+    longer = attrs.evolve(state, view=history.append(UserMessage("y" * 40)))
+    others = [attrs.evolve(state, system_prompt="other"), attrs.evolve(state, view=Transcript([UserMessage("z")]))]
+
+    assert 5_000 == sizes.of("1", state)
+    assert 5_000 + message_tokens(longer.view[-1]) == sizes.of("1", longer)
+    assert [other.context_tokens for other in others] == [sizes.of("1", other) for other in others]
+    assert longer.context_tokens == sizes.of("2", longer) == sizes.of("3", longer)
 
 
 def test_the_estimate_of_a_request_counts_everything_that_is_sent():

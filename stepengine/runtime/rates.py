@@ -1,0 +1,229 @@
+"""
+How often providers are asked, whatever the number of runs: ``RateLimit``, and the queue that holds it (requirements N15).
+
+An engine has one limiter for each provider, shared by all its runs in all its event loops. Calls are let through in the
+order in which they came. Limits count over the last 60 seconds, not per calendar minute, so no burst doubles them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Literal, NamedTuple, TypeAlias
+
+import attrs
+
+from stepengine.errors import DefinitionError
+from stepengine.runtime.clock import Clock
+
+__all__ = ("Limiter", "Obstacle", "RateLimit", "RateLimits", "RateLimitsLike", "Ticket")
+
+WINDOW_MS = 60_000
+
+
+@attrs.frozen(kw_only=True)
+class RateLimit:
+    """
+    What one provider may be asked; ``None`` is without limit.
+
+    Attributes:
+        requests_per_minute: Requests that start within any 60 seconds; each attempt of a call is one.
+        tokens_per_minute: Tokens of the requests that start within any 60 seconds. A request counts with an estimate of
+            its prompt and its ``max_tokens``, and with what it really used once that is known. One that is larger than
+            the limit goes alone.
+        max_concurrency: Requests under way at once.
+
+    Raises:
+        DefinitionError: when a limit lets nothing through.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrency: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if any(limit is not None and limit < 1 for limit in attrs.astuple(self)):
+            msg = f"{self} lets nothing through; every limit is at least 1, or None for none"
+            raise DefinitionError(msg)
+
+
+RateLimitsLike: TypeAlias = "RateLimit | Mapping[str, RateLimit] | None"
+"""One limit that holds for each provider by itself, or limits by provider prefix; ``None`` for no limits."""
+
+
+class Obstacle(NamedTuple):
+    """
+    Why a request must wait.
+
+    Attributes:
+        limit: Which limit is reached; ``"queue"`` when others came before.
+        seconds: How long it takes at most; ``None`` when that depends on others.
+    """
+
+    limit: Literal["requests", "tokens", "concurrency", "queue"]
+    seconds: float | None = None
+
+
+class Ticket:
+    """A request that was let through: when, and how many tokens it counts for."""
+
+    __slots__ = ("at", "counts", "tokens")
+
+    def __init__(self, at: int, tokens: int) -> None:
+        self.at = at
+        self.tokens = tokens
+        self.counts = True
+
+
+class _Waiter:
+    """A request that waits, in its own event loop."""
+
+    __slots__ = ("_loop", "woken")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.woken = asyncio.Event()
+
+    def wake(self) -> bool:
+        """Let it look again, from any thread; return whether its loop still lives."""
+        try:
+            self._loop.call_soon_threadsafe(self.woken.set)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+
+class Limiter:
+    """
+    Lets the requests to one provider through.
+
+    Args:
+        limit: What holds.
+        clock: Time and sleep.
+    """
+
+    def __init__(self, limit: RateLimit, clock: Clock) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._recent: deque[Ticket] = deque()
+        self._tokens = 0
+        self._running = 0
+        self._queue: deque[_Waiter] = deque()
+
+    async def enter(self, tokens: int, notice: Callable[[Obstacle], None]) -> Ticket:
+        """
+        Wait for a turn; cancelling the wait gives the place in the queue to the next one.
+
+        Args:
+            tokens: How many the request is expected to use.
+            notice: Told once why the request waits, if it does.
+        """
+        with self._lock:
+            obstacle = Obstacle("queue") if self._queue else self._obstacle(tokens)
+            if obstacle is None:
+                return self._admitted(tokens)
+            waiter = _Waiter()
+            self._queue.append(waiter)
+            self._wake_first()
+        try:
+            notice(obstacle)
+            return await self._turn(waiter, tokens)
+        finally:
+            with self._lock:
+                with suppress(ValueError):  # it was taken out because its loop was closed
+                    self._queue.remove(waiter)
+                self._wake_first()
+
+    def leave(self, ticket: Ticket, used: int | None) -> None:
+        """Say that a request has ended and how many tokens it *used*; ``None`` when that is unknown."""
+        with self._lock:
+            self._running -= 1
+            if used is not None and ticket.counts:
+                self._tokens += used - ticket.tokens
+                ticket.tokens = used
+            self._wake_first()
+
+    async def _turn(self, waiter: _Waiter, tokens: int) -> Ticket:
+        while True:
+            with self._lock:
+                obstacle = self._obstacle(tokens) if self._queue[0] is waiter else Obstacle("queue")
+                if obstacle is None:
+                    return self._admitted(tokens)
+                waiter.woken.clear()
+            await self._pause(waiter, obstacle.seconds)
+
+    async def _pause(self, waiter: _Waiter, seconds: float | None) -> None:
+        """Wait until somebody wakes *waiter*, and no longer than *seconds*."""
+        if seconds is None:
+            await waiter.woken.wait()
+            return
+        asleep = asyncio.ensure_future(self._clock.sleep(seconds))
+        asleep.add_done_callback(lambda _: waiter.woken.set())
+        try:
+            await waiter.woken.wait()
+        finally:
+            asleep.cancel()
+            await asyncio.wait((asleep,))
+
+    def _obstacle(self, tokens: int) -> Obstacle | None:
+        limit, recent, now = self._limit, self._recent, self._clock.now_ms()
+        while recent and recent[0].at <= now - WINDOW_MS:
+            old = recent.popleft()
+            old.counts = False
+            self._tokens -= old.tokens
+        most = limit.max_concurrency
+        if most is not None and self._running >= most:
+            return Obstacle("concurrency")
+        most = limit.requests_per_minute
+        if most is not None and len(recent) >= most:
+            return Obstacle("requests", (recent[0].at + WINDOW_MS - now) / 1000)
+        most = limit.tokens_per_minute
+        if most is not None and recent and self._tokens + tokens > most:
+            return Obstacle("tokens", (self._room_at(most - tokens) + WINDOW_MS - now) / 1000)
+        return None
+
+    def _room_at(self, most: int) -> int:
+        """Return when the last request started that must be forgotten for no more than *most* tokens to count."""
+        left = self._tokens
+        for ticket in self._recent:
+            left -= ticket.tokens
+            if left <= most:
+                return ticket.at
+        return self._recent[-1].at
+
+    def _admitted(self, tokens: int) -> Ticket:
+        ticket = Ticket(self._clock.now_ms(), tokens)
+        self._running += 1
+        self._tokens += tokens
+        self._recent.append(ticket)
+        return ticket
+
+    def _wake_first(self) -> None:
+        while self._queue and not self._queue[0].wake():
+            self._queue.popleft()
+
+
+class RateLimits:
+    """
+    The limiters of an engine, one for each provider that has a limit.
+
+    Args:
+        limits: One limit that holds for each provider, or limits by provider prefix.
+        clock: Time and sleep.
+    """
+
+    def __init__(self, limits: RateLimit | Mapping[str, RateLimit], clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._limiters: dict[str, Limiter] = {}
+
+    def of(self, provider: str) -> Limiter | None:
+        """Return the limiter of the provider with a prefix, made when it is first asked for."""
+        limit = self._limits if isinstance(self._limits, RateLimit) else self._limits.get(provider)
+        if limit is None:
+            return None
+        return self._limiters.get(provider) or self._limiters.setdefault(provider, Limiter(limit, self._clock))

@@ -1,0 +1,188 @@
+"""
+`stepengine ask`: one model call and what is said about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli import running
+from stepengine.cli.app import app
+from stepengine.data.models import ModelReply, ReplyDone, StopReason, TextChunk
+from stepengine.data.usage import Usage
+from stepengine.errors import ModelError, TruncatedReply
+from stepengine.models import Provider
+from stepengine.testing import ScriptedModel, failure, text
+from tests.faults.scripts import CHAT
+from tests.faults.server import FaultServer, fault_server, json_answer, sse
+
+MODEL = "test/m"
+
+
+def ask(*arguments: str, **options: Any) -> Result:
+    return CliRunner().invoke(app, ["ask", *arguments], **options)
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """
+    Let the call use a model of the test.
+    """
+
+    def use(*replies: Any) -> Any:
+        model = replies[0] if type(replies[0]) is Streams else ScriptedModel(replies)
+        monkeypatch.setattr(running, "models_of", lambda _: model)
+        return model
+
+    return use
+
+
+class Streams(Provider):
+    """
+    Gives one list of deltas per request; an exception among them is raised.
+    """
+
+    name = "test"
+
+    def __init__(self, *streams: list[Any]) -> None:
+        self._streams = list(streams)
+
+    async def complete(self, request: Any) -> ModelReply:
+        raise AssertionError(request)
+
+    async def stream(self, request: Any) -> Any:
+        for delta in self._streams.pop(0):
+            if isinstance(delta, Exception):
+                raise delta
+            yield delta
+
+
+def test_the_reply_goes_to_stdout_and_what_it_cost_to_stderr(scripted: Any) -> None:
+    reply = ModelReply("It is five.", usage=Usage(1_200, 3), cost=Decimal("0.0125"), model="test/m-2026")
+    model = scripted(reply)
+    result = ask(MODEL, "2 + 3?", "--system", "Be brief.", "--max-tokens", "50")
+    request = model.calls[0]
+
+    assert (0, "It is five.\n") == (result.exit_code, result.stdout)
+    assert "test/m-2026 | 1,200 tokens in, 3 out | $0.0125 | " in result.stderr
+    assert ("Be brief.", "2 + 3?", 50) == (
+        request.system_prompt,
+        request.messages[0].text,
+        request.settings.max_tokens,
+    )
+    assert 1 == len(model.calls)
+
+
+def test_text_is_shown_as_it_comes_and_taken_back_when_the_reply_breaks_off(scripted: Any) -> None:
+    cut = TruncatedReply("cut", retryable=True, retry_after=0)
+    whole = [TextChunk("It is "), TextChunk("fi\x1b[2Jve."), ReplyDone(ModelReply("It is five."))]
+    scripted(Streams([TextChunk("It"), cut], whole))
+    result = ask(MODEL, "2 + 3?")
+
+    assert 0 == result.exit_code
+    assert "It\nIt is fi\\x1b[2Jve.\n" == result.stdout
+    assert "the reply broke off" in result.stderr
+    assert "attempt 1 failed, the next one follows in " in result.stderr
+
+
+def test_json_is_one_object_without_anything_before_it(scripted: Any) -> None:
+    scripted(text("hi \x1b[2J", usage=Usage(10, 2)))
+    result = ask(MODEL, "hello", "--json")
+    told = json.loads(result.stdout)
+
+    assert "" == result.stderr
+    assert {"model", "status", "stop_reason", "text", "error", "usage", "cost", "warnings"} == set(told)
+    assert (MODEL, "hi \x1b[2J", 12, None) == (told["model"], told["text"], told["usage"]["total_tokens"], told["cost"])
+    assert "\x1b" not in result.stdout
+
+
+def test_the_prompt_can_come_from_stdin(scripted: Any) -> None:
+    model = scripted(text("ok"))
+
+    assert 0 == ask(MODEL, "-", input="from a pipe").exit_code
+    assert "from a pipe" == model.calls[0].messages[0].text
+
+
+@pytest.mark.spec("ecosystem:EC141")
+@pytest.mark.parametrize(
+    ("reply", "code", "said"),
+    [
+        (failure(ModelError("no such model", status=404)), 1, "no such model"),
+        (ModelReply("half", stop_reason=StopReason.MAX_TOKENS), 4, "truncated"),
+    ],
+)
+def test_exit_codes_say_how_it_ended(scripted: Any, reply: Any, code: int, said: str) -> None:
+    scripted(reply)
+    result = ask(MODEL, "hi")
+
+    assert code == result.exit_code
+    assert said in result.stderr
+
+
+@pytest.mark.spec("ecosystem:EC141", "requirements:G13", "requirements:G23")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["antropic/m", "hi"], "did you mean 'anthropic'"),
+        (["anthropic/m", "hi"], "set ANTHROPIC_API_KEY"),
+        (["m", "hi", "--base-url", "localhost"], "it is an address such as"),
+    ],
+)
+def test_what_cannot_be_asked_is_wrong_usage(arguments: list[str], said: str) -> None:
+    result = ask(*arguments)
+
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert said in result.stderr
+
+
+@contextmanager
+def served(*answers: Any) -> Iterator[FaultServer]:
+    """
+    Run a server in a loop of its own, since the command has one too.
+    """
+    ready: list[FaultServer] = []
+    up, done = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with fault_server(*answers) as server:
+            ready.append(server)
+            up.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    up.wait()
+    try:
+        yield ready[0]
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_server_that_speaks_chat_completions_is_asked_once_and_streams() -> None:
+    with served(sse(*CHAT.stream("It is five.", [], "end_turn"), "fin")) as server:
+        result = ask("llama", "2 + 3?", "--base-url", f"{server.url}/v1")
+
+    assert (0, "It is five.\n") == (result.exit_code, result.stdout)
+    assert True is json.loads(server.requests[0][1])["stream"]
+    assert "30 tokens in, 12 out | " in result.stderr
+
+
+def test_a_wrong_key_is_said_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-0123456789")
+    with served(json_answer(CHAT.error("invalid_api_key", "Incorrect key sk-secret-0123456789"), 401)) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+        result = ask("openai_chat/gpt-5", "hi")
+
+    assert 1 == result.exit_code
+    assert "OPENAI_API_KEY" in result.stderr
+    assert "sk-secret" not in result.output

@@ -1,0 +1,101 @@
+"""
+`stepengine models`: what is there, without a request and without a key on the screen.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli.app import app
+from stepengine.cli.listing import listed
+from stepengine.models import PRESETS, ModelReply, Models, Provider
+
+KEY = "sk-secret-0123456789"
+
+
+def models(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["models", *arguments])
+
+
+@pytest.mark.spec("requirements:G23")
+def test_every_registered_provider_is_listed_with_its_variable_and_never_with_its_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", KEY)
+    monkeypatch.setenv("OPENROUTER_BASE_URL", f"https://me:{KEY}@proxy.example/v1?key={KEY}")
+    result = models()
+    rows = {line.split()[0]: line.split() for line in result.stdout.splitlines()[1:]}
+
+    assert 0 == result.exit_code
+    assert [f"{prefix}/..." for prefix in Models.standard().providers] == list(rows)
+    assert set(PRESETS) <= {row.removesuffix("/...") for row in rows}
+    assert ["set", "ANTHROPIC_AUTH_TOKEN", "https://api.anthropic.com"] == rows["anthropic/..."][1:]
+    assert ["missing", "OPENAI_API_KEY", "https://api.openai.com/v1"] == rows["openai/..."][1:]
+    assert "not needed" in " ".join(rows["ollama/..."])
+    assert "https://***@proxy.example/v1" == rows["openrouter/..."][-1]
+    assert KEY not in result.output
+
+
+def test_json_has_the_same_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROQ_API_KEY", KEY)
+    result = models("--json")
+    found = {entry["prefix"]: entry for entry in json.loads(result.stdout)}
+
+    assert {
+        "prefix": "groq",
+        "key_variables": ["GROQ_API_KEY"],
+        "key": "set",
+        "key_from": "GROQ_API_KEY",
+        "base_url": "https://api.groq.com/openai/v1",
+    } == found["groq"]
+    assert KEY not in result.output
+
+
+@pytest.mark.spec("requirements:G15", "requirements:G17")
+def test_a_model_is_described_by_window_and_price_and_what_is_unknown_is_called_so() -> None:
+    shown = models("anthropic:claude-sonnet-4-5", "ollama/x").stdout
+    first, second = shown.split("\n\n")
+
+    assert first.startswith("anthropic/claude-sonnet-4-5\n")
+    assert "key      missing; ANTHROPIC_API_KEY" in first
+    assert "window   200,000 tokens" in first
+    assert "input $3, output $15" in first
+    assert ["window   unknown", "price    unknown"] == [
+        line.strip() for line in second.splitlines() if "window" in line or "price" in line
+    ]
+
+
+def test_the_models_of_a_fallback_are_described_one_by_one() -> None:
+    found = json.loads(models("anthropic/claude-sonnet-4-5 | ollama/x on rate_limit", "--json").stdout)
+
+    assert ["anthropic/claude-sonnet-4-5", "ollama/x"] == [entry["model"] for entry in found]
+    assert ["3", None] == [entry["prices"] and entry["prices"]["input"] for entry in found]
+    assert {"context_window", "max_output", "provider"} <= set(found[0])
+
+
+@pytest.mark.spec("requirements:G13", "ecosystem:EC141")
+def test_an_unknown_provider_is_wrong_usage_and_the_nearest_is_named() -> None:
+    result = models("antropic/x")
+
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert "did you mean 'anthropic'?" in result.stderr
+
+
+def test_a_provider_of_another_package_is_listed_even_when_it_is_broken() -> None:
+    class Own(Provider):
+        name = "own"
+
+        async def complete(self, request: Any) -> ModelReply:
+            return ModelReply("x")
+
+    def broken() -> Provider:
+        raise ImportError("no such SDK")
+
+    own, bad = listed(Models({"own": Own(), "bad": broken}))
+
+    assert ("own", (), "not needed", None, None) == (own.prefix, own.key_variables, own.key, own.key_from, own.base_url)
+    assert "cannot be used: ImportError: no such SDK" == bad.key

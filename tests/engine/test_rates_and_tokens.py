@@ -1,0 +1,268 @@
+"""
+What an engine does with rates and sizes: limits shared by its runs, and how full a context is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Engine,
+    Limits,
+    Parallel,
+    ToolCall,
+    ToolContext,
+    Usage,
+    UserMessage,
+    tool,
+)
+from stepengine.data.estimate import message_tokens, transcript_tokens
+from stepengine.data.transcript import Transcript
+from stepengine.errors import DefinitionError
+from stepengine.models import ModelInfo, ModelReply, ModelRequest, Models, Provider
+from stepengine.runtime import RateLimit
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+
+
+class Crowded(Provider):
+    """
+    A provider that knows how many requests it has at once.
+    """
+
+    name = "test"
+
+    def __init__(self) -> None:
+        self.running = self.most = self.total = 0
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        self.running += 1
+        self.total += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0)
+        self.running -= 1
+        return ModelReply("ok", usage=Usage(10, 1))
+
+
+def parent() -> AgentDefinition[Any]:
+    def handle(ctx: Any) -> Any:
+        yield Parallel(*[AgentCall("child", str(n)) for n in range(4)])
+
+    child = AgentDefinition("child", model="test/m")
+    return AgentDefinition("parent", spawnable_agents=[child], handle_steps=handle)
+
+
+@pytest.mark.spec("requirements:N15")
+async def test_all_runs_of_an_engine_and_their_children_share_the_limits_of_a_provider() -> None:
+    provider, events = Crowded(), []
+    limit = RateLimit(max_concurrency=2)
+    engine = Engine([parent()], models={"test": provider}, rate_limits={"test": limit}, observers=[events.append])
+    await asyncio.gather(*[engine.run("parent") for _ in range(5)])
+    waits = [e for e in events if e.type == "rate_limited"]
+
+    assert (20, 2) == (provider.total, provider.most)
+    assert ("test/m", "test") == (waits[0].model, waits[0].provider)
+    assert {"concurrency", "queue"} == {e.limit for e in waits}
+    assert all(e.path for e in waits)
+
+
+@pytest.mark.spec("requirements:N15")
+async def test_without_rate_limits_nothing_waits_and_nothing_is_said() -> None:
+    provider, events = Crowded(), []
+    engine = Engine([parent()], models=provider, observers=[events.append])
+    await asyncio.gather(*[engine.run("parent") for _ in range(5)])
+
+    assert 2 < provider.most
+    assert not [e for e in events if e.type == "rate_limited"]
+
+
+async def test_a_run_that_waits_for_its_turn_can_be_cancelled_and_the_next_one_is_not_held_up() -> None:
+    asked, gate = asyncio.Event(), asyncio.Event()
+
+    class Slow(Crowded):
+        async def complete(self, request: ModelRequest) -> ModelReply:
+            reply = await super().complete(request)
+            asked.set()
+            await gate.wait()
+            return reply
+
+    provider = Slow()
+    engine = Engine([AgentDefinition("a", model="test/m")], models=provider, rate_limits=RateLimit(max_concurrency=1))
+    first = asyncio.create_task(engine.run("a", "1"))
+    await asked.wait()
+    second = engine.start("a", "2")
+    third = asyncio.create_task(engine.run("a", "3"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    second.interrupt()
+
+    assert "cancelled" == (await second.result()).status.value
+    assert 1 == provider.total
+
+    gate.set()
+
+    assert ["ok", "ok"] == [(await task).text for task in (first, third)]
+    assert 2 == provider.total
+
+
+def test_a_rate_limit_for_a_provider_that_is_not_registered_is_refused_with_those_that_are() -> None:
+    with pytest.raises(DefinitionError, match="'antropic', which is not registered; registered are: 'anthropic'"):
+        Engine(rate_limits={"antropic": RateLimit(max_concurrency=1)})
+
+
+@pytest.mark.spec("requirements:N15")
+@pytest.mark.parametrize(("limit", "expected"), [(None, 6), (2, 2)])
+async def test_tools_of_one_reply_run_at_once_as_far_as_the_limit_says(limit: int | None, expected: int) -> None:
+    running = most = 0
+
+    @tool(parallel_safe=True)
+    async def look(n: int) -> int:
+        """
+        Look.
+
+        Args:
+            n: Where.
+        """
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return n
+
+    calls = tool_calls(*[tool_call("look", {"n": n}) for n in range(6)])
+    agent = AgentDefinition("a", model="test/m", tools=[look], limits=Limits(max_concurrent_tools=limit))
+    result = await Engine(models=ScriptedModel([calls, text("done")])).run(agent, "go")
+
+    assert expected == most
+    assert [str(n) for n in range(6)] == [c.result.text for c in result.tool_calls]
+
+
+# --- tokens ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:X45", "requirements:I1", "requirements:E11")
+async def test_a_tool_sees_what_is_left_by_what_was_reported_and_the_estimate_of_what_came_after() -> None:
+    seen: list[int | None] = []
+
+    @tool(in_thread=False)
+    def look(ctx: ToolContext) -> str:
+        """
+        Look around.
+        """
+        seen.append(ctx.remaining_tokens)
+        return "x" * 400
+
+    def handle(ctx: Any) -> Any:
+        yield ToolCall("look", {})
+        yield STEP
+        yield ToolCall("look", {})
+
+    agent = AgentDefinition("a", model="test/m", tools=[look], handle_steps=handle)
+    provider = ScriptedModel([text("hi", usage=Usage(700, 5, cache_read_tokens=200))])
+    models = Models({"test": provider}, info={"test/m": ModelInfo(context_window=10_000)})
+    result = await Engine(models=models).run(agent, "go")
+
+    assert [None, 10_000 - 900 - message_tokens(result.state.message_history[3])] == seen
+    assert "hi" == result.state.message_history[3].text
+
+
+@pytest.mark.spec("requirements:X45")
+async def test_what_was_reported_for_a_history_that_was_rewritten_does_not_count() -> None:
+    seen: list[Any] = []
+
+    @tool(in_thread=False)
+    def look(ctx: ToolContext) -> str:
+        """
+        Look around.
+        """
+        seen.append((ctx.remaining_tokens, ctx.agent_state.context_tokens))
+        return "x"
+
+    def handle(ctx: Any) -> Any:
+        yield STEP
+        yield ToolCall("set_messages", {"messages": [{"role": "user", "content": "short"}]})
+        yield ToolCall("look", {})
+
+    agent = AgentDefinition("a", model="test/m", tools=[look], handle_steps=handle)
+    provider = ScriptedModel([text("hi", usage=Usage(900))])
+    models = Models({"test": provider}, info={"test/m": ModelInfo(context_window=10_000)})
+    await Engine(models=models).run(agent, "go")
+
+    assert [(10_000 - estimate, estimate) for _, estimate in seen] == seen
+
+
+@pytest.mark.spec("ecosystem:EC75", "requirements:I1")
+async def test_tokens_are_counted_by_the_provider_when_it_can_be_asked_and_estimated_when_not() -> None:
+    class Counting(ScriptedModel):
+        counted: int | None = 42
+
+        async def count_tokens(self, request: ModelRequest) -> int | None:
+            return self.counted
+
+    request = ModelRequest("test/m", messages=Transcript([UserMessage("x" * 400)]))
+    provider = Counting([])
+
+    assert 42 == await Engine(models=provider).count_tokens(request)
+
+    provider.counted = None
+    estimates = {await Engine(models=model).count_tokens(request) for model in (provider, ScriptedModel([]))}
+
+    assert {transcript_tokens(request.messages)} == estimates
+
+
+@pytest.mark.spec("requirements:G18")
+def test_a_tool_that_asks_what_is_left_loads_no_price_data_in_a_run_without_a_model_call() -> None:
+    code = """
+import sys
+from stepengine import AgentDefinition, Engine, ToolCall, ToolContext, tool
+
+@tool(in_thread=False)
+def look(ctx: ToolContext) -> str:
+    "Look."
+    assert ctx.remaining_tokens is None
+    return "x"
+
+def handle(ctx):
+    yield ToolCall("look", {})
+
+agent = AgentDefinition("a", model="test/m", tools=[look], handle_steps=handle)
+from stepengine.testing import ScriptedModel
+assert Engine(models=ScriptedModel([])).run_sync(agent, "go").status == "completed"
+sys.exit("genai_prices" in sys.modules)
+"""
+    assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode
+
+
+@pytest.mark.spec("requirements:G15")
+async def test_the_context_length_is_that_of_the_models_in_force_also_under_an_override() -> None:
+    seen: list[int | None] = []
+
+    @tool(in_thread=False)
+    def look(ctx: ToolContext) -> str:
+        """
+        Look around.
+        """
+        seen.append(ctx.remaining_tokens)
+        return "x"
+
+    def registry(window: int) -> Models:
+        calls = [tool_call("look", {}), text("done", usage=Usage(0))]
+        info = {"test/m": ModelInfo(context_window=window)}
+        return Models({"test": ScriptedModel([attrs.evolve(r, usage=Usage(100)) for r in calls])}, info=info)
+
+    agent = AgentDefinition("a", model="test/m", tools=[look])
+    engine = Engine(models=registry(1_000))
+    with engine.override(models=registry(5_000)):
+        await engine.run(agent, "go")
+    await engine.run(agent, "go")
+
+    assert [4_900, 900] == seen

@@ -1,0 +1,236 @@
+"""
+The retry coordinator: when there is another attempt, how long it is waited for, and what a run has of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from decimal import Decimal
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.data.effects import CallModel, Gather, Spawn
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.outcomes import Failure, Value
+from stepengine.data.state import AgentState
+from stepengine.data.usage import Usage
+from stepengine.errors import DefinitionError, ModelError
+from stepengine.runtime import RetryPolicy, SystemClock
+from stepengine.runtime.retry import Retries
+
+REQUEST = ModelRequest("test/m")
+HERE = ("", 3)
+
+
+def busy(**fields):
+    return ModelError("overloaded", **{"retryable": True, "status": 529, **fields})
+
+
+def calls(world, count, *, together=False):
+    def machine(plan, state):
+        effects = [CallModel(seq, REQUEST) for seq in range(count)]
+        if together:
+            outcomes = (yield Gather(tuple(effects))).outcomes
+        else:
+            outcomes = []
+            for effect in effects:
+                outcomes += [(yield effect)]
+        return world.done(state, outcomes)
+
+    return machine
+
+
+@pytest.mark.spec("reliability:MP32", "reliability:MP10", "reliability:MP12")
+@given(
+    asked=st.none() | st.floats(),
+    attempt=st.integers(1, 40),
+    policy=st.builds(
+        RetryPolicy,
+        attempts=st.integers(1, 50),
+        base=st.floats(0, 1e6),
+        cap=st.floats(0, 100),
+        obey=st.floats(0, 100),
+        extra=st.integers(0, 3),
+    ),
+)
+def test_a_wait_is_never_negative_never_shorter_than_asked_for_and_never_above_its_cap(asked, attempt, policy):
+    wait = Retries(policy, "seed").wait_before_next(busy(retry_after=asked), attempt, HERE)
+    meant = asked if asked is not None and asked >= 0 else 0
+
+    if attempt >= policy.attempts or policy.extra == 0 or meant > policy.obey:
+        assert wait is None
+    else:
+        assert 0 <= meant <= wait <= max(policy.obey, policy.cap)
+
+
+def test_what_is_asked_for_is_spread_so_that_not_all_runs_come_back_at_once():
+    waits = [Retries(RetryPolicy(), str(n)).wait_before_next(busy(retry_after=2), 1, HERE) for n in range(20)]
+
+    assert all(2 <= wait <= 2.5 for wait in waits)
+    assert len(set(waits)) == 20
+
+
+@pytest.mark.spec("requirements:G21")
+def test_a_wait_depends_on_seed_address_and_attempt_and_on_nothing_else():
+    def waits(seed, address):
+        retries = Retries(RetryPolicy(attempts=9, extra=9), seed)
+        return [retries.wait_before_next(busy(), attempt, address) for attempt in range(1, 9)]
+
+    known = waits("a", HERE)
+
+    assert known == waits("a", HERE)
+    for other in (waits("b", HERE), waits("a", ("3", 3)), waits("a", ("", 4))):
+        assert not set(known) & set(other)
+
+
+@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"base": -1}, {"cap": float("nan")}, {"obey": -1}, {"extra": -1}])
+def test_a_policy_that_cannot_be_followed_is_refused(wrong):
+    with pytest.raises(DefinitionError, match="cannot be followed"):
+        RetryPolicy(**wrong)
+
+
+@pytest.mark.spec("requirements:G21")
+@pytest.mark.parametrize(
+    ("status", "kind", "retryable"), [(400, "http", False), (429, "no_credit", False), (529, "http", True)]
+)
+async def test_only_what_its_provider_calls_transient_is_tried_again(world, status, kind, retryable):
+    provider = world.Provider([busy(status=status, kind=kind, retryable=retryable)])
+    finished = await world.tree(calls(world, 1), models=provider, clock=world.JumpingClock()).run()
+
+    assert (2 if retryable else 1) == len(provider.requests)
+    assert (Value if retryable else Failure) is type(finished.output[0])
+
+
+@pytest.mark.spec("reliability:R21", "reliability:MP12")
+async def test_every_call_has_four_requests_and_the_whole_tree_shares_twenty_more_attempts(world):
+    def machine(plan, state):
+        if not plan.path:
+            yield Gather(tuple([Spawn(seq, "worker") for seq in range(4)]))
+        else:
+            yield from calls(world, 3)(plan, state)
+        return world.done(state)
+
+    def child(parent, effect, path):
+        return world.plan(path=path), AgentState(run_id=path, agent_id="worker")
+
+    provider = world.Provider(default=busy())
+    await world.tree(machine, models=provider, planner=child, clock=world.JumpingClock()).run()
+
+    assert 4 * 3 + 20 == len(provider.requests)
+
+    provider = world.Provider(default=busy())
+    await world.tree(calls(world, 2), models=provider, clock=world.JumpingClock()).run()
+
+    assert 2 * 4 == len(provider.requests)
+
+
+@pytest.mark.spec("requirements:G21", "reliability:MP30")
+async def test_attempts_are_reported_to_whoever_wraps_the_call_with_what_they_used(world):
+    reported = []
+
+    class Recorder:
+        def __init__(self, inner):
+            self.inner = inner
+            self.begin = inner.begin
+
+        async def perform(self, item, io):
+            return await self.inner.perform(item, Reporting(io))
+
+    class Reporting:
+        def __init__(self, io):
+            self._io = io
+
+        def __getattr__(self, name):
+            return getattr(self._io, name)
+
+        def attempt(self, failed, usage):
+            reported.append((failed.error.message, usage))
+            self._io.attempt(failed, usage)
+
+    known = busy(usage=Usage(input_tokens=7))
+    provider = world.Provider([known, busy(), busy(status=None), "done"])
+    events = []
+    tree = world.tree(
+        calls(world, 1),
+        models=provider,
+        clock=world.JumpingClock(),
+        middlewares=[Recorder],
+        observers=[events.append],
+    )
+    finished = await tree.run()
+
+    assert [("overloaded", u) for u in (Usage(input_tokens=7), None, Usage(at_least=True))] == reported
+    assert [1, 2, 3] == [e.attempt for e in events if e.type == "model_retry"]
+    assert "done" == finished.output[0].value.text
+
+
+@pytest.mark.spec("reliability:R21", "requirements:D15")
+@pytest.mark.parametrize(
+    ("own", "price", "cost"), [(None, Decimal(1), 27), (Decimal(100), Decimal(1), 107), (Decimal(100), None, None)]
+)
+async def test_the_cost_of_failed_attempts_is_added_and_is_unknown_when_their_price_is(world, own, price, cost):
+    def pricing(model, usage, at):
+        return None if price is None else price * usage.total_tokens
+
+    reply = ModelReply("done", usage=Usage(input_tokens=20), cost=own)
+    provider = world.Provider([busy(usage=Usage(input_tokens=7)), reply])
+    tree = world.tree(calls(world, 1), models=provider, clock=world.JumpingClock(), pricing=pricing)
+    outcome = (await tree.run()).output[0]
+
+    assert Usage(input_tokens=27) == outcome.value.usage
+    assert cost == outcome.value.cost
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+async def test_waits_of_calls_that_run_together_do_not_depend_on_their_order(world, order):
+    class Slow(world.Provider):
+        async def stream(self, request):
+            self.requests.append(request)
+            for _ in range(order[len(self.requests) % 3]):
+                await asyncio.sleep(0)
+            raise busy()
+            yield
+
+    events, alone = [], Retries(RetryPolicy(), "s")
+    services = {"models": Slow(), "clock": world.JumpingClock(), "seed": "s"}
+    await world.tree(calls(world, 3, together=True), observers=[events.append], **services).run()
+    waits = {(e.seq, e.attempt): e.wait for e in events if e.type == "model_retry"}
+
+    assert {(seq, n) for seq in range(3) for n in (1, 2, 3)} == set(waits)
+    assert all(wait == alone.wait_before_next(busy(), n, ("", seq)) for (seq, n), wait in waits.items())
+
+
+async def test_the_seed_of_the_services_decides_the_waits_and_no_other_source_is_used(world):
+    async def waits(seed, run_id):
+        clock, plan = world.JumpingClock(), world.plan(run_id=run_id)
+        before = plan.random.getstate()
+        provider = world.Provider(default=busy())
+        await world.tree(calls(world, 1), models=provider, clock=clock, plan=plan, seed=seed).run()
+
+        assert before == plan.random.getstate()
+        assert Random(1).getstate() == before
+        return clock.sleeps
+
+    assert await waits("s", "r1") == await waits("s", "r2")
+    assert await waits("s", "r1") != await waits("t", "r1")
+    assert await waits("", "r1") != await waits("", "r2")
+
+
+@pytest.mark.spec("reliability:MP32")
+async def test_a_wall_clock_that_jumps_back_changes_neither_the_wait_nor_the_time_of_the_run(world, monkeypatch):
+    slept = []
+
+    class Clock(SystemClock):
+        async def sleep(self, seconds):
+            slept.append(seconds)
+            monkeypatch.setattr(time, "time", lambda: 0.0)
+
+    provider = world.Provider([busy(retry_after=2), "done"])
+    finished = await world.tree(calls(world, 1), models=provider, clock=Clock()).run()
+
+    assert 2 <= slept[0] <= 60
+    assert 0 <= finished.output[0].at < 60_000
