@@ -1,0 +1,190 @@
+"""``diff``: what two recorded runs did differently (replay D13)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+from stepengine.data.effects import CallModel
+from stepengine.journal.divergence import Field, fields_between, fields_of_effects, verb
+from stepengine.journal.finding import JournalLike, as_journal
+from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.forms import outcome_members
+from stepengine.journal.history import History
+from stepengine.journal.records import ROOT, Address, Intent, shown_address
+from stepengine.journal.redaction import Redactor
+from stepengine.runtime.performer import child_path
+
+__all__ = ("Difference", "RunChange", "diff")
+
+ChangeKind: TypeAlias = Literal["added", "removed", "changed", "outcome", "start", "end"]
+# What differs between two runs of the same thing without meaning anything (replay J23).
+VOLATILE = frozenset({"at", "run_id", "request_id", "provider_data", "spending", "tool_call_id"})
+MARKS: Mapping[str, str] = {"added": "+", "removed": "-", "changed": "~", "outcome": "=", "start": "^", "end": "$"}
+MAX_SHOWN = 12
+
+
+@attrs.frozen
+class RunChange:
+    """
+    One difference.
+
+    Attributes:
+        kind: ``"added"`` and ``"removed"`` effects, ``"changed"`` ones, another ``"outcome"`` of an equal effect, another
+            ``"start"`` or ``"end"`` of a run.
+        a: The address in the first journal; ``""`` when there is none.
+        b: The address in the second journal; ``""`` when there is none.
+        what: The effect in a word or two.
+        fields: What differs.
+    """
+
+    kind: ChangeKind
+    a: str
+    b: str
+    what: str
+    fields: tuple[Field, ...] = ()
+
+    def __str__(self) -> str:
+        place = self.a if self.a == self.b else f"{self.a or 'nothing'} -> {self.b or 'nothing'}"
+        lines = [f"{MARKS[self.kind]} {place}  {self.what} ({self.kind})"]
+        lines += [f"    {f.pointer}   {f.recorded}  ->  {f.now}" for f in self.fields[:MAX_SHOWN]]
+        return "\n".join(lines)
+
+
+@attrs.frozen
+class Difference:
+    """
+    What two journals differ in; true when they do.
+
+    Attributes:
+        changes: Every difference, in the order of the first journal.
+        totals: Effects, model calls, tokens, cost and milliseconds of both.
+    """
+
+    changes: tuple[RunChange, ...]
+    totals: Mapping[str, tuple[Any, Any]]
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    def __str__(self) -> str:
+        if not self.changes:
+            return "no difference"
+        numbers = [f"{name} {a} -> {b}" for name, (a, b) in self.totals.items() if a != b]
+        return "\n".join([*map(str, self.changes), *([", ".join(numbers)] if numbers else [])])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference as JSON."""
+        changes = [
+            {"kind": c.kind, "a": c.a, "b": c.b, "what": c.what, "fields": [f._asdict() for f in c.fields]}
+            for c in self.changes
+        ]
+        return {"changes": changes, "totals": {name: list(pair) for name, pair in self.totals.items()}}
+
+
+def diff(a: JournalLike, b: JournalLike) -> Difference:
+    """
+    Compare two recorded runs by meaning: effects are aligned, so that one that was inserted does not shift the rest.
+
+    Raises:
+        JournalError: when one of them cannot be read.
+    """
+    sides = _Sides(as_journal(a).history(), as_journal(b).history())
+    return Difference(tuple(sides.compare()), sides.totals())
+
+
+class _Sides:
+    """Two histories under comparison."""
+
+    def __init__(self, a: History, b: History) -> None:
+        self._a, self._b = a, b
+        prints = Fingerprints(Redactor({}, shapes=False))
+        for history in (a, b):
+            for intent in history.intents.values():
+                intent.fp = intent.fp or prints.of(intent.effect)
+        self._plain = Redactor({}, shapes=False)
+
+    def compare(self) -> Iterator[RunChange]:
+        start = tuple([f for f in fields_between(self._a.root, self._b.root) if f.pointer != "/run_id"])
+        if start:
+            yield RunChange("start", "#-1", "#-1", "the run", start)
+        yield from self._runs("", "")
+        yield from self._outcomes(ROOT, ROOT, "end", "the run")
+
+    def _runs(self, a: str, b: str) -> Iterator[RunChange]:
+        ours, theirs = _effects(self._a, a), _effects(self._b, b)
+        matcher = SequenceMatcher(None, [i.fp for i in ours], [i.fp for i in theirs], autojunk=False)
+        for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+            for offset in range(max(i2 - i1, j2 - j1)):
+                left = ours[i1 + offset] if i1 + offset < i2 else None
+                right = theirs[j1 + offset] if j1 + offset < j2 else None
+                yield from self._pair(left, right, equal=tag == "equal")
+
+    def _pair(self, a: Intent | None, b: Intent | None, *, equal: bool) -> Iterator[RunChange]:
+        if a is None or b is None or (not equal and _kind(a) != _kind(b)):
+            if a is not None:
+                yield RunChange("removed", shown_address(a.path, a.seq), "", verb(a.effect))
+            if b is not None:
+                yield RunChange("added", "", shown_address(b.path, b.seq), verb(b.effect))
+            return
+        places = shown_address(a.path, a.seq), shown_address(b.path, b.seq)
+        if not equal:
+            fields = _other_fields(self._a, self._b, a, b, self._plain)
+            yield RunChange("changed", *places, verb(b.effect), tuple(fields))
+        if _kind(a) == "Spawn":
+            yield from self._runs(child_path(a.path, a.seq), child_path(b.path, b.seq))
+        yield from self._outcomes((a.path, a.seq), (b.path, b.seq), "outcome", verb(b.effect))
+
+    def _outcomes(self, a: Address, b: Address, kind: ChangeKind, what: str) -> Iterator[RunChange]:
+        fields = tuple(fields_between(_outcome(self._a, a), _outcome(self._b, b)))
+        if fields:
+            yield RunChange(kind, shown_address(*a), shown_address(*b), what, fields)
+
+    def totals(self) -> dict[str, tuple[Any, Any]]:
+        a, b = _numbers(self._a), _numbers(self._b)
+        return {name: (a[name], b[name]) for name in a}
+
+
+def _effects(history: History, path: str) -> list[Intent]:
+    found: list[Intent] = []
+    while (path, len(found)) in history.intents:
+        found.append(history.intents[path, len(found)])
+    return found
+
+
+def _kind(intent: Intent) -> str:
+    return "CallModel" if type(intent.effect) is CallModel else str(intent.effect["type"])  # type: ignore[index]
+
+
+def _other_fields(a: History, b: History, ours: Intent, theirs: Intent, plain: Redactor) -> list[Field]:
+    if _kind(ours) == "CallModel":
+        now = Intent(theirs.path, theirs.seq, CallModel(theirs.seq, b.request(theirs)))
+        return fields_of_effects(a, ours, now, plain)
+    return fields_of_effects(a, ours, Intent(theirs.path, theirs.seq, b.form(theirs)), plain)
+
+
+def _outcome(history: History, address: Address) -> Any:
+    known = history.results.get(address)
+    return None if known is None else _lasting(outcome_members(history.outcome(known)))
+
+
+def _lasting(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _lasting(v) for k, v in value.items() if k not in VOLATILE}
+    return [_lasting(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _numbers(history: History) -> dict[str, Any]:
+    end = history.results.get(ROOT)
+    value: Any = history.outcome(end) if end is not None else None
+    spending = getattr(getattr(value, "value", None), "spending", None)
+    return {
+        "effects": len(history.intents) - 1,
+        "model calls": sum(_kind(i) == "CallModel" for i in history.intents.values()),
+        "tokens": spending.usage.total_tokens if spending is not None else None,
+        "cost": str(spending.cost) if spending is not None and spending.cost is not None else None,
+        "milliseconds": history.last_at,
+    }

@@ -1,0 +1,64 @@
+"""
+What belongs to the past when a journal is cut at an address (replay D10, D11, prototype N8).
+
+Cut at ``p#n``: everything of ``p`` from n on is gone with the runs it spawned; on the way up, each ancestor loses the result
+of the Spawn that leads to ``p`` and everything after it. What began together with that Spawn keeps what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stepengine.journal.history import parent_of
+from stepengine.journal.records import ROOT, Address
+
+__all__ = ("Cut",)
+
+
+class Cut:
+    """
+    The places where a journal was cut; without any, everything stays.
+
+    Args:
+        last_together: Gives the number of the last effect that began together with another one; see ``History``.
+    """
+
+    def __init__(self, last_together: Callable[[Address], int]) -> None:
+        self._last_together = last_together
+        self._ends: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._ends)
+
+    def at(self, address: Address) -> None:
+        """Cut at *address*: the effect there, and what follows from it, are gone."""
+        path, seq = address
+        self._end(path, seq)
+        while path:
+            path, seq = parent_of(path)
+            self._end(path, self._last_together((path, seq)) + 1)
+
+    def _end(self, path: str, seq: int) -> None:
+        self._ends[path] = min(seq, self._ends.get(path, seq))
+
+    def keeps_intent(self, address: Address) -> bool:
+        """Return whether an intent stays."""
+        if not self._ends or address == ROOT:
+            return True
+        path, seq = address
+        while True:
+            if seq >= self._ends.get(path, seq + 1):
+                return False
+            if not path:
+                return True
+            path, seq = parent_of(path)
+
+    def keeps_result(self, address: Address) -> bool:
+        """Return whether a result stays: not that of a run which was itself cut."""
+        if not self._ends:
+            return True
+        if address == ROOT or not self.keeps_intent(address):
+            return False
+        path, seq = address
+        child = f"{path}.{seq}" if path else str(seq)
+        return child not in self._ends

@@ -1,0 +1,228 @@
+"""
+When a replayed run does something else than its journal says: one good error (replay D1-D8, reliability R13, JR20-JR26).
+
+It names the step, the effect, the agent and the author's line, shows which fields differ, guesses why, and says what can be
+done. Only the first difference is told; what follows is consequence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from stepengine.data.effects import CallModel
+from stepengine.errors import ReplayDivergence
+from stepengine.journal.fingerprints import seen
+from stepengine.journal.history import History
+from stepengine.journal.records import Address, Intent, shown_address
+from stepengine.journal.redaction import Redactor
+from stepengine.machine.author import Author
+
+__all__ = ("DivergenceKind", "Field", "diverged", "fields_between", "parked_at", "request_fields", "shown_value")
+
+DivergenceKind: TypeAlias = Literal["changed", "kind", "extra", "unused", "undecodable"]
+MAX_FIELDS = 12
+WINDOW = 200
+SHOWN = 60
+MISSING = object()
+VERBS = {"CallModel": "call_model", "CallTool": "call_tool", "Perform": "perform", "Ask": "ask", "Spawn": "spawn"}
+
+
+class Field(NamedTuple):
+    """One difference: a JSON pointer, and both sides as text; ``"(absent)"`` where one has nothing."""
+
+    pointer: str
+    recorded: str
+    now: str
+
+
+def parked_at(machine: Any) -> str:
+    """
+    Return ``file:line`` where the handler or hook of a parked machine waits, ``""`` when none of the author's does.
+
+    The machine's own frames are linked by ``yield from``; the author's generator hangs at the innermost one that drives it.
+    """
+    found = ""
+    while machine is not None:
+        frame = getattr(machine, "gi_frame", None)
+        for value in frame.f_locals.values() if frame is not None else ():
+            if type(value) is Author:
+                found = value.location or found
+        machine = getattr(machine, "gi_yieldfrom", None)
+    return found
+
+
+def diverged(
+    history: History,
+    address: Address,
+    kind: DivergenceKind,
+    *,
+    asked: str,
+    agent_id: str = "",
+    location: str = "",
+    fields: Sequence[Field] = (),
+    hint: str = "",
+    now_calls_model: bool = False,
+) -> ReplayDivergence:
+    """
+    Return the error for the first difference.
+
+    Args:
+        history: What was recorded.
+        address: Where they differ.
+        kind: How.
+        asked: What the run did, in a few words.
+        agent_id: Whose handler asked.
+        location: ``file:line`` of the ``yield``.
+        fields: What differs.
+        hint: The cause, as far as one can tell.
+        now_calls_model: Whether the run asked for a model call here, which then belongs to the step it opens.
+    """
+    path, seq = address
+    before = sum(1 for (p, s), i in history.intents.items() if p == path and s < seq and _calls_model(i))
+    step = before + now_calls_model
+    whose = f" of {agent_id}" if agent_id else ""
+    lines = [f"the run diverged from {history.name} at step {step}, effect {shown_address(*address)}{whose}: {asked}"]
+    if location:
+        lines.append(f"  {location}")
+    lines += [f"    {f.pointer:<34} recorded {f.recorded}   now {f.now}" for f in fields[:MAX_FIELDS]]
+    if len(fields) > MAX_FIELDS:
+        lines.append(f"    and {len(fields) - MAX_FIELDS} more")
+    if hint:
+        lines.append(f"  cause looks like: {hint}")
+    lines.append(_advice(path, seq))
+    error = ReplayDivergence("\n".join(lines))
+    said = {"kind": kind, "address": shown_address(*address), "step": step, "site": location, "diff": tuple(fields)}
+    vars(error).update(said)
+    return error
+
+
+def _calls_model(intent: Intent) -> bool:
+    effect = intent.effect
+    return type(effect) is CallModel or (isinstance(effect, Mapping) and effect.get("type") == "CallModel")
+
+
+def _advice(path: str, seq: int) -> str:
+    keep = f"engine.fork(journal, at={shown_address(path, seq - 1)!r})" if seq > 0 else "recording it again"
+    return (
+        f"  to go on from here with the new code: {keep}, or --stepengine-record=extend in a test; to compare two "
+        "journals: diff(a, b)"
+    )
+
+
+def verb(form: CallModel | Mapping[str, Any]) -> str:
+    """Return what an effect does, in a word or two."""
+    if type(form) is CallModel:
+        return "call_model"
+    members: Mapping[str, Any] = form  # type: ignore[assignment]
+    name = members.get("tool_name") or members.get("name") or members.get("agent_id") or ""
+    return f"{VERBS[members['type']]} {name}".rstrip()
+
+
+# --- what differs ---------------------------------------------------------------------------------------------------
+
+
+def fields_of_effects(history: History, intent: Intent, now: Intent, redactor: Redactor) -> list[Field]:
+    """Return what differs between a recorded effect and the one that was asked for."""
+    recorded, asked = history.form(intent), history.form(now)
+    if recorded["type"] != asked["type"]:
+        return [Field("/type", shown_value(recorded["type"]), shown_value(asked["type"]))]
+    if recorded["type"] == "CallModel":
+        old = {**recorded["request"], "messages": history.messages(intent)}
+        return request_fields(redactor.value(old), redactor.value(asked["request"]))
+    return list(fields_between(redactor.value(seen(recorded)), redactor.value(seen(asked))))
+
+
+def request_fields(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Field]:
+    """Return what differs between two stored requests; messages that were inserted or removed show as such."""
+    names = [n for n in ("model", "system_prompt", "tools", "tool_choice", "settings") if n in recorded or n in now]
+    fields: list[Field] = []
+    for name in names:
+        fields += fields_between(recorded.get(name, MISSING), now.get(name, MISSING), f"/{name}")
+    return fields + list(_messages(_shown(recorded), _shown(now)))
+
+
+def _shown(request: Mapping[str, Any]) -> list[Any]:
+    messages = [*request.get("messages", ()), *request.get("tail", ())]
+    return [{k: v for k, v in message.items() if k != "tags"} for message in messages]
+
+
+def _messages(recorded: list[Any], now: list[Any]) -> Iterator[Field]:
+    start = 0
+    while start < min(len(recorded), len(now)) and recorded[start] == now[start]:
+        start += 1
+    end = 0
+    while end < min(len(recorded), len(now)) - start and recorded[-1 - end] == now[-1 - end]:
+        end += 1
+    old, new = recorded[start : len(recorded) - end], now[start : len(now) - end]
+    for offset in range(max(len(old), len(new))):
+        theirs = old[offset] if offset < len(old) else MISSING
+        ours = new[offset] if offset < len(new) else MISSING
+        yield from fields_between(theirs, ours, f"/messages/{start + offset}")
+
+
+def fields_between(recorded: Any, now: Any, pointer: str = "") -> Iterator[Field]:
+    """Give every place where two JSON values differ."""
+    if isinstance(recorded, Mapping) and isinstance(now, Mapping):
+        for name in dict.fromkeys([*recorded, *now]):
+            yield from fields_between(recorded.get(name, MISSING), now.get(name, MISSING), f"{pointer}/{name}")
+    elif isinstance(recorded, list | tuple) and isinstance(now, list | tuple):
+        for index in range(max(len(recorded), len(now))):
+            theirs = recorded[index] if index < len(recorded) else MISSING
+            ours = now[index] if index < len(now) else MISSING
+            yield from fields_between(theirs, ours, f"{pointer}/{index}")
+    elif recorded is MISSING or now is MISSING or type(recorded) is not type(now) or recorded != now:
+        yield Field(pointer or "/", *_pair(recorded, now))
+
+
+def _pair(recorded: Any, now: Any) -> tuple[str, str]:
+    """Return both sides; long texts from where they begin to differ."""
+    if isinstance(recorded, str) and isinstance(now, str) and max(len(recorded), len(now)) > SHOWN:
+        first = next((i for i, (a, b) in enumerate(zip(recorded, now, strict=False)) if a != b), None)
+        first = min(len(recorded), len(now)) if first is None else first
+        start = max(0, first - SHOWN // 3)
+        return _window(recorded, start), _window(now, start)
+    return shown_value(recorded), shown_value(now)
+
+
+def _window(text: str, start: int) -> str:
+    part = json.dumps(text[start : start + WINDOW], ensure_ascii=False)
+    return ("..." if start else "") + part + ("..." if start + WINDOW < len(text) else "")
+
+
+def shown_value(value: Any) -> str:
+    """Return a JSON value as short text."""
+    if value is MISSING:
+        return "(absent)"
+    text = json.dumps(value, ensure_ascii=False, default=dict)
+    return text if len(text) <= WINDOW else f"{text[:WINDOW]}..."
+
+
+# --- why ------------------------------------------------------------------------------------------------------------
+
+
+def guess(history: History, address: Address, fp: str, fields: Sequence[Field]) -> str:
+    """Return the likely cause of a difference, in one line; ``""`` when nothing speaks for any."""
+    for (path, seq), intent in history.intents.items():
+        if path == address[0] and seq != address[1] and intent.fp and intent.fp == fp:
+            what = "inserted" if seq < address[1] else "removed"
+            return f"the same effect was recorded as {shown_address(path, seq)}, so one was {what} before it"
+    pointer = fields[0].pointer if fields else ""
+    for start, cause in CAUSES.items():
+        if pointer.startswith(start):
+            return cause
+    return ""
+
+
+CAUSES = {
+    "/model": "another model",
+    "/system_prompt": "the system prompt was changed, or it depends on something that is not recorded",
+    "/tools": "the tools of the agent, or their descriptions or schemas, were changed",
+    "/settings": "the model settings were changed",
+    "/messages": "a prompt was changed, a hook changes the history differently, or the handler uses something that is not "
+    "recorded: the clock (use ctx.now()), chance (use ctx.random), the environment, the order of a set",
+    "/input": "the handler computes the input from something that is not recorded: the clock (use ctx.now()), chance "
+    "(use ctx.random), files, the environment",
+    "/type": "the handler yields something else here",
+}

@@ -1,0 +1,177 @@
+"""
+Fingerprints: what an effect is told apart by (replay J10, J39, D2, D3).
+
+A fingerprint is the first 32 hex digits of the SHA-256 of canonical JSON, after secrets were taken out. That of a model
+request holds a chain over its messages, kept beside each message of the transcript, so that the request of step 10,000
+costs as much as that of step 10.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+
+from stepengine.data.codec import to_json
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.effects import CallModel
+from stepengine.data.json import canonical
+from stepengine.data.messages import Message
+from stepengine.data.models import ModelRequest, ModelSettings
+from stepengine.data.tools import ToolSpec
+from stepengine.data.transcript import Transcript
+from stepengine.journal.forms import bare
+from stepengine.journal.redaction import Redactor
+
+__all__ = ("Fingerprints", "definition_fingerprint", "fingerprint", "offered_tool")
+
+START = bytes(32)
+DIGITS = 32
+KEPT = 64
+# What the outside world would see of each effect; ids, addresses and annotations are not part of it (replay D2).
+SEEN = {
+    "CallTool": ("type", "tool_name", "input"),
+    "Perform": ("type", "name", "args", "kwargs"),
+    "Spawn": ("type", "agent_id", "prompt", "params"),
+}
+SEEN_OF_QUESTION = ("text", "options", "multi_select", "tool_name", "details")
+DEFAULT_SETTINGS = ModelSettings()
+_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode
+
+
+def fingerprint(value: Any) -> str:
+    """Return the fingerprint of a JSON value as it is."""
+    return _digits(_canonical(value))
+
+
+def _canonical(value: Any) -> str:
+    """Return ``canonical(value)``; only what may hold a negative zero takes the long way."""
+    text = _ENCODE(value)
+    return canonical(value) if "-0.0" in text else text
+
+
+def _digits(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def offered_tool(spec: ToolSpec) -> dict[str, Any]:
+    """Return what a model sees of a tool."""
+    return {"name": spec.name, "description": spec.description, "input_schema": spec.input_schema}
+
+
+def definition_fingerprint(definition: AgentDefinition[Any], tools: Sequence[ToolSpec]) -> str:
+    """Return the fingerprint of an agent: a hint that its code has changed, never a reason to refuse it (replay J36)."""
+    prompts = [definition.system_prompt, definition.instructions_prompt, definition.step_prompt]
+    return fingerprint(
+        {
+            "id": definition.id,
+            "model": definition.model,
+            "prompts": [p if isinstance(p, str) else type(p).__qualname__ for p in prompts],
+            "settings": bare(definition.settings),
+            "tools": [offered_tool(t) for t in tools],
+        }
+    )
+
+
+class Fingerprints:
+    """
+    Computes fingerprints for one redactor, each part of a request once.
+
+    Attributes:
+        redactor: What takes secrets out first.
+    """
+
+    def __init__(self, redactor: Redactor) -> None:
+        self.redactor = redactor
+        # Memos travel with messages through many runs: equal rules must mean equal keys.
+        self._digest_key = ("journal.digest", redactor.key)
+        self._chain_key = ("journal.chain", redactor.key)
+        self._kept: dict[int, tuple[Any, str]] = {}
+
+    def of(self, effect: CallModel | Mapping[str, Any]) -> str:
+        """Return the fingerprint of an effect in its stored form, or of a model call of this process."""
+        return self.of_request(effect.request) if type(effect) is CallModel else self.value(seen(cast("Any", effect)))
+
+    def of_request(self, request: ModelRequest) -> str:
+        """Return the fingerprint of a model call."""
+        view: dict[str, Any] = {
+            "type": "CallModel",
+            "model": request.model,
+            "system_prompt": self.prompt(request.system_prompt),
+            "tools": self.tools(request.tools),
+            "messages": self.messages(request),
+        }
+        if request.tool_choice is not None:
+            view["tool_choice"] = request.tool_choice
+        if request.settings != DEFAULT_SETTINGS:
+            view["settings"] = self._settings(request.settings)
+        return _digits(_canonical(view))
+
+    def messages(self, request: ModelRequest) -> str:
+        """Return the chain over all messages of a request, step-scoped ones included."""
+        value = self.chain(request.messages)
+        for message in request.tail:
+            value = self._link(value, message)
+        return value.hex()[:DIGITS]
+
+    def tools(self, specs: Sequence[ToolSpec]) -> str:
+        """Return the fingerprint of the tools of a request, as they are offered."""
+        kept = self._kept.get(id(specs))
+        if kept is not None and kept[0] is specs:
+            return kept[1]
+        return self._keep(specs, self.value([offered_tool(s) for s in specs]))
+
+    def prompt(self, text: str) -> str:
+        """Return the fingerprint of a system prompt."""
+        kept = self._kept.get(id(text))
+        return kept[1] if kept is not None and kept[0] is text else self._keep(text, self.value(text))
+
+    def value(self, value: Any) -> str:
+        """Return the fingerprint of a JSON value after secrets were taken out."""
+        return _digits(self._clean(value))
+
+    def chain(self, transcript: Transcript) -> bytes:
+        """Return the running digest over the messages of a transcript."""
+        return transcript.fold(self._chain_key, self._link, START)
+
+    def digests(self, transcript: Transcript) -> Sequence[bytes]:
+        """Return the digest of each message."""
+        return transcript.memo(self._digest_key, self.digest)
+
+    def digest(self, message: Message) -> bytes:
+        """Return the digest of a message as a model sees it: without its tags."""
+        data = to_json(message)
+        del data["stepengine"]
+        data.pop("tags", None)
+        return hashlib.sha256(self._clean(data).encode()).digest()
+
+    def _link(self, before: bytes, message: Message) -> bytes:
+        return hashlib.sha256(before + self.digest(message)).digest()
+
+    def _clean(self, value: Any) -> str:
+        text = _canonical(value)
+        return _canonical(self.redactor.value(value)) if self.redactor.suspicious(text) else text
+
+    def _settings(self, settings: ModelSettings) -> str:
+        kept = self._kept.get(id(settings))
+        if kept is not None and kept[0] is settings:
+            return kept[1]
+        # Where the choice of tools comes from is of no interest; the request says which holds.
+        return self._keep(settings, self.value(bare(attrs.evolve(settings, tool_choice=None))))
+
+    def _keep(self, thing: Any, known: str) -> str:
+        if len(self._kept) >= KEPT:
+            self._kept.clear()
+        self._kept[id(thing)] = (thing, known)
+        return known
+
+
+def seen(form: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a stored form that counts for its fingerprint."""
+    if form["type"] == "Ask":
+        questions = [{n: q[n] for n in SEEN_OF_QUESTION if n in q} for q in form["questions"]]
+        return {"type": "Ask", "purpose": form["purpose"], "questions": questions}
+    return {name: form[name] for name in SEEN[form["type"]]}

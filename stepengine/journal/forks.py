@@ -1,0 +1,201 @@
+"""
+Cutting a journal off and going on from there: ``branch`` makes the new journal, with one outcome changed if asked for.
+
+The original is only read. What is kept is what belongs to the past of the given address, not what stands before it in the
+file: a sibling that had finished stays (replay D11, prototype N8).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from stepengine.data.effects import CallModel
+from stepengine.data.json import freeze
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Failure, Value
+from stepengine.data.questions import answered
+from stepengine.data.results import ToolResult
+from stepengine.errors import DataError, JournalError, StepEngineError
+from stepengine.journal.cut import Cut
+from stepengine.journal.divergence import verb
+from stepengine.journal.finding import JournalLike, as_journal
+from stepengine.journal.forms import questions_of, touched_world
+from stepengine.journal.history import History, parent_of
+from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address
+from stepengine.journal.store import Journal, MemoryJournal
+
+__all__ = ("address_of", "branch")
+
+TEXT_FORM = re.compile(r"(?:(?P<path>\d+(?:\.\d+)*)?#)?(?P<seq>-1|\d+)")
+
+
+def address_of(at: int | str) -> Address:
+    """
+    Return the address that a number of the root's effects, ``"#5"`` or ``"3.2#1"`` means.
+
+    Raises:
+        JournalError: for anything else.
+    """
+    found = None if isinstance(at, bool) else TEXT_FORM.fullmatch(str(at))
+    if found is None:
+        msg = f"an address is a number of an effect, or text such as '#5' or '3.2#1' (effect 1 of the child 3.2), not {at!r}"
+        raise JournalError(msg)
+    return found["path"] or "", int(found["seq"])
+
+
+def branch(
+    journal: JournalLike,
+    at: int | str,
+    edit: Any = None,
+    *,
+    allow_repeat: bool = False,
+    into: JournalLike | None = None,
+) -> Journal:
+    """
+    Return a new journal that ends with the result of the effect *at*; resuming it goes on from there.
+
+    Args:
+        journal: The journal to cut; it is not changed.
+        at: The last effect to keep: a number of the root's effects, or ``"path#number"``; -1 keeps none.
+        edit: Another outcome for it: a value (a ``ModelReply`` or text for a model call, a ``ToolResult`` or JSON for a
+            tool, JSON for a ``Perform``, answers for an ``Ask``, an error for a failure), or a function from the recorded
+            value to one. ``None`` keeps it.
+        allow_repeat: Go on although effects that are cut off have changed the world and may happen again.
+        into: Where the new journal goes; by default into memory.
+
+    Raises:
+        JournalError: when there is no such effect, it has no result, its outcome cannot be edited, or something would be
+            repeated.
+    """
+    source = as_journal(journal)
+    history = source.history()
+    root = history.root
+    address = address_of(at)
+    _check_place(history, address)
+    cut = Cut(history.last_together)
+    cut.at((address[0], address[1] + 1))
+    if not allow_repeat:
+        _check_repeats(history, cut, address)
+    run = f"{str(root['run_id'])[:40]}-{secrets.token_hex(4)}"
+    records = _kept(history, cut, address, run)
+    if edit is not None:
+        records = _edited(history, records, address, edit)
+    target = _target(source, into).bound(run)
+    if target.records():
+        msg = f"{target.name} holds a run already; a fork needs a journal of its own"
+        raise JournalError(msg)
+    target.replace(records)
+    return target
+
+
+def _target(source: Journal, into: JournalLike | None) -> Journal:
+    if into is not None:
+        return as_journal(into)
+    made = MemoryJournal(redact="off", link=source.link)
+    made.redact, made.redactor = source.redact, source.redactor
+    return made
+
+
+def _check_place(history: History, address: Address) -> None:
+    where = shown_address(*address)
+    if address == ROOT:
+        return
+    if address not in history.intents:
+        numbers = [seq for path, seq in history.intents if path == address[0] and seq >= 0]
+        known = f"the run there has the effects 0 to {max(numbers)}" if numbers else "there is no run at that path"
+        msg = f"{history.name} has no effect {where}: {known}"
+        raise JournalError(msg)
+    if address not in history.results:
+        msg = f"effect {where} of {history.name} has no result yet; resume the run, or fork it at an earlier effect"
+        raise JournalError(msg)
+
+
+def _check_repeats(history: History, cut: Cut, address: Address) -> None:
+    lost = [i for a, i in history.intents.items() if not cut.keeps_intent(a) and touched_world(i.effect)]
+    if lost:
+        listed = ", ".join([f"{shown_address(i.path, i.seq)} {verb(i.effect)}" for i in lost[:10]])
+        more = f" and {len(lost) - 10} more" if len(lost) > 10 else ""  # noqa: PLR2004 - as many as are listed
+        msg = (
+            f"forking at {shown_address(*address)} cuts off effects that changed the world and may happen again: "
+            f"{listed}{more}. Pass allow_repeat=True to go on"
+        )
+        raise JournalError(msg)
+
+
+def _kept(history: History, cut: Cut, address: Address, run: str) -> list[Record]:
+    records: list[Record] = []
+    for record in history.records:
+        match record:
+            case Head():
+                parent = {"run": record.run, "at": shown_address(*address)}
+                records.append(attrs.evolve(record, run=run, parent=parent, line=None))
+            case Intent():
+                keep = cut.keeps_intent((record.path, record.seq))
+                records += [record] if keep else []
+            case Result():
+                keep = cut.keeps_result((record.path, record.seq))
+                records += [record] if keep else []
+            case Input():
+                records += [record] if _keeps_input(cut, record) else []
+            case Blob():
+                records.append(record)
+    return records
+
+
+def _keeps_input(cut: Cut, record: Input) -> bool:
+    if record.input.get("type") == "Stop":
+        return False
+    place = parent_of(record.path) if record.seq < 0 else (record.path, record.seq)
+    return cut.keeps_intent(place)
+
+
+# --- another outcome ------------------------------------------------------------------------------------------------
+
+
+def _edited(history: History, records: Sequence[Record], address: Address, edit: Any) -> list[Record]:
+    known = history.results.get(address)
+    if address == ROOT or known is None:
+        msg = "the start of a run has no outcome to edit; start another run with another prompt instead"
+        raise JournalError(msg)
+    outcome = history.outcome(known)
+    value = outcome.value if type(outcome) is Value else outcome.error  # type: ignore[union-attr]
+    wanted = edit(value) if callable(edit) else edit
+    made = _outcome(history, history.intents[address], wanted, known.at)
+    changed = Result(known.path, known.seq, known.at, attrs.evolve(made, inputs=outcome.inputs), known.attempts)
+    return [changed if record is known else record for record in records]
+
+
+def _outcome(history: History, intent: Intent, value: Any, at: int) -> Value | Failure:
+    where = shown_address(intent.path, intent.seq)
+    if isinstance(value, StepEngineError):
+        return Failure(value, at)
+    kind = "CallModel" if type(intent.effect) is CallModel else history.form(intent)["type"]
+    try:
+        return Value(_value(kind, history, intent, value), at)
+    except (DataError, TypeError, AttributeError) as error:
+        msg = f"{value!r} cannot be the outcome of {where}, a {kind}: {error}"
+        raise JournalError(msg) from error
+
+
+def _value(kind: str, history: History, intent: Intent, value: Any) -> Any:
+    match kind:
+        case "CallModel":
+            return value if isinstance(value, ModelReply) else ModelReply(value)
+        case "CallTool":
+            if isinstance(value, ToolResult):
+                return value
+            return ToolResult.text(value) if isinstance(value, str) else ToolResult.json(value)
+        case "Perform":
+            return freeze(value)
+        case "Ask":
+            given = value if isinstance(value, list | tuple) else [value]
+            asked = questions_of(history.form(intent))
+            return tuple([answered(answer, question) for question, answer in zip(asked, given, strict=True)])
+        case _:
+            msg = "the outcome of a child follows from its own effects; fork at one of those"
+            raise DataError(msg)

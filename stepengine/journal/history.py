@@ -1,0 +1,287 @@
+"""
+What a journal says: its records by address, checked for structure (replay J41), and requests put together again (J19).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from stepengine.data.effects import CallModel
+from stepengine.data.models import ModelRequest
+from stepengine.data.outcomes import Failure, Value
+from stepengine.data.questions import Question
+from stepengine.data.tools import ToolSpec
+from stepengine.data.transcript import Transcript
+from stepengine.errors import DataError, JournalCorrupt
+from stepengine.journal.encoding import request_members, unpacked
+from stepengine.journal.forms import bare, outcome_of, questions_of, restored
+from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address
+
+__all__ = ("History", "parent_of")
+
+
+KEPT_TRANSCRIPTS = 64
+
+
+class _Part(NamedTuple):
+    """The messages from *start* to *stop* of the request at *address*."""
+
+    address: Address
+    start: int = 0
+    stop: int | None = None
+
+
+def parent_of(path: str) -> Address:
+    """Return the address of the Spawn that started the run at *path*; the root's is ``("", -1)``."""
+    if not path:
+        return ROOT
+    parent, _, seq = path.rpartition(".")
+    return parent, int(seq)
+
+
+class History:
+    """
+    The records of one journal.
+
+    Args:
+        records: All of them, in order.
+        name: The journal's name, for errors.
+
+    Attributes:
+        head: The head; ``None`` for an empty journal.
+        records: All records, in order.
+        intents: Intents by address.
+        results: Results by address.
+        inputs: Inputs in order.
+        prompts: System prompts that were computed, by path.
+        blobs: Blob values by fingerprint.
+        last_at: The latest time in milliseconds since the root run was created.
+
+    Raises:
+        JournalCorrupt: when the records cannot have been written one after the other by one run.
+    """
+
+    def __init__(self, records: Iterable[Record], name: str = "the journal") -> None:
+        self.name = name
+        self.head: Head | None = None
+        self.records: list[Record] = list(records)
+        self.intents: dict[Address, Intent] = {}
+        self.results: dict[Address, Result] = {}
+        self.inputs: list[Input] = []
+        self.prompts: dict[str, str] = {}
+        self.blobs: dict[str, Any] = {}
+        self.last_at = 0
+        self._built: dict[Address, Transcript] = {}
+        self._next: dict[str, int] = {}
+        for number, record in enumerate(self.records, 1):
+            problem = self._take(record)
+            if problem:
+                where = f"record {number} of {name}"
+                msg = f"{where} does not follow from those before it: {problem}; a record is missing, repeated or moved"
+                raise JournalCorrupt(msg)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the root run has ended; a suspended or interrupted one has not."""
+        return ROOT in self.results
+
+    @property
+    def root(self) -> Mapping[str, Any]:
+        """What the root run was started with: the effect of its intent."""
+        intent = self.intents.get(ROOT)
+        if intent is None:
+            msg = f"{self.name} holds no run; record one with engine.run(..., journal=...)"
+            raise JournalCorrupt(msg)
+        return self.form(intent)
+
+    def _take(self, record: Record) -> str:
+        """Take a record in; return what is wrong with it, if anything."""
+        if (self.head is None) != (type(record) is Head):
+            return "the head stands first and only there"
+        match record:
+            case Head():
+                self.head = record
+            case Intent():
+                return self._take_intent(record)
+            case Result():
+                return self._take_result(record)
+            case Input():
+                if parent_of(record.path) not in self.intents:
+                    return f"there is no run at path {record.path!r}"
+                self._take_input(record)
+            case Blob():
+                self.blobs[record.fp] = record.data
+        return ""
+
+    def _take_input(self, record: Input) -> None:
+        self.inputs.append(record)
+        self.last_at = max(self.last_at, record.at)
+        if record.input.get("type") == "SystemPrompt":
+            self.prompts[record.path] = record.input["text"]
+        elif record.input.get("type") == "Gap":
+            self._next[record.path] = record.seq
+
+    def _take_intent(self, record: Intent) -> str:
+        path, seq = record.path, record.seq
+        if (path, seq) == ROOT:
+            if self.intents:
+                return "the root run starts twice"
+        elif self.is_complete:
+            return "the root run has ended before it"
+        else:
+            start = parent_of(path)
+            if start not in self.intents:
+                return f"no Spawn started a run at path {path!r}"
+            expected = self._next.get(path, 0)
+            if seq != expected:
+                return f"the next effect of path {path!r} is {shown_address(path, expected)}, not #{seq}"
+            if not self._may_follow(record):
+                return f"{shown_address(path, seq - 1)} before it has no result"
+        self._next[path] = seq + 1
+        self.intents[path, seq] = record
+        return ""
+
+    def _may_follow(self, record: Intent) -> bool:
+        """Return whether the effect before, and all that began together with it, have results, or this began with them."""
+        path, seq = record.path, record.seq
+        before = self.intents.get((path, seq - 1)) if seq else None
+        if before is None or (before.gather is not None and before.gather == record.gather):
+            return True
+        first = seq - 1 if before.gather is None else before.gather
+        return all((path, n) in self.results for n in range(first, seq))
+
+    def last_together(self, address: Address) -> int:
+        """Return the number of the last effect that began together with the one at *address*; its own when it was alone."""
+        path, seq = address
+        known = self.intents.get(address)
+        while known is not None and known.gather is not None:
+            after = self.intents.get((path, seq + 1))
+            if after is None or after.gather != known.gather:
+                break
+            seq += 1
+        return seq
+
+    def _take_result(self, record: Result) -> str:
+        address = (record.path, record.seq)
+        if address not in self.intents:
+            return f"there is no intent {shown_address(*address)}"
+        if address in self.results:
+            return f"{shown_address(*address)} has two results"
+        self.results[address] = record
+        self.last_at = max(self.last_at, record.at)
+        return ""
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def form(self, intent: Intent) -> Mapping[str, Any]:
+        """Return the stored form of an effect with its blobs put in; a request's slices stay slices."""
+        effect = intent.effect
+        if type(effect) is CallModel:
+            request = request_members(effect.request, [bare(m) for m in effect.request.messages], whole=True)
+            return {"type": "CallModel", "purpose": effect.purpose, "request": request}
+        form: Mapping[str, Any] = unpacked(effect, self.blobs) if intent.line is not None else cast("Any", effect)
+        return form
+
+    def outcome(self, result: Result) -> Value | Failure:
+        """
+        Return what a result holds.
+
+        Raises:
+            DataError: when it does not fit the codec any more, or a blob of it is missing.
+        """
+        if result.outcome is None:
+            try:
+                result.outcome = outcome_of(unpacked(result.line, self.blobs))
+            except KeyError as error:
+                msg = f"the blob {error} of {shown_address(result.path, result.seq)} is missing"
+                raise DataError(msg) from error
+        return result.outcome
+
+    def messages(self, intent: Intent) -> list[Mapping[str, Any]]:
+        """Return the history of a recorded request as JSON, its slices put together."""
+        if type(intent.effect) is CallModel:
+            return [bare(m) for m in intent.effect.request.messages]
+        found: list[Mapping[str, Any]] = []
+        # From the last message to the first, without recursion: one request may lead through all before it.
+        waiting: list[Mapping[str, Any] | _Part] = [_Part((intent.path, intent.seq))]
+        while waiting:
+            entry = waiting.pop()
+            if isinstance(entry, _Part):
+                waiting.extend(self._opened(entry))
+            else:
+                found.append(entry)
+        found.reverse()
+        return found
+
+    def _opened(self, part: _Part) -> Iterator[Mapping[str, Any] | _Part]:
+        """Give what a part of a request is made of: messages, and parts of earlier requests."""
+        position = 0
+        for item in self._items(part.address):
+            sliced = item["type"] == "Slice"
+            end = position + (item["stop"] - item["start"] if sliced else 1)
+            first, last = max(part.start, position), end if part.stop is None else min(part.stop, end)
+            if first < last:
+                offset = item["start"] - position if sliced else 0
+                source = (item.get("path", part.address[0]), item["seq"]) if sliced else part.address
+                yield _Part(source, first + offset, last + offset) if sliced else item
+            position = end
+
+    def _items(self, address: Address) -> list[Mapping[str, Any]]:
+        intent = self.intents[address]
+        if address == ROOT:
+            return _view_of(self.root)
+        if type(intent.effect) is CallModel:
+            return [bare(m) for m in intent.effect.request.messages]
+        items: list[Mapping[str, Any]] = self.form(intent)["request"]["messages"]
+        return items
+
+    def request(self, intent: Intent) -> ModelRequest:
+        """Return the request of a recorded model call."""
+        if type(intent.effect) is CallModel:
+            return intent.effect.request
+        members = self.form(intent)["request"]
+        settings = {"settings": restored(members["settings"])} if "settings" in members else {}
+        return ModelRequest(
+            members["model"],
+            members.get("system_prompt", ""),
+            self._transcript(intent, members["messages"]),
+            tuple([ToolSpec(**spec) for spec in members.get("tools", ())]),
+            members.get("tool_choice"),
+            tail=tuple([restored(m) for m in members.get("tail", ())]),
+            **settings,
+        )
+
+    def _transcript(self, intent: Intent, items: Sequence[Mapping[str, Any]]) -> Transcript:
+        """Return the history of a recorded request; one that only grew shares its messages with the one it grew from."""
+        first = items[0] if items else {"type": ""}
+        source: Address = (str(first.get("path", intent.path)), int(first.get("seq", -2)))
+        base = self._built.get(source) if first["type"] == "Slice" else None
+        grew = base is not None and (first["start"], first["stop"]) == (0, len(base))
+        if base is not None and grew and all(item["type"] != "Slice" for item in items[1:]):
+            made = base.extend([restored(m) for m in items[1:]])
+        else:
+            made = Transcript([restored(m) for m in self.messages(intent)])
+        while len(self._built) >= KEPT_TRANSCRIPTS:
+            del self._built[next(iter(self._built))]
+        self._built[intent.path, intent.seq] = made
+        return made
+
+    def open_questions(self) -> dict[str, tuple[Address, Question]]:
+        """Return the questions that have no answer yet, by id, each with the address of its effect."""
+        answered = {i.input["question_id"] for i in self.inputs if i.input.get("type") == "Answered"}
+        found: dict[str, tuple[Address, Question]] = {}
+        for address, intent in self.intents.items():
+            if address in self.results or type(intent.effect) is CallModel:
+                continue
+            for question in questions_of(self.form(intent)):
+                if question.id not in answered:
+                    found[question.id] = (address, question)
+        return found
+
+
+def _view_of(root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    state = root.get("previous") or {}
+    transcript = state.get("view") or state.get("message_history") or {"messages": []}
+    messages: list[Mapping[str, Any]] = transcript["messages"]
+    return messages

@@ -1,0 +1,106 @@
+"""``LineWriter``: what the stores that hold lines have in common: encoding, the lines that wait, giving up for good."""
+
+from __future__ import annotations
+
+import abc
+
+from stepengine.data.transcript import Transcript
+from stepengine.errors import DataError, JournalError, JournalWriteFailed
+from stepengine.journal.encoding import Encoder
+from stepengine.journal.history import History
+from stepengine.journal.reading import Reading
+from stepengine.journal.records import Record
+from stepengine.journal.store import Journal, Writer
+
+__all__ = ("LineWriter",)
+
+
+class LineWriter(Writer):
+    """
+    A writer that keeps lines until they are committed.
+
+    Args:
+        journal: Whose writer it is.
+        reading: What the journal held when it was opened.
+    """
+
+    waits = True
+
+    def __init__(self, journal: Journal, reading: Reading) -> None:
+        self._journal = journal
+        self.history = History(reading.records, journal.name)
+        head = self.history.head
+        self._encoder = Encoder(
+            journal.redactor,
+            link=journal.link if head is None else head.link,
+            previous=reading.crc,
+            blobs=tuple(self.history.blobs),
+            stable=journal.stable,
+        )
+        self._lines: list[bytes] = []
+        self._broken: JournalError | None = None
+        self._closed = False
+
+    def remember(self, path: str, seq: int, transcript: Transcript) -> None:
+        """Let later requests be stored as differences to one that is in the journal already."""
+        self._encoder.remember(path, seq, transcript)
+
+    def append(self, record: Record) -> None:
+        """
+        Add a record after those before it; it is durable with the next ``commit``.
+
+        Raises:
+            JournalWriteFailed: when it cannot be stored, or an earlier write failed.
+            SecretFound: when shapes are looked for and one is left.
+        """
+        self._check()
+        try:
+            self._lines += self._encoder.lines(record)
+        except (JournalError, DataError) as error:
+            # What comes next would be chained to a line that does not exist.
+            self._broken = self._failed(str(error))
+            raise
+
+    def commit(self) -> None:
+        """
+        Make everything durable that was appended.
+
+        Raises:
+            JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
+        """
+        self._check()
+        if not self._lines:
+            return
+        lines, self._lines = self._lines, []
+        try:
+            self._store(lines)
+        except JournalError as error:
+            self._broken = error
+            raise
+
+    def close(self) -> None:
+        """Commit, and give the journal back; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._broken is None:
+                self.commit()
+        finally:
+            self._release()
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+    def _failed(self, why: str) -> JournalWriteFailed:
+        msg = f"{self._journal.name} cannot be written: {why}. What was committed before is whole; resume from it"
+        return JournalWriteFailed(msg)
+
+    @abc.abstractmethod
+    def _store(self, lines: list[bytes]) -> None:
+        """Make *lines* durable, all or none of them; raise ``JournalWriteFailed`` for good otherwise."""
+
+    @abc.abstractmethod
+    def _release(self) -> None:
+        """Give the journal back."""

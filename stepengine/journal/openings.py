@@ -1,0 +1,124 @@
+"""What a run is started with, as its journal keeps it: the head, and the Spawn of the root at ``("", -1)`` (replay J11, J12)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+import attrs
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.json import JsonDict, JsonValue
+from stepengine.data.limits import Limits
+from stepengine.data.state import AgentState
+from stepengine.errors import JournalCorrupt
+from stepengine.journal.fingerprints import definition_fingerprint
+from stepengine.journal.forms import bare, name_of, restored
+from stepengine.journal.history import History
+from stepengine.journal.records import Head
+from stepengine.machine.plan import RunPlan
+
+__all__ = ("STABLE_CREATED", "Opening", "created_of", "new_head", "opening_of", "root_form")
+
+STABLE_CREATED = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@attrs.frozen(kw_only=True)
+class Opening:
+    """
+    What an engine needs to start a recorded run again.
+
+    Attributes:
+        agent_id: The root's agent.
+        prompt: Its prompt.
+        params: Its params as JSON; ``None`` for none.
+        previous: The state that it continued; ``None`` for none.
+        session_id: The conversation.
+        user_id: The user.
+        metadata: The caller's metadata.
+        limits: The limits that the caller gave; ``None`` for none.
+        run_id: The run's id, which stays the same for ever.
+    """
+
+    agent_id: str
+    prompt: str = ""
+    params: JsonValue = None
+    previous: AgentState | None = None
+    session_id: str | None = None
+    user_id: str | None = None
+    metadata: Mapping[str, Any] = attrs.field(factory=dict)
+    limits: Limits | None = None
+    run_id: str = ""
+
+
+@cache
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("stepengine")
+    except PackageNotFoundError:
+        return "0"
+
+
+def new_head(plan: RunPlan, seed: str, *, link: bool) -> Head:
+    """Return the head of a new journal."""
+    definition: AgentDefinition[Any] = plan.definition
+    specs = [plan.tools[name].spec for name in plan.offered if name in plan.tools]
+    return Head(
+        engine=_version(),
+        agent=definition.id,
+        definition=definition_fingerprint(definition, specs),
+        run=plan.run_id,
+        seed=seed,
+        created=_text(plan.created),
+        hooks=tuple([name_of(h) for point in attrs.astuple(plan.hooks, recurse=False) for h in point]),
+        link=link,
+    )
+
+
+def _text(when: datetime) -> str:
+    return when.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def created_of(head: Head) -> datetime:
+    """
+    Return when the recorded root run was created.
+
+    Raises:
+        JournalCorrupt: when that is no time.
+    """
+    try:
+        return datetime.fromisoformat(head.created)
+    except ValueError as error:
+        msg = f"the head says that the run was created at {head.created!r}, which is no time"
+        raise JournalCorrupt(msg) from error
+
+
+def root_form(plan: RunPlan, state: AgentState, limits: Limits | None) -> dict[str, Any]:
+    """Return the stored form of the Spawn that starts a root run."""
+    form: dict[str, Any] = {"type": "Spawn", "agent_id": plan.definition.id, "prompt": plan.prompt}
+    form |= {"params": plan.params_json, "run_id": plan.run_id}
+    if state.message_history or state.context or state.next_call != 1:
+        form["previous"] = bare(attrs.evolve(state, system_prompt="", tool_definitions=JsonDict(), steps_remaining=0))
+    form |= {name: getattr(plan, name) for name in ("session_id", "user_id", "metadata") if getattr(plan, name)}
+    return form | ({"limits": bare(limits)} if limits is not None else {})
+
+
+def opening_of(history: History) -> Opening:
+    """Return what a recorded run was started with."""
+    form = history.root
+    previous, limits = form.get("previous"), form.get("limits")
+    return Opening(
+        agent_id=form["agent_id"],
+        prompt=form["prompt"],
+        params=form["params"],
+        previous=None if previous is None else restored(previous),
+        session_id=form.get("session_id"),
+        user_id=form.get("user_id"),
+        metadata=form.get("metadata", {}),
+        limits=None if limits is None else restored(limits),
+        run_id=form["run_id"],
+    )

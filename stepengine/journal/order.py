@@ -1,0 +1,58 @@
+"""The records of a finished journal in the order of their addresses, the same for every order of arrival (replay J22)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stepengine.journal.records import Blob, Head, Input, Record, to_text
+
+__all__ = ("as_recorded", "in_address_order")
+
+RANK = {"input": 0, "intent": 1, "result": 2}
+LAST = 1 << 62
+
+
+def in_address_order(records: Sequence[Record]) -> list[Record]:
+    """Return *records* sorted: each effect, then the run that it spawned, then its result; blobs before their first use."""
+    made: list[Record] = [record for record in records if type(record) is Head]
+    blobs = {record.fp: record for record in records if type(record) is Blob}
+    for record in sorted([r for r in records if type(r) not in (Head, Blob)], key=_key):
+        if blobs and record.line is not None:
+            text = to_text(record.line)
+            places = {text.find(f'"{fp}"'): fp for fp in blobs}
+            made += [blobs.pop(places[place]) for place in sorted(places) if place >= 0]
+        made.append(record)
+    return made
+
+
+def as_recorded(records: Sequence[Record], original: Sequence[Record]) -> list[Record]:
+    """
+    Return *records*, which a replay made, in the order in which the originals came.
+
+    What came from outside, such as a stop, did not come again and is taken over.
+    """
+    places = {_name(record): number for number, record in enumerate(original)}
+    made = {_name(record) for record in records}
+    outside = [r for r in original if type(r) is Input and _name(r) not in made]
+    return sorted([*records, *outside], key=lambda record: places.get(_name(record), LAST))
+
+
+def _name(record: Record) -> tuple[Any, ...]:
+    if type(record) is Blob:
+        return record.kind, record.fp
+    said = record.input if type(record) is Input else {}
+    what = (said.get("type"), said.get("question_id"), getattr(record, "at", 0) if said.get("type") == "Stop" else 0)
+    return record.kind, getattr(record, "path", ""), getattr(record, "seq", 0), *what
+
+
+def _key(record: Record) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Return a key under which a child's records stand between its Spawn's intent and result, the root's around all."""
+    path: str = getattr(record, "path", "")
+    seq: int = getattr(record, "seq", -1)
+    if not path and seq < 0:
+        # The prompt of the root comes after its start.
+        return (((LAST, 0),), 0) if record.kind == "result" else ((), 0 if record.kind == "intent" else 1)
+    # A child's numbers follow those of its Spawn with rank 1: after its intent (0) and before its result (2).
+    inside = [(int(n), 1) for n in path.split(".")] if path else []
+    return (*inside, (seq, 2 if record.kind == "result" else 0)), RANK[record.kind]

@@ -1,0 +1,165 @@
+"""``Past``: what a run must repeat: its records by address, what of them was used, and how they are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stepengine.data.effects import CallModel
+from stepengine.data.outcomes import Single, Stop, Value
+from stepengine.data.run import ChildResult, RunStatus
+from stepengine.errors import LimitExceeded, ReplayDivergence
+from stepengine.journal.cut import Cut
+from stepengine.journal.divergence import (
+    DivergenceKind,
+    Field,
+    diverged,
+    fields_between,
+    fields_of_effects,
+    guess,
+    parked_at,
+    verb,
+)
+from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.forms import comparable
+from stepengine.journal.history import History
+from stepengine.journal.records import ROOT, Address, Intent, Result
+from stepengine.runtime.performer import Item
+
+__all__ = ("Past", "is_refused", "stop_of")
+
+
+class Past:
+    """
+    The recorded part of a run.
+
+    Args:
+        history: What was recorded.
+        prints: Computes the fingerprints of what is asked for now.
+
+    Attributes:
+        cut: Where the record does not hold any more.
+    """
+
+    def __init__(self, history: History, prints: Fingerprints) -> None:
+        self.history = history
+        self.prints = prints
+        self.cut = Cut(history.last_together)
+        self._used: set[Address] = {ROOT}
+
+    def intent(self, address: Address) -> Intent | None:
+        """Return the recorded intent at an address that still holds."""
+        known = self.history.intents.get(address)
+        return known if known is None or not self.cut or self.cut.keeps_intent(address) else None
+
+    def result(self, address: Address) -> Result | None:
+        """Return the recorded result at an address that still holds."""
+        known = self.history.results.get(address)
+        return known if known is None or not self.cut or self.cut.keeps_result(address) else None
+
+    def use(self, address: Address) -> None:
+        """Note that the run has come by this address."""
+        self._used.add(address)
+
+    def equals(self, known: Intent, asked: Intent) -> bool:
+        """Return whether an effect is what was recorded at its address."""
+        known.fp = known.fp or self.prints.of(known.effect)
+        asked.fp = asked.fp or self.prints.of(asked.effect)
+        return known.fp == asked.fp
+
+    def same_child(self, known: Value, child: ChildResult[Any]) -> bool:
+        """Return whether a child that was run again ended as it is recorded."""
+        return not self._child_fields(known.value, child)
+
+    def _child_fields(self, known: Any, child: ChildResult[Any]) -> Sequence[Field]:
+        clean = self.prints.redactor.value
+        return list(fields_between(clean(comparable(known)), clean(comparable(child))))
+
+    # --- what is said when it differs ---------------------------------------------------------------------------------
+
+    def changed(self, known: Intent, asked: Intent, item: Item, machine: Any) -> ReplayDivergence:
+        """Return the error for an effect that is not the recorded one."""
+        for intent in self.history.intents.values():
+            intent.fp = intent.fp or self.prints.of(intent.effect)
+        address = (item.path, item.effect.seq)
+        fields = fields_of_effects(self.history, known, asked, self.prints.redactor)
+        old, new = verb(known.effect), verb(asked.effect)
+        kind: DivergenceKind = "kind" if fields and fields[0].pointer == "/type" else "changed"
+        hint = guess(self.history, address, asked.fp, fields)
+        said = f"{new} instead of {old}" if kind == "kind" else f"{new} changed"
+        return self._error(address, kind, said, (item, machine), fields=fields, hint=hint)
+
+    def other_start(self, asked: Intent) -> ReplayDivergence:
+        """Return the error for a root run that is started with something else than was recorded."""
+        known = self.history.intents[ROOT]
+        fields = fields_of_effects(self.history, known, asked, self.prints.redactor)
+        said = "the run is started with something else"
+        return diverged(self.history, ROOT, "changed", asked=said, fields=fields)
+
+    def beyond(self, asked: Intent, item: Item, machine: Any) -> ReplayDivergence:
+        """Return the error for an effect that was not recorded, in a run that is recorded to its end."""
+        said = f"{verb(asked.effect)} is asked for, but the recorded run had ended before it"
+        return self._error((item.path, item.effect.seq), "extra", said, (item, machine))
+
+    def undecodable(self, why: str, item: Item, machine: Any) -> ReplayDivergence:
+        """Return the error for a recorded outcome that cannot be read any more."""
+        said = f"the recorded outcome cannot be read: {why}"
+        return self._error((item.path, item.effect.seq), "undecodable", said, (item, machine))
+
+    def other_child(self, known: Value, outcome: Single, item: Item, machine: Any) -> ReplayDivergence:
+        """Return the error for a child that ended in another way than it is recorded."""
+        ours: Any = outcome.value if type(outcome) is Value else None
+        fields = self._child_fields(known.value, ours) if isinstance(ours, ChildResult) else ()
+        said = f"the child {known.value.agent_id} ended in another way"
+        hint = "the child's handler computes its output differently"
+        return self._error((item.path, item.effect.seq), "changed", said, (item, machine), fields=fields, hint=hint)
+
+    def unused(self, agent_id: str) -> ReplayDivergence | None:
+        """Return the error for records that the run did not come by, if there are any (reliability JR26)."""
+        if len(self._used) == len(self.history.intents) or self.cut:
+            return None
+        address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)
+        said = f"the run ended, but {verb(left.effect)} was recorded here"
+        left_calls_model = type(left.effect) is CallModel
+        return diverged(
+            self.history, address, "unused", asked=said, agent_id=agent_id, now_calls_model=left_calls_model
+        )
+
+    def _error(
+        self,
+        address: Address,
+        kind: DivergenceKind,
+        said: str,
+        where: tuple[Item, Any],
+        *,
+        fields: Sequence[Field] = (),
+        hint: str = "",
+    ) -> ReplayDivergence:
+        item, machine = where
+        return diverged(
+            self.history,
+            address,
+            kind,
+            asked=said,
+            agent_id=item.plan.definition.id,
+            location=parked_at(machine),
+            fields=fields,
+            hint=hint,
+            now_calls_model=type(item.effect) is CallModel,
+        )
+
+
+def stop_of(status: RunStatus, error: BaseException | None) -> Stop | None:
+    """Return what stopped a run from outside, or ``None`` for one that ended by itself."""
+    if status is RunStatus.SUSPENDED:
+        return Stop("suspended")
+    if status is RunStatus.CANCELLED:
+        return Stop("cancelled")
+    if isinstance(error, LimitExceeded) and error.kind == "seconds":
+        return Stop("limit", error=error)
+    return None
+
+
+def is_refused(value: Any) -> bool:
+    """Return whether a recorded child never started: a limit, an unknown agent, wrong params."""
+    return isinstance(value, ChildResult) and not value.run_id

@@ -1,0 +1,286 @@
+"""
+The records of a journal and their lines (replay J1-J9, J11-J18 as amended by design 3 and 10).
+
+Five kinds. ``head`` stands first, once. ``intent`` says that an effect is about to happen, ``result`` what came of it; a
+run starts with the intent of its own Spawn (the root's at ``("", -1)``) and ends with its result. ``input`` is what came
+from outside without having been asked for. ``blob`` is a value that others name by its fingerprint.
+
+One line is one JSON object whose last member is the CRC-32 of the bytes before it; in a linked journal it starts from the
+CRC of the line before, so that a missing, repeated or swapped line is found.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import attrs
+
+from stepengine.data.effects import CallModel
+from stepengine.data.outcomes import Failure, Value
+from stepengine.errors import JournalCorrupt, JournalVersion
+
+__all__ = (
+    "FORMAT",
+    "ROOT",
+    "Address",
+    "Blob",
+    "Head",
+    "Input",
+    "Intent",
+    "Record",
+    "Result",
+    "checked",
+    "record_of",
+    "shown_address",
+    "to_line",
+    "to_text",
+)
+
+FORMAT = "stepengine.journal/1"
+NAME = "stepengine.journal"
+MAJOR = 1
+TAIL = 18
+TAIL_FORM = re.compile(rb',"crc":"([0-9a-f]{8})"\}\Z')
+# JSON may hold these as they are, but tools that split text into lines take them for line ends (reliability JR05).
+SEPARATORS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+Address: TypeAlias = "tuple[str, int]"
+"""Path and number of an effect."""
+
+ROOT: Address = ("", -1)
+"""The address of the root run itself."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Head:
+    """
+    The first record of a journal.
+
+    Attributes:
+        engine: The version of stepengine that wrote it.
+        agent: The root's agent id.
+        definition: The fingerprint of the root's definition; only ever a hint.
+        run: The id of this journal's run; a fork has its own.
+        seed: What randomness is derived from, together with the path.
+        created: When the root run was created, RFC 3339 in UTC.
+        parent: For a fork ``{"run", "at"}``: where it was cut off from which run.
+        hooks: The names of the root's hooks, in order.
+        link: Whether each checksum starts from the one before.
+        format: Name and major version of the format.
+        line: Everything that stood in the line it was read from.
+    """
+
+    kind: ClassVar[str] = "head"
+    engine: str
+    agent: str
+    definition: str
+    run: str
+    seed: str
+    created: str
+    parent: Mapping[str, Any] | None = None
+    hooks: Sequence[str] = ()
+    link: bool = False
+    format: str = FORMAT
+    line: Mapping[str, Any] | None = None
+
+
+@attrs.define(eq=False)
+class Intent:
+    """
+    An effect that is about to be performed.
+
+    Attributes:
+        path: The path of the run that asks.
+        seq: The effect's number on it.
+        effect: Its stored form; for a model call of this process the effect itself.
+        fp: Its fingerprint; ``""`` until somebody needs it.
+        gather: The number of the first effect of those that began together; ``None`` for one that began alone.
+        line: Everything that stood in the line it was read from.
+    """
+
+    kind: ClassVar[str] = "intent"
+    path: str
+    seq: int
+    effect: CallModel | Mapping[str, Any]
+    fp: str = ""
+    gather: int | None = None
+    line: Mapping[str, Any] | None = None
+
+
+@attrs.define(eq=False)
+class Result:
+    """
+    What came of an effect.
+
+    Attributes:
+        path: The path of the run that asked.
+        seq: The effect's number on it.
+        at: Milliseconds since the root run was created.
+        outcome: What the machine is sent; ``None`` until it is decoded from *line*.
+        attempts: The failed attempts before it, as JSON objects.
+        line: Everything that stood in the line it was read from.
+    """
+
+    kind: ClassVar[str] = "result"
+    path: str
+    seq: int
+    at: int
+    outcome: Value | Failure | None = None
+    attempts: Sequence[Mapping[str, Any]] = ()
+    line: Mapping[str, Any] | None = None
+
+
+@attrs.frozen(eq=False)
+class Input:
+    """
+    Something from outside that no effect asked for: a stop, a resolved prompt, one of several answers.
+
+    Attributes:
+        path: The path of the run it belongs to.
+        seq: The number of the effect that it belongs to or comes before; -1 for the run as a whole.
+        at: Milliseconds since the root run was created.
+        input: What it is, a JSON object with a ``"type"``.
+        line: Everything that stood in the line it was read from.
+    """
+
+    kind: ClassVar[str] = "input"
+    path: str
+    seq: int
+    at: int
+    input: Mapping[str, Any]
+    line: Mapping[str, Any] | None = None
+
+
+@attrs.frozen(eq=False)
+class Blob:
+    """A JSON value that other records name by its fingerprint *fp*."""
+
+    kind: ClassVar[str] = "blob"
+    fp: str
+    data: Any
+    line: Mapping[str, Any] | None = None
+
+
+Record: TypeAlias = Head | Intent | Result | Input | Blob
+
+
+_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def shown_address(path: str, seq: int) -> str:
+    """Return an address as messages and command lines have it: ``#3``, ``3.2#0``; the root run is ``#-1``."""
+    return f"{path}#{seq}"
+
+
+def to_text(value: Any) -> str:
+    """Return a JSON value as text for a line: compact, nothing sorted, no character that any tool takes for a line end."""
+    text = _ENCODE(value)
+    return text if text.isascii() else text.translate(SEPARATORS)
+
+
+def to_line(members: Mapping[str, Any], previous: int) -> tuple[bytes, int]:
+    """
+    Return the line of a record, with its newline, and its checksum.
+
+    Args:
+        members: Everything but the checksum, in order.
+        previous: The checksum that this one starts from; 0 in a journal that is not linked.
+    """
+    body = to_text(members)[:-1].encode()
+    crc = zlib.crc32(body, previous)
+    return body + b',"crc":"%08x"}\n' % crc, crc
+
+
+def checked(line: bytes, previous: int) -> int | None:
+    """Return the checksum of a line without its newline, or ``None`` when it is missing or wrong."""
+    found = TAIL_FORM.search(line[-TAIL:])
+    if found is None:
+        return None
+    crc = zlib.crc32(memoryview(line)[:-TAIL], previous)
+    return crc if b"%08x" % crc == found[1] else None
+
+
+def record_of(members: Mapping[str, Any], where: str) -> Record:
+    """
+    Return the record that a line's members are.
+
+    Raises:
+        JournalVersion: for a format or a kind that this version does not know.
+        JournalCorrupt: when a member is missing or of the wrong type.
+    """
+    kind = members.get("kind")
+    make = _MAKERS.get(kind) if isinstance(kind, str) else None
+    if make is None:
+        msg = f"{where} is of the unknown kind {kind!r}; it was written by a newer version of stepengine: upgrade to read it"
+        raise JournalVersion(msg)
+    try:
+        return make(members)
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"{where} is no {kind} record: {type(error).__name__}: {error}"
+        raise JournalCorrupt(msg) from error
+
+
+def _typed(members: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = members[name]
+    if type(value) is not kind:
+        msg = f"the member {name!r} should be of type {kind.__name__}"
+        raise TypeError(msg)
+    return value
+
+
+def _head(members: Mapping[str, Any]) -> Head:
+    form = _typed(members, "format", str)
+    name, _, major = form.partition("/")
+    if name != NAME or not major.isdecimal():
+        msg = f"the format {form!r} is not one of ours"
+        raise ValueError(msg)
+    if int(major) != MAJOR:
+        engine = members.get("engine")
+        msg = f"this journal has the format {form}, written by stepengine {engine}; this version reads {FORMAT}: upgrade to read it"
+        raise JournalVersion(msg)
+    texts = {n: _typed(members, n, str) for n in ("engine", "agent", "definition", "run", "seed", "created")}
+    return Head(
+        **texts,
+        parent=members.get("parent"),
+        hooks=tuple(members.get("hooks", ())),
+        link=members.get("link", False) is True,
+        format=form,
+        line=members,
+    )
+
+
+def _address(members: Mapping[str, Any]) -> Address:
+    return _typed(members, "path", str), _typed(members, "seq", int)
+
+
+def _intent(members: Mapping[str, Any]) -> Intent:
+    effect, fp = _typed(members, "effect", dict), _typed(members, "fp", str)
+    return Intent(*_address(members), effect, fp, members.get("gather"), members)
+
+
+def _result(members: Mapping[str, Any]) -> Result:
+    if ("value" in members) == ("error" in members):
+        msg = "it has either a value or an error"
+        raise ValueError(msg)
+    return Result(*_address(members), _typed(members, "at", int), None, members.get("attempts", ()), members)
+
+
+def _input(members: Mapping[str, Any]) -> Input:
+    return Input(*_address(members), _typed(members, "at", int), _typed(members, "input", dict), members)
+
+
+def _blob(members: Mapping[str, Any]) -> Blob:
+    return Blob(_typed(members, "fp", str), members["data"], members)
+
+
+_MAKERS: Mapping[str, Callable[[Mapping[str, Any]], Record]] = {
+    "head": _head,
+    "intent": _intent,
+    "result": _result,
+    "input": _input,
+    "blob": _blob,
+}

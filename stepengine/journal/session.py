@@ -1,0 +1,370 @@
+"""
+``Session``: one run tree with its journal: recording it, resuming it, replaying it.
+
+An engine asks it for the plan, the state and the services that the run is started with; everything else happens behind the
+performer. The driver, the machine and the adapters know nothing of it (design 2, 9, 10).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import weakref
+from collections.abc import Generator, Mapping
+from datetime import UTC, datetime
+from random import Random
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+from stepengine.data.effects import CallModel, Spawn
+from stepengine.data.events import Event, RunStarted
+from stepengine.data.limits import Limits
+from stepengine.data.outcomes import Outcome, Stop, Value
+from stepengine.data.questions import AnswerLike
+from stepengine.data.run import RunStatus
+from stepengine.data.state import AgentState
+from stepengine.errors import JournalError, StepEngineError
+from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.forms import bare
+from stepengine.journal.history import History
+from stepengine.journal.openings import STABLE_CREATED, Opening, created_of, new_head, opening_of, root_form
+from stepengine.journal.order import as_recorded, in_address_order
+from stepengine.journal.past import Past, stop_of
+from stepengine.journal.questions import DOUBT, check_answers, kept_answers
+from stepengine.journal.records import ROOT, Input, Intent, Record, Result
+from stepengine.journal.replayer import Replayer
+from stepengine.journal.store import Journal, MemoryJournal, Writer
+from stepengine.journal.tape import Tape
+from stepengine.journal.timing import Timing
+from stepengine.machine.plan import Finished, RunPlan
+from stepengine.runtime.performer import Performer
+from stepengine.runtime.tree import Machine, Planner, Services
+
+__all__ = ("InDoubt", "Mode", "Session")
+
+Mode: TypeAlias = Literal["record", "resume", "replay", "extend"]
+InDoubt: TypeAlias = Literal["fail", "retry", "ask"]
+
+
+class Session:
+    """
+    One run tree and its journal. Make one with ``record``, ``resume``, ``replay`` or ``extend``.
+
+    Attributes:
+        mode: What is done with the journal.
+        journal: The journal that the run's result names: the one that is written, or for a replay the one that it makes.
+        opening: What the run was started with; ``None`` for a new one.
+        answers: The answers that the run is given, by question id or text.
+        decisions: Answers to questions about effects that are in doubt.
+        in_doubt: What becomes of an effect that may or may not have happened.
+        past: What was recorded already; ``None`` for a new run.
+        replayer: Answers from it.
+        fatal: Why nothing goes on any more: a divergence, or a record that could not be written.
+        warnings: What the result should mention.
+    """
+
+    def __init__(self, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> None:
+        self.mode: Mode = mode
+        self.source = journal
+        self.journal = journal
+        self.opening: Opening | None = None
+        given = answers or {}
+        self.answers: Mapping[str, AnswerLike] = {k: a for k, a in given.items() if not k.startswith(DOUBT)}
+        self.decisions: Mapping[str, AnswerLike] = {k: a for k, a in given.items() if k.startswith(DOUBT)}
+        self.in_doubt: InDoubt = "fail"
+        self.past: Past | None = None
+        self.replayer: Replayer | None = None
+        self.fatal: StepEngineError | None = None
+        self.warnings: list[str] = []
+        self.timing = Timing(stable=journal.stable)
+        self.machines: dict[str, Any] = {}
+        self._writer: Writer | None = None
+        self._seed = ""
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @classmethod
+    def record(cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
+        """Return a session that records a new run."""
+        return cls("record", journal, answers)
+
+    @classmethod
+    def resume(
+        cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, in_doubt: InDoubt = "fail"
+    ) -> Session:
+        """
+        Return a session that goes on with a recorded run; it owns the journal from now on, ``close`` gives it back.
+
+        Raises:
+            JournalError: when the journal cannot be used; see ``Journal.writer``.
+            AnswerRejected: when an answer fits no open question; nothing is changed.
+        """
+        session = cls("resume", journal, answers)
+        session.in_doubt = in_doubt
+        writer = session._take(journal.writer())
+        try:
+            session._remember(writer.history)
+            check_answers(writer.history, session.answers)
+            session.answers = {**kept_answers(writer.history), **session.answers}
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    @classmethod
+    def replay(cls, journal: Journal) -> Session:
+        """Return a session that repeats a recorded run without performing anything; the journal is only read."""
+        return cls._again("replay", journal)
+
+    @classmethod
+    def extend(cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
+        """
+        Return a session that repeats a recorded run as far as it still holds, then goes live.
+
+        The journal is replaced when the run has ended, and stays as it is when it fails.
+        """
+        return cls._again("extend", journal, answers)
+
+    @classmethod
+    def _again(cls, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
+        session = cls(mode, journal, answers)
+        session._remember(journal.history())
+        session.journal = copy = MemoryJournal(redact="off", link=journal.link, stable=journal.stable)
+        copy.redact, copy.redactor = journal.redact, journal.redactor
+        session._take(copy.writer())
+        return session
+
+    def _take(self, writer: Writer) -> Writer:
+        self._writer = writer
+        weakref.finalize(self, writer.close)
+        if writer.repaired:
+            self.warnings.append(
+                f"{self.source.name}: {writer.repaired} bytes of a record that was cut off by a crash were removed"
+            )
+        return writer
+
+    def _remember(self, history: History) -> None:
+        self.past = Past(history, Fingerprints(self.source.redactor))
+        self.replayer = Replayer(self, self.past)
+        self.opening = opening_of(history)
+
+    # --- for the engine -----------------------------------------------------------------------------------------------
+
+    def start(self, plan: RunPlan, state: AgentState, *, limits: Limits | None = None) -> tuple[RunPlan, AgentState]:
+        """
+        Return the plan and the state that the root run is started with, and write down that it starts.
+
+        Args:
+            plan: As the engine made it; of a recorded run from ``opening``.
+            state: With its system prompt resolved.
+            limits: The limits that the caller gave.
+
+        Raises:
+            JournalError: when the journal is locked, damaged, of a newer version, holds a run already or cannot be written.
+            ReplayDivergence: when agent, prompt or params are not those that were recorded.
+        """
+        try:
+            if self.past is None:
+                return self._start_new(plan, state, limits)
+            return self._start_again(self.past, plan, state)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_new(self, plan: RunPlan, state: AgentState, limits: Limits | None) -> tuple[RunPlan, AgentState]:
+        if self.source.stable:
+            self._seed = "0"
+            plan = attrs.evolve(plan, run_id="run", created=STABLE_CREATED)
+        else:
+            self._seed = secrets.token_hex(8)
+            created = plan.created
+            plan = attrs.evolve(plan, created=created.replace(microsecond=created.microsecond // 1_000 * 1_000))
+        plan, state = self._with_random(plan), attrs.evolve(state, run_id=plan.run_id)
+        self.journal = self.source.bound(plan.run_id)
+        writer = self._take(self.journal.writer())
+        if writer.history.head is not None:
+            msg = f"{self.journal.name} holds a run already; resume, replay or fork it, or record into another journal"
+            raise JournalError(msg)
+        self.append(new_head(plan, self._seed, link=self.journal.link))
+        self.append(Intent(*ROOT, root_form(plan, state, limits)))
+        self._keep_prompt(plan, state)
+        self.commit()
+        return plan, state
+
+    def _start_again(self, past: Past, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+        history, head = past.history, past.history.head
+        assert head is not None  # noqa: S101 - an opening was read from it
+        self._seed = head.seed
+        created = created_of(head)
+        plan = attrs.evolve(plan, run_id=str(history.root["run_id"]), created=created)
+        plan, state = self._with_random(plan), attrs.evolve(state, run_id=plan.run_id)
+        asked = Intent(*ROOT, root_form(plan, state, self.opening.limits if self.opening else None))
+        if not past.equals(history.intents[ROOT], asked):
+            raise past.other_start(asked)
+        self.timing.go_on(history.last_at, created, datetime.now(UTC))
+        if self.mode != "resume":
+            self.append(attrs.evolve(head, line=None))
+            self.append(asked)
+        return plan, self._with_prompt(plan, state)
+
+    def _with_random(self, plan: RunPlan) -> RunPlan:
+        return attrs.evolve(plan, random=Random(f"{self._seed}:{plan.path}"))  # noqa: S311
+
+    def wrap(self, services: Services) -> Services:
+        """Return *services* with the journal built in."""
+        return attrs.evolve(
+            services,
+            machine=self._machine(services.machine),
+            planner=self._planner(services.planner),
+            middlewares=(*services.middlewares, self._tape),
+            seed=self._seed,
+        )
+
+    def shows(self, event: Event) -> bool:
+        """Return whether an event is news: while a run is resumed, what was recorded is not told again."""
+        if self.mode != "resume" or self.past is None or (type(event) is RunStarted and not event.path):
+            return True
+        return (event.path, event.seq) not in self.past.history.results
+
+    def close(self) -> None:
+        """Give the journal back; may be called twice."""
+        if self._writer is not None:
+            self._writer.close()
+
+    # --- built into the services --------------------------------------------------------------------------------------
+
+    def _tape(self, inner: Performer) -> Performer:
+        return Tape(inner, self)
+
+    def _machine(self, inner: Machine) -> Machine:
+        def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+            running = self.machines[plan.path] = inner(plan, state)
+            return running if plan.path else self._root(running)
+
+        return machine
+
+    def _root(self, running: Generator[Any, Outcome | None, Finished]) -> Generator[Any, Outcome | None, Finished]:
+        try:
+            return self._finish((yield from running))
+        finally:
+            self.close()
+
+    def _planner(self, inner: Planner) -> Planner:
+        def plan_child(parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
+            plan, state = inner(parent, effect, path)
+            plan = self._with_random(plan)
+            return plan, self._with_prompt(plan, state)
+
+        return plan_child
+
+    def _with_prompt(self, plan: RunPlan, state: AgentState) -> AgentState:
+        """Return *state* with the system prompt that was resolved when the run was recorded."""
+        if self.past is not None and not isinstance(plan.definition.system_prompt, str):
+            known = self.past.history.prompts.get(plan.path)
+            if known is not None:
+                state = attrs.evolve(state, system_prompt=known)
+                if self.mode == "resume":
+                    return state
+        self._keep_prompt(plan, state)
+        return state
+
+    def _keep_prompt(self, plan: RunPlan, state: AgentState) -> None:
+        """Keep a system prompt that was computed: it may come out differently next time."""
+        if not isinstance(plan.definition.system_prompt, str):
+            self.append(Input(plan.path, -1, 0, {"type": "SystemPrompt", "text": state.system_prompt}))
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether a commit waits for something."""
+        return self._writer is not None and self._writer.waits
+
+    def append(self, record: Record) -> None:
+        """Write a record; it is durable with the next commit."""
+        assert self._writer is not None  # noqa: S101 - there is one from start to end
+        self._writer.append(record)
+
+    def commit(self) -> None:
+        """Make everything durable now."""
+        assert self._writer is not None  # noqa: S101 - there is one from start to end
+        self._writer.commit()
+
+    def commit_together(self) -> asyncio.Future[None]:
+        """Return what is done when everything is durable; calls of one tick share one commit (reliability JR42)."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(future)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._commit_for_all)
+        return future
+
+    def _commit_for_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        error: StepEngineError | None = None
+        try:
+            self.commit()
+        except StepEngineError as raised:
+            error = self.fail(raised)
+        for future in waiting:
+            if not future.done():
+                future.set_result(None) if error is None else future.set_exception(error)
+
+    def remember(self, intent: Intent) -> None:
+        """Let later requests be stored as differences to a recorded one that was asked for again."""
+        if self._writer is not None and type(intent.effect) is CallModel:
+            self._writer.remember(intent.path, intent.seq, intent.effect.request.messages)
+
+    def fail(self, error: StepEngineError) -> StepEngineError:
+        """Let nothing go on any more; return the first reason that was given."""
+        self.fatal = self.fatal or error
+        return self.fatal
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _finish(self, finished: Finished) -> Finished:
+        if self.fatal is None:
+            try:
+                self._end(finished)
+            except StepEngineError as error:
+                self.fail(error)
+        if self.fatal is not None:
+            finished = attrs.evolve(finished, status=RunStatus.FAILED, error=self.fatal, output=None)
+        return attrs.evolve(finished, warnings=(*finished.warnings, *self.warnings)) if self.warnings else finished
+
+    def _end(self, finished: Finished) -> None:
+        """Write down how the root run ended; a run that was only stopped can be gone on with, so it has no end."""
+        stop = stop_of(finished.status, finished.error)
+        if self.past is not None and stop is None:
+            unused = self.past.unused(finished.state.agent_id) if self.mode != "extend" else None
+            if unused is not None:
+                raise unused
+        if self.replayer is not None and self.mode == "resume" and not self.replayer.is_live(""):
+            return
+        if stop is None:
+            self.append(Result(*ROOT, self.timing.last, Value(finished.as_child(), self.timing.last)))
+        elif stop.kind != "suspended" and self.mode != "replay":
+            self.append(_stopped(stop, self.timing.last))
+        self.commit()
+        self._settle(finished)
+
+    def _settle(self, finished: Finished) -> None:
+        """Put the journal of a run that has ended where, and in the order in which, it is to stay."""
+        if self.mode == "extend" and finished.status is not RunStatus.FAILED:
+            self._put_in_order(self.journal, self.source)
+            self.journal = self.source
+        elif self.mode == "replay" and self.past is not None:
+            self.journal.replace(as_recorded(self.journal.records(), self.past.history.records))
+        elif self.mode == "record" and self.source.stable:
+            self.close()
+            self._put_in_order(self.journal, self.journal)
+
+    def _put_in_order(self, source: Journal, target: Journal) -> None:
+        """Put the records of a recording in the order of their addresses, if it is to be stable (replay J22)."""
+        records = source.records()
+        target.replace(in_address_order(records) if target.stable else records)
+
+
+def _stopped(stop: Stop, at: int) -> Input:
+    error: Mapping[str, Any] = {"error": bare(stop.error)} if isinstance(stop.error, StepEngineError) else {}
+    return Input("", -1, at, {"type": "Stop", "kind": stop.kind, **error})

@@ -1,0 +1,237 @@
+"""
+``SqliteJournal``: many runs in one file (replay J1, reliability JR39).
+
+The lines are those of a file journal, one row each. WAL and ``synchronous=FULL``: a commit survives a power cut, and no
+partial record is ever seen. SQLite lets one writer at a time in; each run has one owner, by a lock that dies with its
+process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepengine.errors import JournalError, JournalWriteFailed
+from stepengine.journal.encoding import Encoder
+from stepengine.journal.history import History
+from stepengine.journal.linewriter import LineWriter
+from stepengine.journal.locking import lock_file
+from stepengine.journal.reading import read_lines
+from stepengine.journal.records import Record
+from stepengine.journal.store import Journal, Writer
+
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = ("SqliteJournal",)
+
+RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+SCHEMA = "CREATE TABLE IF NOT EXISTS lines (run TEXT NOT NULL, number INTEGER NOT NULL, line BLOB NOT NULL, PRIMARY KEY (run, number)) WITHOUT ROWID"
+BUSY_SECONDS = 5.0
+
+
+class SqliteJournal(Journal):
+    """
+    A run in an SQLite file that holds many.
+
+    ``SqliteJournal(path)`` is the store: record any number of runs into it, each becomes a journal of its own, which
+    ``result.journal`` is. ``SqliteJournal(path, run=id)`` is one of them.
+
+    Args:
+        path: The file.
+        run: The id of one run; ``None`` for the store.
+        options: See ``Journal``.
+    """
+
+    def __init__(self, path: str | Path, run: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._options = options
+        self.path = Path(path)
+        if run is not None and RUN_ID.fullmatch(run) is None:
+            msg = f"{run!r} is no run id; one has 1 to 64 letters, digits, hyphens and underscores"
+            raise JournalError(msg)
+        self.run = run
+
+    def __repr__(self) -> str:
+        return f"SqliteJournal({str(self.path)!r}, run={self.run!r})"
+
+    @property
+    def name(self) -> str:
+        """How the journal is called in messages."""
+        return str(self.path) if self.run is None else f"run {self.run!r} in {self.path}"
+
+    def runs(self) -> list[str]:
+        """Return the ids of all runs in the file, sorted."""
+        if not self.path.exists():
+            return []
+        with _connection(self.path) as database:
+            if not _has_table(database):
+                return []
+            return [row[0] for row in database.execute("SELECT DISTINCT run FROM lines ORDER BY run")]
+
+    def bound(self, run: str) -> Journal:
+        """Return the journal of one run; the store's own journal when it is one already."""
+        return self if self.run is not None else SqliteJournal(self.path, run, **self._options)
+
+    def content(self) -> bytes:
+        """Return the lines of this run as they are stored."""
+        run = self._bound_run()
+        if not self.path.exists():
+            return b""
+        with _connection(self.path) as database:
+            return _content(database, run)
+
+    def records(self) -> list[Record]:
+        """Return all records of this run."""
+        return read_lines(self.content(), self.name).records
+
+    def writer(self) -> Writer:
+        """Take the run over for writing; the file is created when there is none."""
+        return SqliteWriter(self, self._bound_run())
+
+    def replace(self, records: Sequence[Record]) -> None:
+        """Replace the run by *records* in one transaction."""
+        run, history = self._bound_run(), History(records, self.name)
+        link = self.link if history.head is None else history.head.link
+        encoder = Encoder(self.redactor, link=link, stable=self.stable)
+        lines = [line for record in records for line in encoder.lines(record)]
+        with _connection(self.path, create=True) as database, _transaction(database):
+            database.execute("DELETE FROM lines WHERE run = ?", (run,))
+            database.executemany("INSERT INTO lines VALUES (?, ?, ?)", [(run, n, x) for n, x in enumerate(lines)])
+
+    def _bound_run(self) -> str:
+        if self.run is None:
+            known = ", ".join(self.runs()[:10]) or "none"
+            msg = f"{self.path} holds many runs; say which with SqliteJournal(path, run=...). There are: {known}"
+            raise JournalError(msg)
+        return self.run
+
+
+class SqliteWriter(LineWriter):
+    """The writer of one run; it has the run's lock and a connection of its own."""
+
+    def __init__(self, journal: SqliteJournal, run: str) -> None:
+        self._run = run
+        self._lock_path = journal.path.with_name(f"{journal.path.name}.{run}.lock")
+        self._lock = _locked(self._lock_path)
+        try:
+            self._database = _connect(journal.path, create=True)
+            try:
+                reading = read_lines(_content(self._database, run), journal.name)
+                super().__init__(journal, reading)
+                last = self._database.execute("SELECT MAX(number) FROM lines WHERE run = ?", (run,)).fetchone()[0]
+                self._count = 0 if last is None else last + 1
+            except BaseException:
+                self._database.close()
+                raise
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _store(self, lines: list[bytes]) -> None:
+        import sqlite3
+
+        rows = [(self._run, number, line) for number, line in enumerate(lines, self._count)]
+        try:
+            with _transaction(self._database):
+                self._database.executemany("INSERT INTO lines VALUES (?, ?, ?)", rows)
+        except sqlite3.Error as error:
+            raise self._failed(str(error)) from error
+        self._count += len(rows)
+
+    def _release(self) -> None:
+        self._database.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        # The name goes before the lock does, so whoever gets a lock can tell whether its file is still the one.
+        self._lock_path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+
+def _locked(path: Path) -> int:
+    """Return the open and locked file at *path*; a lock that its owner has just given up is not taken for ours."""
+    while True:
+        try:
+            path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            msg = f"{path} cannot be made, so the run has no lock: {error.strerror}; nothing was run"
+            raise JournalWriteFailed(msg) from error
+        try:
+            lock_file(descriptor, path)
+            if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
+    import sqlite3
+
+    try:
+        if create and not path.exists():
+            path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+            msg = f"{path} is no regular file; a journal is one"
+            raise JournalError(msg)
+        database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    except (OSError, sqlite3.Error) as error:
+        msg = f"{path} cannot be used as a journal: {error}; nothing was run"
+        raise JournalWriteFailed(msg) from error
+    try:
+        if create:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=FULL")
+        database.execute(SCHEMA) if create else None
+    except sqlite3.Error as error:
+        database.close()
+        msg = f"{path} cannot be used as a journal: {error}; nothing was run"
+        raise JournalWriteFailed(msg) from error
+    return database
+
+
+@contextlib.contextmanager
+def _connection(path: Path, *, create: bool = False) -> Iterator[sqlite3.Connection]:
+    import sqlite3
+
+    database = _connect(path, create=create)
+    try:
+        yield database
+    except sqlite3.Error as error:
+        msg = f"{path} cannot be read as a journal: {error}"
+        raise JournalError(msg) from error
+    finally:
+        database.close()
+
+
+@contextlib.contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        database.execute("ROLLBACK")
+        raise
+    database.execute("COMMIT")
+
+
+def _has_table(database: sqlite3.Connection) -> bool:
+    """Return whether the file got its table: whoever made it may have been killed before."""
+    return database.execute("SELECT 1 FROM sqlite_master WHERE name = 'lines'").fetchone() is not None
+
+
+def _content(database: sqlite3.Connection, run: str) -> bytes:
+    if not _has_table(database):
+        return b""
+    rows = database.execute("SELECT line FROM lines WHERE run = ? ORDER BY number", (run,))
+    return b"".join([row[0] for row in rows])

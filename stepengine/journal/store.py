@@ -1,0 +1,202 @@
+"""
+What every journal is: ``Journal`` and ``Writer``, and ``MemoryJournal``, which keeps values and makes lines on demand.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stepengine.data.transcript import Transcript
+from stepengine.errors import JournalLocked
+from stepengine.journal.encoding import Encoder
+from stepengine.journal.history import History
+from stepengine.journal.reading import read_lines
+from stepengine.journal.records import Head, Record
+from stepengine.journal.redaction import Redact, Redactor, redactor_for
+
+__all__ = ("Journal", "MemoryJournal", "Writer")
+
+
+class Writer(abc.ABC):
+    """
+    The one writer of a journal; it owns the journal until it is closed.
+
+    Attributes:
+        waits: Whether ``commit`` waits for something, so that several results should share one.
+        history: What the journal held when it was opened.
+        repaired: Bytes of a torn tail that were cut off when it was opened.
+    """
+
+    waits = False
+    history: History
+    repaired = 0
+
+    @abc.abstractmethod
+    def append(self, record: Record) -> None:
+        """Add a record after those before it; it is durable with the next ``commit``."""
+
+    @abc.abstractmethod
+    def commit(self) -> None:
+        """
+        Make everything durable that was appended.
+
+        Raises:
+            JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Commit, and give the journal back; may be called twice."""
+
+    @abc.abstractmethod
+    def remember(self, path: str, seq: int, transcript: Transcript) -> None:
+        """Let later requests be stored as differences to one that is in the journal already."""
+
+
+class Journal(abc.ABC):
+    """
+    The record of one run and its children.
+
+    Args:
+        redact: Which secrets are taken out: ``"known"`` values (default), ``"all"`` shapes too, ``"off"`` none.
+        secrets: Further known secret values, each with the name that stands for it.
+        link: Whether each checksum starts from the one before. Journals for git are not linked: one changed line
+            changes one line.
+        stable: Whether recording the same thing twice gives the same bytes: constant id, seed and times, records in
+            address order. For recordings of tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        redact: Redact = "known",
+        secrets: Mapping[str, str] | None = None,
+        link: bool = True,
+        stable: bool = False,
+    ) -> None:
+        self.redact: Redact = redact
+        self.redactor: Redactor = redactor_for(redact, secrets)
+        self.link = link
+        self.stable = stable
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """How the journal is called in messages."""
+
+    @abc.abstractmethod
+    def records(self) -> list[Record]:
+        """
+        Return all records; a torn tail is left out.
+
+        Raises:
+            JournalCorrupt: when a record is damaged.
+            JournalVersion: when a newer version wrote it.
+        """
+
+    @abc.abstractmethod
+    def writer(self) -> Writer:
+        """
+        Take the journal over for writing.
+
+        Raises:
+            JournalLocked: when somebody else writes it.
+            JournalCorrupt: when a record is damaged.
+            JournalVersion: when a newer version wrote it.
+            JournalError: when it cannot be written.
+        """
+
+    @abc.abstractmethod
+    def replace(self, records: Sequence[Record]) -> None:
+        """Replace everything by *records* at once, or leave everything as it is."""
+
+    def bound(self, run: str) -> Journal:
+        """Return the journal of a new run with this id; stores of many runs make one."""
+        return self
+
+    def history(self) -> History:
+        """Return what the journal says; errors as for ``records``."""
+        return History(self.records(), self.name)
+
+    def lines(self) -> list[bytes]:
+        """Return the journal as lines, each with its newline."""
+        records = self.records()
+        link = records[0].link if records and type(records[0]) is Head else self.link
+        encoder = Encoder(self.redactor, link=link, stable=self.stable)
+        return [line for record in records for line in encoder.lines(record)]
+
+    def content(self) -> bytes:
+        """Return the journal's bytes as they are stored; those of a journal in memory are made for this."""
+        return b"".join(self.lines())
+
+    def copy_to(self, other: Journal) -> None:
+        """Write everything into *other* in its place; with *other*'s own rules about secrets."""
+        other.replace(self.records())
+
+
+class MemoryJournal(Journal):
+    """
+    A journal in memory: it keeps frozen values, and makes lines only when somebody asks for them.
+
+    ``MemoryJournal(lines)`` reads what ``lines()`` of another journal gave.
+
+    Args:
+        lines: Lines of a journal, or one text or bytes with all of them.
+        options: See ``Journal``.
+    """
+
+    def __init__(self, lines: Iterable[bytes] | bytes | str = (), **options: Any) -> None:
+        super().__init__(**options)
+        text = lines.encode() if isinstance(lines, str) else lines
+        data = text if isinstance(text, bytes) else b"".join(text)
+        self._records: list[Record] = read_lines(data, self.name).records
+        self._writer: _MemoryWriter | None = None
+
+    def __repr__(self) -> str:
+        return f"<MemoryJournal of {len(self._records)} records>"
+
+    @property
+    def name(self) -> str:
+        """How the journal is called in messages."""
+        return "the journal in memory"
+
+    def records(self) -> list[Record]:
+        """Return all records."""
+        return list(self._records)
+
+    def writer(self) -> Writer:
+        """Take the journal over for writing."""
+        if self._writer is not None:
+            msg = f"{self.name} is written by another run; every run needs a journal of its own"
+            raise JournalLocked(msg)
+        self._writer = _MemoryWriter(self)
+        return self._writer
+
+    def replace(self, records: Sequence[Record]) -> None:
+        """Replace everything by *records*."""
+        History(records, self.name)
+        self._records = list(records)
+
+
+class _MemoryWriter(Writer):
+    def __init__(self, journal: MemoryJournal) -> None:
+        self._journal = journal
+        self._records = journal._records  # noqa: SLF001 - one of its two halves
+        self.history = History(self._records, journal.name)
+
+    def append(self, record: Record) -> None:
+        """Add a record."""
+        self._records.append(record)
+
+    def remember(self, path: str, seq: int, transcript: Transcript) -> None:
+        """Do nothing: lines are made on demand, from the first record on."""
+
+    def commit(self) -> None:
+        """Do nothing: what is in memory is as durable as it gets."""
+
+    def close(self) -> None:
+        """Give the journal back."""
+        if self._journal._writer is self:  # noqa: SLF001 - one of its two halves
+            self._journal._writer = None  # noqa: SLF001

@@ -1,0 +1,263 @@
+"""
+``Tape``: the middleware that records effects, and answers from the record what was recorded already.
+
+It stands between the meter of limits and the gate, so that a refusal is recorded like any other outcome. The order is
+always the same: intent, effect, result, durable, and only then does the machine see it (reliability R1-R3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+
+from stepengine.data.effects import Ask, CallModel, Spawn
+from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.questions import answered
+from stepengine.data.run import ChildResult
+from stepengine.data.state import AgentState
+from stepengine.data.usage import Usage
+from stepengine.errors import StepEngineError, UnknownOutcome
+from stepengine.journal.forms import bare, describe, is_repeatable, outcome_members, outcome_of, storable
+from stepengine.journal.questions import decision_about
+from stepengine.journal.records import Input, Intent, Result, to_text
+from stepengine.machine.plan import Finished, RunPlan
+from stepengine.runtime.performer import IO, Item, Performer
+
+if TYPE_CHECKING:
+    from stepengine.journal.session import Session
+
+__all__ = ("Tape",)
+
+MAX_NOTED = 1_000
+
+
+class Tape:
+    """
+    Records, and answers from the record.
+
+    Args:
+        inner: What performs live.
+        session: The run tree's session.
+    """
+
+    def __init__(self, inner: Performer, session: Session) -> None:
+        self._inner = inner
+        self._session = session
+        self._replayer = session.replayer
+        self._next: dict[str, int] = {}
+        # Effects that were begun and not kept yet; when there are others, a result waits for theirs.
+        self._flying = 0
+
+    def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
+        """
+        Compare effects with the record, or write down that they are about to happen.
+
+        Raises:
+            ReplayDivergence: when one is not what was recorded at its address.
+            JournalWriteFailed: when an intent cannot be written; then nothing of the batch happens.
+        """
+        session, replayer = self._session, self._replayer
+        if session.fatal is not None:
+            raise session.fatal
+        must_last = False
+        fresh: list[Item] = []
+        gather = batch[0].effect.seq if len(batch) > 1 else None
+        for item in batch:
+            intent = Intent(item.path, item.effect.seq, describe(item), gather=gather)
+            if replayer is not None and replayer.meets(item, intent):
+                self._next[item.path] = item.effect.seq + 1
+            else:
+                fresh.append(item)
+                self._note(intent)
+                must_last = must_last or not is_repeatable(item)
+                self._flying += type(item.effect) is not Spawn
+        if must_last and session.waits:
+            return self._begin_lasting(fresh)
+        return self._inner.begin(fresh)
+
+    async def _begin_lasting(self, batch: Sequence[Item]) -> None:
+        """Begin effects that must not happen twice: that they were begun must outlive a power cut (reliability JR41)."""
+        try:
+            self._session.commit()
+        except StepEngineError as error:
+            raise self._session.fail(error) from error.__cause__
+        await self._inner.begin(batch)
+
+    def _note(self, intent: Intent) -> None:
+        """Write an intent; numbers that the machine gave to effects which it then did not ask for are told."""
+        path, seq = intent.path, intent.seq
+        if seq != self._next.get(path, 0):
+            self._append(Input(path, seq, self._session.timing.last, {"type": "Gap"}))
+        self._next[path] = seq + 1
+        self._append(intent)
+
+    def _append(self, record: Intent | Input) -> None:
+        try:
+            self._session.append(record)
+        except StepEngineError as error:
+            raise self._session.fail(error) from error.__cause__
+
+    def perform(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Answer an effect from the record, or perform and record it."""
+        session, replayer = self._session, self._replayer
+        if session.fatal is not None:
+            return self._stopped(session.fatal)
+        if type(item.effect) is Spawn:
+            return self._spawn(item, io)
+        if replayer is not None:
+            address = (item.path, item.effect.seq)
+            known = replayer.result(address)
+            if known is not None:
+                return self._answered(known, item)
+            if not replayer.is_live(item.path):
+                return self._halted(item)
+            if replayer.was_begun(address):
+                return self._doubtful(item, io)
+        return self._live(item, io, [])
+
+    # --- from the record ----------------------------------------------------------------------------------------------
+
+    async def _stopped(self, error: StepEngineError) -> Single:
+        return Stop("diverged", self._session.timing.last, error)
+
+    async def _answered(self, known: Result, item: Item) -> Single:
+        assert self._replayer is not None  # noqa: S101 - it found the result
+        return self._replayer.answer(known, item)
+
+    async def _halted(self, item: Item) -> Single:
+        assert self._replayer is not None  # noqa: S101 - it said that nothing is live
+        return self._replayer.halt(item.path, item.effect.questions if type(item.effect) is Ask else ())
+
+    async def _spawn(self, item: Item, io: IO) -> Single:
+        """Run a child over its own records; what its parent's record says of it is a check (design 10)."""
+        session, replayer = self._session, self._replayer
+        address = (item.path, item.effect.seq)
+        refused = replayer.refused_child(address, item) if replayer is not None else None
+        if refused is not None:
+            return refused
+        outcome = await self._inner.perform(item, io)
+        child = _child(outcome)
+        if session.fatal is not None:
+            return Stop("diverged", session.timing.last, session.fatal, child=child)
+        known = replayer.result(address) if replayer is not None else None
+        confirmed = replayer.confirm(known, outcome, item) if replayer is not None and known is not None else None
+        if confirmed is not None:
+            return confirmed
+        if replayer is not None and not replayer.is_live(item.path):
+            stop = replayer.halt(item.path, child.questions if child is not None else ())
+            return attrs.evolve(stop, child=child)
+        return await self._kept(item, outcome, [])
+
+    # --- live ---------------------------------------------------------------------------------------------------------
+
+    async def _doubtful(self, item: Item, io: IO) -> Single:
+        """Deal with an effect that was begun and has no result (reliability R3, JR07)."""
+        if is_repeatable(item):
+            self._flying += 1
+            lost = {"error": bare(UnknownOutcome("the process ended before the reply was recorded"))}
+            return await self._live(item, io, [lost] if type(item.effect) is CallModel else [])
+        session = self._session
+        decided = decision_about(item, session.in_doubt, session.decisions, 0)
+        if decided is None:
+            self._flying += 1
+            return await self._live(item, io, [])
+        return await self._kept(item, decided, [])
+
+    async def _live(self, item: Item, io: IO, attempts: list[Any]) -> Single:
+        if type(item.effect) is CallModel:
+            io = _Attempts(io, attempts)
+        try:
+            outcome = await self._inner.perform(item, io)
+            return await self._kept(item, outcome, attempts)
+        finally:
+            self._flying -= 1
+
+    async def _kept(self, item: Item, outcome: Single, attempts: Sequence[Any]) -> Single:
+        """Return an outcome that is durable; several that finish together share one commit."""
+        session, path, seq = self._session, item.path, item.effect.seq
+        at = session.timing.of(path, seq, outcome.at)
+        session.timing.came_by(at)
+        if type(outcome) is Stop:
+            self._keep_answers(item, outcome, at)
+            return attrs.evolve(outcome, at=at)
+        settled = self._settled(item, cast("Value | Failure", outcome), at)
+        try:
+            session.append(Result(path, seq, at, settled, tuple(attempts)))
+            if session.waits:
+                if self._flying > 1:
+                    await session.commit_together()
+                else:
+                    session.commit()
+        except StepEngineError as error:
+            raise session.fail(_with_outcome(error, item, settled)) from error.__cause__
+        return settled
+
+    def _settled(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
+        """Return an outcome as it will be read back, so that recording and replay see the same (replay K14)."""
+        if type(outcome) is Failure:
+            outcome = Failure(storable(outcome.error), at, outcome.inputs)
+        else:
+            outcome = Value(cast("Value", outcome).value, at, outcome.inputs)
+        redactor = self._session.source.redactor
+        if not redactor.shapes or type(item.effect) is Spawn:
+            return outcome
+        members = outcome_members(outcome)
+        clean = redactor.value(members) if redactor.suspicious(to_text(members)) else members
+        return outcome if clean == members else outcome_of({**clean, "at": at})
+
+    def _keep_answers(self, item: Item, stop: Stop, at: int) -> None:
+        """Keep what was answered while other questions of the same effect stay open: no answer is lost."""
+        session = self._session
+        effect = item.effect
+        if type(effect) is not Ask or stop.kind != "suspended":
+            return
+        waiting = {question.id for question in stop.questions}
+        for question in effect.questions:
+            given = session.answers.get(question.id, session.answers.get(question.text))
+            if question.id not in waiting and given is not None:
+                said = {"question_id": question.id, "answer": bare(answered(given, question))}
+                self._append(Input(item.path, effect.seq, at, {"type": "Answered", **said}))
+
+
+def _child(outcome: Single) -> ChildResult[Any] | None:
+    if type(outcome) is Stop:
+        return outcome.child
+    value = getattr(outcome, "value", None)
+    return value if isinstance(value, ChildResult) else None
+
+
+def _with_outcome(error: StepEngineError, item: Item, outcome: Single) -> StepEngineError:
+    """Say in the error what happened although no record of it could be kept (reliability JR09)."""
+    value = outcome.value if type(outcome) is Value else getattr(outcome, "error", None)
+    said = str(getattr(value, "text", value))[:MAX_NOTED]
+    what = f"{type(item.effect).__name__} {item.path}#{item.effect.seq}"
+    error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")
+    return error
+
+
+class _Attempts:
+    """The ``IO`` of one model call: notes its failed attempts, passes everything on."""
+
+    __slots__ = ("_io", "_noted", "emit")
+
+    def __init__(self, io: IO, noted: list[Any]) -> None:
+        self._io = io
+        self._noted = noted
+        self.emit = io.emit
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody is shown events."""
+        return self._io.watched
+
+    def attempt(self, failure: Failure, usage: Usage | None) -> None:
+        """Note a failed attempt."""
+        entry: dict[str, Any] = {"error": bare(storable(failure.error))}
+        self._noted.append(entry | ({"usage": bare(usage)} if usage is not None else {}))
+        self._io.attempt(failure, usage)
+
+    def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
+        """Run a child."""
+        return self._io.drive(plan, state, path)

@@ -1,0 +1,201 @@
+"""
+Engines whose runs have journals, and small agents to record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Engine,
+    Hooks,
+    Parallel,
+    Perform,
+    RunResult,
+    Tool,
+    ToolCall,
+    Usage,
+    retry,
+)
+from stepengine.data.tools import ToolAnnotations
+from stepengine.engine.live import LiveRun
+from stepengine.engine.planning import Request
+from stepengine.journal import Session
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+
+
+class Rig:
+    """
+    An engine whose runs go through sessions.
+    """
+
+    Session = Session
+
+    def __init__(self, agent: Any, replies: Iterable[Any] = (), **options: Any) -> None:
+        self.agent = agent
+        self.model = ScriptedModel(list(replies))
+        options.setdefault("pricing", None)
+        self.engine = Engine(models=self.model, **options)
+
+    def begin(self, session: Session, prompt: str = "", **options: Any) -> LiveRun:
+        opening = session.opening
+        if opening is not None:
+            prompt = opening.prompt
+            given = {"params": opening.params, "previous": opening.previous, "limits": opening.limits}
+            given |= {name: getattr(opening, name) for name in ("session_id", "user_id", "metadata")}
+            options = {**given, **options}
+
+        request = Request(
+            agent=self.engine._catalog.find(self.agent), prompt=prompt, answers=session.answers, **options
+        )
+        return self.engine._begin_request(
+            request,
+            prepare=lambda plan, state: session.start(plan, state, limits=request.limits),
+            wrap=session.wrap,
+        )
+
+    async def launch(self, session: Session, prompt: str = "", **options: Any) -> RunResult[Any]:
+        result = await self.begin(session, prompt, **options).run()
+        return attrs.evolve(result, journal=session.journal)
+
+    async def arun(self, *sessions: Callable[[], Session], **options: Any) -> list[RunResult[Any]]:
+        try:
+            return [await self.launch(make(), **options) for make in sessions]
+        finally:
+            await self.engine.aclose()
+
+    def run(self, make: Callable[[], Session], prompt: str = "", **options: Any) -> RunResult[Any]:
+        """
+        Run once in an event loop of its own.
+        """
+        return asyncio.run(self.arun(make, prompt=prompt, **options))[0]
+
+    def record(self, journal: Any, prompt: str = "go", answers: Any = None, **options: Any) -> RunResult[Any]:
+        return self.run(lambda: Session.record(journal, answers), prompt, **options)
+
+    def resume(self, journal: Any, answers: Any = None, **options: Any) -> RunResult[Any]:
+        return self.run(lambda: Session.resume(journal, answers, **options))
+
+    def replay(self, journal: Any) -> RunResult[Any]:
+        return self.run(lambda: Session.replay(journal))
+
+    def extend(self, journal: Any) -> RunResult[Any]:
+        return self.run(lambda: Session.extend(journal))
+
+
+@pytest.fixture
+def rig() -> type[Rig]:
+    """
+    Makes engines whose runs have journals.
+    """
+    return Rig
+
+
+class World:
+    """
+    The outside of a run: what was done to it, by whom, how often.
+    """
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def sample(self) -> AgentDefinition[Any]:
+        """
+        An agent that does a bit of everything: own I/O, tools of both kinds, steps, children, a hook with I/O, chance and time.
+        """
+        done = self.done
+
+        def send(arguments: Any) -> Any:
+            done.append(f"send {arguments['n']}")
+            return arguments["n"] + 1
+
+        def look(arguments: Any) -> Any:
+            done.append(f"look {arguments['n']}")
+            return f"saw {arguments['n']}"
+
+        def fetch(name: str) -> dict[str, Any]:
+            done.append(f"fetch {name}")
+            return {"name": name, "ok": True}
+
+        def note(ctx: Any, reply: Any) -> Any:
+            yield from Perform(fetch, f"note {ctx.step_index}")
+
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        tool_send = Tool(name="send", description="Send.", input_schema=schema, run=send, in_thread=False)
+        safe = ToolAnnotations(read_only=True)
+        tool_look = Tool(
+            name="look",
+            description="Look.",
+            input_schema=schema,
+            run=look,
+            annotations=safe,
+            parallel_safe=True,
+            in_thread=False,
+        )
+        child = AgentDefinition("child", model="test/small", system_prompt="You look.", tools=[tool_look])
+
+        def handle_steps(ctx: Any) -> Any:
+            data = yield from Perform(fetch, "config")
+            sent = yield from retry(lambda: ToolCall("send", {"n": 1}), times=1)
+            while True:
+                turn = yield STEP
+                if turn.steps_complete:
+                    break
+            children = yield from Parallel(
+                AgentCall(child, "left"), AgentCall(child, "right"), Perform(fetch, "beside")
+            )
+            last = yield from ToolCall("send", {"n": 5}, include_tool_call=False)
+            values = [c.output for c in children[:2]]
+            return {"data": data, "sent": sent.data, "children": values, "last": last.data, "dice": ctx.random.random()}
+
+        return AgentDefinition(
+            "parent",
+            model="test/big",
+            system_prompt="You decide.",
+            tools=[tool_send, tool_look],
+            spawnable_agents=[child],
+            handle_steps=handle_steps,
+            hooks=Hooks(post_step=[note]),
+        )
+
+    @staticmethod
+    def reply(request: Any) -> Any:
+        """
+        What the model of the sample says; it depends on the request alone, so a run may ask twice.
+        """
+        last = request.all_messages[-1]
+        if request.system_prompt == "You look.":
+            return text(f"child: {last.text}") if last.role == "tool" else tool_call("look", {"n": len(last.text)})
+        if any(m.role == "tool" and m.tool_name == "look" for m in request.all_messages):
+            return text("done", usage=Usage(7, 3))
+        return tool_calls(tool_call("look", {"n": 1}), tool_call("look", {"n": 2}), usage=Usage(5, 2))
+
+    def rig(self, **options: Any) -> Rig:
+        """
+        Return a rig of the sample agent with as many replies as anybody may want.
+        """
+        return Rig(self.sample(), [self.reply] * 60, **options)
+
+
+@pytest.fixture
+def world() -> World:
+    """
+    The outside of a run, and the sample agent in it.
+    """
+    return World()
+
+
+@pytest.fixture
+def fresh_world() -> type[World]:
+    """
+    Makes worlds.
+    """
+    return World

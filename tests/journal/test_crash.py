@@ -1,0 +1,286 @@
+"""
+Crashes: whatever a killed process leaves behind, the run goes on, and nothing that is recorded happens again (I11).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from stepengine import AgentDefinition, Parallel, Perform, RunStatus, Tool, ToolCall
+from stepengine.data.results import ToolResult
+from stepengine.errors import UnknownOutcome
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
+from stepengine.journal.forms import touched_world
+from stepengine.journal.history import History
+
+
+def deed(form):
+    """
+    Return what an effect of the sample agent leaves in its world; `None` for what leaves nothing.
+    """
+    if form["type"] == "CallTool":
+        return f"{form['tool_name']} {form['input']['n']}"
+    return f"fetch {form['args'][0]}" if form["type"] == "Perform" else None
+
+
+def facts(history: History):
+    """
+    Return the deeds of effects with a result, and of those in doubt that must not happen again.
+    """
+    sure, doubtful = set(), set()
+    for address, intent in history.intents.items():
+        form = history.form(intent)
+        if deed(form) and address in history.results:
+            sure.add(deed(form))
+        elif deed(form) and touched_world(form):
+            doubtful.add(deed(form))
+    return sure, doubtful
+
+
+def resumed_from(prefix, fresh_world):
+    """
+    Resume from what a crash left; check what may never happen; return result, journal and whether anything was in doubt.
+    """
+    world, journal = fresh_world(), MemoryJournal(prefix)
+    sure, doubtful = facts(journal.history())
+    result = world.rig().resume(journal)
+    assert not sure & set(world.done), "what is recorded was done again"
+    assert not doubtful & set(world.done), "what is in doubt was done again"
+    assert max(Counter(world.done).values(), default=0) <= 1
+    assert check(journal).problems == ()
+    return result, journal, bool(doubtful)
+
+
+@pytest.fixture
+def undisturbed(fresh_world):
+    journal = MemoryJournal()
+    result = fresh_world().rig().record(journal)
+    return result, journal.lines()
+
+
+@pytest.mark.spec(
+    "reliability:I11",
+    "reliability:R1",
+    "reliability:R2",
+    "reliability:R3",
+    "reliability:JR07",
+    "replay:J31",
+    "replay:J33",
+)
+def test_a_run_that_is_cut_after_any_record_resumes_to_the_same_end(undisturbed, fresh_world):
+    expected, lines = undisturbed
+    in_doubt = 0
+    for size in range(2, len(lines) + 1):
+        result, journal, doubtful = resumed_from(lines[:size], fresh_world)
+        in_doubt += doubtful
+        if doubtful:
+            assert "UnknownOutcome" in str(journal.lines()) or result.status is RunStatus.COMPLETED
+        else:
+            assert (result.status, result.output, result.text) == (expected.status, expected.output, expected.text)
+            assert result.usage.requests == expected.usage.requests
+    assert in_doubt >= 5
+
+
+@pytest.mark.spec("reliability:I11", "reliability:JR01", "replay:J33")
+def test_a_run_whose_last_record_is_torn_at_any_byte_resumes(undisturbed, fresh_world):
+    expected, lines = undisturbed
+    whole = b"".join(lines)
+    # The result of a model call, of a tool, the intent of a Perform, the end of a child.
+    for number in (9, 12, 14, 38, len(lines) - 1):
+        start = sum(map(len, lines[:number]))
+        before = len(lines[:number])
+        for size in range(start + 1, start + len(lines[number]) - 1, 1 if number == 12 else 13):
+            journal = MemoryJournal(whole[:size])
+            assert len(journal.records()) == before
+        result, _, doubtful = resumed_from(whole[: start + 7], fresh_world)
+        assert doubtful or result.output == expected.output
+
+
+@pytest.mark.spec("reliability:I11")
+def test_a_run_that_crashes_again_while_it_is_resumed_still_comes_to_the_same_end(undisturbed, fresh_world):
+    expected, lines = undisturbed
+    for first in (4, 11, 24, 31):
+        _, journal, doubtful = resumed_from(lines[:first], fresh_world)
+        again = journal.lines()
+        for second in range(first, len(again), 3):
+            result, _, doubtful_too = resumed_from(again[:second], fresh_world)
+            assert doubtful or doubtful_too or result.output == expected.output
+
+
+@pytest.mark.spec("reliability:R2", "replay:D15")
+def test_resuming_a_run_that_has_ended_gives_its_result_and_does_nothing(undisturbed, fresh_world):
+    expected, lines = undisturbed
+    world, journal = fresh_world(), MemoryJournal(lines)
+    result = world.rig().resume(journal)
+    assert (result.status, result.output, result.usage) == (expected.status, expected.output, expected.usage)
+    assert world.done == []
+    assert journal.lines() == lines
+
+
+# --- in doubt -------------------------------------------------------------------------------------------------------
+
+
+def doubtful_run(rig, done, catch=True):
+    """
+    An agent whose only effect is cut off; return it with the lines that a crash in the middle of the effect leaves.
+    """
+
+    def handle_steps(ctx):
+        try:
+            return (yield from Perform(done.append, "paid"))
+        except UnknownOutcome as error:
+            if not catch:
+                raise
+            return f"unknown: {error}"
+
+    agent = AgentDefinition("payer", handle_steps=handle_steps)
+    journal = MemoryJournal()
+    rig(agent).record(journal)
+    done.clear()
+    return rig(agent), journal.lines()[:3]
+
+
+@pytest.mark.spec("reliability:R3", "reliability:JR07", "replay:J31")
+def test_an_effect_in_doubt_is_thrown_at_the_handlers_yield_and_stays_decided(rig):
+    done = []
+    payer, lines = doubtful_run(rig, done)
+    journal = MemoryJournal(lines)
+    result = payer.resume(journal)
+    assert result.output.startswith(
+        "unknown: list.append (#0) was begun, but the process ended before its result was recorded"
+    )
+    assert done == []
+    again = payer.resume(MemoryJournal(journal.lines()[:4]), in_doubt="retry")
+    assert (again.output, done) == (result.output, [])
+
+
+@pytest.mark.spec("reliability:R3")
+def test_an_effect_in_doubt_that_nobody_catches_fails_the_run(rig):
+    payer, lines = doubtful_run(rig, [], catch=False)
+    result = payer.resume(MemoryJournal(lines))
+    assert result.status is RunStatus.FAILED
+    assert isinstance(result.error, UnknownOutcome)
+
+
+@pytest.mark.spec("reliability:R3")
+def test_an_effect_in_doubt_is_done_again_when_the_caller_says_so(rig):
+    done = []
+    payer, lines = doubtful_run(rig, done)
+    assert payer.resume(MemoryJournal(lines), in_doubt="retry").status is RunStatus.COMPLETED
+    assert done == ["paid"]
+
+
+@pytest.mark.spec("reliability:R3", "requirements:K10")
+@pytest.mark.parametrize(("answer", "deeds"), [("yes", ["paid"]), ("no", [])])
+def test_a_person_can_decide_about_an_effect_in_doubt(rig, answer, deeds):
+    done = []
+    payer, lines = doubtful_run(rig, done)
+    journal = MemoryJournal(lines)
+    asked = payer.resume(journal, in_doubt="ask")
+    assert asked.status is RunStatus.SUSPENDED
+    (question,) = asked.pending_questions
+    assert (question.id, question.options) == ("doubt:#0", ("yes", "no"))
+    assert done == []
+    result = payer.resume(journal, {question.id: answer}, in_doubt="ask")
+    assert result.status is RunStatus.COMPLETED
+    assert done == deeds
+
+
+@pytest.mark.spec("reliability:JR07", "replay:J31")
+def test_a_model_call_in_doubt_is_asked_again_and_the_lost_attempt_is_recorded(world, undisturbed):
+    _, lines = undisturbed
+    number = next(i for i, line in enumerate(lines) if b'"type":"CallModel"' in line)
+    journal = MemoryJournal(lines[: number + 1])
+    rig = world.rig()
+    assert rig.resume(journal).status is RunStatus.COMPLETED
+    assert b'"attempts":[{"error":{"type":"UnknownOutcome"' in journal.lines()[number + 1]
+
+
+@pytest.mark.spec("prototype:N13")
+def test_a_call_in_doubt_inside_a_batch_is_an_error_result_of_its_own(rig):
+    schema = {"type": "object"}
+    tools = [Tool(name=n, description="d", input_schema=schema, run=lambda given: "ok", in_thread=False) for n in "ab"]
+
+    def handle_steps(ctx):
+        results = yield from Parallel(ToolCall("a"), ToolCall("b"))
+        return [(r.status, r.text[:20]) for r in results if isinstance(r, ToolResult)]
+
+    agent = AgentDefinition("batch", tools=tools, handle_steps=handle_steps)
+    journal = MemoryJournal()
+    rig(agent).record(journal)
+    # Both intents and one result: the other call is in doubt.
+    result = rig(agent).resume(MemoryJournal(journal.lines()[:5]))
+    assert sorted(result.output) == [("error", "b (#1) was begun, bu"), ("ok", "ok")]
+
+
+# --- real processes -------------------------------------------------------------------------------------------------
+
+CHILD = """
+    import sys, time
+    from stepengine import AgentDefinition, Perform, Tool, ToolCall
+    sys.path.insert(0, {folder!r})
+    from conftest import Rig
+    from stepengine.journal import FileJournal, SqliteJournal
+
+    def deed(name):
+        with open({log!r}, "a") as file:
+            file.write(name + "\\n")
+            file.flush()
+        return name
+
+    schema = dict(type="object", properties=dict(n=dict(type="integer")))
+    tool = Tool(name="act", description="d", input_schema=schema, run=lambda given: deed("tool " + str(given["n"])), in_thread=False)
+
+    def handle_steps(ctx):
+        total = []
+        for n in range(20):
+            total.append((yield from Perform.idempotent(deed, "perform " + str(n))))
+            total.append((yield from ToolCall("act", {{"n": n}})).text)
+            time.sleep(0.001)
+        return total
+
+    rig = Rig(AgentDefinition("worker", tools=[tool], handle_steps=handle_steps))
+    journal = {journal}
+    print("ready", flush=True)
+    resume = bool(journal.records()) if sys.argv[1] == "resume" else False
+    result = rig.resume(journal, in_doubt="retry") if resume else rig.record(journal)
+    print(result.status, len(result.output), result.warnings, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.spec("reliability:JR07", "reliability:JR39", "reliability:I11")
+@pytest.mark.parametrize("store", ["file", "sqlite"])
+def test_a_process_that_is_killed_again_and_again_comes_to_the_end(tmp_path, store, request):
+    path, log = tmp_path / "journal", tmp_path / "log"
+    made = f"FileJournal({str(path)!r})" if store == "file" else f"SqliteJournal({str(path)!r}, 'one')"
+    # `conftest` is found under its plain name in the child.
+    folder = str(Path(__file__).resolve().parent)
+    script = textwrap.dedent(CHILD.format(folder=folder, log=str(log), journal=made))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = ""
+    for attempt in range(40):
+        command = [sys.executable, "-c", script, "resume" if attempt else "new"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(0.01 * (1 + attempt))
+            process.send_signal(signal.SIGKILL)
+            ended = process.stdout.read()
+        if "completed" in ended:
+            break
+        report = check(FileJournal(path) if store == "file" else SqliteJournal(path, "one"))
+        assert report.problems == () or report.records == 0
+    assert ended.startswith("completed 40")
+    counts = Counter(log.read_text().split("\n")[:-1])
+    assert len(counts) == 40
+    # Only the one effect that was under way at a kill may have happened once more.
+    assert sum(counts.values()) - 40 <= attempt

@@ -1,0 +1,484 @@
+"""
+Files: torn tails, locks, full and failing disks, files that are moved or written by others, and what a commit costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import attrs
+import pytest
+
+from stepengine import STEP, AgentCall, AgentDefinition, Parallel, Perform, RunStatus, ToolCall
+from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, JournalWriteFailed
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_journal, check
+from stepengine.journal.files import FileWriter
+from stepengine.journal.records import Input
+from stepengine.journal.reserve import Reserve
+from stepengine.testing import text
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "runs" / "one.jsonl"
+
+
+@pytest.fixture
+def recorded(path, world):
+    world.rig().record(FileJournal(path))
+    return path
+
+
+def locked_by_another_process(path, body):
+    """
+    Run *body* while another process has the journal at *path* open for writing.
+    """
+    script = f"""
+        import sys
+        from stepengine.journal import FileJournal
+        writer = FileJournal({str(path)!r}).writer()
+        print("ready", flush=True)
+        sys.stdin.read()
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as other:
+        try:
+            assert other.stdout.readline() == "ready\n"
+            return body(other)
+        finally:
+            other.kill()
+
+
+# --- opening --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:SC08", "replay:K13")
+def test_a_journal_is_readable_by_its_owner_only(recorded):
+    assert recorded.stat().st_mode & 0o777 == 0o600
+    assert recorded.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.spec("reliability:JR01", "replay:J30")
+def test_a_torn_tail_is_cut_off_before_the_first_append_and_reported(recorded, world):
+    whole = recorded.read_bytes()
+    cut = whole[: whole.rindex(b"\n", 0, -1) + 1]
+    recorded.write_bytes(cut + b'{"kind":"result","path":"","se')
+    result = world.rig().resume(FileJournal(recorded))
+    assert result.status is RunStatus.COMPLETED
+    assert "30 bytes" in result.warnings[0]
+    assert recorded.read_bytes() == whole
+    assert not FileJournal(recorded).history().records[-1].line.get("torn")
+
+
+@pytest.mark.spec("reliability:JR01")
+def test_reading_leaves_a_torn_tail_where_it_is(recorded):
+    recorded.write_bytes(recorded.read_bytes()[:-5])
+    before = recorded.read_bytes()
+    assert check(recorded).torn > 0
+    assert FileJournal(recorded).records()
+    assert recorded.read_bytes() == before
+
+
+@pytest.mark.spec("reliability:JR03")
+def test_a_missing_last_newline_is_added(recorded, world):
+    whole = recorded.read_bytes()
+    recorded.write_bytes(whole[:-1])
+    FileJournal(recorded).writer().close()
+    assert recorded.read_bytes() == whole
+
+
+@pytest.mark.spec("reliability:JR02", "reliability:R14")
+def test_a_damaged_journal_runs_nothing(recorded, world):
+    data = bytearray(recorded.read_bytes())
+    data[300] ^= 4
+    recorded.write_bytes(data)
+    world.done.clear()
+    for act in (world.rig().resume, world.rig().replay):
+        with pytest.raises(JournalCorrupt, match="record 2"):
+            act(FileJournal(recorded))
+    assert not world.done
+    assert recorded.read_bytes() == data
+
+
+@pytest.mark.spec("reliability:JR06")
+def test_an_empty_file_takes_a_new_run_and_one_with_a_run_takes_no_second(path, world):
+    path.parent.mkdir()
+    path.touch()
+    assert world.rig().record(FileJournal(path)).status is RunStatus.COMPLETED
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match="holds a run already; resume, replay or fork"):
+        world.rig().record(FileJournal(path))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.spec("reliability:JR17")
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_a_read_only_place_is_refused_before_the_first_effect(path, world, monkeypatch, code):
+    path.parent.mkdir()
+    opened = os.open
+
+    def refused(place, flags, *rest, **kwargs):
+        if flags & (os.O_RDWR | os.O_CREAT) and str(place).startswith(str(path.parent)):
+            raise OSError(code, os.strerror(code))
+        return opened(place, flags, *rest, **kwargs)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(JournalWriteFailed, match=f"{os.strerror(code)}; nothing was run"):
+        world.rig().record(FileJournal(path))
+    assert not world.done
+
+
+@pytest.mark.spec("reliability:JR17", "reliability:JR34")
+def test_what_is_no_file_is_refused_before_the_first_effect(tmp_path, world):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(tmp_path / "elsewhere.jsonl")
+    for place in (tmp_path, fifo, link, Path("/dev/null"), Path("/proc/version/x")):
+        with pytest.raises(JournalError):
+            world.rig().record(FileJournal(place))
+    with pytest.raises(JournalError, match="NUL"):
+        FileJournal("a\0b")
+    assert not world.done
+
+
+# --- one owner ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:JR13", "reliability:R15")
+def test_a_second_process_is_refused_and_told_who_has_the_journal_until_that_one_dies(recorded, world):
+    def refused(other):
+        with pytest.raises(JournalLocked, match=f"process {other.pid} on ") as caught:
+            world.rig().resume(FileJournal(recorded))
+        assert caught.value.pid == other.pid
+        assert world.rig().replay(FileJournal(recorded)).status is RunStatus.COMPLETED
+
+    locked_by_another_process(recorded, refused)
+    assert world.rig().resume(FileJournal(recorded)).status is RunStatus.COMPLETED
+
+
+@pytest.mark.spec("reliability:JR14", "reliability:R15")
+def test_a_second_run_of_the_same_process_is_refused(recorded, world):
+    for journal in (FileJournal(recorded), MemoryJournal(recorded.read_bytes())):
+        writer = journal.writer()
+        with pytest.raises(JournalLocked, match="another run"):
+            world.rig().resume(journal)
+        writer.close()
+        writer.close()
+        assert world.rig().resume(journal).status is RunStatus.COMPLETED
+
+
+@pytest.mark.spec("reliability:JR15")
+def test_where_there_are_no_locks_the_journal_is_refused_with_advice(path, world, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(JournalError, match="unsafe_no_lock=True"):
+        world.rig().record(FileJournal(path))
+    assert world.rig().record(FileJournal(path, unsafe_no_lock=True)).status is RunStatus.COMPLETED
+
+
+@pytest.mark.spec("reliability:JR15", "reliability:JR16")
+@pytest.mark.parametrize("harm", ["grow", "delete", "replace", "rename"])
+def test_a_file_that_somebody_else_touches_during_the_run_stops_it(path, world, harm):
+    def meddle(name):
+        if harm == "grow":
+            with path.open("ab") as file:
+                file.write(b"x")
+        elif harm == "delete":
+            path.unlink()
+        elif harm == "rename":
+            path.rename(path.with_name("other"))
+        else:
+            path.with_name("new").write_bytes(path.read_bytes())
+            path.with_name("new").rename(path)
+        return "done"
+
+    result = run_performing(world, FileJournal(path), meddle)
+    assert result.status is RunStatus.FAILED
+    assert isinstance(result.error, JournalWriteFailed)
+    assert "somebody else wrote" in str(result.error) or "moved, deleted or replaced" in str(result.error)
+    assert "Perform #0 happened, but its result is not in the journal" in result.error.__notes__[0]
+    assert world.done == []
+
+
+def run_performing(world, journal, fn):
+    """
+    Record a run that performs *fn*, then something else.
+    """
+
+    def handle_steps(ctx):
+        yield from Perform(fn, "x")
+        yield from Perform(world.done.append, "after")
+
+    return type(world.rig())(AgentDefinition("a", handle_steps=handle_steps)).record(journal)
+
+
+# --- disks that fail ------------------------------------------------------------------------------------------------
+
+
+class Disk:
+    """
+    A disk that takes *room* bytes, some of them late, and then fails.
+    """
+
+    def __init__(self, room, *, error=errno.ENOSPC, piece=1 << 30, sync_fails_at=None):
+        self.room, self.error, self.piece = room, error, piece
+        self.syncs, self.sync_fails_at = 0, sync_fails_at
+
+    def write(self, descriptor, data):
+        part = bytes(data)[: min(self.piece, max(self.room, 0))]
+        if not part:
+            raise OSError(self.error, os.strerror(self.error))
+        self.room -= len(part)
+        return os.write(descriptor, part)
+
+    def sync(self, descriptor):
+        self.syncs += 1
+        if self.syncs == self.sync_fails_at:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def under(self, journal):
+        journal.writer = lambda: FileWriter(journal, write=self.write, sync=self.sync)
+        return journal
+
+
+@pytest.mark.spec("reliability:JR08", "reliability:JR09", "reliability:JR11")
+def test_a_full_disk_ends_the_run_and_leaves_a_journal_that_resumes_to_the_same_end(tmp_path, fresh_world, monkeypatch):
+    monkeypatch.setattr(Reserve, "near", lambda path: None)
+    undisturbed = tmp_path / "whole.jsonl"
+    expected = fresh_world().rig().record(FileJournal(undisturbed))
+    size = undisturbed.stat().st_size
+    for number, room in enumerate(range(700, size, size // 23)):
+        world, path = fresh_world(), tmp_path / f"{number}.jsonl"
+        result = world.rig().record(Disk(room, piece=97).under(FileJournal(path)))
+        assert result.status is RunStatus.FAILED
+        assert isinstance(result.error, JournalWriteFailed)
+        assert check(path)
+        assert check(path).torn == 0
+        once = list(world.done)
+        again = world.rig().resume(FileJournal(path), in_doubt="retry")
+        assert (again.status, again.output["children"]) == (expected.status, expected.output["children"])
+        # Nothing whose result was recorded is done again: only what was under way when the disk was full.
+        assert len(world.done) - len(set(world.done)) <= 3
+        assert world.done[: len(once)] == once
+
+
+@pytest.mark.spec("reliability:JR08")
+def test_an_effect_whose_intent_cannot_be_written_does_not_happen(path, world):
+    result = world.rig().record(Disk(600).under(FileJournal(path)))
+    assert isinstance(result.error, JournalWriteFailed)
+    assert "No space left" in str(result.error)
+    assert world.done == []
+
+
+@pytest.mark.spec("reliability:JR09")
+def test_a_result_that_finds_the_disk_full_is_written_into_the_room_that_was_kept_for_it(path, world):
+    journal, disk = FileJournal(path), Disk(10_000_000)
+    disk.under(journal)
+
+    def fill(name):
+        disk.room = 0
+        # What the reserve gives back is room again.
+        spend = Reserve.spend
+        Reserve.spend = lambda self: setattr(disk, "room", 10_000) or spend(self)
+        disk.restore = lambda: setattr(Reserve, "spend", spend)
+        return "precious"
+
+    try:
+        result = run_performing(world, journal, fill)
+    finally:
+        disk.restore()
+    assert result.status is RunStatus.COMPLETED
+    assert b"precious" in path.read_bytes()
+
+
+@pytest.mark.spec("reliability:JR10")
+def test_a_failed_sync_ends_the_run_and_is_never_tried_again(path, world):
+    disk = Disk(10_000_000, sync_fails_at=4)
+    result = world.rig().record(disk.under(FileJournal(path)))
+    assert isinstance(result.error, JournalWriteFailed)
+    assert "refused to sync" in str(result.error)
+    assert disk.syncs == 4
+    assert check(path)
+
+
+# --- what it costs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("performance:Q10", "reliability:JR41", "reliability:JR42")
+def test_a_step_costs_at_most_three_syncs_and_parallel_results_share_one(path, world):
+    disk = Disk(10_000_000)
+    assert world.rig().record(disk.under(FileJournal(path))).status is RunStatus.COMPLETED
+    effects = len(FileJournal(path).history().intents) - 1
+    assert disk.syncs <= 1.5 * effects
+
+    names = [f"n{i}" for i in range(8)]
+
+    def handle_steps(ctx):
+        yield from Parallel(*[ToolCall("look", {"n": n}) for n in range(len(names))])
+        yield STEP
+
+    agent = attrs.evolve(world.sample(), handle_steps=handle_steps, hooks=None)
+    disk = Disk(10_000_000)
+    type(world.rig())(agent, ["done"]).record(disk.under(FileJournal(path.with_name("two.jsonl"))))
+    # The start, eight results of read-only tools together, one reply, the end.
+    assert disk.syncs == 4
+
+
+@pytest.mark.spec("reliability:JR41")
+def test_the_intent_of_what_must_not_happen_twice_is_on_disk_before_it_happens(path, world):
+    seen = {}
+
+    def look(name):
+        seen[name] = path.read_bytes().count(b'"kind":"intent"')
+        return name
+
+    def handle_steps(ctx):
+        yield from Perform(look, "once")
+        yield from Perform.idempotent(look, "often")
+
+    type(world.rig())(AgentDefinition("a", handle_steps=handle_steps)).record(FileJournal(path))
+    assert seen == {"once": 2, "often": 2}
+
+
+# --- SQLite ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:JR39")
+def test_many_runs_share_an_sqlite_file_and_each_is_a_journal_of_its_own(tmp_path, world):
+    store = SqliteJournal(tmp_path / "runs.db")
+    results = [world.rig().record(store) for _ in range(3)]
+    assert sorted(store.runs()) == sorted(r.state.run_id for r in results)
+    for result in results:
+        assert result.journal.run == result.state.run_id
+        assert check(result.journal)
+        assert world.rig().replay(result.journal).output == result.output
+    assert results[0].journal.content() == b"".join(results[0].journal.lines())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["runs.db"]
+    with pytest.raises(JournalError, match="say which"):
+        store.records()
+    with pytest.raises(JournalError, match="no run id"):
+        SqliteJournal(tmp_path / "runs.db", "../../x")
+
+
+@pytest.mark.spec("reliability:JR39", "reliability:JR14")
+def test_an_sqlite_run_has_one_owner_and_other_runs_go_on(tmp_path, world):
+    store = SqliteJournal(tmp_path / "runs.db")
+    first = world.rig().record(store).journal
+    writer = first.writer()
+    try:
+        settings = [
+            writer._database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")
+        ]
+        assert settings == ["wal", 2]
+        with pytest.raises(JournalLocked):
+            world.rig().resume(first)
+        assert world.rig().record(store).status is RunStatus.COMPLETED
+    finally:
+        writer.close()
+    assert world.rig().resume(first).status is RunStatus.COMPLETED
+
+
+@pytest.mark.spec("reliability:JR39")
+def test_an_sqlite_file_that_another_writer_holds_ends_the_run_with_an_error(tmp_path, world, monkeypatch):
+    monkeypatch.setattr("stepengine.journal.sqlite.BUSY_SECONDS", 0.05)
+    journal = SqliteJournal(tmp_path / "runs.db", "mine")
+    writer = journal.writer()
+    other = SqliteJournal(tmp_path / "runs.db", "theirs").writer()
+    other._database.execute("BEGIN IMMEDIATE")
+    with pytest.raises(JournalWriteFailed, match="locked"):
+        writer.append(Input("", -1, 0, {"type": "Stop", "kind": "cancelled"}))
+        writer.commit()
+    other._database.execute("ROLLBACK")
+    other.close()
+    writer.close()
+    assert journal.records() == []
+
+
+@pytest.mark.spec("reliability:JR12")
+def test_a_new_and_a_replaced_file_are_made_durable_with_their_folder(path, world, monkeypatch):
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor):
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    journal = FileJournal(path)
+    journal.writer().close()
+    assert str(path.parent) in synced
+    synced.clear()
+    recorded = MemoryJournal()
+    world.rig().record(recorded)
+    recorded.copy_to(journal)
+    assert synced[-1] == str(path.parent)
+    assert len(synced) == 2
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+# --- fit for git ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("replay:J22", "replay:J23", "replay:F32")
+def test_recording_again_gives_the_same_bytes_whoever_is_faster(tmp_path, rig):
+    async def slow(name, ms):
+        await asyncio.sleep(ms / 1000)
+        return name
+
+    def agent(waits):
+        def kid_steps(ctx):
+            yield from Perform.idempotent(slow, ctx.prompt, waits[ctx.prompt])
+            yield STEP
+
+        def handle_steps(ctx):
+            yield from Parallel(AgentCall("kid", "left"), AgentCall("kid", "right"))
+            return ctx.random.random()
+
+        # The arguments are not what differs: the clock of the machine is.
+        kid = AgentDefinition("kid", model="t/m", system_prompt="You.", handle_steps=kid_steps)
+        return AgentDefinition("boss", spawnable_agents=[kid], handle_steps=handle_steps)
+
+    made = []
+    for number, waits in enumerate([{"left": 0, "right": 20}, {"left": 20, "right": 0}]):
+        journal = FileJournal(tmp_path / f"{number}.jsonl", link=False, stable=True)
+        recorded = rig(agent(waits), [lambda r: text(r.messages[0].text)] * 2).record(journal)
+        assert recorded.status is RunStatus.COMPLETED
+        assert check(journal)
+        made.append([line for line in journal.content().splitlines() if b'"type":"Perform"' not in line])
+    assert made[0] == made[1]
+
+
+@pytest.mark.spec("replay:J22", "replay:J1")
+def test_a_file_and_a_memory_hold_the_same_lines(tmp_path, fresh_world):
+    journals = [FileJournal(tmp_path / "j.jsonl", link=False, stable=True), MemoryJournal(link=False, stable=True)]
+    for journal in journals:
+        fresh_world().rig().record(journal)
+    assert journals[0].content() == journals[1].content()
+
+
+@pytest.mark.spec("reliability:JR39", "reliability:JR17")
+def test_an_sqlite_file_that_is_none_is_refused_before_the_first_effect(tmp_path, world):
+    path = tmp_path / "runs.db"
+    path.write_bytes(b"this is no database, but it is long enough to be looked at" * 20)
+    for act in (lambda: world.rig().record(SqliteJournal(path)), lambda: SqliteJournal(path, "one").records()):
+        with pytest.raises(JournalError, match=r"cannot be (used|read) as a journal"):
+            act()
+    with pytest.raises(JournalError, match="no regular file"):
+        world.rig().record(SqliteJournal(tmp_path))
+    assert world.done == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["runs.db"]
+
+
+def test_what_is_no_journal_is_refused_with_what_is():
+    with pytest.raises(JournalError, match="a journal is a MemoryJournal, FileJournal or SqliteJournal"):
+        as_journal(5)

@@ -1,0 +1,333 @@
+"""
+Forks, differences, checks and copies without secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Parallel,
+    Perform,
+    RunStatus,
+    Tool,
+    ToolCall,
+)
+from stepengine.errors import JournalError, PerformError
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, branch, check, diff, fork, scrub
+from stepengine.journal.cut import Cut
+from stepengine.journal.forks import address_of
+from stepengine.journal.records import to_line
+from stepengine.testing import text, tool_call
+
+
+@pytest.fixture
+def recorded(fresh_world):
+    journal = MemoryJournal()
+    result = fresh_world().rig().record(journal)
+    return result, MemoryJournal(journal.lines())
+
+
+# --- forks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("replay:D11", "prototype:N8", "reliability:R2")
+def test_a_run_can_be_forked_at_every_effect_and_comes_to_the_same_end(recorded, fresh_world):
+    expected, journal = recorded
+    history = journal.history()
+    for path, seq in list(history.intents):
+        made = branch(journal, f"{path}#{seq}", allow_repeat=True)
+        kept = set(made.history().results)
+        world = fresh_world()
+        result = world.rig().resume(made)
+        assert (result.status, result.output) == (expected.status, expected.output)
+        assert result.state.run_id == expected.state.run_id
+        head = made.history().head
+        assert head.run != history.head.run
+        assert head.parent == {"run": history.head.run, "at": f"{path}#{seq}"}
+        assert check(made)
+        assert ((path, seq) in kept) == (seq >= 0)
+    assert journal.lines() == recorded[1].lines()
+
+
+@pytest.mark.spec("replay:D11", "prototype:N8", "replay:J21")
+def test_a_fork_inside_a_child_keeps_the_sibling_that_had_finished(recorded, fresh_world):
+    _, journal = recorded
+    made = branch(journal, "9#0", allow_repeat=True)
+    results = made.history().results
+    assert ("8", 2) in results
+    assert ("", 8) in results
+    assert ("9", 0) in results
+    assert ("9", 1) not in results
+    assert ("", 9) not in results
+    assert ("", 10) in results
+    world = fresh_world()
+    world.rig().resume(made)
+    assert world.done == ["look 5", "send 5"]
+
+
+@pytest.mark.spec("replay:D11")
+def test_a_fork_of_a_fork_of_a_fork_is_a_journal_like_any_other(recorded, fresh_world):
+    journal: Any = recorded[1]
+    for number in range(20):
+        journal = branch(journal, 7, allow_repeat=True)
+        assert fresh_world().rig().resume(journal).status is RunStatus.COMPLETED
+        assert check(journal), number
+
+
+def runner(done: list[str]) -> AgentDefinition[Any]:
+    def work(name: str) -> str:
+        done.append(name)
+        return name
+
+    def handle_steps(ctx):
+        try:
+            first = yield from Perform(work, "first")
+        except PerformError as error:
+            first = error.message
+        tool = yield from ToolCall("act", {"n": 1})
+        turn = yield STEP
+        asked = yield from Ask("Sure?", options=["yes", "no"])
+        last = yield from Perform(work, f"{first} {tool.text} {turn.agent_state.message_history[-1].text} {asked}")
+        return last
+
+    schema = {"type": "object"}
+    act = Tool(name="act", description="d", input_schema=schema, run=lambda given: work("tool"), in_thread=False)
+    return AgentDefinition("runner", model="t/m", tools=[act], handle_steps=handle_steps)
+
+
+@pytest.mark.spec("replay:D11", "reliability:JR36")
+@pytest.mark.parametrize(
+    ("at", "edit", "replies", "output"),
+    [
+        (0, "edited", ["said"], "edited tool said yes"),
+        ("#0", lambda value: value.upper(), ["said"], "FIRST tool said yes"),
+        (0, PerformError("it failed"), ["said"], "it failed tool said yes"),
+        (1, "other tool", ["said"], "first other tool said yes"),
+        (1, lambda result: {"json": result.text}, ["said"], 'first {"json":"tool"} said yes'),
+        (2, "rewritten", [], "first tool rewritten yes"),
+        (2, lambda reply: text(reply.text + "!"), [], "first tool said! yes"),
+        (3, "no", [], "first tool said no"),
+    ],
+)
+def test_an_edited_outcome_is_what_the_run_goes_on_from(rig, at, edit, replies, output):
+    done: list[str] = []
+    journal = MemoryJournal()
+    rig(runner(done), ["said"]).record(journal, answers={"Sure?": "yes"})
+    before = journal.lines()
+    done.clear()
+    player = rig(runner(done), replies)
+
+    async def run():
+        result = await fork(
+            journal, player.launch, at=at, edit=edit, allow_repeat=True, answers={"Sure?": "yes"} if at != 3 else None
+        )
+        await player.engine.aclose()
+        return result
+
+    # A question that is not asked yet cannot be answered up front.
+    if at == 3:
+        result = asyncio.run(run())
+    else:
+        made = branch(journal, at, edit, allow_repeat=True)
+        waiting = player.resume(made)
+        assert waiting.status is RunStatus.SUSPENDED
+        result = rig(runner(done)).resume(made, {"Sure?": "yes"})
+    assert (result.status, result.output) == (RunStatus.COMPLETED, output)
+    assert done[-1] == output
+    assert journal.lines() == before
+
+
+@pytest.mark.spec("reliability:JR36")
+def test_what_would_happen_again_is_listed_and_needs_a_word(recorded):
+    _, journal = recorded
+    with pytest.raises(JournalError, match=r"#11 call_tool send. Pass allow_repeat=True") as caught:
+        branch(journal, 10)
+    assert "look" not in str(caught.value)
+    assert branch(journal, 11).history().results
+
+
+@pytest.mark.spec("replay:J21", "replay:D11")
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        (99, "has no effect #99: the run there has the effects 0 to 11"),
+        ("77#0", "there is no run at that path"),
+        ("x", "an address is a number"),
+        (True, "an address is a number"),
+        ("9#0", "no result yet; resume the run"),
+        (8, "the outcome of a child follows from its own effects"),
+        (-1, "the start of a run has no outcome to edit"),
+    ],
+)
+def test_a_fork_that_cannot_be_made_says_why(recorded, at, said):
+    journal = recorded[1]
+    if at == "9#0":
+        lines = journal.lines()
+        journal = MemoryJournal(lines[: next(i for i, x in enumerate(lines) if b'"path":"9","seq":0' in x) + 1])
+    with pytest.raises(JournalError, match=said):
+        branch(journal, at, "edited", allow_repeat=True)
+
+
+def test_addresses_have_a_text_form():
+    assert [address_of(a) for a in (3, "3", "#3", "3.2#1", -1, "#-1")] == [
+        ("", 3),
+        ("", 3),
+        ("", 3),
+        ("3.2", 1),
+        ("", -1),
+        ("", -1),
+    ]
+
+
+def test_a_fork_goes_into_a_file_or_a_store_of_its_own(recorded, fresh_world, tmp_path):
+    expected, journal = recorded
+    store = SqliteJournal(tmp_path / "runs.db")
+    for into in (tmp_path / "fork.jsonl", store, store):
+        made = branch(journal, 7, allow_repeat=True, into=into)
+        assert fresh_world().rig().resume(made).output == expected.output
+    assert len(store.runs()) == 2
+    with pytest.raises(JournalError, match="a fork needs a journal of its own"):
+        branch(journal, 7, allow_repeat=True, into=tmp_path / "fork.jsonl")
+
+
+def test_a_cut_leaves_what_is_not_its_consequence():
+    # 3 and 4 of the root began together.
+    cut = Cut(lambda address: 4 if address in {("", 3), ("", 4)} else address[1])
+    assert cut.keeps_intent(("3.1", 9))
+    cut.at(("3.1", 4))
+    kept = [("", 3), ("", 4), ("4", 7), ("3", 1), ("3.1", 3), ("3.1.2", 0), ("2", 50)]
+    gone = [("", 5), ("3", 2), ("3.1", 4), ("3.1.4", 0), ("5", 0), ("3.2", 0)]
+    assert [a for a in kept + gone if cut.keeps_intent(a)] == kept
+    assert not cut.keeps_result(("", 3))
+    assert not cut.keeps_result(("3", 1))
+    assert cut.keeps_result(("3.1", 3))
+    assert cut.keeps_result(("", 4))
+
+
+# --- differences ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("replay:D13")
+def test_two_recordings_of_the_same_thing_do_not_differ(recorded, fresh_world):
+    first, again = MemoryJournal(stable=True), MemoryJournal(stable=True)
+    for journal in (first, again):
+        fresh_world().rig().record(journal)
+    difference = diff(first, MemoryJournal(again.lines()))
+    assert not difference
+    assert str(difference) == "no difference"
+
+
+@pytest.mark.spec("replay:D13")
+def test_effects_that_were_added_removed_or_changed_do_not_shift_the_rest(rig):
+    def recording(*names, prompt="go", answer="fine"):
+        def kid_steps(ctx):
+            yield from Perform(str, ctx.prompt)
+            return ctx.prompt
+
+        def handle_steps(ctx):
+            for name in names:
+                yield from Perform(str, name)
+            yield from Parallel(AgentCall("kid", names[-1]))
+            yield STEP
+            return names[0]
+
+        kid = AgentDefinition("kid", handle_steps=kid_steps)
+        agent = AgentDefinition("a", model="t/m", spawnable_agents=[kid], handle_steps=handle_steps)
+        journal = MemoryJournal()
+        rig(agent, [answer]).record(journal, prompt)
+        return MemoryJournal(journal.lines())
+
+    base = recording("a", "b", "c")
+    shown = [(c.kind, c.a, c.b) for c in diff(base, recording("a", "new", "b", "c")).changes]
+    assert shown == [("added", "", "#1")]
+    assert [(c.kind, c.a) for c in diff(base, recording("a", "c")).changes] == [("removed", "#1")]
+    other = diff(base, recording("a", "b", "C"))
+    assert [(c.kind, c.a, c.b) for c in other.changes[:2]] == [("changed", "#2", "#2"), ("outcome", "#2", "#2")]
+    assert ("3#0", "perform str") in [(c.a, c.what) for c in other.changes]
+    said = diff(base, recording("a", "b", "c", prompt="stop", answer="bad"))
+    assert [c.kind for c in said.changes] == ["start", "changed", "outcome", "end"]
+    assert "/messages/0/content/0/text" in str(said)
+    assert said.to_json()["changes"][2]["fields"][0]["now"] == '"bad"'
+    assert said.totals["model calls"] == (1, 1)
+
+
+# --- checks and copies ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("replay:J9", "reliability:JR02")
+def test_a_check_says_everything_that_is_wrong_and_raises_nothing(recorded, tmp_path):
+    _, journal = recorded
+    good = check(journal)
+    assert (bool(good), good.is_complete, good.torn) == (True, True, 0)
+    assert good.records == len(journal.lines())
+    assert check(tmp_path / "nothing.jsonl").problems == (f"{tmp_path / 'nothing.jsonl'} holds no record",)
+    path = tmp_path / "j.jsonl"
+    path.write_bytes(b"".join(journal.lines()[:-1]) + b"\x00" * 9)
+    assert (check(path).torn, check(path).is_complete) == (9, False)
+    path.write_bytes(b"rubbish\n" + b"".join(journal.lines()))
+    assert "record 1 (byte 0)" in check(path).problems[0]
+
+    import json
+
+    def forged(number, old, new):
+        lines = [json.loads(line) for line in journal.lines()]
+        previous, made = 0, []
+        for index, members in enumerate(lines):
+            del members["crc"]
+            changed = json.loads(json.dumps(members).replace(old, new)) if index == number else members
+            line, previous = to_line(changed, previous)
+            made.append(line)
+        path.write_bytes(b"".join(made))
+        return check(path).problems
+
+    assert forged(2, '"config"', '"forged"') == ("the fingerprint of the intent #0 is not that of its effect",)
+    assert "is not what its fingerprint says" in forged(6, "You decide.", "You obey.")[0]
+    assert "the result of #0 cannot be read" in forged(3, '"json"', '"hologram"')[0]
+
+
+@pytest.mark.spec("reliability:SC08", "replay:K13", "replay:D3")
+def test_a_scrubbed_copy_holds_no_key_and_replays(rig):
+    key = "sk-test-PLANT-1-abcdefghijklmnopqrst1234"
+    schema = {"type": "object"}
+    act = Tool(name="act", description="d", input_schema=schema, run=lambda given: f"found {key}", in_thread=False)
+
+    def handle_steps(ctx):
+        yield from ToolCall("act", {"token": key})
+        yield STEP
+
+    agent = AgentDefinition("leaky", model="t/m", tools=[act], handle_steps=handle_steps, system_prompt=f"key {key}")
+    journal = MemoryJournal()
+    rig(agent, [tool_call("act", {"token": key}), "done"]).record(journal, f"use {key}")
+    report = check(MemoryJournal(journal.lines()))
+    assert report
+    assert len(report.secrets) >= 5
+    copy = scrub(journal)
+    content = b"".join(copy.lines())
+    assert key.encode() not in content
+    assert content.count(b"<redacted:provider-key>") >= 5
+    assert not check(copy).secrets
+    assert check(copy)
+
+    def clean(ctx):
+        yield from ToolCall("act", {"token": key})
+        yield STEP
+
+    # The code still names the key: it is taken out of what is compared, too.
+    result = rig(
+        AgentDefinition("leaky", model="t/m", tools=[act], handle_steps=clean, system_prompt=f"key {key}")
+    ).replay(copy)
+    assert result.status is RunStatus.COMPLETED
+
+
+def test_a_journal_in_memory_can_be_copied_to_a_file(recorded, tmp_path):
+    _, journal = recorded
+    journal.copy_to(FileJournal(tmp_path / "deep" / "j.jsonl"))
+    assert FileJournal(tmp_path / "deep" / "j.jsonl").content() == b"".join(journal.lines())

@@ -1,0 +1,220 @@
+"""
+Records and lines: checksums, damage of every kind, versions, and the form that later versions must read for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.data.codec import STORED
+from stepengine.data.json import canonical
+from stepengine.data.outcomes import Failure, Value
+from stepengine.data.results import ToolResult
+from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
+from stepengine.journal import FileJournal, MemoryJournal, check
+from stepengine.journal.encoding import packed, unpacked
+from stepengine.journal.fingerprints import fingerprint
+from stepengine.journal.forms import outcome_members, outcome_of
+from stepengine.journal.reading import read_lines
+from stepengine.journal.records import to_line
+from tests import strategies as stored
+
+GOLDEN = Path(__file__).parent / "golden" / "format-1.jsonl"
+
+characters = st.characters(exclude_categories=("Cs",))
+texts = st.text(characters, max_size=12)
+scalars = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+)
+values = st.recursive(
+    scalars | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts | st.just("$blob"), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+# --- one line -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("replay:J1", "replay:J3", "replay:J7", "reliability:JR05")
+@given(st.dictionaries(texts, values, max_size=4), st.integers(0, 2**32 - 1))
+def test_a_line_is_one_physical_line_whatever_it_holds_and_reads_back_in_order(members, previous):
+    members = {"kind": "blob", **members}
+    line, crc = to_line(members, previous)
+    assert line.endswith(b"\n")
+    assert len(line.decode().splitlines()) == len(line.split(b"\n")) - 1 == 1
+    read = json.loads(line)
+    assert read.pop("crc") == f"{crc:08x}"
+    assert read == members
+    assert list(read) == list(members)
+
+
+@pytest.mark.spec("replay:J4", "replay:J5")
+def test_the_checksum_is_that_of_the_bytes_before_it_and_starts_from_the_line_before():
+    line, crc = to_line({"kind": "blob", "fp": "x", "data": 1}, 0)
+    assert line == b'{"kind":"blob","fp":"x","data":1,"crc":"%08x"}\n' % zlib.crc32(b'{"kind":"blob","fp":"x","data":1')
+    linked, _ = to_line({"kind": "blob", "fp": "x", "data": 1}, crc)
+    assert linked != line
+
+
+@pytest.mark.spec("replay:J10", "reliability:JR40")
+def test_fingerprints_are_those_of_the_specification():
+    assert fingerprint({"b": 1.0, "a": [1, -0.0, "\u2028", None, True]}) == "f8ba2454ddee89d1a197e1f8f53383fa"
+    assert canonical({"b": 1e21, "a": "e\u0301"}) == '{"a":"e\u0301","b":1e+21}'
+    assert fingerprint({"a": 1}) != fingerprint({"a": 1.0})
+    assert fingerprint({"a": None}) != fingerprint({})
+
+
+@pytest.mark.spec("replay:J8", "replay:J20")
+@given(values, st.integers(0, 3))
+def test_packing_long_texts_into_blobs_loses_nothing(value, long):
+    value = {"value": value, "long": ["x" * 40_000] * long, "$": {"$blob": "mine"}}
+    blobs = {}
+    stored = packed(value, blobs)
+    assert len(blobs) == (1 if long else 0)
+    assert len(json.dumps(stored)) < 40_000
+    assert unpacked(json.loads(json.dumps(stored)), blobs) == value
+
+
+@pytest.mark.spec("replay:J15", "replay:J35", "reliability:JR30")
+def test_every_error_that_an_effect_may_have_comes_back_equal():
+    kinds = [kind for kind in STORED.values() if issubclass(kind, StepEngineError)]
+    assert len(kinds) > 20
+    for kind in kinds:
+        failure = Failure(kind("it broke"), 5)
+        assert outcome_of({"at": 5, **json.loads(json.dumps(outcome_members(failure)))}) == failure
+
+
+@pytest.mark.spec("replay:J15", "requirements:B17")
+@given(st.sampled_from(["ModelReply", "ToolResult", "ChildResult"]).flatmap(lambda name: stored.STORED[name]))
+def test_every_outcome_of_an_effect_comes_back_equal(value):
+    if isinstance(value, ToolResult) and value.change is not None and value.change.values:
+        value = attrs.evolve(value, change=None)  # Python objects for later hooks are never stored
+    members = json.loads(json.dumps(outcome_members(Value(value, 3))))
+    assert outcome_of({"at": 3, **members}) == Value(value, 3)
+
+
+@given(values)
+def test_every_json_value_of_a_perform_comes_back_equal(value):
+    members = json.loads(json.dumps(outcome_members(Value(value, 3))))
+    assert outcome_of({"at": 3, **members}).value == value
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lines(world):
+    journal = MemoryJournal()
+    world.rig().record(journal)
+    return journal.lines()
+
+
+@pytest.mark.spec("reliability:JR01", "replay:J30")
+def test_a_torn_last_record_is_left_out_at_every_byte_of_it(lines):
+    whole, last = b"".join(lines[:-1]), lines[-1]
+    for size in range(1, len(last) - 1):
+        reading = read_lines(whole + last[:size], "j")
+        assert (len(reading.records), reading.end, reading.torn) == (len(lines) - 1, len(whole), size)
+
+
+@pytest.mark.spec("reliability:JR03")
+def test_a_last_record_without_its_newline_is_whole(lines):
+    reading = read_lines(b"".join(lines)[:-1], "j")
+    assert (len(reading.records), reading.torn, reading.open_end) == (len(lines), 0, True)
+
+
+@pytest.mark.spec("reliability:JR02", "reliability:R14", "replay:J9")
+def test_a_flipped_bit_anywhere_but_in_the_last_record_is_found_and_named(lines):
+    for number in (0, 1, 5, len(lines) - 2):
+        offset = sum(map(len, lines[:number]))
+        for at in (0, len(lines[number]) // 2, len(lines[number]) - 4):
+            damaged = bytearray(b"".join(lines))
+            damaged[offset + at] ^= 1
+            with pytest.raises(JournalCorrupt, match=rf"record {number + 1} \(byte {offset}\)"):
+                read_lines(bytes(damaged), "j")
+
+
+@pytest.mark.spec("reliability:JR04")
+def test_a_missing_repeated_or_swapped_record_is_found_in_a_linked_journal(lines):
+    for number in range(1, len(lines) - 2):
+        here = lines[number]
+        for changed in (
+            [*lines[:number], *lines[number + 1 :]],
+            [*lines[: number + 1], here, *lines[number + 1 :]],
+            [*lines[:number], lines[number + 1], here, *lines[number + 2 :]],
+        ):
+            with pytest.raises(JournalCorrupt, match=r"does not follow|damaged"):
+                read_lines(b"".join(changed), "j")
+
+
+@pytest.mark.spec("replay:J41")
+def test_the_same_damage_is_found_by_structure_in_a_journal_that_is_not_linked(world):
+    journal = MemoryJournal(link=False)
+    world.rig().record(journal)
+    lines = journal.lines()
+    told = [
+        _problem(changed)
+        for number, line in enumerate(lines)
+        if b'"kind":"blob"' not in line[:20]
+        for changed in ([*lines[:number], *lines[number + 1 :]], [*lines[: number + 1], *lines[number:]])
+    ]
+    # Only the last result of a run can be gone without a trace: those of two children, of the root, and its end.
+    assert told.count("") == 4
+    assert all("record" in problem for problem in told if problem)
+
+
+def _problem(lines):
+    try:
+        MemoryJournal(lines).history()
+    except JournalCorrupt as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.spec("reliability:JR06")
+@pytest.mark.parametrize("tail", [b"\0" * 512, b'{"kind":"intent"', b"\xff\xfe"])
+def test_what_a_power_cut_leaves_at_the_end_is_torn(lines, tail):
+    assert read_lines(b"".join(lines) + tail, "j").torn == len(tail)
+    assert read_lines(tail, "j").torn == len(tail)
+
+
+# --- versions -------------------------------------------------------------------------------------------------------
+
+
+def sealed(members):
+    return to_line({k: v for k, v in members.items() if k != "crc"}, 0)[0]
+
+
+@pytest.mark.spec("reliability:JR18", "replay:J34")
+def test_a_newer_format_and_an_unknown_kind_are_refused_and_unknown_members_are_kept():
+    head, *rest = [json.loads(line) for line in GOLDEN.read_bytes().splitlines()]
+    with pytest.raises(JournalVersion, match=r"journal/2, written by stepengine 9.*upgrade"):
+        MemoryJournal(sealed({**head, "format": "stepengine.journal/2", "engine": "9"}))
+    with pytest.raises(JournalCorrupt, match="not one of ours"):
+        MemoryJournal(sealed({**head, "format": "other/1"}))
+    with pytest.raises(JournalVersion, match="unknown kind 'snapshot'"):
+        MemoryJournal(sealed(head) + sealed({"kind": "snapshot"}))
+    marked = [sealed({**members, "from_later": number}) for number, members in enumerate([head, *rest])]
+    assert MemoryJournal(marked).lines() == marked
+
+
+@pytest.mark.spec("reliability:JR19", "replay:J34", "replay:J23")
+def test_the_journal_of_the_first_version_is_still_read_replayed_and_written_like_this(world):
+    golden = FileJournal(GOLDEN)
+    assert check(golden)
+    result = world.rig().replay(golden)
+    assert result.status == "completed"
+    assert result.output["children"] == ["child: saw 4", "child: saw 5"]
+    assert not world.done
+    recorded = MemoryJournal(link=False, stable=True)
+    world.rig().record(recorded)
+    # The head names the version of the engine.
+    assert recorded.lines()[1:] == golden.content().splitlines(keepends=True)[1:]

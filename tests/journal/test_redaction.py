@@ -1,0 +1,231 @@
+"""
+Secrets: no planted value is in any byte that is written, and a recording plays with another key.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine import STEP, AgentDefinition, Ask, Perform, RunStatus, Tool, ToolCall
+from stepengine.errors import DataError, JournalWriteFailed, PerformError
+from stepengine.journal import FileJournal, MemoryJournal, Redactor, SecretFound, SqliteJournal, check
+from stepengine.journal.redaction import known_in_environment, redactor_for
+from stepengine.testing import text, tool_call
+
+
+def planted(number: int, key: str = "") -> str:
+    return f"sk-test-PLANT-{number}-{key or 'aB3dE6gH9jK2mN5pQ8sT1vW4'}"
+
+
+def leaky(plant) -> AgentDefinition:
+    """
+    An agent with a secret in every place that a journal knows.
+    """
+
+    def fails(value: str) -> None:
+        raise ValueError(f"cannot use {value}")
+
+    def handle_steps(ctx):
+        yield from Perform(str, plant(1))
+        with contextlib.suppress(PerformError):
+            yield from Perform(fails, plant(2))
+        yield from ToolCall("act", {"note": f"use {plant(3)} twice", "nested": json.dumps({"inner": plant(4)})})
+        yield STEP
+        yield from Ask(f"Is {plant(5)} right?", details={"password": plant(6)})
+        return f"the end {plant(7)}"
+
+    schema = {"type": "object", "properties": {"key": {"type": "string", "default": plant(8)}}}
+    act = Tool(
+        name="act",
+        description=f"d {plant(9)}",
+        input_schema=schema,
+        run=lambda given: f"HOME=/x\nAPI={plant(10)}\n{base64.b64encode(plant(10).encode()).decode()}",
+        in_thread=False,
+    )
+    return AgentDefinition("leaky", model="t/m", tools=[act], handle_steps=handle_steps, system_prompt=f"s {plant(11)}")
+
+
+REPLIES = [tool_call("act", {"key": planted(12)}, text=f"thinking of {planted(13)}"), text("fine")]
+
+
+def forms(secret: str) -> list[bytes]:
+    plain = [secret, quote(secret, safe=""), json.dumps(secret)[1:-1]]
+    return [f.encode() for f in plain] + [base64.b64encode(secret.encode())]
+
+
+@pytest.mark.spec("replay:K5", "replay:K6", "reliability:SC03", "reliability:SC10")
+@pytest.mark.parametrize("kind", ["file", "sqlite", "memory"])
+@pytest.mark.parametrize("redact", ["all", "known"])
+def test_no_planted_secret_is_in_any_byte_that_is_written(rig, tmp_path, kind, redact):
+    secrets = {planted(n): f"PLANT_{n}" for n in range(1, 16)} if redact == "known" else {}
+    options = {"redact": redact, "secrets": secrets}
+    journal = {
+        "file": lambda: FileJournal(tmp_path / "j.jsonl", **options),
+        "sqlite": lambda: SqliteJournal(tmp_path / "j.db", "one", **options),
+        "memory": lambda: MemoryJournal(**options),
+    }[kind]()
+    result = rig(leaky(planted), REPLIES).record(
+        journal,
+        f"prompt {planted(14)}",
+        answers={f"Is {planted(5)} right?": f"yes {planted(15)}"},
+        metadata={"m": planted(14)},
+    )
+    assert result.status is RunStatus.COMPLETED, result.error
+    written = b"".join(journal.lines()) if kind == "memory" else b"".join(f.read_bytes() for f in tmp_path.iterdir())
+    for number in range(1, 16):
+        # A shape cannot be told in base64; a known value can.
+        for form in forms(planted(number))[: 4 if redact == "known" else 3]:
+            assert form not in written, f"plant {number}"
+    assert b"<redacted:" in written
+    assert check(journal)
+    assert not check(journal).secrets
+
+
+@pytest.mark.spec("replay:K2", "replay:K14", "replay:D3")
+@pytest.mark.parametrize("redact", ["all", "known"])
+def test_a_recording_plays_with_another_key(rig, redact):
+    def agent(key):
+        def handle_steps(ctx):
+            yield from ToolCall("act", {"note": f"use {key}"})
+            yield STEP
+
+        act = Tool(name="act", description="d", input_schema={"type": "object"}, run=lambda given: key, in_thread=False)
+        return AgentDefinition("a", model="t/m", tools=[act], handle_steps=handle_steps, system_prompt=f"k {key}")
+
+    old, new = planted(1, "a1" * 12), planted(1, "b2" * 12)
+    journal = MemoryJournal(redact=redact, secrets={old: "MY_KEY"})
+    rig(agent(old), ["fine"]).record(journal, f"go {old}")
+    lines = journal.lines()
+    assert old.encode() not in b"".join(lines)
+    player = MemoryJournal(lines, redact=redact, secrets={new: "MY_KEY"})
+    result = rig(agent(new)).replay(player)
+    # The prompt comes from the record, everything else from the code with its new key.
+    assert result.text == "fine"
+
+
+@pytest.mark.spec("replay:K14", "reliability:SC07")
+def test_with_patterns_on_the_run_sees_what_a_replay_will_see_and_else_the_live_value(rig):
+    def handle_steps(ctx):
+        return (yield from Perform(planted, 1))
+
+    agent = AgentDefinition("a", handle_steps=handle_steps)
+    recorded = {redact: MemoryJournal(redact=redact) for redact in ("all", "known", "off")}
+    outputs = {redact: rig(agent).record(journal).output for redact, journal in recorded.items()}
+    assert outputs == {"all": "<redacted:provider-key>", "known": planted(1), "off": planted(1)}
+    for redact, journal in recorded.items():
+        assert rig(agent).replay(MemoryJournal(journal.lines(), redact=redact)).output == outputs[redact]
+
+
+@pytest.mark.spec("replay:K6", "replay:K13")
+def test_variables_that_are_named_like_secrets_are_known_and_nothing_else_of_the_environment():
+    environment = {
+        "ANTHROPIC_API_KEY": "key-12345678",
+        "GH_TOKEN": "token-12345678",
+        "DB_PASSWORD": "short",
+        "HOME": "/home/me/somewhere",
+        "CLIENT_SECRET": "secret-12345678",
+    }
+    known = known_in_environment(environment)
+    assert known == {
+        "key-12345678": "ANTHROPIC_API_KEY",
+        "token-12345678": "GH_TOKEN",
+        "secret-12345678": "CLIENT_SECRET",
+    }
+
+
+@pytest.mark.spec("replay:K6")
+def test_a_live_journal_takes_out_the_keys_of_the_environment_without_being_told(rig, tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_SERVICE_TOKEN", "tok-abcdefgh-1234")
+
+    def handle_steps(ctx):
+        return (yield from Perform(str, "Bearer tok-abcdefgh-1234"))
+
+    agent = AgentDefinition("a", handle_steps=handle_steps)
+    result = rig(agent).record(FileJournal(tmp_path / "j.jsonl"))
+    assert result.output == "Bearer tok-abcdefgh-1234"
+    content = (tmp_path / "j.jsonl").read_text()
+    assert "tok-abcdefgh-1234" not in content
+    assert "<redacted:MY_SERVICE_TOKEN>" in content
+
+
+@pytest.mark.spec("replay:K8", "reliability:SC10")
+def test_what_still_looks_like_a_secret_after_cleaning_is_not_written(rig, tmp_path, monkeypatch):
+    # A cleaner with a hole: what it misses, the scan before the write finds.
+    monkeypatch.setattr(Redactor, "value", lambda self, value, level=0: value)
+    journal = FileJournal(tmp_path / "j.jsonl", redact="all")
+
+    def handle_steps(ctx):
+        yield from Perform(str, planted(1))
+
+    result = rig(AgentDefinition("a", handle_steps=handle_steps)).record(journal)
+    assert result.status is RunStatus.FAILED
+    assert isinstance(result.error, SecretFound)
+    assert (result.error.path, result.error.rule) == ("/effect/args/0", "provider-key")
+    assert planted(1) not in str(result.error)
+    assert planted(1) not in journal.path.read_text()
+    assert check(journal)
+
+
+@pytest.mark.spec("replay:K1", "replay:K5")
+@given(st.text(max_size=60), st.sampled_from([1, 2]))
+def test_a_cleaned_value_cleans_to_itself(words, number):
+    redactor = Redactor({"hunter2-hunter2": "PW"}, shapes=True)
+    value = {"a": f"{words} {planted(number)} {words}", "b": ["hunter2-hunter2" + words], "api_key": words}
+    clean = redactor.value(value)
+    assert redactor.value(clean) == clean
+    assert not list(redactor.findings(clean))
+    assert redactor.text(redactor.text(words)) == redactor.text(words)
+
+
+@pytest.mark.spec("replay:K5")
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        "task-type-ignored-for-this-run",
+        "max_tokens",
+        "c2stYWJjZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXo=",
+        "sk-ipped-the-rest-of-it",
+    ],
+)
+def test_words_that_only_look_a_little_like_keys_stay(harmless):
+    assert Redactor({}, shapes=True).value({"x": harmless, "max_tokens": 5}) == {"x": harmless, "max_tokens": 5}
+
+
+def test_rules_are_told_apart_by_a_key_that_tells_nothing():
+    keys = [
+        redactor_for("off").key,
+        Redactor({}, shapes=True).key,
+        Redactor({"hunter2-hunter2": "PW"}, shapes=False).key,
+    ]
+    assert keys[0] == ""
+    assert len(set(keys)) == 3
+    assert Redactor({"hunter2-hunter2": "PW"}, shapes=False).key == keys[2]
+    with pytest.raises(DataError, match="'known', 'all' or 'off', not 'some'"):
+        redactor_for("some")
+
+
+@pytest.mark.spec("reliability:JR43", "replay:J20")
+def test_what_cannot_be_stored_is_refused_where_it_came_in_and_a_huge_record_names_itself(rig, tmp_path):
+    journal = FileJournal(tmp_path / "j.jsonl")
+
+    def handle_steps(ctx):
+        for value in ("\ud800", float("nan"), 2**70, b"raw"):
+            try:
+                yield from Perform(lambda value=value: value)
+            except PerformError as error:
+                seen.append(error.kind)
+        yield from Perform(lambda: [["x" * 1000] * 10_000] * 2)
+
+    seen: list[str] = []
+    result = rig(AgentDefinition("a", handle_steps=handle_steps)).record(journal)
+    assert seen == ["DataError"] * 4
+    assert isinstance(result.error, JournalWriteFailed)
+    assert "the result of #4 has 20" in str(result.error)
+    assert check(journal)

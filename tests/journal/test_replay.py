@@ -1,0 +1,797 @@
+"""
+Replays: equal to the byte, without a world; and divergences, which say what, where, why and what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import attrs
+import pytest
+from pydantic import BaseModel
+
+from stepengine import (
+    STEP,
+    STEP_ALL,
+    AgentCall,
+    AgentDefinition,
+    Complete,
+    GenerateN,
+    Hooks,
+    Limits,
+    Parallel,
+    Perform,
+    RunStatus,
+    Tool,
+    ToolCall,
+    Usage,
+    UserMessage,
+)
+from stepengine.data.messages import AssistantMessage
+from stepengine.errors import ModelError, PerformError, ReplayDivergence, UnknownModel
+from stepengine.journal import FileJournal, MemoryJournal, Session, check, replay, resume
+from stepengine.journal.fingerprints import Fingerprints
+from stepengine.runtime import RetryPolicy, SystemClock
+from stepengine.testing import failure, text, tool_call
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
+
+
+def echo(n: Any = None) -> Any:
+    return n
+
+
+def tool(name: str = "act", fn: Any = None, description: str = "Act.") -> Tool:
+    return Tool(
+        name=name,
+        description=description,
+        input_schema=SCHEMA,
+        run=fn or (lambda given: f"did {given}"),
+        in_thread=False,
+    )
+
+
+def here() -> int:
+    return inspect.currentframe().f_back.f_lineno
+
+
+# --- equal ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:P2", "reliability:R12", "replay:J23", "reliability:JR27")
+def test_a_replay_does_nothing_and_gives_an_equal_result_and_a_byte_equal_journal(world, fresh_world):
+    recorded = MemoryJournal()
+    expected = world.rig().record(recorded)
+    for source in (recorded, MemoryJournal(recorded.lines())):
+        elsewhere = fresh_world()
+        rig = elsewhere.rig()
+        result = rig.replay(source)
+        assert elsewhere.done == []
+        assert rig.model.calls == []
+        assert attrs.evolve(result, journal=None) == attrs.evolve(expected, journal=None)
+        assert b"".join(result.journal.lines()) == b"".join(recorded.lines())
+        again = fresh_world().rig().replay(result.journal)
+        assert again.journal.lines() == result.journal.lines()
+
+
+@pytest.mark.spec("requirements:P2", "replay:J19", "replay:D1")
+def test_everything_that_a_handler_may_ask_for_comes_from_the_record(rig):
+    async def slow(n: int) -> int:
+        await asyncio.sleep(0)
+        return n * 2
+
+    def broken() -> None:
+        raise KeyError("gone")
+
+    def handle_steps(ctx):
+        seen = [ctx.random.random(), ctx.now().isoformat(), str(ctx.params)]
+        seen.append((yield from Perform(slow, 4)))
+        try:
+            yield from Perform(broken)
+        except PerformError as error:
+            seen.append(error.kind)
+        seen += yield from GenerateN(2)
+        seen.append((yield from Complete("aside")).text)
+        try:
+            yield from Complete("fails")
+        except ModelError as error:
+            seen.append(error.status)
+        turn = yield STEP_ALL
+        seen.append(turn.agent_state.message_history[-1].text)
+        refused = yield from Parallel(AgentCall("helper", "", {"wrong": 1}), AgentCall("helper", "hello"))
+        seen += [(child.status.value, child.text) for child in refused]
+        seen.append(ctx.now().isoformat())
+        return seen
+
+    strict = {"type": "object", "properties": {"ok": {"type": "integer"}}, "additionalProperties": False}
+    helper = AgentDefinition("helper", model="t/h", input_schema=strict)
+    agent = AgentDefinition(
+        "all",
+        model="t/m",
+        tools=[tool()],
+        spawnable_agents=[helper],
+        handle_steps=handle_steps,
+        instructions_prompt="Do.",
+    )
+    error = ModelError("busy", retryable=True, status=429)
+    replies = [
+        "one",
+        failure(error),
+        "two",
+        text("aside", usage=Usage(3, 4)),
+        failure(ModelError("no", status=400)),
+        tool_call("act", {"n": 1}),
+        "end",
+        "child says",
+    ]
+    journal = MemoryJournal()
+    expected = rig(agent, replies, retry=RetryPolicy(base=0)).record(journal, params={"a": [1, 2]})
+    assert expected.status is RunStatus.COMPLETED, expected.error
+    assert b'"attempts":[{"error":{"type":"ModelError","message":"busy"' in b"".join(journal.lines())
+    result = rig(agent).replay(MemoryJournal(journal.lines()))
+    assert attrs.evolve(result, journal=None) == attrs.evolve(expected, journal=None)
+
+
+@pytest.mark.spec("replay:J16", "requirements:N3")
+def test_messages_that_were_sent_to_the_run_are_replayed_where_they_arrived(rig):
+    runs = []
+
+    def send(n):
+        runs[0].tree.inbox.append(UserMessage(f"sent {n}"))
+        return n
+
+    def handle_steps(ctx):
+        yield from Perform(send, 1)
+        yield STEP
+
+    agent = AgentDefinition("listener", model="t/m", handle_steps=handle_steps)
+    journal = MemoryJournal()
+
+    async def live():
+        recorder = rig(agent, ["heard"])
+        runs.append(recorder.begin(Session.record(journal), "go"))
+        result = await runs[0].run()
+        await recorder.engine.aclose()
+        return result
+
+    expected = asyncio.run(live())
+    assert "sent 1" in str([m.text for m in expected.state.message_history])
+    assert rig(agent).replay(MemoryJournal(journal.lines())).state == expected.state
+
+
+@pytest.mark.spec("replay:J12", "reliability:JR22")
+def test_a_prompt_that_is_computed_comes_from_the_record_and_one_that_is_written_down_from_the_code(rig):
+    class Clock:
+        def __init__(self, now):
+            self.now = now
+
+        def render(self, ctx):
+            return f"It is {self.now}."
+
+    def agent(now):
+        child = AgentDefinition("kid", model="t/m", system_prompt=Clock(now))
+        return AgentDefinition(
+            "boss", model="t/m", system_prompt=Clock(now), spawnable_agents=[child], handle_steps=steps
+        )
+
+    def steps(ctx):
+        yield STEP
+        return (yield from AgentCall("kid", "hi"))
+
+    journal = MemoryJournal()
+    recorder = rig(agent("noon"), ["a", "b"])
+    recorder.record(journal)
+    assert [r.system_prompt for r in recorder.model.calls] == ["It is noon."] * 2
+    later = rig(agent("midnight")).replay(MemoryJournal(journal.lines()))
+    assert (later.status, later.state.system_prompt, later.output) == (RunStatus.COMPLETED, "It is noon.", "b")
+
+
+@pytest.mark.spec("reliability:JR28")
+def test_time_goes_on_from_the_record_also_when_the_wall_clock_was_set_back(rig, monkeypatch):
+    def handle_steps(ctx):
+        yield from Perform(asyncio.sleep, 0.01)
+        first = ctx.now()
+        yield from Perform.idempotent(echo, 2)
+        return [first.isoformat(), ctx.now().isoformat(), ctx.now() >= first]
+
+    agent = AgentDefinition("clock", handle_steps=handle_steps)
+
+    class Hasty(SystemClock):
+        def now_ms(self):
+            return 1_000 * super().now_ms()
+
+    journals = [MemoryJournal()]
+    rig(agent, clock=Hasty()).record(journals[0])
+    lines = journals[0].lines()[:4]
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz).replace(year=moved)
+
+    monkeypatch.setattr("stepengine.journal.session.datetime", Later)
+    for moved in (datetime.now(UTC).year + 10, 1990):
+        journals.append(MemoryJournal(lines))
+        _, second, forward = rig(agent).resume(journals[-1]).output
+        assert forward
+        times = [r.line["at"] for r in MemoryJournal(journals[-1].lines()).records() if r.kind == "result"]
+        assert times == sorted(times)
+        assert second.startswith(str(max(moved, datetime.now(UTC).year)))
+
+
+@pytest.mark.spec("replay:J12", "requirements:L16")
+def test_a_run_that_continued_another_is_replayed_with_its_history(rig):
+    agent = AgentDefinition("talker", model="t/m")
+    first = rig(agent, ["one"]).record(MemoryJournal(), "hello")
+    journal = MemoryJournal()
+    expected = rig(agent, ["two"]).record(journal, "and then?", previous=first.state, session_id="s", metadata={"k": 1})
+    assert len(expected.state.message_history) == 4
+    content = b"".join(journal.lines())
+    assert content.count(b'"text":"hello"') == 1
+    result = rig(agent).replay(MemoryJournal(content))
+    assert (result.state, result.session_id) == (expected.state, "s")
+
+
+@pytest.mark.spec("replay:J39", "replay:J19")
+def test_a_long_run_costs_the_same_at_every_step(rig, monkeypatch):
+    def handle_steps(ctx):
+        for _ in range(steps):
+            yield STEP
+
+    agent = AgentDefinition("long", model="t/m", handle_steps=handle_steps)
+    work = []
+    digest = Fingerprints.digest
+    monkeypatch.setattr(Fingerprints, "digest", lambda self, message: work.append(1) or digest(self, message))
+    sizes = {}
+    for steps in (1_000, 10_000):
+        journal = MemoryJournal()
+        limits = Limits(max_steps=steps)
+        rig(agent, ["x"] * steps).record(journal, limits=limits)
+        assert work == []  # a journal in memory hashes nothing while it records
+        lines = journal.lines()
+        sizes[steps] = (len(work), sum(map(len, lines)))
+        work.clear()
+        assert rig(agent).replay(MemoryJournal(lines)).status is RunStatus.COMPLETED
+        assert len(work) <= steps + 2  # each message once; recorded ones have their fingerprints in the file
+        work.clear()
+    for few, many in zip(sizes[1_000], sizes[10_000], strict=True):
+        assert many < 10.5 * few
+
+
+@pytest.mark.spec("prototype:N9", "replay:J19")
+def test_a_window_that_slides_over_the_history_is_stored_by_what_slides_in(rig):
+    def window(ctx):
+        from stepengine import Change
+
+        messages = ctx.state.view
+        return Change(view=messages[-20:]) if len(messages) > 20 else None
+
+    def handle_steps(ctx):
+        for _ in range(200):
+            yield STEP
+
+    agent = AgentDefinition("slider", model="t/m", handle_steps=handle_steps, hooks=Hooks(pre_step=[window]))
+    journal = MemoryJournal()
+    recorder = rig(agent, [f"answer {n}" for n in range(200)])
+    assert recorder.record(journal, limits=Limits(max_steps=200)).status is RunStatus.COMPLETED
+    content = b"".join(journal.lines())
+    assert content.count(b'"text":"answer 77"') == 2  # as reply, and once in a request
+    read = MemoryJournal(content)
+    history = read.history()
+    for seq in (30, 77, 199):
+        assert history.request(history.intents["", seq]) == recorder.model.calls[seq]
+    assert rig(agent).replay(read).status is RunStatus.COMPLETED
+
+
+@pytest.mark.spec("replay:J20")
+def test_long_texts_are_stored_once_and_come_back(rig):
+    long = "long " * 20_000
+
+    def handle_steps(ctx):
+        a = yield from Perform(echo, long)
+        b = yield from ToolCall("act", {"n": 1})
+        return [a == long, b.text == long]
+
+    agent = AgentDefinition("big", tools=[tool(fn=lambda given: long)], handle_steps=handle_steps)
+    journal = MemoryJournal()
+    rig(agent).record(journal)
+    content = b"".join(journal.lines())
+    assert len(content) < 1.2 * len(long)
+    assert check(MemoryJournal(content))
+    assert rig(agent).replay(MemoryJournal(content)).output == [True, True]
+
+
+# --- not equal ------------------------------------------------------------------------------------------------------
+
+
+def recorded(rig, agent, replies=()):
+    journal = MemoryJournal()
+    result = rig(agent, replies).record(journal)
+    assert result.status is RunStatus.COMPLETED, result.error
+    return MemoryJournal(journal.lines())
+
+
+def divergence(rig, agent, journal) -> ReplayDivergence:
+    result = rig(agent).replay(journal)
+    assert result.status is RunStatus.FAILED
+    assert isinstance(result.error, ReplayDivergence)
+    return result.error
+
+
+@pytest.mark.spec("requirements:P3", "reliability:R13", "reliability:JR20", "replay:D1", "replay:D5", "prototype:N5")
+def test_a_handler_edited_at_step_seven_is_named_with_step_line_field_and_remedy(rig):
+    lines: dict[str, int] = {}
+    schema = {"type": "object"}
+    act = Tool(name="act", description="d", input_schema=schema, run=lambda given: "done", in_thread=False)
+
+    def handler(word):
+        def handle_steps(ctx):
+            for _ in range(7):
+                yield STEP
+            lines["yield"] = here() + 1
+            yield from ToolCall("act", {"word": word})
+
+        return handle_steps
+
+    def agent(word):
+        return AgentDefinition("editor", model="t/m", tools=[act], handle_steps=handler(word))
+
+    journal = recorded(rig, agent("old"), ["x"] * 7)
+    error = divergence(rig, agent("new"), journal)
+    assert (error.kind, error.address, error.step) == ("changed", "#7", 7)
+    assert error.site == f"{__file__}:{lines['yield']}"
+    assert error.diff == (("/input/word", '"old"', '"new"'),)
+    message = str(error)
+    assert "at step 7, effect #7 of editor: call_tool act changed" in message
+    assert '/input/word                        recorded "old"   now "new"' in message
+    assert "cause looks like: the handler computes the input from something that is not recorded" in message
+    assert "engine.fork(journal, at='#6')" in message
+
+
+@pytest.mark.spec("replay:D5", "prototype:N5")
+def test_the_line_is_that_of_the_deepest_frame_of_the_author(rig):
+    place: dict[str, int] = {}
+
+    def inner(value):
+        place["line"] = here() + 1
+        yield from Perform(echo, value)
+
+    def outer(value):
+        yield from inner(value)
+
+    def agent(value, where):
+        def handle_steps(ctx):
+            if where == "delegate":
+                yield from outer(value)
+            elif where == "child":
+                yield from AgentCall(kid, "x")
+            yield STEP
+
+        def hook(ctx):
+            yield from inner(value)
+
+        def kid_steps(ctx):
+            yield from inner(value)
+
+        kid = AgentDefinition("kid", handle_steps=kid_steps)
+        hooks = Hooks(pre_step=[hook]) if where == "hook" else None
+        return AgentDefinition("boss", model="t/m", spawnable_agents=[kid], handle_steps=handle_steps, hooks=hooks)
+
+    for where, address in (("delegate", "#0"), ("hook", "#0"), ("child", "0#0")):
+        journal = recorded(rig, agent(1, where), ["x"])
+        error = divergence(rig, agent(2, where), journal)
+        assert (error.address, error.site) == (address, f"{__file__}:{place['line']}")
+        assert ("of kid" in str(error)) == (where == "child")
+
+
+@pytest.mark.spec("reliability:JR20", "reliability:R13", "replay:D4")
+def test_inserted_removed_and_reordered_effects_are_told_apart(rig):
+    done: list[Any] = []
+
+    def agent(*names):
+        def handle_steps(ctx):
+            for name in names:
+                if name == "step":
+                    yield STEP
+                else:
+                    yield from Perform(done.append, name)
+
+        return AgentDefinition("mover", model="t/m", handle_steps=handle_steps)
+
+    journal = recorded(rig, agent("a", "b", "c", "step"), ["x"])
+    done.clear()
+    inserted = divergence(rig, agent("a", "new", "b", "c", "step"), journal)
+    assert (inserted.kind, inserted.address) == ("changed", "#1")
+    removed = divergence(rig, agent("a", "c", "step"), journal)
+    assert (removed.kind, removed.address) == ("changed", "#1")
+    assert "the same effect was recorded as #2, so one was removed before it" in str(removed)
+    swapped = divergence(rig, agent("b", "a", "c", "step"), journal)
+    assert swapped.address == "#0"
+    other = divergence(rig, agent("a", "step"), journal)
+    assert (other.kind, other.step) == ("kind", 1)
+    assert "call_model instead of perform" in str(other)
+    extra = divergence(rig, agent("a", "b", "c", "step", "more"), journal)
+    assert (extra.kind, extra.address) == ("extra", "#4")
+    assert done == []
+
+
+@pytest.mark.spec("reliability:JR26", "replay:D4", "replay:D15")
+def test_records_that_the_run_did_not_come_by_are_told(rig):
+    def agent(count):
+        def handle_steps(ctx):
+            for n in range(count):
+                yield from Perform(echo, n)
+
+        return AgentDefinition("counter", handle_steps=handle_steps)
+
+    journal = recorded(rig, agent(3))
+    error = divergence(rig, agent(1), journal)
+    assert (error.kind, error.address) == ("unused", "#1")
+    assert "the run ended, but perform echo was recorded here" in str(error)
+
+
+@pytest.mark.spec("reliability:JR21", "replay:D2", "replay:J36")
+def test_what_the_world_does_not_see_may_change(rig):
+    def agent(display, *, shout):
+        def handle_steps(ctx):
+            ctx.notify("a" * shout)
+            result = yield from ToolCall("act", {"n": 1})
+            # A comment, another name and another output after the last effect are the author's business.
+            return f"{result.text}{'!' * shout}"
+
+        return AgentDefinition(
+            "quiet", display_name=display, tools=[tool()], handle_steps=handle_steps, limits=Limits(max_steps=9 + shout)
+        )
+
+    journal = recorded(rig, agent("A", shout=1))
+    assert rig(agent("B", shout=3)).replay(journal).output.endswith("!!!")
+
+
+@pytest.mark.spec("reliability:JR22", "replay:D7", "replay:D8")
+@pytest.mark.parametrize(
+    ("change", "pointer", "cause"),
+    [
+        ({"system_prompt": "You judge."}, "/system_prompt", "the system prompt was changed"),
+        ({"model": "t/other"}, "/model", "another model"),
+        ({"tools": [tool(description="Act now.")]}, "/tools/0/description", "tools of the agent"),
+        ({"tools": [tool(), tool("more")]}, "/tools/1", "tools of the agent"),
+        ({"instructions_prompt": "Be short."}, "/messages/1", "a prompt was changed"),
+        ({"settings": {"temperature": 0.5}}, "/settings", "model settings"),
+    ],
+)
+def test_a_changed_part_of_a_request_is_named(rig, change, pointer, cause):
+    from stepengine import ModelSettings
+
+    if "settings" in change:
+        change = {"settings": ModelSettings(temperature=0.5)}
+    first = {"model": "t/m", "system_prompt": "You are a judge.", "tools": [tool()]}
+    journal = recorded(rig, AgentDefinition("j", **first), ["ok"])
+    error = divergence(rig, AgentDefinition("j", **{**first, **change}), journal)
+    assert error.step == 1
+    assert error.diff[0].pointer == pointer
+    assert len(error.diff) == 1
+    assert cause in str(error)
+
+
+@pytest.mark.spec("replay:D7")
+def test_an_inserted_message_shows_as_one_insertion_and_long_texts_from_where_they_differ(rig):
+    def agent(extra, tail):
+        def handle_steps(ctx):
+            if extra:
+                yield from ToolCall("add_message", {"role": "user", "content": "psst"})
+            yield STEP
+
+        return AgentDefinition("m", model="t/m", handle_steps=handle_steps, instructions_prompt="long " * 100 + tail)
+
+    journal = recorded(rig, agent(extra=False, tail="a"), ["ok"])
+    inserted = divergence(rig, agent(extra=True, tail="a"), journal)
+    assert [(f.pointer, f.recorded) for f in inserted.diff] == [("/messages/2", "(absent)")]
+    assert "psst" in inserted.diff[0].now
+    changed = divergence(rig, agent(extra=False, tail="b"), journal)
+    (field,) = changed.diff
+    assert field.pointer == "/messages/1/content/0/text"
+    assert field.recorded.startswith("...")
+    assert field.recorded.endswith('g a"')
+    assert len(str(changed)) < 1_500
+
+
+@pytest.mark.spec("reliability:R13", "replay:D1")
+def test_a_child_that_does_something_else_stops_the_whole_tree(rig):
+    done: list[str] = []
+    resumed: list[str] = []
+
+    def agent(word, *, output):
+        def kid_steps(ctx):
+            yield from Perform(echo, word)
+            return output
+
+        def handle_steps(ctx):
+            yield from Parallel(AgentCall("kid"), AgentCall("kid"))
+            resumed.append(word)
+            yield from Perform(done.append, "after")
+
+        kid = AgentDefinition("kid", handle_steps=kid_steps)
+        return AgentDefinition("boss", spawnable_agents=[kid], handle_steps=handle_steps)
+
+    journal = recorded(rig, agent("a", output=1))
+    done.clear()
+    resumed.clear()
+    error = divergence(rig, agent("b", output=1), journal)
+    assert error.address in ("0#0", "1#0")
+    ended = divergence(rig, agent("a", output=2), journal)
+    assert "the child kid ended in another way" in str(ended)
+    assert ended.diff[0] == ("/output", "1", "2")
+    # Author code never sees that its child diverged.
+    assert done == resumed == []
+
+
+@pytest.mark.spec("replay:D4", "reliability:R22")
+def test_an_outcome_that_cannot_be_read_any_more_is_a_divergence(rig):
+    agent = AgentDefinition("a", model="t/m")
+    journal = recorded(rig, agent, ["ok"])
+    for record in journal._records:
+        if record.kind == "result" and record.line["seq"] == 0:
+            record.line = {**record.line, "value": {"type": "HologramReply"}}
+    error = divergence(rig, agent, journal)
+    assert error.kind == "undecodable"
+    assert "HologramReply" in str(error)
+
+
+@pytest.mark.spec("replay:D1", "replay:D14", "replay:C15")
+def test_whoever_replays_or_resumes_is_raised_the_divergence_unless_a_result_is_wanted(rig):
+    def agent(word):
+        def handle_steps(ctx):
+            try:
+                yield from Perform(echo, word)
+            except BaseException:  # a divergence is no business of the handler
+                caught.append(1)
+                raise
+
+        return AgentDefinition("a", handle_steps=handle_steps)
+
+    caught: list[int] = []
+    journal = recorded(rig, agent("old"))
+    player = rig(agent("new"))
+
+    async def run():
+        for act in (replay, resume):
+            with pytest.raises(ReplayDivergence):
+                await act(journal, player.launch)
+        stopped = await replay(journal, player.launch, on_divergence="stop")
+        await player.engine.aclose()
+        return stopped
+
+    assert isinstance(asyncio.run(run()).error, ReplayDivergence)
+    assert caught == [1, 1, 1]  # closed, not asked: GeneratorExit
+
+
+@pytest.mark.spec("replay:D1")
+def test_a_run_that_is_started_with_something_else_is_refused(rig):
+    agent = AgentDefinition("a", model="t/m")
+    journal = recorded(rig, agent, ["ok"])
+    player = rig(agent)
+
+    async def run():
+        session = Session.replay(journal)
+        session.opening = attrs.evolve(session.opening, prompt="other")
+        try:
+            await player.launch(session)
+        finally:
+            await player.engine.aclose()
+
+    with pytest.raises(ReplayDivergence, match="the run is started with something else"):
+        asyncio.run(run())
+
+
+# --- unfinished and extended ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("prototype:N11", "replay:D15")
+def test_replaying_what_a_crash_left_goes_as_far_as_the_record_and_does_nothing(world, fresh_world):
+    journal = MemoryJournal()
+    world.rig().record(journal)
+    lines = journal.lines()
+    for size in range(2, len(lines)):
+        elsewhere = fresh_world()
+        result = elsewhere.rig().replay(MemoryJournal(lines[:size]))
+        # Without the root's end everything may be there all the same.
+        assert result.status is RunStatus.CANCELLED or size == len(lines) - 1
+        assert elsewhere.done == []
+
+
+@pytest.mark.spec("replay:D10", "replay:M4")
+def test_extending_keeps_what_still_holds_and_goes_live_from_the_first_difference(tmp_path, rig):
+    done: list[str] = []
+
+    def act(name):
+        done.append(name)
+        return name
+
+    def agent(*names):
+        def kid_steps(ctx):
+            yield from Perform(act, f"kid {ctx.prompt}")
+
+        def handle_steps(ctx):
+            for name in names:
+                yield from Perform(act, name)
+            yield from AgentCall("kid", names[-1])
+            yield STEP
+
+        kid = AgentDefinition("kid", handle_steps=kid_steps)
+        return AgentDefinition("a", model="t/m", spawnable_agents=[kid], handle_steps=handle_steps)
+
+    journal = FileJournal(tmp_path / "j.jsonl", link=False, stable=True)
+    rig(agent("one", "two", "three"), ["x"]).record(journal)
+    before = journal.content()
+    done.clear()
+    result = rig(agent("one", "TWO", "three"), ["y"]).extend(journal)
+    assert result.status is RunStatus.COMPLETED
+    assert done == ["TWO", "three", "kid three"]
+    assert journal.content().splitlines()[:4] == before.splitlines()[:4]
+    assert check(journal)
+    done.clear()
+    assert rig(agent("one", "TWO", "three")).replay(journal).text == "y"
+    unchanged = journal.content()
+    failed = rig(agent("one", "TWO", "four")).extend(journal)
+    assert failed.status is RunStatus.FAILED
+    assert journal.content() == unchanged
+    assert done == ["four", "kid four"]
+
+
+@pytest.mark.spec("replay:C15")
+def test_a_model_that_is_missing_is_a_recorded_failure_like_any_other(rig):
+    def handle_steps(ctx):
+        try:
+            yield STEP
+        except UnknownModel as error:
+            return error.message
+
+    agent = AgentDefinition("lost", handle_steps=handle_steps)
+    journal = recorded(rig, agent)
+    assert "no model" in rig(agent).replay(journal).output
+
+
+def test_a_session_hides_events_of_what_was_recorded_when_it_goes_on(rig):
+    def handle_steps(ctx):
+        yield from Perform(echo, 1)
+        ctx.notify("between")
+        yield from Perform.idempotent(echo, 2)
+        ctx.notify("after")
+
+    agent = AgentDefinition("a", handle_steps=handle_steps)
+    journal = MemoryJournal()
+    events: list[Any] = []
+    rig(agent, observers=[events.append]).record(journal)
+    resumed = Session.resume(MemoryJournal(journal.lines()[:5]))
+    shown = [(e.type, e.seq) for e in events if resumed.shows(e)]
+    resumed.close()
+    assert shown[0] == ("run_started", 0)
+    assert ("perform_finished", 0) not in shown
+    assert [name for name, _ in shown].count("notification") == 2
+    assert ("perform_started", 1) in shown
+
+
+def test_messages_of_a_recorded_request_can_be_put_together_again(rig):
+    def handle_steps(ctx):
+        for _ in range(3):
+            yield STEP
+            yield from Complete([UserMessage("aside"), AssistantMessage("ok"), UserMessage("well")])
+
+    agent = AgentDefinition("a", model="t/m", handle_steps=handle_steps, step_prompt="Now.")
+    recorder = rig(agent, [f"r{n}" for n in range(6)])
+    journal = MemoryJournal()
+    recorder.record(journal)
+    history = MemoryJournal(journal.lines()).history()
+    requests = [history.request(i) for (_, seq), i in history.intents.items() if seq >= 0]
+    assert requests == [attrs.evolve(r, tools=()) for r in recorder.model.calls]
+
+
+@pytest.mark.spec("replay:J31", "reliability:R2")
+def test_a_child_that_was_stopped_by_its_own_limit_is_stopped_there_again(rig):
+    done: list[str] = []
+
+    async def slow(name):
+        done.append(name)
+        await asyncio.sleep(30 if name == "second" else 0)
+
+    def kid_steps(ctx):
+        yield from Perform.idempotent(slow, "first")
+        yield from Perform.idempotent(slow, "second")
+        yield from Perform.idempotent(slow, "third")
+
+    def handle_steps(ctx):
+        (child,) = yield from Parallel(AgentCall("kid"))
+        yield from Perform.idempotent(slow, "after")
+        return child.status.value
+
+    kid = AgentDefinition("kid", handle_steps=kid_steps, limits=Limits(max_seconds=0.1))
+    agent = AgentDefinition("boss", spawnable_agents=[kid], handle_steps=handle_steps)
+    journal = MemoryJournal()
+    expected = rig(agent).record(journal)
+    assert expected.output == "failed"
+    before = list(done)
+    lines = journal.lines()
+    for source in (MemoryJournal(lines), MemoryJournal(lines[:-1]), MemoryJournal(lines[:-3])):
+        result = rig(agent).resume(source)
+        assert (result.status, result.output) == (RunStatus.COMPLETED, "failed")
+    assert rig(agent).replay(MemoryJournal(lines)).output == "failed"
+    assert done == [*before, "after"]
+
+
+class Busy(ModelError):
+    """
+    An error that only this process knows.
+    """
+
+
+@pytest.mark.spec("reliability:R22")
+def test_an_error_that_cannot_be_stored_is_seen_as_what_can_live_and_on_replay(rig):
+    def handle_steps(ctx):
+        try:
+            yield STEP
+        except ModelError as error:
+            return [type(error).__name__, error.message, error.status]
+
+    agent = AgentDefinition("a", model="t/m", handle_steps=handle_steps)
+    journal = MemoryJournal()
+    live = rig(agent, [failure(Busy("come back", status=503))]).record(journal)
+    assert live.output == ["ModelError", "come back", 503]
+    assert rig(agent).replay(MemoryJournal(journal.lines())).output == live.output
+
+
+@pytest.mark.spec("reliability:R13", "replay:D4")
+def test_a_child_that_had_ended_and_now_asks_for_more_is_a_divergence_also_while_its_parent_goes_on(rig):
+    done: list[str] = []
+
+    def agent(*names):
+        def kid_steps(ctx):
+            for name in names:
+                yield from Perform(done.append, name)
+
+        def handle_steps(ctx):
+            yield from AgentCall("kid")
+            yield from Perform(done.append, "parent")
+
+        kid = AgentDefinition("kid", handle_steps=kid_steps)
+        return AgentDefinition("boss", spawnable_agents=[kid], handle_steps=handle_steps)
+
+    journal = MemoryJournal()
+    rig(agent("one")).record(journal)
+    done.clear()
+    cut = MemoryJournal(journal.lines()[:-3])
+    assert not cut.history().is_complete
+    result = rig(agent("one", "two")).resume(cut)
+    assert isinstance(result.error, ReplayDivergence)
+    assert (result.error.kind, result.error.address) == ("extra", "0#1")
+    assert done == []
+
+
+@pytest.mark.spec("replay:J35", "replay:D2")
+def test_arguments_that_are_not_json_are_recorded_by_what_they_are_called(rig):
+    class Client:
+        pass
+
+    class Point(BaseModel):
+        x: int
+
+    def use(*things: Any) -> int:
+        return len(things)
+
+    def agent(point):
+        def handle_steps(ctx):
+            state = ctx.agent_state
+            return (yield from Perform(partial(use, 1), Client(), Client, Point(x=point), state.usage, echo, lambda: 1))
+
+        return AgentDefinition("a", handle_steps=handle_steps)
+
+    journal = recorded(rig, agent(1))
+    form = journal.history().form(journal.history().intents["", 0])
+    names = [thing["name"] for thing in form["args"] if thing.get("type") == "object"]
+    assert (form["name"], names) == ("use", ["Client", "Client", "echo", "<lambda>"])
+    assert form["args"][2] == {"x": 1}
+    assert rig(agent(1)).replay(journal).output == 7
+    assert divergence(rig, agent(2), journal).diff == (("/args/2/x", "1", "2"),)

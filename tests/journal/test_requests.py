@@ -1,0 +1,136 @@
+"""
+Requests are stored as differences: whatever happens to a history, the recorded request is the one that was sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.data.effects import CallModel
+from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.models import ModelRequest
+from stepengine.data.outcomes import Value
+from stepengine.data.tools import ToolSpec
+from stepengine.data.transcript import Transcript
+from stepengine.journal import MemoryJournal, Redactor
+from stepengine.journal.encoding import Encoder
+from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.history import History
+from stepengine.journal.records import Head, Input, Intent, Result
+
+HEAD = Head(engine="0", agent="a", definition="0", run="r", seed="0", created="2026-01-01T00:00:00.000Z", link=True)
+ROOT = {"type": "Spawn", "agent_id": "a", "prompt": "", "params": None, "run_id": "r"}
+PLAIN = Redactor({}, shapes=False)
+
+words = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=4)
+messages = st.builds(UserMessage, words, st.just(("T",)) | st.just(())) | st.builds(AssistantMessage, words)
+# What a handler or a policy may do to a history between two requests.
+moves = st.one_of(
+    st.tuples(st.just("append"), st.lists(messages, max_size=3)),
+    st.tuples(st.just("drop"), st.integers(0, 4)),
+    st.tuples(st.just("keep"), st.integers(0, 4)),
+    st.tuples(st.just("rotate"), st.integers(0, 4)),
+    st.tuples(st.just("aside"), st.lists(messages, max_size=2)),
+    st.tuples(st.just("copy"), st.none()),
+)
+
+
+def moved(history: Transcript, move: tuple[str, Any]) -> Transcript:
+    kind, value = move
+    match kind:
+        case "append":
+            return history.extend(value)
+        case "drop":
+            return Transcript(history[value:])
+        case "keep":
+            return Transcript(history[:value])
+        case "rotate":
+            return Transcript([*history[value:], *history[:value]])
+        case "copy":
+            return Transcript([attrs.evolve(m) for m in history])
+        case _:
+            return Transcript(value)
+
+
+@pytest.mark.spec("replay:J19", "prototype:N9", "replay:J39")
+@given(st.lists(moves, max_size=12), st.lists(words, max_size=2), st.booleans())
+def test_every_request_is_read_back_as_it_was_sent(changes, prompts, tools):
+    history, journal = Transcript(), MemoryJournal(redact="off")
+    writer = journal.writer()
+    for record in (HEAD, Intent("", -1, ROOT)):
+        writer.append(record)
+    sent: list[ModelRequest] = []
+    for number, move in enumerate(changes):
+        seen = moved(history, move)
+        history = history if move[0] == "aside" else seen
+        prompt = prompts[number % len(prompts)] if prompts else ""
+        specs = (ToolSpec("t", "d", {"type": "object", "$ref": "x"}),) if tools else ()
+        request = ModelRequest("m", prompt, seen, specs, tail=(UserMessage("tail"),) if number % 3 else ())
+        sent.append(request)
+        writer.append(Intent("", number, CallModel(number, request)))
+        writer.append(Result("", number, number, Value(None)))
+    read = MemoryJournal(journal.lines(), redact="off").history()
+    prints = Fingerprints(PLAIN)
+    for number, request in enumerate(sent):
+        intent = read.intents["", number]
+        assert read.request(intent) == request
+        assert [m["content"] for m in read.messages(intent)] == [
+            [{"type": "TextPart", "text": p.text} for p in m.content] for m in request.messages
+        ]
+        # A file's fingerprint is that of the request, whatever it was stored as a difference to.
+        assert intent.fp == prints.of_request(request)
+
+
+@given(st.lists(moves, min_size=1, max_size=8))
+def test_reading_the_last_request_alone_gives_the_same(changes):
+    history, encoder, lines = Transcript(), Encoder(PLAIN, link=True), []
+    for record in (HEAD, Intent("", -1, ROOT)):
+        lines += encoder.lines(record)
+    for number, move in enumerate(changes):
+        history = moved(history, move)
+        lines += encoder.lines(Intent("", number, CallModel(number, ModelRequest("m", "", history))))
+        lines += encoder.lines(Result("", number, 0, Value(None)))
+    read = MemoryJournal(lines).history()
+    assert read.request(read.intents["", len(changes) - 1]).messages == history
+
+
+@pytest.mark.spec("replay:J39", "reliability:JR40", "replay:D2")
+def test_the_fingerprint_of_a_request_is_what_the_model_sees_and_nothing_else():
+    prints = Fingerprints(PLAIN)
+    base = ModelRequest("m", "s", Transcript([UserMessage("hi", ("A",))]), (ToolSpec("t", "d", {"a": 1, "b": 2}),))
+    same = [
+        attrs.evolve(base, messages=Transcript([UserMessage("hi", ("B",))])),
+        attrs.evolve(base, messages=Transcript([UserMessage("hi")])),
+        attrs.evolve(base, tools=(ToolSpec("t", "d", {"b": 2, "a": 1}, timeout=5.0, retries=2),)),
+        attrs.evolve(base, messages=Transcript(), tail=(UserMessage("hi"),)),
+    ]
+    other = [
+        attrs.evolve(base, model="n"),
+        attrs.evolve(base, system_prompt="s "),
+        attrs.evolve(base, messages=Transcript([UserMessage("hi"), UserMessage("")])),
+        attrs.evolve(base, messages=Transcript([AssistantMessage("hi")])),
+        attrs.evolve(base, tool_choice="none"),
+        attrs.evolve(base, tools=(ToolSpec("t", "d", {"a": 1.0, "b": 2}),)),
+        attrs.evolve(base, tail=(UserMessage("now"),)),
+    ]
+    known = prints.of_request(base)
+    assert {prints.of_request(r) for r in same} == {known}
+    assert known not in {prints.of_request(r) for r in other}
+    assert len({prints.of_request(r) for r in other}) == len(other)
+
+
+@pytest.mark.spec("replay:J41")
+def test_numbers_that_the_machine_left_out_are_told_and_others_are_damage():
+    def history(*records):
+        return History([HEAD, Intent("", -1, ROOT), *records])
+
+    done = Result("", 0, 0, Value(None))
+    tool = {"type": "CallTool", "tool_name": "t", "input": {}}
+    assert history(Intent("", 0, tool), done, Input("", 3, 0, {"type": "Gap"}), Intent("", 3, tool)).intents
+    with pytest.raises(Exception, match="the next effect of path '' is #1, not #3"):
+        history(Intent("", 0, tool), done, Intent("", 3, tool))

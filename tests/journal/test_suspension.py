@@ -1,0 +1,230 @@
+"""
+Suspension: a question without an answer is the whole state, and an answer is good or refused, never lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stepengine import (
+    AgentCall,
+    AgentDefinition,
+    Answer,
+    Ask,
+    Hooks,
+    Parallel,
+    Perform,
+    RunStatus,
+    Tool,
+)
+from stepengine.data.outcomes import Stop
+from stepengine.data.questions import Decision
+from stepengine.data.tools import ToolSpec
+from stepengine.errors import AnswerRejected
+from stepengine.journal import FileJournal, MemoryJournal, Session, SqliteJournal, check
+from stepengine.testing import text, tool_call, tool_calls
+
+
+def asker(done: list[str], **options: Any) -> AgentDefinition[Any]:
+    def handle_steps(ctx):
+        yield from Perform(done.append, "before")
+        answer = yield from Ask("Open a ticket?", options=["yes", "no"], **options)
+        yield from Perform(done.append, f"after {answer}")
+        return answer
+
+    return AgentDefinition("asker", handle_steps=handle_steps)
+
+
+@pytest.fixture(params=["memory", "file", "sqlite"])
+def store(request, tmp_path):
+    """
+    Makes journals of one run that outlive whoever wrote them.
+    """
+    kept = MemoryJournal()
+    made = {
+        "memory": lambda: kept,
+        "file": lambda: FileJournal(tmp_path / "run.jsonl"),
+        "sqlite": lambda: SqliteJournal(tmp_path / "runs.db", "one"),
+    }
+    return made[request.param]
+
+
+@pytest.mark.spec("requirements:K3", "requirements:K10", "replay:J26", "reliability:R2")
+def test_a_run_waits_for_its_answer_and_goes_on_where_it_stopped(rig, store):
+    done: list[str] = []
+    asked = rig(asker(done)).record(store())
+    assert (asked.status, asked.text, asked.error) == (RunStatus.SUSPENDED, "", None)
+    (question,) = asked.pending_questions
+    assert (question.id, question.options) == ("q1", ("yes", "no"))
+    assert not store().history().is_complete
+    again = rig(asker(done)).resume(store())
+    assert (again.status, again.pending_questions) == (RunStatus.SUSPENDED, asked.pending_questions)
+    answered = rig(asker(done)).resume(store(), {"q1": "yes"})
+    assert (answered.status, answered.output) == (RunStatus.COMPLETED, "yes")
+    assert done == ["before", "after yes"]
+    assert rig(asker(done)).replay(store()).output == "yes"
+    assert done == ["before", "after yes"]
+    assert check(store())
+
+
+@pytest.mark.spec("requirements:K9", "requirements:K12", "reliability:JR37")
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ({"q7": "yes"}, "'q7' is no question of this run; open are: 'q1' \\(Open a ticket\\?\\)"),
+        ({"q1": 5}, "a string, a bool or an Answer, not a int"),
+        ({"q1": Answer(selected=("maybe",))}, r"selects \['maybe'\]; its options are \['yes', 'no'\]"),
+        ({"q1": Answer(selected=("yes", "no"))}, "selects 2 options; only one can be chosen"),
+    ],
+)
+def test_a_wrong_answer_is_refused_and_changes_nothing(rig, answers, said):
+    done: list[str] = []
+    journal = MemoryJournal()
+    rig(asker(done)).record(journal)
+    before = journal.lines()
+    with pytest.raises(AnswerRejected, match=said):
+        rig(asker(done)).resume(journal, answers)
+    assert journal.lines() == before
+    assert done == ["before"]
+    assert rig(asker(done)).resume(journal, {"Open a ticket?": False}).output == "no"
+
+
+@pytest.mark.spec("requirements:K12", "reliability:JR37")
+def test_a_second_answer_is_refused_and_the_first_one_holds(rig):
+    journal = MemoryJournal()
+    rig(asker([])).record(journal)
+    rig(asker([])).resume(journal, {"q1": "yes"})
+    with pytest.raises(AnswerRejected, match="'q1' was answered already; open are: none"):
+        rig(asker([])).resume(journal, {"q1": "no"})
+    assert rig(asker([])).resume(journal).output == "yes"
+
+
+@pytest.mark.spec("requirements:K9")
+@pytest.mark.parametrize(
+    ("answer", "got"), [("something else", "something else"), (True, "yes"), (Answer(declined=True), "")]
+)
+def test_free_text_a_bool_and_a_declined_answer_are_answers(rig, answer, got):
+    journal = MemoryJournal()
+    rig(asker([])).record(journal)
+    assert rig(asker([])).resume(journal, {"q1": answer}).output == got
+
+
+@pytest.mark.spec("requirements:K2", "requirements:K10", "reliability:JR37")
+def test_answers_may_come_one_by_one_also_to_children(rig):
+    def kid_steps(ctx):
+        return (yield from Ask(f"{ctx.prompt}?"))
+
+    def handle_steps(ctx):
+        children = yield from Parallel(AgentCall("kid", "left"), AgentCall("kid", "right"), Ask("own?"))
+        return [getattr(c, "output", c) for c in children]
+
+    kid = AgentDefinition("kid", handle_steps=kid_steps)
+    agent = AgentDefinition("boss", spawnable_agents=[kid], handle_steps=handle_steps)
+    journal = MemoryJournal()
+    asked = rig(agent).record(journal)
+    assert sorted(q.id for q in asked.pending_questions) == ["0.q0", "1.q0", "q2"]
+    for key, answer in (("1.q0", "R"), ("q2", "O")):
+        asked = rig(agent).resume(MemoryJournal(journal.lines()), {key: answer})
+        assert asked.status is RunStatus.SUSPENDED
+        journal = asked.journal
+    assert [q.id for q in asked.pending_questions] == ["0.q0"]
+    result = rig(agent).resume(journal, {"0.q0": "L"})
+    assert (result.status, result.output) == (RunStatus.COMPLETED, ["L", "R", "O"])
+
+
+@pytest.mark.spec("requirements:K1", "requirements:K6", "reliability:JR37")
+def test_of_several_questions_of_one_call_those_that_were_answered_are_kept(rig):
+    questions = {"questions": [{"question": "Red?"}, {"question": "Blue?"}]}
+    ask_user = ToolSpec("ask_user", "Ask.", {"type": "object"}, kind="expanding")
+    replies = [tool_call("ask_user", questions), text("thanks")]
+
+    class Asking:
+        spec = ask_user
+
+        def binding(self):
+            from stepengine.data.tools import ToolBinding, Validated
+
+            return ToolBinding(ask_user, lambda value: Validated(value, value))
+
+    agent = AgentDefinition("poll", model="t/m", tools=[Asking()])
+    journal = MemoryJournal()
+    asked = rig(agent, replies).record(journal)
+    ids = [q.id for q in asked.pending_questions]
+    assert len(ids) == 2
+    half = rig(agent, ["unused"]).resume(MemoryJournal(journal.lines()), {ids[1]: "sure"})
+    assert half.status is RunStatus.SUSPENDED
+    with pytest.raises(AnswerRejected, match="was answered already"):
+        rig(agent).resume(MemoryJournal(half.journal.lines()), {ids[1]: "no"})
+    result = rig(agent, [text("thanks")]).resume(MemoryJournal(half.journal.lines()), {ids[0]: "never"})
+    assert result.text == "thanks"
+    answers = result.tool_calls[0].result.data["answers"]
+    assert [a["text"] for a in answers] == ["never", "sure"]
+
+
+@pytest.mark.spec("requirements:K6", "reliability:R2")
+def test_calls_of_the_same_reply_that_already_ran_are_not_run_again(rig):
+    done: list[Any] = []
+    schema = {"type": "object"}
+    first = Tool(name="first", description="d", input_schema=schema, run=lambda given: done.append(1), in_thread=False)
+    second = Tool(
+        name="second", description="d", input_schema=schema, run=lambda given: done.append(2), in_thread=False
+    )
+    hooks = Hooks(pre_tool=[lambda ctx, call: Decision.ask("May it?") if call.tool_name == "second" else None])
+    agent = AgentDefinition("worker", model="t/m", tools=[first, second], hooks=hooks)
+    journal = MemoryJournal()
+    asked = rig(agent, [tool_calls(tool_call("first"), tool_call("second")), "end"]).record(journal)
+    assert (asked.status, done) == (RunStatus.SUSPENDED, [1])
+    assert asked.pending_questions[0].tool_name == "second"
+    result = rig(agent, ["end"]).resume(MemoryJournal(journal.lines()), {asked.pending_questions[0].id: True})
+    assert (result.status, result.text, done) == (RunStatus.COMPLETED, "end", [1, 2])
+
+
+@pytest.mark.spec("replay:J16")
+@pytest.mark.parametrize("kind", ["cancelled", "shutdown"])
+def test_an_interrupted_run_goes_on_when_it_is_resumed(rig, kind):
+    done: list[str] = []
+    trees: list[Any] = []
+    journal = MemoryJournal()
+
+    async def slow(name: str) -> None:
+        done.append(name)
+        if len(done) == 2:
+            trees[0].root.stop(Stop(kind))
+            await asyncio.sleep(10)
+
+    def handle_steps(ctx):
+        for name in ("a", "b", "c"):
+            yield from Perform.idempotent(slow, name)
+        return "end"
+
+    async def live():
+        recorder = rig(agent)
+        run = recorder.begin(Session.record(journal))
+        trees.append(run.tree)
+        result = await run.run()
+        await recorder.engine.aclose()
+        return result
+
+    agent = AgentDefinition("a", handle_steps=handle_steps)
+    stopped = asyncio.run(live())
+    assert stopped.status is RunStatus.CANCELLED
+    lines = journal.lines()
+    assert rig(agent).replay(MemoryJournal(lines)).status is RunStatus.CANCELLED
+    assert done == ["a", "b"]
+    result = rig(agent).resume(MemoryJournal(lines))
+    assert (result.status, done) == (RunStatus.COMPLETED, ["a", "b", "b", "c"])
+    assert rig(agent).replay(result.journal).output == result.output
+
+
+@pytest.mark.spec("requirements:K7")
+def test_an_interactor_answers_in_process_and_its_answer_is_recorded(rig):
+    class Yes:
+        def ask(self, question):
+            return question.options[0]
+
+    journal = MemoryJournal()
+    assert rig(asker([]), interactor=Yes()).record(journal).output == "yes"
+    assert rig(asker([])).replay(MemoryJournal(journal.lines())).output == "yes"
