@@ -1,8 +1,8 @@
 """
 Measure stepengine beside its peers and print tables with ratios: ``python -m benchmarks [--quick] [--peers PYTHON]``.
 
-W1 is the CPU per step of one run and its growth with history, W2 the CPU of 1,000 concurrent runs, W5 the CPU of an
-import. Peers that the given interpreter cannot import are shown as not installed. Timings never decide a unit test; the
+W1 is the CPU per step of one run and its growth with history, W2 the CPU of 1,000 concurrent runs, W3 the client CPU per
+HTTP step beside each official SDK, W5 the CPU of an import, W6 the CPU of one call behind a long history. Peers that the given interpreter cannot import are shown as not installed. Timings never decide a unit test; the
 last lines say which budgets hold in this run.
 """
 
@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from benchmarks import calls
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("floor", "stepengine", "stepengine_handler")
@@ -153,18 +155,22 @@ def main() -> None:
         "--peers", default=sys.executable, metavar="PYTHON", help="interpreter in which the peers are installed"
     )
     parser.add_argument(
-        "--only", choices=["w1", "w2", "w5"], action="append", help="run only this work; may be repeated"
+        "--only", choices=["w1", "w2", "w3", "w5", "w6"], action="append", help="run only this work; may be repeated"
     )
     asked = parser.parse_args()
-    works = asked.only or ["w1", "w2", "w5"]
+    works = asked.only or ["w1", "w2", "w3", "w5", "w6"]
     os.environ.pop("PYTHONPATH", None)
     bench, verdicts = Bench(asked.peers), []
     if "w1" in works:
         w1(bench, [10, 100, 1_000] if asked.quick else [10, 100, 1_000, 10_000], verdicts)
     if "w2" in works:
         w2(bench, 200 if asked.quick else 1_000, verdicts)
+    if "w3" in works:
+        verdicts += calls.w3([10, 100] if asked.quick else [10, 100, 300], table, verdict)
     if "w5" in works:
         w5(bench, verdicts)
+    if "w6" in works:
+        calls.w6([10, 100] if asked.quick else [10, 100, 300], table)
     print("\nBudgets in this run")
     for line in verdicts:
         print(f"  {line}")

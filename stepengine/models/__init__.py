@@ -7,13 +7,20 @@ Importing this package loads no SDK and no HTTP library; an adapter loads its SD
 from __future__ import annotations
 
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest
+from stepengine.models._reading import Timeouts
 from stepengine.models.anthropic import AnthropicProvider
 from stepengine.models.base import ModelInfo, ModelRef, Provider
+from stepengine.models.google import GoogleProvider
+from stepengine.models.openai import OpenAIProvider
 from stepengine.models.openai_chat import OpenAIChatProvider
+from stepengine.models.presets import PRESETS, Preset
 from stepengine.models.registry import Models
+from stepengine.models.routing import fallback
 
 __all__ = (
+    "PRESETS",
     "AnthropicProvider",
+    "GoogleProvider",
     "ModelDelta",
     "ModelInfo",
     "ModelRef",
@@ -21,5 +28,9 @@ __all__ = (
     "ModelRequest",
     "Models",
     "OpenAIChatProvider",
+    "OpenAIProvider",
+    "Preset",
     "Provider",
+    "Timeouts",
+    "fallback",
 )

@@ -17,16 +17,43 @@ from typing import Any
 
 import attrs
 
+from stepengine.data.models import ModelRequest
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
 from stepengine.models._json import read_json
 from stepengine.models.keys import Credentials, redacted
 
-__all__ = ("Call", "body_failure", "protocol_failure", "sdk_failure", "transport_failure", "truncated", "wait_of")
+__all__ = (
+    "INVALID_SIGNATURE",
+    "MALFORMED_CALL",
+    "ONCE",
+    "Call",
+    "body_failure",
+    "malformed_call",
+    "protocol_failure",
+    "request_id_of",
+    "sdk_failure",
+    "transport_failure",
+    "truncated",
+    "wait_of",
+)
+
+INVALID_SIGNATURE = "invalid_signature"
+MALFORMED_CALL = "malformed_call"
+ONCE = frozenset({INVALID_SIGNATURE, MALFORMED_CALL})
+"""Kinds of failure after which the same request is worth one more try and no third (MP60, EC97, EC109)."""
 
 RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 498})
 NOT_IMPLEMENTED = 501
 STATUS_OF_TYPE = {
+    "DEADLINE_EXCEEDED": 504,
+    "INTERNAL": 500,
+    "INVALID_ARGUMENT": 400,
+    "NOT_FOUND": 404,
+    "PERMISSION_DENIED": 403,
+    "RESOURCE_EXHAUSTED": 429,
+    "UNAUTHENTICATED": 401,
+    "UNAVAILABLE": 503,
     "api_error": 500,
     "authentication_error": 401,
     "billing_error": 402,
@@ -41,6 +68,7 @@ STATUS_OF_TYPE = {
     "request_too_large": 413,
     "server_error": 500,
     "service_unavailable": 503,
+    "slow_down": 503,
     "timeout_error": 504,
 }
 NO_CREDIT = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_reached"})
@@ -49,11 +77,18 @@ OVERFLOW = re.compile(
     r"|exceeds the available context|input token count.*exceeds the maximum|request_too_large",
     re.IGNORECASE | re.DOTALL,
 )
+SIGNATURE = re.compile(
+    r"signature|bound to a different conversation|encrypted_content|encrypted content|thinking.{0,40}block",
+    re.IGNORECASE,
+)
+"""What providers say of thinking that they did not make or that was changed (reliability MP60, ecosystem EC98)."""
+
 OVERFLOW_STATUS = frozenset({None, 400, 413, 422})
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 QUOTED = 200
 MAX_MESSAGE = 2_000
-TOO_LARGE = 413
+BAD_REQUEST, NO_MONEY, TOO_LARGE = 400, 402, 413
+SHOWN_LARGEST = 3
 HTTP_REDIRECT, HTTP_CLIENT_ERROR, HTTP_SERVER_ERROR = 300, 400, 500
 
 
@@ -67,12 +102,14 @@ class Call:
         model: The canonical model string.
         credentials: Where the key came from; the key itself only to take it out of messages.
         size: Bytes of the request body.
+        request: What was asked, for messages that name its largest parts.
     """
 
     provider: str
     model: str
     credentials: Credentials
     size: int = 0
+    request: ModelRequest | None = attrs.field(default=None, repr=False)
 
 
 def sdk_failure(error: Exception, sdk: Any, call: Call) -> BaseException:
@@ -144,14 +181,19 @@ def body_failure(
     status = status if status is not None else problem.status
     message = _message(problem, status, call)
     fields: dict[str, Any] = {"status": status, "request_id": _request_id(headers, content), "kind": "http"}
+    asked = wait_of(headers)
     if status in OVERFLOW_STATUS and (
         status == TOO_LARGE or "context_length_exceeded" in problem.words or OVERFLOW.search(problem.text)
     ):
         return ContextOverflow(message, **{**fields, "kind": "context_overflow"})
-    if problem.words & NO_CREDIT:
+    if problem.words & NO_CREDIT or status == NO_MONEY:
         return ModelError(message, **{**fields, "kind": "no_credit"})
+    if status == BAD_REQUEST and "tool_use_failed" in problem.words:
+        return ModelError(message, **{**fields, "kind": MALFORMED_CALL})
+    if status == BAD_REQUEST and SIGNATURE.search(problem.text):
+        return ModelError(message, **{**fields, "kind": INVALID_SIGNATURE})
     retryable = _retryable(status, headers)
-    return ModelError(message, retryable=retryable, retry_after=wait_of(headers), **fields)
+    return ModelError(message, retryable=retryable, retry_after=problem.wait if asked is None else asked, **fields)
 
 
 @attrs.frozen
@@ -159,6 +201,7 @@ class _Problem:
     text: str
     words: frozenset[str]
     status: int | None
+    wait: float | None = None
 
 
 def _problem(content: bytes | Mapping[str, Any]) -> _Problem:
@@ -169,24 +212,38 @@ def _problem(content: bytes | Mapping[str, Any]) -> _Problem:
             value = content.decode("utf-8", "replace")
     else:
         value = content
-    error = value.get("error", value) if isinstance(value, Mapping) else value
+    if isinstance(value, list) and value:
+        value = value[0]
+    error = (value.get("error") or value) if isinstance(value, Mapping) else value
     if not isinstance(error, Mapping):
         return _Problem(_quoted(str(error)), frozenset(), None)
     details = error.get("details")
     code = details.get("error_code") if isinstance(details, Mapping) else None
-    words = [str(w) for w in (error.get("type"), error.get("code"), code) if w is not None]
+    words = [str(w) for w in (error.get("type"), error.get("code"), error.get("status"), code) if w is not None]
     text = str(error.get("message") or error.get("detail") or error)
     metadata = error.get("metadata")
     raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
     text = f"{text} ({raw})" if isinstance(raw, str) and raw else text
-    return _Problem(_quoted(text, MAX_MESSAGE), frozenset(words), _status_of(words))
+    failed = error.get("failed_generation")
+    text = f"{text} (it had written {failed!r})" if isinstance(failed, str) and failed else text
+    return _Problem(_quoted(text, MAX_MESSAGE), frozenset(words), _status_of(words), _delay_in(details))
+
+
+def _delay_in(details: Any) -> float | None:
+    """Return Google's wait, which stands in the body as ``{"retryDelay": "13s"}`` (EC68)."""
+    for detail in details if isinstance(details, list) else ():
+        text = detail.get("retryDelay") if isinstance(detail, Mapping) else None
+        if isinstance(text, str) and text.endswith("s") and text[:-1].replace(".", "", 1).isdecimal():
+            return float(text[:-1])
+    return None
 
 
 def _status_of(words: list[str]) -> int | None:
     for word in words:
         if word.isdecimal() and HTTP_REDIRECT <= int(word) <= 599:  # noqa: PLR2004
             return int(word)
-    return next((STATUS_OF_TYPE[word] for word in words if word in STATUS_OF_TYPE), None)
+    found = next((STATUS_OF_TYPE[word] for word in words if word in STATUS_OF_TYPE), None)
+    return BAD_REQUEST if found is None and any(word.startswith("invalid_") for word in words) else found
 
 
 def _quoted(text: str, limit: int = QUOTED) -> str:
@@ -206,10 +263,26 @@ def _message(problem: _Problem, status: int | None, call: Call) -> str:
         near = nearest_names(call.model)
         return f"{text} The nearest known names are {', '.join(near)}." if near else text
     if status == TOO_LARGE:
-        return f"{text} The request had {call.size} bytes."
+        return f"{text} The request had {call.size} bytes{_largest(call.request)}."
     if status is not None and HTTP_REDIRECT <= status < HTTP_CLIENT_ERROR:
         return f"{text} Redirects are not followed; give the final address as base_url."
     return text
+
+
+def _largest(request: ModelRequest | None) -> str:
+    """Return a clause that names the largest messages, so that somebody knows what to shorten (MP07)."""
+    if request is None:
+        return ""
+    from stepengine.data.codec import to_json
+    from stepengine.data.json import compact
+
+    sizes = [(len(compact(to_json(message))), index, message) for index, message in enumerate(request.all_messages)]
+    sizes.sort(key=lambda entry: -entry[0])
+    named = [
+        f"number {index} ({message.role}{f', {name}' if (name := getattr(message, 'tool_name', '')) else ''}, {size} bytes)"
+        for size, index, message in sizes[:SHOWN_LARGEST]
+    ]
+    return f"; its largest messages are {', '.join(named)}" if named else ""
 
 
 def _retryable(status: int | None, headers: Mapping[str, str]) -> bool:
@@ -221,10 +294,18 @@ def _retryable(status: int | None, headers: Mapping[str, str]) -> bool:
     return status in RETRYABLE_STATUS or (status >= HTTP_SERVER_ERROR and status != NOT_IMPLEMENTED)
 
 
-def _request_id(headers: Mapping[str, str], content: bytes | Mapping[str, Any]) -> str | None:
+def request_id_of(headers: Mapping[str, str]) -> str | None:
+    """Return the provider's id of a request from the headers of its response."""
     for name in ("request-id", "x-request-id", "x-generation-id"):
         if headers.get(name):
-            return headers[name]
+            return str(headers[name])
+    return None
+
+
+def _request_id(headers: Mapping[str, str], content: bytes | Mapping[str, Any]) -> str | None:
+    named = request_id_of(headers)
+    if named is not None:
+        return named
     found = content.get("request_id") if isinstance(content, Mapping) else None
     return found if isinstance(found, str) else None
 
@@ -255,6 +336,12 @@ def protocol_failure(call: Call, what: str, usage: Usage | None = None) -> Model
     """Return the error for a reply that breaks its protocol; sending the request again may help."""
     msg = f"{call.provider} broke its protocol in the reply of {call.model!r}: {what}"
     return ModelError(msg, retryable=True, kind="protocol", usage=usage)
+
+
+def malformed_call(call: Call, what: str, usage: Usage | None = None) -> ModelError:
+    """Return the error for a reply in which the model broke its own call; worth one more try (EC97)."""
+    msg = f"{call.model!r} of {call.provider} wrote a tool call that its provider could not read: {what}"
+    return ModelError(msg, retryable=True, kind=MALFORMED_CALL, usage=usage)
 
 
 def truncated(call: Call, what: str, usage: Usage | None = None) -> TruncatedReply:

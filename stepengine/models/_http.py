@@ -8,116 +8,74 @@ headers and error classes; it neither retries nor decodes (design 6, ecosystem E
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, suppress
-from typing import Any, ClassVar, Protocol
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import attrs
 
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
-from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
-from stepengine.models._failures import Call, body_failure, protocol_failure, sdk_failure, transport_failure
-from stepengine.models._json import read_json
-from stepengine.models._sse import SSEParser
+from stepengine.models._failures import INVALID_SIGNATURE, ONCE, Call, body_failure, protocol_failure, sdk_failure
+from stepengine.models._reading import Accumulator, Exchange, ReplyReader, Timeouts, late, pieces_of
+from stepengine.models._wire import all_headers, extra_headers
 from stepengine.models.base import Provider, deltas_of
-from stepengine.models.keys import Credentials, Secret, base_url_for, find_key, redacted
+from stepengine.models.keys import Credentials, Secret, base_url_for, find_key
 
-__all__ = ("Accumulator", "Body", "HttpProvider", "ReplyReader")
+__all__ = ("NO_KEY", "Body", "HttpProvider")
 
-MAX_REPLY = 64 * 1024 * 1024
-DRAIN_SECONDS = 0.25
-DRAIN_BYTES = 64 * 1024
 NO_KEY = "none"
-logger = logging.getLogger("stepengine.models")
+REMEMBERED = 32
 
 
 @attrs.frozen
 class Body:
-    """An encoded request: its bytes and the headers it needs beside the client's own."""
+    """
+    An encoded request.
+
+    Attributes:
+        content: Its bytes.
+        headers: What it needs beside the client's own headers.
+        path: Where it goes, when that is not the provider's ``path``.
+    """
 
     content: bytes
     headers: Mapping[str, str] = attrs.field(factory=dict)
+    path: str = ""
 
 
-class Accumulator(Protocol):
-    """Turns the events of one wire into the completed reply."""
+class SecondTries:
+    """
+    Which requests had a failure that is worth exactly one more try, so that the second one is final.
 
-    @property
-    def done(self) -> bool:
-        """Whether the terminal marker has come."""
+    The provider does not try again itself: it says once that the same request may succeed, and whoever coordinates
+    retries asks again (reliability R21, MP60).
+    """
 
-    @property
-    def usage(self) -> Usage | None:
-        """What the reply is known to have used so far."""
+    def __init__(self) -> None:
+        self._failed: OrderedDict[tuple[Any, ...], tuple[ModelRequest, str]] = OrderedDict()
 
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
-        """Take one event and return what it adds."""
+    def kind_of(self, request: ModelRequest) -> str:
+        """Return how *request* failed before; ``""`` when it did not."""
+        _, kind = self._failed.get(_identity(request), (None, ""))
+        return kind
 
-    def finish(self, tail: bytes, *, clean: bool) -> ModelReply:
-        """Return the reply; *tail* is an unfinished event, *clean* whether the body ended as it should."""
+    def judge(self, error: ModelError, request: ModelRequest) -> None:
+        """Set whether *error* may be tried again, when it is of a kind that may be tried again once."""
+        if error.kind in ONCE:
+            key = _identity(request)
+            error.retryable = key not in self._failed
+            self._failed[key] = (request, error.kind)
+            while len(self._failed) > REMEMBERED:
+                self._failed.popitem(last=False)
 
 
-class ReplyReader:
-    """Feeds the bytes of a streamed reply, in whatever pieces, through the event parser into an accumulator."""
-
-    def __init__(self, accumulator: Accumulator, call: Call) -> None:
-        self._accumulator = accumulator
-        self._call = call
-        self._parser = SSEParser()
-        self._size = 0
-
-    @property
-    def done(self) -> bool:
-        """Whether the terminal marker has come, after which nothing counts."""
-        return self._accumulator.done
-
-    @property
-    def usage(self) -> Usage | None:
-        """What the reply is known to have used so far."""
-        return self._accumulator.usage
-
-    def feed(self, chunk: bytes) -> list[ModelDelta]:
-        """
-        Return what *chunk* adds.
-
-        Raises:
-            ModelError: for an error event, a broken protocol, and a reply that does not end.
-        """
-        self._size += len(chunk)
-        if self._size > MAX_REPLY:
-            msg = f"the reply of {self._call.model!r} is longer than {MAX_REPLY} bytes and was cut"
-            raise ModelError(msg, kind="too_large", usage=self.usage)
-        deltas: list[ModelDelta] = []
-        for name, data in self._parser.feed(chunk):
-            if self._accumulator.done:
-                break
-            try:
-                deltas += self._accumulator.event(name, data)
-            except ValueError as error:
-                broken = protocol_failure(self._call, f"an event is not JSON: {error}", self.usage)
-            except (KeyError, TypeError, AttributeError, IndexError) as error:
-                broken = protocol_failure(self._call, f"an event lacks what it must hold: {error!r}", self.usage)
-            else:
-                continue
-            raise broken
-        return deltas
-
-    def finish(self, *, clean: bool = True) -> ModelReply:
-        """
-        Return the completed reply after the last byte.
-
-        Raises:
-            TruncatedReply: when the terminal marker is missing.
-        """
-        try:
-            return self._accumulator.finish(self._parser.tail, clean=clean)
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            broken = protocol_failure(self._call, f"the reply lacks what it must hold: {error!r}", self.usage)
-        raise broken
+def _identity(request: ModelRequest) -> tuple[Any, ...]:
+    """Return what the attempts of one call share, also when a wrapper gives each a copy with another model."""
+    return id(request.messages), id(request.tail), request.model, len(request.messages)
 
 
 class HttpProvider(Provider):
@@ -129,16 +87,31 @@ class HttpProvider(Provider):
         api_key: The key; by default from the environment.
         base_url: Another server; by default from the environment, else the provider's own.
         transport: An ``httpx2.AsyncBaseTransport`` to use in place of the network, for replay and tests.
+        timeouts: How long calls may take.
+        headers: HTTP headers to send with every request.
     """
 
     path: ClassVar[str]
+    count_member: ClassVar[str] = "input_tokens"
 
-    def __init__(self, name: str, api_key: str | Secret | None, base_url: str | None, transport: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        api_key: str | Secret | None,
+        base_url: str | None,
+        transport: Any,
+        *,
+        timeouts: Timeouts | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self._api_key = Secret(api_key.strip()) if isinstance(api_key, str) else api_key
         self._base_url = base_url
         self._transport = transport
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Any, Credentials]] = WeakKeyDictionary()
+        self._timeouts = timeouts or Timeouts()
+        self._headers = dict(headers or {})
+        self._second_tries = SecondTries()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ready] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -166,8 +139,12 @@ class HttpProvider(Provider):
         """Build the SDK's client."""
 
     @abstractmethod
-    def _encode(self, request: ModelRequest, *, stream: bool) -> Body:
-        """Encode *request*."""
+    def _encode(self, request: ModelRequest, *, stream: bool, thinking: bool = True) -> Body:
+        """Encode *request*; *thinking* false leaves out what models thought before, with its signatures."""
+
+    def _encode_count(self, request: ModelRequest) -> Body | None:
+        """Encode the question how many tokens *request* has; ``None`` when the provider cannot be asked."""
+        return None
 
     @abstractmethod
     def _accumulator(self, request: ModelRequest, call: Call, request_id: str | None) -> Accumulator:
@@ -189,7 +166,7 @@ class HttpProvider(Provider):
     def _settings(self) -> tuple[Credentials, str]:
         variable, default = self._home
         url, elsewhere = base_url_for(self._base_url, variable, default)
-        required = self._key_required and not elsewhere
+        required = self._key_required and not (elsewhere and default is not None)
         argument = f"{type(self).__name__}(api_key=...)"
         credentials = find_key(self.name, self._api_key, self._key_variables, required=required, argument=argument)
         if url is None:
@@ -197,7 +174,7 @@ class HttpProvider(Provider):
             raise ModelError(msg, kind="missing_base_url")
         return credentials, url
 
-    def _ready(self) -> tuple[Any, Credentials]:
+    def _ready(self) -> _Ready:
         loop = asyncio.get_running_loop()
         ready = self._clients.get(loop)
         if ready is None:
@@ -205,13 +182,15 @@ class HttpProvider(Provider):
 
             credentials, base_url = self._settings()
             self._sdk()
+            timeouts = self._timeouts
             http_client = httpx2.AsyncClient(
                 transport=self._transport,
-                timeout=httpx2.Timeout(connect=5.0, read=600.0, write=60.0, pool=60.0),
+                timeout=httpx2.Timeout(connect=timeouts.connect, read=timeouts.total, write=60.0, pool=60.0),
                 limits=httpx2.Limits(max_connections=1000, max_keepalive_connections=100),
                 follow_redirects=False,
             )
-            ready = self._clients[loop] = (self._client(credentials, base_url, http_client), credentials)
+            client = self._client(credentials, base_url, http_client)
+            ready = self._clients[loop] = _Ready(client, credentials, http_client)
         return ready
 
     async def complete(self, request: ModelRequest) -> ModelReply:
@@ -221,8 +200,15 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when there is none.
         """
-        exchange = await self._sent(request, stream=False)
-        return await self._read(exchange, request)
+        try:
+            exchange = await self._sent(request, stream=False)
+            try:
+                return await self._read(exchange, request)
+            finally:
+                await exchange.response.aclose()
+        except ModelError as error:
+            self._second_tries.judge(error, request)
+            raise
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """
@@ -231,162 +217,146 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when there is no reply; ``TruncatedReply`` when it ended early.
         """
-        exchange = await self._sent(request, stream=True)
         try:
-            if not exchange.is_event_stream:
-                reply = await self._read(exchange, request)
-                for delta in deltas_of(reply):
-                    yield delta
-                yield ReplyDone(reply)
-                return
-            reader = ReplyReader(self._accumulator(request, exchange.call, exchange.request_id), exchange.call)
-            async with aclosing(exchange.response.aiter_bytes()) as chunks:
-                clean = True
-                while not reader.done:
-                    chunk, clean = await _next(chunks, exchange.call)
-                    if chunk is None:
-                        break
-                    for delta in reader.feed(chunk):
+            exchange = await self._sent(request, stream=True)
+            try:
+                async with aclosing(self._deltas(exchange, request)) as deltas:
+                    async for delta in deltas:
                         yield delta
-                reply = reader.finish(clean=clean)
-                await _drain(chunks)
+            finally:
+                await exchange.response.aclose()
+        except ModelError as error:
+            self._second_tries.judge(error, request)
+            raise
+
+    async def _deltas(self, exchange: Exchange, request: ModelRequest) -> AsyncGenerator[ModelDelta]:
+        if not exchange.is_event_stream:
+            reply = await self._read(exchange, request)
+            for delta in deltas_of(reply):
+                yield delta
             yield ReplyDone(reply)
+            return
+        reader = self._reader(exchange, request)
+        done: ModelReply | None = None
+        async with aclosing(pieces_of(exchange, reader)) as pieces:
+            async for piece, clean in pieces:
+                for delta in reader.feed(piece) if piece is not None else ():
+                    yield delta
+                if piece is None or reader.done:
+                    done = reader.finish(clean=clean)
+        if done is not None:
+            yield ReplyDone(self._finished(done, request))
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """
+        Return how many tokens the provider counts in *request*; ``None`` when it cannot be asked (ecosystem EC75).
+
+        Raises:
+            ModelError: when the question fails.
+        """
+        body = self._encode_count(request)
+        if body is None:
+            return None
+        exchange = await self._asked(body, request, stream=False)
+        try:
+            data = exchange.json(await exchange.content())
         finally:
             await exchange.response.aclose()
+        counted = data.get(self.count_member)
+        return counted if isinstance(counted, int) else None
 
     async def close(self) -> None:
         """Close the client of this event loop, and those of loops that still run elsewhere."""
         here = asyncio.get_running_loop()
-        for loop, (client, _) in list(self._clients.items()):
+        for loop, ready in list(self._clients.items()):
             self._clients.pop(loop, None)
             if loop is here:
-                await client.close()
+                await ready.http_client.aclose()
             elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(client.close(), loop))
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.http_client.aclose(), loop))
 
-    async def _sent(self, request: ModelRequest, *, stream: bool) -> _Exchange:
-        client, credentials = self._ready()
-        body = self._encode(request, stream=stream)
-        call = Call(provider=self.name, model=request.model, credentials=credentials, size=len(body.content))
-        sdk = self._sdk()
-        import httpx2
+    async def _sent(self, request: ModelRequest, *, stream: bool) -> Exchange:
+        thinking = self._second_tries.kind_of(request) != INVALID_SIGNATURE
+        return await self._asked(self._encode(request, stream=stream, thinking=thinking), request, stream=stream)
 
+    async def _asked(self, body: Body, request: ModelRequest, *, stream: bool) -> Exchange:
+        ready = self._ready()
+        call = Call(
+            provider=self.name,
+            model=request.model,
+            credentials=ready.credentials,
+            size=len(body.content),
+            request=request,
+        )
+        body = attrs.evolve(body, headers=all_headers(self._headers, body.headers, extra_headers(request.settings)))
+        timeouts, started = self._timeouts, asyncio.get_running_loop().time()
+        limit = "first_byte" if stream else "total"
         failure: BaseException
         try:
-            response = await self._post(client, sdk, body, stream=stream)
-        except (sdk.APIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError) as error:
-            failure = sdk_failure(error, sdk, call)
+            async with asyncio.timeout_at(started + getattr(timeouts, limit)):
+                response = await self._post(ready.client, body, stream=stream)
+        except TimeoutError:
+            failure = late(call, limit, timeouts)
+        except self._errors() as error:
+            failure = self._failure(error, call)
         else:
-            return _Exchange(response, call)
+            return Exchange(response, call, timeouts, started)
         # Raised here and not in the handler, so that the SDK's error, which holds the key, is nobody's context (SC05).
         raise failure
 
-    async def _post(self, client: Any, sdk: Any, body: Body, *, stream: bool) -> Any:
-        options = {"headers": dict(body.headers)} if body.headers else {}
-        if stream:
-            opened = await client.post(
-                self.path,
-                content=body.content,
-                cast_to=object,
-                stream=True,
-                stream_cls=sdk.AsyncStream[object],
-                options=options,
-            )
-            return opened.response
+    def _errors(self) -> tuple[type[Exception], ...]:
+        """Return what the SDK and the HTTP library raise when a request fails."""
         import httpx2
 
-        return await client.post(self.path, content=body.content, cast_to=httpx2.Response, options=options)
+        return self._sdk().APIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
 
-    async def _read(self, exchange: _Exchange, request: ModelRequest) -> ModelReply:
+    def _failure(self, error: Exception, call: Call) -> BaseException:
+        """Return what to raise for *error*."""
+        return sdk_failure(error, self._sdk(), call)
+
+    async def _post(self, client: Any, body: Body, *, stream: bool) -> Any:
+        """
+        Send *body* and return the HTTP library's response with its body still to come.
+
+        The body of a reply in one piece is read here too and not by the SDK, so that its size has a limit (MP27).
+        """
+        opened = await client.post(
+            body.path or self.path,
+            content=body.content,
+            cast_to=object,
+            stream=True,
+            stream_cls=self._sdk().AsyncStream[object],
+            options={"headers": dict(body.headers)} if body.headers else {},
+        )
+        return opened.response
+
+    async def _read(self, exchange: Exchange, request: ModelRequest) -> ModelReply:
         content = await exchange.content()
         if exchange.is_event_stream:
-            reader = ReplyReader(self._accumulator(request, exchange.call, exchange.request_id), exchange.call)
+            reader = self._reader(exchange, request)
             reader.feed(content)
-            return reader.finish()
+            return self._finished(reader.finish(), request)
         data = exchange.json(content)
         if data.get("error"):
             raise body_failure(data, None, exchange.response.headers, exchange.call)
         try:
-            return self._decode(data, request, exchange.call, exchange.request_id)
+            return self._finished(self._decode(data, request, exchange.call, exchange.request_id), request)
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             broken = protocol_failure(exchange.call, f"the reply lacks what it must hold: {error!r}")
         raise broken
 
+    def _reader(self, exchange: Exchange, request: ModelRequest) -> ReplyReader:
+        return ReplyReader(self._accumulator(request, exchange.call, exchange.request_id), exchange.call)
+
+    def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+        """Return *reply* with what the wire could not do itself."""
+        return reply
+
 
 @attrs.frozen
-class _Exchange:
-    response: Any
-    call: Call
+class _Ready:
+    """The clients of one event loop."""
 
-    @property
-    def request_id(self) -> str | None:
-        headers = self.response.headers
-        for name in ("request-id", "x-request-id", "x-generation-id"):
-            if headers.get(name):
-                return str(headers[name])
-        return None
-
-    @property
-    def is_event_stream(self) -> bool:
-        """By the content type, whatever was asked for (reliability MP26)."""
-        return "text/event-stream" in self.response.headers.get("content-type", "").lower()
-
-    async def content(self) -> bytes:
-        """Return the whole body."""
-        import httpx2
-
-        try:
-            content: bytes = await self.response.aread()
-        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
-            failure = transport_failure(error, self.call)
-        else:
-            return content
-        raise failure
-
-    def json(self, content: bytes) -> Mapping[str, Any]:
-        """
-        Return the object in *content*.
-
-        Raises:
-            ModelError: for anything else, quoting its beginning (reliability MP15).
-        """
-        kind = self.response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        try:
-            data = read_json(content)
-        except ValueError:
-            data = None
-        if isinstance(data, Mapping):
-            return data
-        begin = redacted(content[:200].decode("utf-8", "replace"), self.call.credentials.key)
-        begin = "".join([c if c.isprintable() else " " for c in begin])
-        msg = f"{self.call.provider} answered {kind or 'something'} that is no reply of {self.call.model!r}: {begin!r}"
-        raise ModelError(msg, retryable=kind != "text/html", kind="protocol", request_id=self.request_id)
-
-
-async def _next(chunks: Any, call: Call) -> tuple[bytes | None, bool]:
-    """Return the next piece, or ``None`` and whether the body ended as it should."""
-    import httpx2
-
-    try:
-        return await anext(chunks, None), True
-    except httpx2.TimeoutException as error:
-        failure = transport_failure(error, call)
-    except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
-        failure = transport_failure(error, call)
-        if isinstance(failure, ModelError) and failure.kind == "connection":
-            logger.debug("the connection to %s broke: %s", call.provider, type(error).__name__)
-            return None, False
-    raise failure
-
-
-async def _drain(chunks: Any) -> None:
-    """Read what follows the terminal marker, for a moment, so that the connection can be used again (MP29)."""
-    import httpx2
-
-    seen = 0
-    with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):
-        async with asyncio.timeout(DRAIN_SECONDS):
-            async for chunk in chunks:
-                seen += len(chunk)
-                if seen > DRAIN_BYTES:
-                    return
+    client: Any
+    credentials: Credentials
+    http_client: Any

@@ -7,10 +7,10 @@ import logging
 import attrs
 
 from stepengine.data.json import compact
-from stepengine.data.models import StopReason
-from stepengine.data.parts import AssistantPart, ToolCallPart
+from stepengine.data.models import ModelReply, StopReason
+from stepengine.data.parts import AssistantPart, TextPart, ToolCallPart
 
-__all__ = ("cut_off", "stop_of")
+__all__ = ("cut_at_stops", "cut_off", "stop_of")
 
 logger = logging.getLogger("stepengine.models")
 _warned: set[str] = set()
@@ -44,3 +44,21 @@ def cut_off(content: tuple[AssistantPart, ...]) -> tuple[AssistantPart, ...]:
                 parts[index] = attrs.evolve(part, raw_input=compact(part.input))
             break
     return tuple(parts)
+
+
+def cut_at_stops(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:
+    """
+    Return *reply* cut before the first of *stops* in its text, for wires that have no stop sequences of their own.
+
+    What comes after the cut, calls included, is left out; the provider bills it all the same, and a stream has shown it.
+    """
+    for index, part in enumerate(reply.content):
+        if type(part) is not TextPart:
+            continue
+        found = [(part.text.find(stop), stop) for stop in stops if stop and stop in part.text]
+        if found:
+            position, stop = min(found)
+            kept = (*reply.content[:index], TextPart(part.text[:position], provider_data=part.provider_data))
+            data = {**reply.provider_data, "stop_sequence": stop}
+            return attrs.evolve(reply, content=kept, stop_reason=StopReason.STOP_SEQUENCE, provider_data=data)
+    return reply

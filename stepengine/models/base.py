@@ -32,15 +32,15 @@ class ModelRef:
     A model string taken apart (requirements G12). ``str(ref)`` is the canonical ``provider/model``.
 
     Attributes:
-        provider: The registered prefix, such as ``"openrouter"``.
-        model: What the provider itself calls the model; it may hold slashes.
+        provider: The registered prefix, such as ``"openrouter"``; ``""`` for a fallback between several models.
+        model: What the provider itself calls the model; it may hold slashes. For a fallback, the canonical string.
     """
 
     provider: str
     model: str
 
     def __str__(self) -> str:
-        return f"{self.provider}/{self.model}"
+        return f"{self.provider}/{self.model}" if self.provider else self.model
 
 
 @attrs.frozen
@@ -80,7 +80,7 @@ class Provider(ABC):
 
     def bare(self, model: str) -> str:
         """Return *model* without this provider's own prefix: ``"anthropic/claude-x"`` gives ``"claude-x"``."""
-        for prefix in (self.name, *self._prefixes):
+        for prefix in sorted((self.name, *self._prefixes), key=len, reverse=True):
             if model.startswith((f"{prefix}/", f"{prefix}:")):
                 return model[len(prefix) + 1 :]
         return model
@@ -118,6 +118,15 @@ class Provider(ABC):
         for delta in deltas_of(reply):
             yield delta
         yield ReplyDone(reply)
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """
+        Return how many tokens the provider itself counts in *request*; ``None`` when it cannot be asked (EC75).
+
+        Raises:
+            ModelError: when the question fails.
+        """
+        return None
 
     async def close(self) -> None:
         """Give back connections. The provider can be used again afterwards."""

@@ -13,10 +13,11 @@ from typing import Any
 
 from stepengine.data.usage import Usage
 from stepengine.models.base import ModelInfo
+from stepengine.models.routing import route_of
 
 __all__ = ("cost_of", "info_of", "nearest_names")
 
-PRICE_LISTS = {"openai_chat": "openai"}
+PRICE_LISTS = {"openai_chat": "openai", "xai": "x-ai"}
 """Our prefix to the name under which ``genai_prices`` lists the provider, where they differ."""
 
 
@@ -34,6 +35,12 @@ def cost_of(model: str, usage: Usage | None, at: datetime) -> Decimal | None:
     """
     if usage is None:
         return None
+    route = route_of(model)
+    if route is not None:
+        # Before a call nobody knows which model will answer: the dearest is the bound. A reply names its own.
+        costs = [cost_of(name, usage, at) for name in route.models]
+        known = [cost for cost in costs if cost is not None]
+        return max(known) if len(known) == len(costs) else None
     calculated = _calculated(model, usage, at)
     return None if calculated is None else Decimal(calculated.total_price)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
@@ -12,8 +13,12 @@ import attrs
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.errors import UnknownModel
 from stepengine.models.base import ModelInfo, ModelRef, Provider
+from stepengine.models.routing import Fallback, Route, route_of
 
-__all__ = ("Models", "ProviderSource")
+__all__ = ("ENTRY_POINTS", "Models", "ProviderSource")
+
+ENTRY_POINTS = "stepengine.models"
+"""The entry-point group: the name of an entry is a prefix, what it loads makes a provider."""
 
 ProviderSource: TypeAlias = Provider | Callable[[], Provider]
 """A provider, or a function without arguments that makes one when it is first needed."""
@@ -23,13 +28,22 @@ class Models:
     """
     The registered providers, and the way from a model string to one of them.
 
-    A model string is ``provider/model``, split at the first slash; ``provider:model`` is accepted and normalised. A
-    string without a provider is matched against the providers' ``model_patterns``, where exactly one must fit.
+    A model string is ``provider/model``; the longest registered prefix is the provider. ``provider:model`` is accepted and
+    normalised. A string without a provider is matched against the providers' ``model_patterns``, where exactly one must
+    fit. ``"a/x | b/y"`` asks the second model when the first fails (``fallback``).
+
+    Three lines register a provider of one's own::
+
+        models = Models.standard()
+        models.register("mine", MyProvider)
+        engine = Engine(models=models)
 
     Args:
         providers: Prefix to provider, or to a function that makes one.
         aliases: Short names, such as ``{"default": "anthropic/claude-sonnet-5"}``; an alias may name another one.
         info: What the caller knows of models, by model string; it wins over the package's data.
+        discover: Whether installed packages may add providers, through the entry-point group ``stepengine.models``. They
+            are looked for when a prefix is not known otherwise, and never replace one that is.
     """
 
     def __init__(
@@ -38,7 +52,9 @@ class Models:
         *,
         aliases: Mapping[str, str] | None = None,
         info: Mapping[str, ModelInfo] | None = None,
+        discover: bool = False,
     ) -> None:
+        self._discover = discover
         self.aliases: dict[str, str] = dict(aliases or {})
         self._sources: dict[str, ProviderSource] = {}
         self._providers: dict[str, Provider] = {}
@@ -52,7 +68,8 @@ class Models:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """The registered prefixes, in order."""
+        """The registered prefixes, in order, those of installed packages last."""
+        self._load_entry_points()
         return tuple(self._sources) if self._only is None else (self._only.name,)
 
     @classmethod
@@ -65,16 +82,22 @@ class Models:
         """
         Return a registry of the package's own adapters with keys and base URLs from the environment.
 
-        Prefixes: ``anthropic``, ``openai``, ``openai_chat``, ``openrouter``, ``ollama``, ``vllm``. Nothing is read or
-        imported before a provider is first used.
+        Prefixes: ``anthropic``, ``openai`` (Responses), ``google``, ``openai_chat`` (Chat Completions), and the services
+        of ``stepengine.models.PRESETS``. Nothing is read or imported before a provider is first used.
         """
         from stepengine.models.anthropic import AnthropicProvider
+        from stepengine.models.google import GoogleProvider
+        from stepengine.models.openai import OpenAIProvider
         from stepengine.models.openai_chat import OpenAIChatProvider
-        from stepengine.models.openai_chat.presets import PRESETS
+        from stepengine.models.presets import PRESETS
 
-        models = cls({"anthropic": AnthropicProvider}, aliases=aliases, info=info)
-        for preset in PRESETS.values():
-            models.register(preset.name, lambda name=preset.name: OpenAIChatProvider(name))  # type: ignore[misc]
+        own: dict[str, ProviderSource] = {"anthropic": AnthropicProvider, "google": GoogleProvider}
+        models = cls(own, aliases=aliases, info=info, discover=True)
+        for name, preset in PRESETS.items():
+            if preset.adapter == "openai":
+                models.register(name, partial(OpenAIProvider, name=name))
+            else:
+                models.register(name, partial(OpenAIChatProvider, name))
         return models
 
     @classmethod
@@ -99,9 +122,16 @@ class Models:
         raise UnknownModel(msg)
 
     def register(self, prefix: str, provider: ProviderSource) -> None:
-        """Let *provider* serve the model strings that begin with *prefix* and a slash; a later one replaces it."""
-        if not prefix or "/" in prefix or ":" in prefix:
-            msg = f"a provider prefix is a word without slash and colon, not {prefix!r}"
+        """
+        Let *provider* serve the model strings that begin with *prefix* and a slash; a later one replaces it.
+
+        A prefix may hold slashes: ``"openrouter/anthropic"`` takes a part of what ``"openrouter"`` serves.
+
+        Raises:
+            UnknownModel: for a prefix that could not be found in a model string.
+        """
+        if not prefix.strip("/") or prefix != prefix.strip("/ ") or ":" in prefix or "|" in prefix:
+            msg = f"a provider prefix is a word without colon, bar and outer slashes, not {prefix!r}"
             raise UnknownModel(msg)
         self._sources[prefix] = provider
         self._providers.pop(prefix, None)
@@ -117,14 +147,44 @@ class Models:
         if not model:
             msg = f"there is no model: name one as 'provider/model', with one of the providers {self._names()}"
             raise UnknownModel(msg, kind="unknown_model")
+        route = route_of(model)
+        if route is not None:
+            return ModelRef("", str(self._canonical(route)))
         prefix, separator, rest = _split(model)
         if self._only is not None:
             return ModelRef(prefix, rest) if separator and rest else ModelRef(self._only.name, model)
-        if separator and rest and prefix in self._sources:
-            return ModelRef(prefix, rest)
+        if separator and rest:
+            found = self._longest(model, prefix, rest)
+            if found is not None:
+                return found
         if separator == "/":
             raise self._unknown_provider(model, prefix)
         return self._matched(model)
+
+    def _longest(self, model: str, prefix: str, rest: str) -> ModelRef | None:
+        """Return the reference with the longest registered prefix."""
+        if prefix not in self._sources:
+            self._load_entry_points()
+        plain = f"{prefix}/{rest}"
+        fits = [known for known in self._sources if plain.startswith(f"{known}/") and len(plain) > len(known) + 1]
+        if not fits:
+            return None
+        known = max(fits, key=len)
+        return ModelRef(known, plain[len(known) + 1 :])
+
+    def _canonical(self, route: Route) -> Route:
+        return attrs.evolve(route, models=tuple([str(self.parse(name)) for name in route.models]))
+
+    def _load_entry_points(self) -> None:
+        """Add the providers of installed packages, once."""
+        if not self._discover:
+            return
+        self._discover = False
+        from importlib.metadata import entry_points
+
+        for entry in entry_points(group=ENTRY_POINTS):
+            if entry.name not in self._sources:
+                self.register(entry.name, lambda entry=entry: entry.load()())  # type: ignore[misc]
 
     def provider_for(self, model: str) -> Provider:
         """
@@ -134,8 +194,14 @@ class Models:
             UnknownModel: as ``parse`` does.
         """
         ref = self.parse(model)
-        provider = self._only if self._only is not None else self._provider(ref.provider)
-        return _Renamed(provider, str(ref)) if model in self.aliases else provider
+        provider = self._serving(ref)
+        return _Renamed(provider, str(ref)) if model in self.aliases and ref.provider else provider
+
+    def _serving(self, ref: ModelRef) -> Provider:
+        route = None if ref.provider else route_of(ref.model)
+        if route is not None:
+            return Fallback(route, self.provider_for)
+        return self._only if self._only is not None else self._provider(ref.provider)
 
     def check(self, model: str) -> None:
         """
@@ -156,6 +222,9 @@ class Models:
         given = self._info.get(canonical)
         if given is not None:
             return given
+        route = route_of(canonical)
+        if route is not None:
+            return _least([self.info(name) for name in route.models])
         from stepengine.models.pricing import info_of
 
         return info_of(canonical)
@@ -206,6 +275,15 @@ class Models:
     def _nearest(self, word: str) -> str:
         near = get_close_matches(word, [*self.providers, *self.aliases], n=1)
         return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _least(infos: list[ModelInfo]) -> ModelInfo:
+    """Return what holds for all models of a fallback; unknown when it is unknown of one."""
+    windows, outputs = [i.context_window for i in infos], [i.max_output for i in infos]
+    return ModelInfo(
+        context_window=None if None in windows else min(filter(None, windows), default=None),
+        max_output=None if None in outputs else min(filter(None, outputs), default=None),
+    )
 
 
 class _Renamed(Provider):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,14 @@ import yaml
 
 from stepengine.data.models import ModelDelta, ModelReply
 from stepengine.models._failures import Call
-from stepengine.models._http import ReplyReader
+from stepengine.models._reading import ReplyReader
 from stepengine.models.anthropic.decode import decode as decode_anthropic
 from stepengine.models.anthropic.stream import AnthropicAccumulator
+from stepengine.models.google.decode import GoogleAccumulator
+from stepengine.models.google.decode import decode as decode_google
 from stepengine.models.keys import Credentials
+from stepengine.models.openai.decode import ResponsesAccumulator
+from stepengine.models.openai.decode import decode as decode_responses
 from stepengine.models.openai_chat.decode import ChatAccumulator
 from stepengine.models.openai_chat.decode import decode as decode_chat
 
@@ -28,11 +33,27 @@ FOLDER = Path(__file__).parents[3] / "shared" / "recorded"
 needs_recordings = pytest.mark.skipif(not FOLDER.is_dir(), reason="the folder with recorded traffic is absent")
 
 ENDPOINTS = {
-    "anthropic": ("/v1/messages",),
-    "openai-chat": ("/v1/chat/completions",),
-    "openrouter": ("/api/v1/chat/completions",),
+    "anthropic": r"/v1/messages",
+    "openai-responses": r"/v1/responses",
+    "openai-chat": r"/v1/chat/completions",
+    "openrouter": r"/api/v1/chat/completions",
+    "google-gla": r"/v1beta/models/.+:(?:stream)?[gG]enerateContent",
 }
-NAMES = {"anthropic": "anthropic", "openai-chat": "openai", "openrouter": "openrouter"}
+NAMES = {
+    "anthropic": "anthropic",
+    "openai-responses": "openai",
+    "openai-chat": "openai_chat",
+    "openrouter": "openrouter",
+    "google-gla": "google",
+}
+DECODERS = {"anthropic": decode_anthropic, "openai": decode_responses, "google": decode_google}
+ACCUMULATORS = {"anthropic": AnthropicAccumulator, "openai": ResponsesAccumulator, "google": GoogleAccumulator}
+MARKERS = {
+    "anthropic": b"event: message_stop",
+    "openai": b"event: response.completed",
+    "google": b'"finishReason"',
+}
+"""Where the terminal event of a recorded stream begins; chat: the finish reason's event."""
 
 
 @attrs.frozen
@@ -54,12 +75,16 @@ class Recording:
         return Call(provider=provider, model=f"{provider}/{self.model}", credentials=Credentials(None, "no key"))
 
     def reader(self) -> ReplyReader:
-        kind = AnthropicAccumulator if self.wire == "anthropic" else ChatAccumulator
+        kind = ACCUMULATORS.get(NAMES[self.wire], ChatAccumulator)
         return ReplyReader(kind(self.call, self.model, None), self.call)
 
     def decoded(self) -> ModelReply:
-        decode = decode_anthropic if self.wire == "anthropic" else decode_chat
+        decode = DECODERS.get(NAMES[self.wire], decode_chat)
         return decode(json.loads(self.reply), self.call, self.model, None)
+
+    @property
+    def marker(self) -> bytes:
+        return MARKERS.get(NAMES[self.wire], b'"finish_reason":"')
 
     def streamed(self, piece: int) -> tuple[list[ModelDelta], ModelReply]:
         reader, deltas = self.reader(), []
@@ -90,10 +115,14 @@ def recordings() -> tuple[Recording, ...]:
     found = []
     for line in (FOLDER / "index.jsonl").read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
-        wires = [i for i in entry["interactions"] if i["path"].split("?")[0] in ENDPOINTS.get(i["provider"], ())]
-        if wires:
-            found += [take(entry, number, i) for number, i in enumerate(entry["interactions"]) if i in wires]
+        found += [take(entry, number, i) for number, i in enumerate(entry["interactions"]) if generates(i)]
     return tuple(found)
+
+
+def generates(i: dict[str, Any]) -> bool:
+    """Whether an entry of the index is an exchange with an endpoint that our adapters ask for replies."""
+    path = ENDPOINTS.get(i["provider"])
+    return path is not None and i["method"] == "POST" and re.fullmatch(path, i["path"].split("?")[0]) is not None
 
 
 def take(entry: dict[str, Any], number: int, i: dict[str, Any]) -> Recording:
@@ -105,7 +134,7 @@ def take(entry: dict[str, Any], number: int, i: dict[str, Any]) -> Recording:
         i["stream"],
         i["status"],
         i["tool_calls"],
-        json.loads(body_of(exchange["request"])),
+        json.loads(body_of(exchange["request"]) or b"null"),
         body_of(exchange["response"]),
     )
 

@@ -13,57 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
-from stepengine.data.models import ModelRequest, ModelSettings, Thinking
-from stepengine.data.parts import (
-    DocumentPart,
-    ImagePart,
-    JsonPart,
-    OpaquePart,
-    RefusalPart,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-)
+from stepengine.data.models import ModelRequest
 from stepengine.data.transcript import Transcript
-from stepengine.models import AnthropicProvider, OpenAIChatProvider
-from tests.models.wires import MANUAL, MODEL, TOOL, provider_of
-
-words = st.text(st.characters(exclude_categories=("Cs",)), max_size=6)
-makers = st.sampled_from(["anthropic", "openai", "somebody"])
-owners = (
-    makers.map(lambda name: {"provider": name, "model": MODEL.get(name, "m"), "id": "same", "signature": "s"})
-    | st.none()
-)
-texts = st.builds(TextPart, words, provider_data=owners)
-images = st.builds(ImagePart, st.just("https://x/i.png"))
-documents = st.builds(DocumentPart, data=st.binary(max_size=4), mime_type=st.just("text/plain"), name=words)
-opaques = st.builds(OpaquePart, makers, words.map(lambda word: {"type": "strange", "text": word}))
-talk = texts | st.builds(ThinkingPart, words, provider_data=owners) | st.builds(RefusalPart, words) | opaques
-inputs = st.dictionaries(words, words | st.integers(-(2**60), 2**60), max_size=2)
-contents = st.lists(texts | images | documents | st.builds(JsonPart, inputs), max_size=3)
-users = st.builds(UserMessage, st.lists(texts | images | documents, max_size=3))
-
-
-@st.composite
-def steps(draw: st.DrawFn) -> list[Any]:
-    parts: list[Any] = draw(st.lists(talk | st.just("call"), max_size=4))
-    messages: list[Any] = []
-    for index, part in enumerate(parts):
-        if part == "call":
-            call_id = f"c{draw(st.integers(0, 10**9))}_{draw(st.uuids())}"
-            error = draw(st.none() | words)
-            parts[index] = ToolCallPart(
-                call_id, draw(words), draw(inputs), raw_input=error, input_error=error, provider_data=draw(owners)
-            )
-            status = draw(st.sampled_from(["ok", "error", "pending"]))
-            messages.append(ToolMessage(call_id, "t", tuple(draw(contents)), status))
-    return [AssistantMessage(tuple(parts)), *messages]
-
-
-histories = st.lists(users.map(lambda message: [message]) | steps(), max_size=6).map(
-    lambda groups: [message for group in groups for message in group]
-)
-settings = st.sampled_from([ModelSettings(), MANUAL, ModelSettings(thinking=Thinking("enabled"))])
+from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
+from tests.models.histories import histories, settings, users
+from tests.models.wires import FOUR, MANUAL, MODEL, TOOL, provider_of
 
 
 def fresh(message: Any) -> Any:
@@ -105,8 +59,8 @@ def test_any_transcript_is_a_legal_anthropic_conversation(messages, how, tail):
 @pytest.mark.spec("requirements:G10", "ecosystem:EC82")
 @given(histories, st.lists(users, max_size=1))
 def test_any_transcript_is_a_legal_chat_conversation(messages, tail):
-    request = ModelRequest("openai/gpt-4o", "system", Transcript(messages), tail=tail)
-    said = json.loads(OpenAIChatProvider("openai", "k")._encode(request, stream=True).content)["messages"]
+    request = ModelRequest("openai_chat/gpt-4o", "system", Transcript(messages), tail=tail)
+    said = json.loads(OpenAIChatProvider("openai_chat", "k")._encode(request, stream=True).content)["messages"]
     assert said[0] == {"role": "system", "content": "system"}
     assert said[-1]["role"] in ("user", "tool")
     open_calls: list[str] = []
@@ -131,8 +85,53 @@ def test_any_transcript_is_a_legal_chat_conversation(messages, tail):
         previous = role
 
 
+@pytest.mark.spec("requirements:G10", "ecosystem:EC81", "ecosystem:EC91")
+@given(histories, st.lists(users, max_size=1))
+def test_any_transcript_is_a_legal_responses_conversation(messages, tail):
+    request = ModelRequest("openai/gpt-5", "system", Transcript(messages), tail=tail)
+    said = json.loads(OpenAIProvider("k")._encode(request, stream=True).content)["input"]
+    assert said
+    calls = [item["call_id"] for item in said if item.get("type") == "function_call"]
+    outputs = [item["call_id"] for item in said if item.get("type") == "function_call_output"]
+    assert calls == outputs
+    assert len(set(calls)) == len(calls)
+    previous = ""
+    for item in said:
+        kind = item.get("type") or item["role"]
+        if kind == "function_call":
+            assert isinstance(json.loads(item["arguments"]), dict)
+            assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", item["call_id"])
+        if previous == "function_call_output":
+            assert kind != "reasoning" or item["encrypted_content"]
+        previous = kind
+    assert said[-1].get("role") == "user" or said[-1]["type"] == "function_call_output"
+
+
+@pytest.mark.spec("requirements:G10", "ecosystem:EC82", "ecosystem:EC91", "reliability:MP60")
+@pytest.mark.parametrize("model", ["gemini-3-pro", "gemini-2.5-flash"])
+@given(messages=histories, tail=st.lists(users, max_size=1))
+def test_any_transcript_is_a_legal_gemini_conversation(model, messages, tail):
+    request = ModelRequest(f"google/{model}", "system", Transcript(messages), tail=tail)
+    said = json.loads(GoogleProvider("k")._encode(request, stream=True).content)["contents"]
+    assert [content["role"] for content in said] == ["user", "model"] * (len(said) // 2) + ["user"]
+    calls: list[Any] = []
+    for content in said:
+        parts = content["parts"]
+        assert parts
+        answers = [part["functionResponse"] for part in parts if "functionResponse" in part]
+        assert [(a["name"], a.get("id")) for a in answers] == [(c["name"], c.get("id")) for c in calls]
+        assert all("functionResponse" in part for part in parts[: len(answers)])
+        asked = [part for part in parts if "functionCall" in part]
+        calls = [part["functionCall"] for part in asked]
+        assert not asked or content["role"] == "model"
+        # Gemini 3 refuses the first call of a message without a signature.
+        assert not asked or model != "gemini-3-pro" or asked[0]["thoughtSignature"]
+        ids = [call["id"] for call in calls if "id" in call]
+        assert len(set(ids)) == len(ids)
+
+
 @pytest.mark.spec("requirements:G10")
-@pytest.mark.parametrize("name", ["anthropic", "openai"])
+@pytest.mark.parametrize("name", FOUR)
 @given(data=st.data())
 def test_joined_memoised_bytes_are_those_of_encoding_from_scratch(name, data):
     messages, how = data.draw(histories), data.draw(settings)
@@ -153,9 +152,9 @@ def test_joined_memoised_bytes_are_those_of_encoding_from_scratch(name, data):
         group.append(message)
 
 
-@pytest.mark.parametrize("name", ["anthropic", "openai"])
+@pytest.mark.parametrize("name", FOUR)
 def test_a_message_is_encoded_once_and_its_bytes_travel_with_it(name, monkeypatch):
-    module = import_module(f"stepengine.models.{'anthropic' if name == 'anthropic' else 'openai_chat'}.encode")
+    module = import_module(f"stepengine.models.{name}.encode")
     count = []
     original = module.encode_message
     monkeypatch.setattr(module, "encode_message", lambda *a, **k: count.append(1) or original(*a, **k))

@@ -25,7 +25,9 @@ def anthropic(content: list[Any], stop: str | None, **more: Any) -> Any:
 
 
 def chat(message: dict[str, Any], finish: str | None, **more: Any) -> Any:
-    return decode_chat({"choices": [{"message": message, "finish_reason": finish}], **more}, made("openai"), "m", None)
+    return decode_chat(
+        {"choices": [{"message": message, "finish_reason": finish}], **more}, made("openai_chat"), "m", None
+    )
 
 
 TEXT = [{"type": "text", "text": "hi"}]
@@ -95,13 +97,13 @@ def test_a_full_context_window_is_an_overflow_and_not_a_reply():
 def test_a_reply_names_the_model_that_answered_when_it_is_another_one():
     assert anthropic(TEXT, "end_turn", model="m").model is None
     assert anthropic(TEXT, "end_turn", model="m-20260101").model == "anthropic/m-20260101"
-    assert chat({"content": "hi"}, "stop", model="vendor/m").model == "openai/vendor/m"
+    assert chat({"content": "hi"}, "stop", model="vendor/m").model == "openai_chat/vendor/m"
 
 
 @pytest.mark.spec("reliability:MP15", "reliability:MP54")
 def test_a_completion_without_choices_or_with_an_error_in_one_is_an_error():
     with pytest.raises(ModelError) as caught:
-        decode_chat({"choices": [], "usage": None}, made("openai"), "m", None)
+        decode_chat({"choices": [], "usage": None}, made("openai_chat"), "m", None)
     assert caught.value.kind == "protocol"
     with pytest.raises(ModelError) as caught:
         decode_chat({"choices": [{"error": {"code": 429, "message": "slow"}}]}, made("openrouter"), "m", None)
@@ -224,7 +226,7 @@ def test_deep_and_huge_arguments_are_refused_quickly():
 
 
 @pytest.mark.spec("reliability:MP46")
-@pytest.mark.parametrize("wire", ["anthropic", "openai"])
+@pytest.mark.parametrize("wire", ["anthropic", "openai_chat"])
 def test_lone_surrogates_become_replacement_characters_and_pairs_stay(wire):
     raw = r'{"a": "\ud83d", "b": "\ud83c\udf89", "c": "\\ud83d", "d": "\udf89x"}'
     expected = {"a": "\ufffd", "b": "🎉", "c": "\\ud83d", "d": "\ufffdx"}

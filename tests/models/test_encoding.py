@@ -38,7 +38,7 @@ def test_a_request_holds_everything_that_was_set():
     assert ours == {
         "model": "claude-sonnet-4-5",
         "max_tokens": 50,
-        "system": "Be good.",
+        "system": [{"type": "text", "text": "Be good.", "cache_control": {"type": "ephemeral"}}],
         "temperature": 0.5,
         "top_p": 0.9,
         "stop_sequences": ["X"],
@@ -46,10 +46,17 @@ def test_a_request_holds_everything_that_was_set():
         "cache_control": {"type": "ephemeral"},
         "stream": True,
         "seed": 7,
-        "tools": [{"name": "look", "description": "Looks.", "input_schema": TOOL.input_schema}],
+        "tools": [
+            {
+                "name": "look",
+                "description": "Looks.",
+                "input_schema": TOOL.input_schema,
+                "cache_control": {"type": "ephemeral"},
+            }
+        ],
         "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
     }
-    theirs = body("openai", UserMessage("hi"), **fields)
+    theirs = body("openai_chat", UserMessage("hi"), **fields)
     function = {"name": "look", "description": "Looks.", "parameters": TOOL.input_schema}
     assert theirs == {
         "model": "gpt-4o",
@@ -70,7 +77,7 @@ def test_a_request_holds_everything_that_was_set():
 @pytest.mark.spec("ecosystem:EC92", "ecosystem:EC95")
 def test_what_was_not_set_is_not_sent_except_what_the_api_demands():
     assert set(body("anthropic", UserMessage("hi"))) == {"model", "max_tokens", "messages", "cache_control"}
-    assert set(body("openai", UserMessage("hi"))) == {"model", "messages"}
+    assert set(body("openai_chat", UserMessage("hi"))) == {"model", "messages"}
 
 
 @pytest.mark.spec("requirements:G19", "ecosystem:EC84", "ecosystem:EC85")
@@ -86,8 +93,8 @@ def test_what_was_not_set_is_not_sent_except_what_the_api_demands():
 def test_a_tool_choice_is_translated_and_the_request_s_own_wins(choice, anthropic, openai):
     for fields in ({"tool_choice": choice}, {"settings": ModelSettings(tool_choice=choice)}):
         assert body("anthropic", UserMessage("hi"), tools=(TOOL,), **fields)["tool_choice"] == anthropic
-        assert body("openai", UserMessage("hi"), tools=(TOOL,), **fields)["tool_choice"] == openai
-        assert "tool_choice" not in body("openai", UserMessage("hi"), **fields)
+        assert body("openai_chat", UserMessage("hi"), tools=(TOOL,), **fields)["tool_choice"] == openai
+        assert "tool_choice" not in body("openai_chat", UserMessage("hi"), **fields)
 
 
 @pytest.mark.spec("requirements:A16", "requirements:G6", "ecosystem:EC89")
@@ -114,10 +121,10 @@ def test_a_tool_choice_is_translated_and_the_request_s_own_wins(choice, anthropi
             Thinking("extended", 2_000),
             {"thinking": {"type": "enabled", "budget_tokens": 2_000}},
         ),
-        ("openai", "o3", Thinking("none"), {}),
-        ("openai", "o3", Thinking("enabled"), {"reasoning_effort": "medium"}),
-        ("openai", "o3", Thinking("extended", 1_500), {"reasoning_effort": "low"}),
-        ("openai", "o3", Thinking("extended"), {"reasoning_effort": "high"}),
+        ("openai_chat", "o3", Thinking("none"), {}),
+        ("openai_chat", "o3", Thinking("enabled"), {"reasoning_effort": "medium"}),
+        ("openai_chat", "o3", Thinking("extended", 1_500), {"reasoning_effort": "low"}),
+        ("openai_chat", "o3", Thinking("extended"), {"reasoning_effort": "high"}),
         ("openrouter", "a/b", Thinking("enabled"), {"reasoning": {"enabled": True}}),
         ("openrouter", "a/b", Thinking("extended", 3_000), {"reasoning": {"max_tokens": 3_000}}),
     ],
@@ -169,7 +176,7 @@ def test_calls_and_results_are_paired_by_the_provider_s_own_ids_and_by_made_ones
         },
     ]
     function = {"name": "look", "arguments": '{"at":"1"}'}
-    assert sent("openai", *history) == [
+    assert sent("openai_chat", *history) == [
         {"role": "user", "content": "go"},
         {
             "role": "assistant",
@@ -186,7 +193,7 @@ def test_calls_and_results_are_paired_by_the_provider_s_own_ids_and_by_made_ones
 
 
 @pytest.mark.spec("reliability:MP49")
-@pytest.mark.parametrize("name", ["anthropic", "openai"])
+@pytest.mark.parametrize("name", ["anthropic", "openai_chat"])
 def test_an_id_that_a_provider_gave_twice_goes_out_once(name):
     def twin(number):
         return attrs.evolve(call(number, made_by=name), provider_data={"provider": name, "id": "same"})
@@ -201,7 +208,7 @@ def test_an_id_that_a_provider_gave_twice_goes_out_once(name):
 
 
 @pytest.mark.spec("reliability:MP40", "reliability:MP48")
-@pytest.mark.parametrize("name", ["anthropic", "openai"])
+@pytest.mark.parametrize("name", ["anthropic", "openai_chat"])
 def test_what_a_model_made_up_goes_back_in_a_form_that_the_wire_takes(name):
     broken = ToolCallPart("c.1/ü", "no such.tool\u200b", raw_input="{nope", input_error="expected a key")
     text = json.dumps(
@@ -246,7 +253,7 @@ def test_thinking_and_opaque_parts_go_back_to_the_same_provider_and_model_only()
 
 def test_a_refusal_goes_back_as_one_where_the_wire_has_a_place_for_it():
     history = [UserMessage("go"), AssistantMessage([RefusalPart("No.")]), UserMessage("please")]
-    assert sent("openai", *history)[1] == {"role": "assistant", "content": None, "refusal": "No."}
+    assert sent("openai_chat", *history)[1] == {"role": "assistant", "content": None, "refusal": "No."}
     assert sent("ollama", *history)[1] == {"role": "assistant", "content": "No."}
     assert sent("anthropic", *history)[1]["content"] == [{"type": "text", "text": "No."}]
 
@@ -268,7 +275,7 @@ def test_images_and_documents_are_sent_in_each_provider_s_form():
             "title": "a.pdf",
         },
     ]
-    assert sent("openai", UserMessage(parts))[0]["content"] == [
+    assert sent("openai_chat", UserMessage(parts))[0]["content"] == [
         {"type": "image_url", "image_url": {"url": "https://x/i.png"}},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
         {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{pdf}"}},
@@ -288,7 +295,7 @@ def test_media_of_results_stay_in_the_result_or_follow_the_batch():
     blocks = sent("anthropic", *history)[2]["content"]
     assert blocks[0]["content"] == [{"type": "text", "text": "a picture"}, image]
     assert blocks[1]["content"] == '{"n":1}'
-    messages = sent("openai", *history)
+    messages = sent("openai_chat", *history)
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "user"]
     assert messages[2]["content"].startswith("a picture\n")
     assert [piece["type"] for piece in messages[4]["content"]] == ["text", "image_url", "text"]
@@ -301,7 +308,7 @@ def test_media_of_results_stay_in_the_result_or_follow_the_batch():
     [
         ("anthropic", ImagePart(data=b"x", mime_type="image/tiff")),
         ("anthropic", DocumentPart(data=b"x", mime_type="application/msword", name="old.doc")),
-        ("openai", DocumentPart("https://x/d.pdf")),
+        ("openai_chat", DocumentPart("https://x/d.pdf")),
         ("ollama", DocumentPart(data=b"x", name="a.pdf")),
     ],
 )
@@ -316,7 +323,7 @@ def test_a_part_that_the_wire_cannot_take_fails_before_the_request_and_is_named(
 
 
 @pytest.mark.spec("ecosystem:EC100")
-@pytest.mark.parametrize("name", ["anthropic", "openai"])
+@pytest.mark.parametrize("name", ["anthropic", "openai_chat"])
 def test_a_history_that_ends_with_the_assistant_is_given_a_nudge_on_the_wire_only(name):
     history = Transcript([UserMessage("go"), AssistantMessage("I begin.")])
     request = ModelRequest(f"{name}/{MODEL[name]}", messages=history)
@@ -332,7 +339,7 @@ def test_a_history_that_ends_with_the_assistant_is_given_a_nudge_on_the_wire_onl
     assert [m["role"] for m in paused] == ["user", "assistant"]
 
 
-@pytest.mark.parametrize("name", ["anthropic", "openai"])
+@pytest.mark.parametrize("name", ["anthropic", "openai_chat"])
 def test_empty_messages_are_left_out_and_an_empty_request_says_something(name):
     assert [m["role"] for m in sent(name)] == ["user"]
     messages = sent(

@@ -11,7 +11,7 @@ import pytest
 from stepengine.errors import ModelError
 from tests.faults.scripts import WIRES
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)]
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("wire", WIRES, ids=str)]
 
 
 class Miss(BaseException):

@@ -33,7 +33,7 @@ async def test_a_reply_that_may_take_long_is_streamed_on_the_wire():
 
 @pytest.mark.spec("ecosystem:EC51", "ecosystem:EC210", "ecosystem:EC191", "ecosystem:EC44")
 @pytest.mark.anyio
-@pytest.mark.parametrize("name", ["anthropic", "openai"])
+@pytest.mark.parametrize("name", ["anthropic", "openai_chat"])
 @pytest.mark.parametrize("sampling", [False, True])
 async def test_the_encoded_bytes_reach_the_transport_as_they_are_with_key_and_type(name, sampling):
     seen = []

@@ -151,7 +151,7 @@ def test_a_registry_is_made_of_what_an_engine_accepts():
     with pytest.raises(UnknownModel, match="not a int"):
         Models.of(3)
     with pytest.raises(UnknownModel, match="prefix"):
-        models.register("a/b", Echo())
+        models.register("a:b", Echo())
 
 
 # --- keys -----------------------------------------------------------------------------------------------------------

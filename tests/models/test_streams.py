@@ -58,7 +58,7 @@ TWO = [("f", {"n": 1}), ("f", {"n": 2})]
         pytest.param([[piece("f", A, index=0, id="x"), piece("f", B, index=1, id="x")]], [*TWO, "x", "x"], id="one id twice"),
     ],
 )  # fmt: skip
-def test_tool_calls_come_whole_from_whatever_pieces_servers_send(deltas, calls):
+def test_chat_tool_calls_come_whole_from_whatever_pieces_servers_send(deltas, calls):
     got = pieces(*deltas)
     assert [(name, value) for name, value, _ in got] == [c for c in calls if isinstance(c, tuple)]
     ids = [c for c in calls if isinstance(c, str)]
@@ -67,7 +67,7 @@ def test_tool_calls_come_whole_from_whatever_pieces_servers_send(deltas, calls):
 
 @pytest.mark.spec("requirements:G4", "reliability:MP20")
 def test_no_call_is_offered_when_the_finish_reason_never_comes():
-    it = reader("openai")
+    it = reader("openai_chat")
     it.feed(chunk({"tool_calls": [piece("rm", '{"path": "/a"}', index=0, id="x")]}))
     it.feed(b"data: [DONE]\n\n")
     with pytest.raises(TruncatedReply):
@@ -136,7 +136,7 @@ STOP = event({"type": "message_stop"})
         [b"data: 7\n\n"],
     ],
 )
-def test_events_in_an_impossible_order_break_the_protocol_and_may_be_tried_again(events):
+def test_anthropic_events_in_an_impossible_order_break_the_protocol_and_may_be_tried_again(events):
     it = reader("anthropic")
     with pytest.raises(ModelError) as caught:
         for one in events:
@@ -155,7 +155,7 @@ def test_what_a_lost_stream_used_is_known_as_far_as_it_said():
 
 @pytest.mark.spec("reliability:MP24")
 def test_a_stream_that_never_stops_is_cut():
-    it = reader("openai")
+    it = reader("openai_chat")
     with pytest.raises(ModelError) as caught:
         for _ in range(100):
             it.feed(b": " + b"x" * 1_000_000 + b"\n")

@@ -1,4 +1,4 @@
-"""The two wires by name, and what tests ask of their encoders."""
+"""The four wires by name, and what tests ask of their encoders."""
 
 from __future__ import annotations
 
@@ -12,20 +12,33 @@ from stepengine.data.parts import (
 )
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.models import AnthropicProvider, OpenAIChatProvider
+from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
 from stepengine.models._failures import Call
-from stepengine.models._http import ReplyReader
+from stepengine.models._reading import ReplyReader
 from stepengine.models.anthropic.stream import AnthropicAccumulator
+from stepengine.models.google.decode import GoogleAccumulator
 from stepengine.models.keys import Credentials
+from stepengine.models.openai.decode import ResponsesAccumulator
 from stepengine.models.openai_chat.decode import ChatAccumulator
 
-MODEL = {"anthropic": "claude-sonnet-4-5", "openai": "gpt-4o", "openrouter": "vendor/model", "ollama": "llama3"}
+FOUR = ("anthropic", "openai", "openai_chat", "google")
+MODEL = {
+    "anthropic": "claude-sonnet-4-5",
+    "openai": "gpt-5",
+    "openai_chat": "gpt-4o",
+    "google": "gemini-3-pro",
+    "openrouter": "vendor/model",
+    "ollama": "llama3",
+}
+HISTORY = {"anthropic": "messages", "openai": "input", "google": "contents"}
+OWN = {"anthropic": AnthropicProvider, "openai": OpenAIProvider, "google": GoogleProvider}
+ACCUMULATORS = {"anthropic": AnthropicAccumulator, "openai": ResponsesAccumulator, "google": GoogleAccumulator}
 PNG = b"\x89PNG"
 TOOL = ToolSpec("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}})
 
 
 def provider_of(name: str, **options: Any) -> Any:
-    return AnthropicProvider("k", **options) if name == "anthropic" else OpenAIChatProvider(name, "k", **options)
+    return OWN[name]("k", **options) if name in OWN else OpenAIChatProvider(name, "k", **options)
 
 
 def body(name: str, *messages: Any, stream: bool = False, **fields: Any) -> dict[str, Any]:
@@ -34,7 +47,7 @@ def body(name: str, *messages: Any, stream: bool = False, **fields: Any) -> dict
 
 
 def sent(name: str, *messages: Any, **fields: Any) -> list[dict[str, Any]]:
-    return body(name, *messages, **fields)["messages"]
+    return body(name, *messages, **fields)[HISTORY.get(name, "messages")]
 
 
 def call(number: int, name: str = "look", made_by: str | None = None, **fields: Any) -> ToolCallPart:
@@ -54,5 +67,5 @@ def made(provider: str, model: str = "m") -> Call:
 
 
 def reader(wire: str) -> ReplyReader:
-    kind = AnthropicAccumulator if wire == "anthropic" else ChatAccumulator
+    kind = ACCUMULATORS.get(wire, ChatAccumulator)
     return ReplyReader(kind(made(wire), "m", None), made(wire))

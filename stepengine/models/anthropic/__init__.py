@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.errors import ModelError
 from stepengine.models._failures import Call
 from stepengine.models._http import NO_KEY, Body, HttpProvider
+from stepengine.models._reading import Timeouts
 from stepengine.models._wire import ToolsCache
 from stepengine.models.anthropic.decode import decode
-from stepengine.models.anthropic.encode import DEFAULT_MAX_TOKENS, encode, encode_tool
+from stepengine.models.anthropic.request import (
+    BINDING_BETA,
+    DEFAULT_MAX_TOKENS,
+    Ways,
+    binds_thinking,
+    encode,
+    encode_count,
+    encode_tool,
+)
 from stepengine.models.anthropic.stream import AnthropicAccumulator
 from stepengine.models.keys import Credentials, Secret
 
@@ -37,8 +46,11 @@ class AnthropicProvider(HttpProvider):
         base_url: Another server; by default from ``ANTHROPIC_BASE_URL``. With one, no key is demanded.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
         max_tokens: The output limit of requests that set none; the API demands a limit.
-        prompt_cache: Whether the API shall cache the prompt up to the last message.
+        prompt_cache: Whether the API shall cache tools, system prompt and messages, and for how long: true is five
+            minutes, ``"1h"`` an hour.
         name: The name under which ids, signatures and opaque parts are kept and sent back.
+        timeouts: How long calls may take.
+        headers: HTTP headers to send with every request.
     """
 
     model_patterns = (r"claude-.+",)
@@ -51,13 +63,17 @@ class AnthropicProvider(HttpProvider):
         transport: Any = None,
         *,
         max_tokens: int = DEFAULT_MAX_TOKENS,
-        prompt_cache: bool = True,
+        prompt_cache: bool | Literal["5m", "1h"] = True,
         name: str = "anthropic",
+        timeouts: Timeouts | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(name, api_key, base_url, transport)
-        self._max_tokens = max_tokens
-        self._prompt_cache = prompt_cache
-        self._tools = ToolsCache(encode_tool)
+        super().__init__(name, api_key, base_url, transport, timeouts=timeouts, headers=headers)
+        cache: Literal["5m", "1h"] | None = "5m" if prompt_cache is True else prompt_cache or None
+        self._ways = Ways(provider=name, max_tokens=max_tokens, cache=cache)
+        mark = self._ways.mark
+        self._tools = ToolsCache(encode_tool, {"cache_control": mark} if mark else None)
+        self._plain_tools = ToolsCache(encode_tool)
 
     @property
     def _home(self) -> tuple[str | None, str | None]:
@@ -92,24 +108,27 @@ class AnthropicProvider(HttpProvider):
         Raises:
             ModelError: when there is none.
         """
-        if max(self._max_tokens, request.settings.max_tokens or 0) <= MAX_UNSTREAMED:
+        if max(self._ways.max_tokens, request.settings.max_tokens or 0) <= MAX_UNSTREAMED:
             return await super().complete(request)
         async with aclosing(cast("AsyncGenerator[ModelDelta]", self.stream(request))) as deltas:
             replies = [delta.reply async for delta in deltas if isinstance(delta, ReplyDone)]
         return replies[-1]
 
-    def _encode(self, request: ModelRequest, *, stream: bool) -> Body:
-        content = encode(
-            request,
-            self.bare(request.model),
-            self.name,
-            self._tools(request.tools),
-            stream=stream,
-            max_tokens=self._max_tokens,
-            prompt_cache=self._prompt_cache,
-        )
-        sampled = request.settings.temperature is not None or request.settings.top_p is not None
-        return Body(content, {"anthropic-version": SAMPLING_VERSION} if sampled else {})
+    def _encode(self, request: ModelRequest, *, stream: bool, thinking: bool = True) -> Body:
+        model = self.bare(request.model)
+        tools = self._tools(request.tools)
+        content = encode(request, model, self._ways, tools, stream=stream, thinking=thinking)
+        headers: dict[str, str] = {}
+        if request.settings.temperature is not None or request.settings.top_p is not None:
+            headers["anthropic-version"] = SAMPLING_VERSION
+        if binds_thinking(request, model):
+            headers["anthropic-beta"] = BINDING_BETA
+        return Body(content, headers)
+
+    def _encode_count(self, request: ModelRequest) -> Body:
+        tools = self._plain_tools(request.tools)
+        content = encode_count(request, self.bare(request.model), self._ways, tools)
+        return Body(content, path=f"{self.path}/count_tokens")
 
     def _accumulator(self, request: ModelRequest, call: Call, request_id: str | None) -> AnthropicAccumulator:
         return AnthropicAccumulator(call, self.bare(request.model), request_id)

@@ -83,7 +83,8 @@ def _part(block: Mapping[str, Any], provider: str, model: str) -> AssistantPart:
     if kind == "redacted_thinking":
         return ThinkingPart("", provider_data=freeze({**mark, "redacted": block["data"]}))
     if kind == "tool_use":
-        return call_part(block["name"], block["input"], {**mark, "id": block["id"]})
+        given = {"id": block["id"]} if block.get("id") else {}
+        return call_part(block["name"], block.get("input"), {**mark, **given})
     return OpaquePart(provider, freeze(block))
 
 

@@ -13,7 +13,6 @@ prompt cache holds. Adaptive thinking has no such demand and sends them as calls
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, assert_never
 
@@ -34,7 +33,6 @@ from stepengine.data.parts import (
     ThinkingPart,
     ToolCallPart,
 )
-from stepengine.data.tools import ToolSpec
 from stepengine.models._wire import (
     NUDGE,
     arguments_of,
@@ -42,20 +40,15 @@ from stepengine.models._wire import (
     cannot_take,
     encoded,
     is_own,
-    join_members,
+    is_paused,
+    message_at,
     safe_name,
-    tool_choice_of,
     wire_ids,
 )
 
-__all__ = ("Flags", "encode", "encode_messages", "encode_tool", "thinking_of")
+__all__ = ("Flags", "encode_message", "encode_messages")
 
-MIN_BUDGET = 1024
-DEFAULT_BUDGET = 10_000
-DEFAULT_MAX_TOKENS = 8_192
 IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
-MANUAL_ONLY = re.compile(r"claude-(?:3|instant|2)|claude-(?:opus|sonnet|haiku)-4(?:-[0156])?(?:-\d{8})?$")
-"""Models from before adaptive thinking, which want a budget."""
 
 Json = dict[str, Any]
 
@@ -88,85 +81,6 @@ class Turn:
     as_text: bytes = b""
 
 
-def encode(
-    request: ModelRequest, model: str, provider: str, tools: bytes, *, stream: bool, max_tokens: int, prompt_cache: bool
-) -> bytes:
-    """
-    Return the body of a request.
-
-    Args:
-        request: What is asked.
-        model: The model's name at the provider.
-        provider: The provider's name.
-        tools: The encoded tools.
-        stream: Whether the reply shall be a stream.
-        max_tokens: The output limit when the request has none; the API demands one (EC95).
-        prompt_cache: Whether the API shall cache the prompt up to the last message (EC93).
-    """
-    settings = request.settings
-    thinking = thinking_of(request, model)
-    manual = thinking is not None and thinking["type"] == "enabled"
-    limit = settings.max_tokens
-    if limit is None:
-        limit = max(max_tokens, thinking["budget_tokens"] + max_tokens) if manual and thinking else max_tokens
-    elif manual and thinking and limit <= thinking["budget_tokens"]:
-        thinking = {**thinking, "budget_tokens": max(MIN_BUDGET, limit - 1)}
-    head: Json = {"model": model, "max_tokens": limit}
-    optional = {
-        "system": request.system_prompt or None,
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "stop_sequences": list(settings.stop_sequences) or None,
-        "thinking": thinking,
-        "tool_choice": _tool_choice(request),
-        "cache_control": {"type": "ephemeral"} if prompt_cache else None,
-        "stream": True if stream else None,
-    }
-    head.update({name: value for name, value in optional.items() if value is not None})
-    members = {name: encoded(value) for name, value in head.items()}
-    if request.tools:
-        members["tools"] = tools
-    members.update({name: encoded(value) for name, value in settings.extra.items()})
-    members["messages"] = encode_messages(request, Flags(provider, model, manual))
-    return join_members(members)
-
-
-def thinking_of(request: ModelRequest, model: str) -> Json | None:
-    """
-    Return the ``thinking`` member; ``None`` sends nothing.
-
-    ``enabled`` leaves the amount to the model, ``extended`` sends the budget. A forced tool choice switches thinking off
-    for that request, because the API refuses both together (EC85).
-    """
-    thinking = request.settings.thinking
-    if thinking is None or thinking.mode == "none":
-        return None
-    if tool_choice_of(request) not in {None, "auto", "none"}:
-        return None
-    if thinking.mode == "extended":
-        return {"type": "enabled", "budget_tokens": max(MIN_BUDGET, thinking.budget_tokens)}
-    if MANUAL_ONLY.match(model):
-        return {"type": "enabled", "budget_tokens": DEFAULT_BUDGET}
-    return {"type": "adaptive"}
-
-
-def encode_tool(spec: ToolSpec) -> Json:
-    """Return a tool definition."""
-    return {"name": spec.name, "description": spec.description, "input_schema": spec.input_schema}
-
-
-def _tool_choice(request: ModelRequest) -> Json | None:
-    choice = tool_choice_of(request)
-    single = request.settings.parallel_tool_calls is False and bool(request.tools)
-    if choice is None and not single:
-        return None
-    words = {None: "auto", "auto": "auto", "none": "none", "required": "any"}
-    value: Json = {"type": words[choice]} if choice in words else {"type": "tool", "name": choice}
-    if single and value["type"] != "none":
-        value["disable_parallel_tool_use"] = True
-    return value
-
-
 # --- joining --------------------------------------------------------------------------------------------------------
 
 
@@ -179,17 +93,10 @@ def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
     for index, turn in enumerate([*turns, *tail]):
         if turn.ids:
             if not seen.isdisjoint(turn.ids.values()):
-                turn = encode_message(_at(request, index), flags, own_ids=False)  # noqa: PLW2901 - the id is taken
+                turn = encode_message(message_at(request, index), flags, own_ids=False)  # noqa: PLW2901 - the id is taken
             seen.update(turn.ids.values())
         joiner.add(turn)
-    # A reply that the provider paused is handed back as the last message, to be gone on with (MP56).
-    paused = bool(request.tail) and type(request.tail[-1]) is AssistantMessage
-    return joiner.joined(nudge=not paused)
-
-
-def _at(request: ModelRequest, index: int) -> Message:
-    history = len(request.messages)
-    return request.messages[index] if index < history else request.tail[index - history]
+    return joiner.joined(nudge=not is_paused(request))
 
 
 NUDGE_BLOCK = encoded({"type": "text", "text": NUDGE})

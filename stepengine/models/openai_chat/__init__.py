@@ -1,37 +1,32 @@
-"""The adapter for Chat Completions: OpenAI, OpenRouter, Ollama, vLLM, and whatever else speaks it."""
+"""The adapter for Chat Completions: OpenRouter, Ollama, vLLM, and whatever else speaks it (ecosystem section 3)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.errors import ModelError
 from stepengine.models._failures import Call
-from stepengine.models._http import NO_KEY, Body, HttpProvider
+from stepengine.models._http import Body
+from stepengine.models._preset_provider import PresetProvider
+from stepengine.models._reading import Timeouts
+from stepengine.models._reply import cut_at_stops
 from stepengine.models._wire import ToolsCache
-from stepengine.models.keys import Credentials, Secret
+from stepengine.models.keys import Secret
 from stepengine.models.openai_chat.decode import ChatAccumulator, decode
-from stepengine.models.openai_chat.encode import encode, encode_tool
-from stepengine.models.openai_chat.presets import preset_of
+from stepengine.models.openai_chat.request import encode, encode_plain_tool, encode_tool, offered
 
 __all__ = ("OpenAIChatProvider",)
 
 
-class OpenAIChatProvider(HttpProvider):
+class OpenAIChatProvider(PresetProvider):
     """
     Models behind an OpenAI-compatible Chat Completions endpoint.
 
-    *name* picks what is known of the server: ``"openrouter"``, ``"ollama"``, ``"vllm"``, ``"openai_chat"`` (OpenAI
-    itself), or ``"openai"``, which also goes to Chat Completions as long as this package has no adapter for OpenAI's
-    Responses API. Any other name, and ``"openai_chat"`` with a *base_url*, is a server that nothing is known of.
-
-    Args:
-        name: The provider's name; ids and thinking are kept and sent back under it.
-        api_key: The key; by default from the environment variable of the server, such as ``OPENROUTER_API_KEY``.
-        base_url: Another address; by default from the environment. With one, no key is demanded.
-        key_env: The environment variable that holds the key, in place of the server's own.
-        transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
+    *name* picks what is known of the server: ``"openrouter"``, ``"ollama"``, ``"vllm"`` and the other presets, or
+    ``"openai_chat"`` for OpenAI itself. Any other name, and ``"openai_chat"`` with a *base_url*, is a server that nothing
+    is known of. The arguments are those of every preset provider; ids and thinking are kept and sent back under *name*.
     """
 
     path = "/chat/completions"
@@ -43,53 +38,27 @@ class OpenAIChatProvider(HttpProvider):
         base_url: str | None = None,
         key_env: str | None = None,
         transport: Any = None,
+        *,
+        timeouts: Timeouts | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(name, api_key, base_url, transport)
-        self._preset = preset_of(name, base_url)
-        self._key_env = key_env
+        super().__init__(name, api_key, base_url, key_env, transport, timeouts=timeouts, headers=headers)
         self._tools = ToolsCache(encode_tool)
-        self.model_patterns = self._preset.model_patterns
+        self._plain_tools = ToolsCache(encode_plain_tool)
 
-    @property
-    def _home(self) -> tuple[str | None, str | None]:
-        return self._preset.base_url_variable, self._preset.base_url
-
-    @property
-    def _key_variables(self) -> tuple[str, ...]:
-        variable = self._key_env or self._preset.key_variable
-        return (variable,) if variable else ()
-
-    @property
-    def _key_required(self) -> bool:
-        return self._preset.key_required or self._key_env is not None
-
-    def _sdk(self) -> Any:
-        try:
-            import openai
-        except ImportError:
-            msg = "the package 'openai' is not installed: pip install 'stepengine[openai]'"
-            raise ModelError(msg, kind="missing_sdk") from None
-        return openai
-
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        client = self._sdk().AsyncOpenAI(
-            api_key=NO_KEY if credentials.key is None else credentials.key.reveal(),
-            base_url=base_url,
-            max_retries=0,
-            timeout=http_client.timeout,
-            http_client=http_client,
-        )
-        if self._preset.key_variable != "OPENAI_API_KEY":
-            # Read from the environment by the SDK; another company's server has no business with them.
-            client.organization = client.project = None
-        return client
-
-    def _encode(self, request: ModelRequest, *, stream: bool) -> Body:
-        tools = self._tools(request.tools)
-        return Body(encode(request, self.bare(request.model), self._preset, tools, stream=stream))
+    def _encode(self, request: ModelRequest, *, stream: bool, thinking: bool = True) -> Body:
+        model, preset = self.bare(request.model), self._preset
+        plain = preset.plain_schemas and re.fullmatch(preset.plain_schemas, model)
+        tools = (self._plain_tools if plain else self._tools)(offered(request, preset))
+        content = encode(request, model, preset, tools, stream=stream, thinking=thinking)
+        return Body(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
     def _accumulator(self, request: ModelRequest, call: Call, request_id: str | None) -> ChatAccumulator:
         return ChatAccumulator(call, self.bare(request.model), request_id)
 
     def _decode(self, data: Mapping[str, Any], request: ModelRequest, call: Call, request_id: str | None) -> ModelReply:
         return decode(data, call, self.bare(request.model), request_id)
+
+    def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+        stops = request.settings.stop_sequences
+        return cut_at_stops(reply, stops) if stops and not self._preset.stops else reply

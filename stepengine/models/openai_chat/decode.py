@@ -52,7 +52,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         ModelError: when there is no choice, or the choice holds an error.
     """
     if not data.get("choices"):
-        raise protocol_failure(call, "it holds no choice", usage_of(data.get("usage")))
+        raise protocol_failure(call, "it holds no choice", usage_of(_raw_usage(data)))
     choice = data["choices"][0]
     if choice.get("error"):
         raise body_failure({"error": choice["error"]}, None, {}, call)
@@ -62,7 +62,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     stop = stop_of(STOPS.get(raw or ""), raw, content)
     if stop is StopReason.END_TURN and message.get("refusal"):
         stop = StopReason.REFUSAL
-    usage = data.get("usage")
+    usage = _raw_usage(data)
     cost = usage.get("cost") if isinstance(usage, Mapping) else None
     answered = data.get("model")
     return ModelReply(
@@ -77,10 +77,16 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     )
 
 
+def _raw_usage(data: Mapping[str, Any]) -> Any:
+    """Return the usage, which Groq used to put elsewhere in streams (EC109)."""
+    elsewhere = data.get("x_groq")
+    return data.get("usage") or (elsewhere.get("usage") if isinstance(elsewhere, Mapping) else None)
+
+
 def _reply_data(
     data: Mapping[str, Any], choice: Mapping[str, Any], message: Mapping[str, Any], call: Call, model: str
 ) -> Json:
-    kept: Json = {"provider": call.provider, "model": model, "id": data.get("id"), "usage": data.get("usage")}
+    kept: Json = {"provider": call.provider, "model": model, "id": data.get("id"), "usage": _raw_usage(data)}
     kept.update({name: data[name] for name in KEPT if data.get(name) is not None})
     more = {
         "served_by": data.get("provider"),
@@ -101,7 +107,7 @@ def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[Assist
     if member or details:
         data = {**mark, **({"member": member} if member else {}), **({"reasoning_details": details} if details else {})}
         parts.append(ThinkingPart(message[member] if member else "", provider_data=freeze(data)))
-    parts += _content(message.get("content"), provider)
+    parts += _content(message.get("content"), mark)
     if message.get("refusal"):
         parts.append(RefusalPart(message["refusal"]))
     for call in message.get("tool_calls") or []:
@@ -111,7 +117,7 @@ def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[Assist
     return parts
 
 
-def _content(content: Any, provider: str) -> list[AssistantPart]:
+def _content(content: Any, mark: Json) -> list[AssistantPart]:
     if isinstance(content, str):
         return [TextPart(content)] if content else []
     parts: list[AssistantPart] = []
@@ -120,9 +126,19 @@ def _content(content: Any, provider: str) -> list[AssistantPart]:
             parts.append(TextPart(piece))
         elif piece.get("type") == "text":
             parts.append(TextPart(piece["text"]))
+        elif piece.get("type") == "thinking":
+            parts.append(ThinkingPart(_thought(piece), provider_data=freeze({**mark, "piece": piece})))
         else:
-            parts.append(OpaquePart(provider, piece))
+            parts.append(OpaquePart(mark["provider"], piece))
     return parts
+
+
+def _thought(piece: Mapping[str, Any]) -> str:
+    """Return the text of a piece of Mistral's thinking, which is a list of texts (EC111)."""
+    inner = piece.get("thinking")
+    if isinstance(inner, str):
+        return inner
+    return "".join([part.get("text") or "" for part in inner or [] if isinstance(part, Mapping)])
 
 
 def usage_of(raw: Any) -> Usage | None:
@@ -164,7 +180,7 @@ class ChatAccumulator:
     @property
     def usage(self) -> Usage | None:
         """What the reply is known to have used so far."""
-        return usage_of(self._data.get("usage"))
+        return usage_of(_raw_usage(self._data))
 
     def event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
@@ -203,16 +219,36 @@ class ChatAccumulator:
         for name in ("content", "refusal", *REASONING):
             value = delta.get(name)
             if isinstance(value, list):
-                self._lists.setdefault(name, []).extend(value)
-                value = "".join([piece.get("text") or "" for piece in value if isinstance(piece, Mapping)])
+                deltas += self._pieces(name, value)
+            elif isinstance(value, str) and value and name in self._lists:
+                deltas += self._pieces(name, [{"type": "text", "text": value}])
             elif isinstance(value, str) and value:
                 self._texts.setdefault(name, []).append(value)
-            if value:
                 deltas.append(ThinkingChunk(value) if name in REASONING else TextChunk(value))
         for name in ("reasoning_details", "annotations", "images"):
             if delta.get(name):
                 self._lists.setdefault(name, []).extend(delta[name])
         return deltas + self._calls.take(delta.get("tool_calls") or [])
+
+    def _pieces(self, name: str, pieces: list[Any]) -> list[ModelDelta]:
+        """Take a list in place of a text; text that came before it is its first piece."""
+        before = "".join(self._texts.pop(name, []))
+        kept = self._lists.setdefault(name, [{"type": "text", "text": before}] if before else [])
+        deltas: list[ModelDelta] = []
+        for given in pieces:
+            piece = {"type": "text", "text": given} if isinstance(given, str) else given
+            thinks = piece.get("type") == "thinking"
+            text = _thought(piece) if thinks else piece.get("text") or ""
+            last = kept[-1] if kept else {}
+            if text and last.get("type") == piece.get("type") == "text":
+                kept[-1] = {**last, "text": last["text"] + text}
+            elif thinks and last.get("type") == "thinking":
+                kept[-1] = {**last, **piece, "thinking": [{"type": "text", "text": _thought(last) + text}]}
+            else:
+                kept.append(piece)
+            if text:
+                deltas.append(ThinkingChunk(text) if thinks else TextChunk(text))
+        return deltas
 
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """

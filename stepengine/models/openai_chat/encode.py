@@ -9,6 +9,7 @@ ours.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, assert_never
 
@@ -16,7 +17,7 @@ import attrs
 
 from stepengine.data.json import compact
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
-from stepengine.data.models import ModelRequest, Thinking
+from stepengine.data.models import ModelRequest
 from stepengine.data.parts import (
     AssistantPart,
     DocumentPart,
@@ -29,7 +30,6 @@ from stepengine.data.parts import (
     ThinkingPart,
     ToolCallPart,
 )
-from stepengine.data.tools import ToolSpec
 from stepengine.models._json import utf8
 from stepengine.models._wire import (
     NUDGE,
@@ -38,17 +38,16 @@ from stepengine.models._wire import (
     data_url,
     encoded,
     is_own,
-    join_members,
+    is_paused,
+    message_at,
     safe_name,
-    tool_choice_of,
     wire_ids,
 )
-from stepengine.models.openai_chat.presets import Preset
+from stepengine.models.presets import Preset
 
-__all__ = ("Flags", "encode", "encode_messages", "encode_tool")
+__all__ = ("Flags", "encode_message", "encode_messages")
 
-EFFORTS = ((2_048, "low"), (8_192, "medium"))
-WORDS = frozenset({"auto", "none", "required"})
+NINE = 9
 
 Json = dict[str, Any]
 
@@ -79,61 +78,6 @@ class Turn:
     media: bytes = b""
 
 
-def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool) -> bytes:
-    """
-    Return the body of a request.
-
-    Args:
-        request: What is asked.
-        model: The model's name at the provider.
-        preset: The server's ways.
-        tools: The encoded tools.
-        stream: Whether the reply shall be a stream, with usage at its end (EC58).
-    """
-    settings = request.settings
-    head: Json = {"model": model}
-    optional = {
-        preset.limit_member: settings.max_tokens,
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "stop": list(settings.stop_sequences) or None,
-        "tool_choice": _tool_choice(request),
-        "parallel_tool_calls": settings.parallel_tool_calls if request.tools else None,
-        "stream": True if stream else None,
-        "stream_options": {"include_usage": True} if stream else None,
-        **_thinking_members(settings.thinking, preset),
-    }
-    head.update({name: value for name, value in optional.items() if value is not None})
-    members = {name: encoded(value) for name, value in head.items()}
-    if request.tools:
-        members["tools"] = tools
-    members.update({name: encoded(value) for name, value in settings.extra.items()})
-    members["messages"] = encode_messages(request, Flags(preset, model))
-    return join_members(members)
-
-
-def encode_tool(spec: ToolSpec) -> Json:
-    """Return a tool definition."""
-    function = {"name": spec.name, "description": spec.description, "parameters": spec.input_schema}
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(request: ModelRequest) -> Any:
-    choice = tool_choice_of(request)
-    return choice if choice is None or choice in WORDS else {"type": "function", "function": {"name": choice}}
-
-
-def _thinking_members(thinking: Thinking | None, preset: Preset) -> Json:
-    if thinking is None or thinking.mode == "none":
-        return {}
-    if preset.thinking == "openrouter":
-        extended = thinking.mode == "extended"
-        return {"reasoning": {"max_tokens": thinking.budget_tokens} if extended else {"enabled": True}}
-    if thinking.mode == "enabled":
-        return {"reasoning_effort": "medium"}
-    return {"reasoning_effort": next((word for limit, word in EFFORTS if thinking.budget_tokens <= limit), "high")}
-
-
 # --- joining --------------------------------------------------------------------------------------------------------
 
 
@@ -146,16 +90,10 @@ def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
     for index, turn in enumerate([*turns, *tail]):
         if turn.ids:
             if not seen.isdisjoint(turn.ids.values()):
-                turn = encode_message(_at(request, index), flags, own_ids=False)  # noqa: PLW2901 - the id is taken
+                turn = encode_message(message_at(request, index), flags, own_ids=False)  # noqa: PLW2901 - the id is taken
             seen.update(turn.ids.values())
         joiner.add(turn)
-    paused = bool(request.tail) and type(request.tail[-1]) is AssistantMessage
-    return joiner.joined(nudge=not paused)
-
-
-def _at(request: ModelRequest, index: int) -> Message:
-    history = len(request.messages)
-    return request.messages[index] if index < history else request.tail[index - history]
+    return joiner.joined(nudge=not is_paused(request))
 
 
 class _Joiner:
@@ -245,7 +183,7 @@ def _joined(parts: Sequence[Json]) -> bytes:
 
 def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
     provider = flags.preset.name
-    ids = wire_ids(message.tool_calls, provider, own=own_ids)
+    ids = wire_ids(message.tool_calls, provider, own=own_ids, make=_nine if flags.preset.nine_letter_ids else None)
     body: Json = {"role": "assistant", "content": _assistant_content(message.content, flags)}
     refusal = "".join([part.text for part in message.content if isinstance(part, RefusalPart)])
     if refusal and flags.preset.refusals:
@@ -255,9 +193,16 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     calls = [_call(part, ids) for part in message.tool_calls]
     if calls:
         body["tool_calls"] = calls
+        if flags.preset.reasoning_with_calls:
+            body.setdefault(flags.preset.reasoning_with_calls, "")
     if body["content"] is None and len(body) == 2:  # noqa: PLR2004 - role and content: there is nothing to send
         return Turn("assistant", b"")
     return Turn("assistant", encoded(body), ids={ours: encoded(theirs) for ours, theirs in ids.items()})
+
+
+def _nine(call_id: str) -> str:
+    """Return an id of nine letters and digits, as Mistral demands them (EC83)."""
+    return hashlib.sha256(utf8(call_id)).hexdigest()[:NINE]
 
 
 def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> Any:
@@ -266,8 +211,9 @@ def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> Any:
     apart = False
     for part in parts:
         text = _visible(part, flags)
-        if isinstance(part, OpaquePart) and part.provider == flags.preset.name:
-            pieces.append(dict(part.data))
+        own = _own_piece(part, flags)
+        if own is not None:
+            pieces.append(own)
         elif text and pieces and isinstance(pieces[-1], str):
             pieces[-1] += f"\n\n{text}" if apart else text
         elif text:
@@ -276,6 +222,15 @@ def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> Any:
     if all(isinstance(piece, str) for piece in pieces):
         return pieces[0] if pieces else None
     return [{"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in pieces]
+
+
+def _own_piece(part: AssistantPart, flags: Flags) -> Json | None:
+    """Return a part of the content list that only this provider understands."""
+    if isinstance(part, OpaquePart):
+        return dict(part.data) if part.provider == flags.preset.name else None
+    data = part.provider_data if isinstance(part, ThinkingPart) else None
+    own = data is not None and is_own(data, flags.preset.name) and data.get("model") == flags.model
+    return dict(data["piece"]) if own and data and data.get("piece") else None
 
 
 def _visible(part: AssistantPart, flags: Flags) -> str:

@@ -1,0 +1,93 @@
+"""What the adapters of the ``openai`` SDK share: a client that a preset describes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from stepengine.errors import ModelError
+from stepengine.models._http import HttpProvider
+from stepengine.models._reading import Timeouts
+from stepengine.models.keys import Credentials, Secret
+from stepengine.models.presets import preset_of
+
+__all__ = ("PresetProvider",)
+
+API_VERSION = "OPENAI_API_VERSION"
+
+
+class PresetProvider(HttpProvider):
+    """
+    What the adapters of the ``openai`` SDK share: a preset says where the service is and what it does in its own way.
+
+    Args:
+        name: Which preset; any other name is a server that nothing is known of.
+        api_key: The key; by default from the preset's environment variable.
+        base_url: Another address; by default from the environment. With one, no key is demanded.
+        key_env: The environment variable that holds the key, in place of the preset's own.
+        transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
+        timeouts: How long calls may take; by default as the preset says.
+        headers: HTTP headers to send with every request, such as OpenRouter's ``HTTP-Referer`` and ``X-Title``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        api_key: str | Secret | None = None,
+        base_url: str | None = None,
+        key_env: str | None = None,
+        transport: Any = None,
+        *,
+        timeouts: Timeouts | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._preset = preset_of(name, base_url)
+        patience = timeouts or self._preset.timeouts
+        super().__init__(name, api_key, base_url, transport, timeouts=patience, headers=headers)
+        self._key_env = key_env
+        self.model_patterns = self._preset.model_patterns
+
+    @property
+    def _home(self) -> tuple[str | None, str | None]:
+        return self._preset.base_url_variable, self._preset.base_url
+
+    @property
+    def _key_variables(self) -> tuple[str, ...]:
+        variable = self._key_env or self._preset.key_variable
+        return (variable,) if variable else ()
+
+    @property
+    def _key_required(self) -> bool:
+        return self._preset.key_required or self._key_env is not None
+
+    def _settings(self) -> tuple[Credentials, str]:
+        credentials, url = super()._settings()
+        suffix = self._preset.base_url_suffix
+        if suffix and not self._api_version and not url.rstrip("/").endswith("/v1"):
+            url = url.rstrip("/") + suffix
+        return credentials, url
+
+    @property
+    def _api_version(self) -> str:
+        """Azure's dated API, in place of the one without versions (EC114)."""
+        return os.environ.get(API_VERSION, "").strip() if self._preset.azure else ""
+
+    def _sdk(self) -> Any:
+        try:
+            import openai
+        except ImportError:
+            msg = "the package 'openai' is not installed: pip install 'stepengine[openai]'"
+            raise ModelError(msg, kind="missing_sdk") from None
+        return openai
+
+    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        key = self._preset.no_key if credentials.key is None else credentials.key.reveal()
+        shared = {"max_retries": 0, "timeout": http_client.timeout, "http_client": http_client, "api_key": key}
+        if self._api_version:
+            return self._sdk().AsyncAzureOpenAI(azure_endpoint=base_url, api_version=self._api_version, **shared)
+        client = self._sdk().AsyncOpenAI(base_url=base_url, **shared)
+        if self._preset.key_variable != "OPENAI_API_KEY":
+            # Read from the environment by the SDK; another company's server has no business with them.
+            client.organization = client.project = None
+        return client

@@ -1,0 +1,291 @@
+"""
+How the bytes of a reply are received: in whatever pieces, under time limits and size limits, into an accumulator.
+
+Rules: reliability MP18 to MP29; the SDKs' own decoders are not used, because they take a cut-off reply for a whole one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, suppress
+from typing import Any, Protocol
+
+import attrs
+
+from stepengine.data.models import ModelDelta, ModelReply, TextChunk, ThinkingChunk
+from stepengine.data.usage import Usage
+from stepengine.errors import ModelError
+from stepengine.models._failures import Call, protocol_failure, request_id_of, transport_failure
+from stepengine.models._json import read_json
+from stepengine.models._sse import SSEParser
+from stepengine.models.keys import redacted
+
+__all__ = ("Accumulator", "Exchange", "ReplyReader", "Timeouts", "drained", "pieces_of")
+
+MAX_REPLY = 64 * 1024 * 1024
+MAX_TEXT = 4 * 1024 * 1024
+DRAIN_SECONDS = 0.25
+DRAIN_BYTES = 64 * 1024
+logger = logging.getLogger("stepengine.models")
+
+
+@attrs.frozen(kw_only=True)
+class Timeouts:
+    """
+    Seconds that a model call may take (reliability MP23).
+
+    They are measured here and not by the HTTP library, which takes every keep-alive for progress.
+
+    Attributes:
+        connect: Until a connection stands.
+        first_byte: From sending a request for a stream until the first byte of its body.
+        idle: Between two bytes of a stream.
+        silence: Between two events that say something; keep-alive comments and pings do not count.
+        total: The whole call, streamed or not.
+    """
+
+    connect: float = 5.0
+    first_byte: float = 120.0
+    idle: float = 60.0
+    silence: float = 300.0
+    total: float = 600.0
+
+
+class Accumulator(Protocol):
+    """Turns the events of one wire into the completed reply."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the terminal marker has come."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the reply is known to have used so far."""
+
+    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+        """Take one event and return what it adds."""
+
+    def finish(self, tail: bytes, *, clean: bool) -> ModelReply:
+        """Return the reply; *tail* is an unfinished event, *clean* whether the body ended as it should."""
+
+
+class ReplyReader:
+    """Feeds the bytes of a streamed reply, in whatever pieces, through the event parser into an accumulator."""
+
+    def __init__(self, accumulator: Accumulator, call: Call) -> None:
+        self.events = 0
+        self._accumulator = accumulator
+        self._call = call
+        self._parser = SSEParser()
+        self._size = 0
+        self._text = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the terminal marker has come, after which nothing counts."""
+        return self._accumulator.done
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the reply is known to have used so far."""
+        return self._accumulator.usage
+
+    def feed(self, chunk: bytes) -> list[ModelDelta]:
+        """
+        Return what *chunk* adds.
+
+        Raises:
+            ModelError: for an error event, a broken protocol, and a reply that does not end (reliability MP24).
+        """
+        self._size += len(chunk)
+        if self._size > MAX_REPLY:
+            raise too_large(self._call, f"{MAX_REPLY} bytes", self.usage)
+        deltas: list[ModelDelta] = []
+        for name, data in self._parser.feed(chunk):
+            if self._accumulator.done:
+                break
+            self.events += name != "ping"
+            deltas += self._event(name, data)
+        self._text += sum([len(delta.text) for delta in deltas if isinstance(delta, TextChunk | ThinkingChunk)])
+        if self._text > MAX_TEXT:
+            raise too_large(self._call, f"{MAX_TEXT} characters of text", self.usage)
+        return deltas
+
+    def _event(self, name: str, data: bytes) -> list[ModelDelta]:
+        try:
+            return self._accumulator.event(name, data)
+        except ValueError as error:
+            broken = protocol_failure(self._call, f"an event is not JSON: {error}", self.usage)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            broken = protocol_failure(self._call, f"an event lacks what it must hold: {error!r}", self.usage)
+        raise broken
+
+    def finish(self, *, clean: bool = True) -> ModelReply:
+        """
+        Return the completed reply after the last byte.
+
+        Raises:
+            TruncatedReply: when the terminal marker is missing.
+        """
+        try:
+            return self._accumulator.finish(self._parser.tail, clean=clean)
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            broken = protocol_failure(self._call, f"the reply lacks what it must hold: {error!r}", self.usage)
+        raise broken
+
+
+def too_large(call: Call, limit: str, usage: Usage | None = None) -> ModelError:
+    """Return the error for a reply that does not end; asking again would bring another one (reliability MP24, MP27)."""
+    msg = f"the reply of {call.model!r} is longer than {limit} and was cut"
+    return ModelError(msg, kind="too_large", usage=usage)
+
+
+@attrs.frozen
+class Exchange:
+    """
+    A response whose body has not been read.
+
+    Attributes:
+        response: The HTTP library's response.
+        call: What was asked.
+        timeouts: How long its body may take.
+        started: When the request was sent, by the event loop's clock.
+    """
+
+    response: Any
+    call: Call
+    timeouts: Timeouts
+    started: float
+
+    @property
+    def request_id(self) -> str | None:
+        """The provider's id of the request."""
+        return request_id_of(self.response.headers)
+
+    @property
+    def is_event_stream(self) -> bool:
+        """By the content type, whatever was asked for (reliability MP26)."""
+        return "text/event-stream" in self.response.headers.get("content-type", "").lower()
+
+    async def content(self) -> bytes:
+        """
+        Return the whole body, decompressed.
+
+        Raises:
+            ModelError: when it breaks off, takes too long or is too long (reliability MP27).
+        """
+        import httpx2
+
+        pieces: list[bytes] = []
+        size = 0
+        failure: BaseException
+        try:
+            async with asyncio.timeout_at(self.started + self.timeouts.total):
+                async for piece in self.response.aiter_bytes():
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > MAX_REPLY:
+                        raise too_large(self.call, f"{MAX_REPLY} bytes")
+            return b"".join(pieces)
+        except TimeoutError:
+            failure = late(self.call, "total", self.timeouts)
+        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+            failure = transport_failure(error, self.call)
+        raise failure
+
+    def json(self, content: bytes) -> Mapping[str, Any]:
+        """
+        Return the object in *content*.
+
+        Raises:
+            ModelError: for anything else, quoting its beginning (reliability MP15).
+        """
+        kind = self.response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        try:
+            data = read_json(content)
+        except ValueError:
+            data = None
+        if isinstance(data, list) and len(data) == 1:
+            data = data[0]
+        if isinstance(data, Mapping):
+            return data
+        begin = redacted(content[:200].decode("utf-8", "replace"), self.call.credentials.key)
+        begin = "".join([c if c.isprintable() else " " for c in begin])
+        msg = f"{self.call.provider} answered {kind or 'something'} that is no reply of {self.call.model!r}: {begin!r}"
+        raise ModelError(msg, retryable=kind != "text/html", kind="protocol", request_id=self.request_id)
+
+
+def late(call: Call, limit: str, timeouts: Timeouts, usage: Usage | None = None) -> ModelError:
+    """Return the error for a call that broke one of its time limits; asking again may help."""
+    what = {
+        "first_byte": "sent nothing",
+        "idle": "stopped in the middle of its reply",
+        "silence": "sent nothing but keep-alives",
+        "total": "did not finish its reply",
+    }[limit]
+    msg = f"{call.provider} {what} for {getattr(timeouts, limit):g} s when asked for {call.model!r} (Timeouts.{limit})"
+    return ModelError(msg, retryable=True, kind="timeout", usage=usage)
+
+
+async def pieces_of(exchange: Exchange, reader: ReplyReader) -> AsyncGenerator[tuple[bytes | None, bool]]:
+    """
+    Give the pieces of a streamed body until the reader is done; last ``None`` and whether the body ended as it should.
+
+    Raises:
+        ModelError: when a time limit passes.
+    """
+    timeouts, started = exchange.timeouts, exchange.started
+    loop = asyncio.get_running_loop()
+    async with aclosing(exchange.response.aiter_bytes()) as chunks:
+        limit, last, said, events = "first_byte", started, loop.time(), reader.events
+        while not reader.done:
+            deadlines = {
+                last + getattr(timeouts, limit): limit,
+                said + timeouts.silence: "silence",
+                started + timeouts.total: "total",
+            }
+            when = min(deadlines)
+            chunk, clean, in_time = await _next(chunks, exchange.call, when)
+            if not in_time:
+                raise late(exchange.call, deadlines[when], timeouts, reader.usage)
+            yield chunk, clean
+            if chunk is None:
+                return
+            limit, last = "idle", loop.time()
+            if reader.events != events:
+                said, events = last, reader.events
+        await drained(chunks)
+
+
+async def _next(chunks: AsyncIterator[bytes], call: Call, when: float) -> tuple[bytes | None, bool, bool]:
+    """Return the next piece, or ``None`` and whether the body ended as it should; last, whether it came in time."""
+    import httpx2
+
+    try:
+        async with asyncio.timeout_at(when):
+            return await anext(chunks, None), True, True
+    except TimeoutError:
+        return None, False, False
+    except httpx2.TimeoutException as error:
+        failure = transport_failure(error, call)
+    except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+        failure = transport_failure(error, call)
+        if isinstance(failure, ModelError) and failure.kind == "connection":
+            logger.debug("the connection to %s broke: %s", call.provider, type(error).__name__)
+            return None, False, True
+    raise failure
+
+
+async def drained(chunks: AsyncIterator[bytes]) -> None:
+    """Read what follows the terminal marker, for a moment, so that the connection can be used again (MP29)."""
+    import httpx2
+
+    seen = 0
+    with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            async for chunk in chunks:
+                seen += len(chunk)
+                if seen > DRAIN_BYTES:
+                    return

@@ -1,0 +1,104 @@
+"""The adapter for the Gemini API through google-genai."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.errors import ModelError
+from stepengine.models._failures import Call, body_failure, transport_failure
+from stepengine.models._http import NO_KEY, Body, HttpProvider
+from stepengine.models._reading import Timeouts
+from stepengine.models._wire import ToolsCache
+from stepengine.models.google import sending
+from stepengine.models.google.decode import GoogleAccumulator, decode
+from stepengine.models.google.request import encode, encode_count, encode_tool, path_of
+from stepengine.models.keys import Credentials, Secret
+
+__all__ = ("GoogleProvider",)
+
+
+class GoogleProvider(HttpProvider):
+    """
+    Gemini models through the Gemini Developer API.
+
+    Args:
+        api_key: The key; by default from ``GOOGLE_API_KEY``, else ``GEMINI_API_KEY``.
+        base_url: Another server; by default from ``GOOGLE_GEMINI_BASE_URL``. With one, no key is demanded.
+        transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
+        api_version: Such as ``"v1beta"``, where aliases like ``gemini-flash-latest`` live; by default the SDK's own.
+        name: The name under which ids, signatures and opaque parts are kept and sent back.
+        timeouts: How long calls may take.
+        headers: HTTP headers to send with every request.
+    """
+
+    model_patterns = (r"gemini-.+", r"models/gemini-.+")
+    path = ""
+    count_member = "totalTokens"
+
+    def __init__(
+        self,
+        api_key: str | Secret | None = None,
+        base_url: str | None = None,
+        transport: Any = None,
+        *,
+        api_version: str | None = None,
+        name: str = "google",
+        timeouts: Timeouts | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(name, api_key, base_url, transport, timeouts=timeouts, headers=headers)
+        self._api_version = api_version
+        self._tools = ToolsCache(encode_tool)
+
+    @property
+    def _home(self) -> tuple[str | None, str | None]:
+        return "GOOGLE_GEMINI_BASE_URL", "https://generativelanguage.googleapis.com"
+
+    @property
+    def _key_variables(self) -> tuple[str, ...]:
+        return ("GOOGLE_API_KEY", "GEMINI_API_KEY")
+
+    def _sdk(self) -> Any:
+        try:
+            from google import genai
+        except ImportError:
+            msg = "the package 'google-genai' is not installed: pip install 'stepengine[google]'"
+            raise ModelError(msg, kind="missing_sdk") from None
+        return genai
+
+    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        key = NO_KEY if credentials.key is None else credentials.key.reveal()
+        return sending.client_of(self._sdk(), key, base_url, self._api_version, http_client)
+
+    def _errors(self) -> tuple[type[Exception], ...]:
+        import httpx2
+
+        errors = self._sdk().errors.APIError
+        return errors, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
+
+    def _failure(self, error: Exception, call: Call) -> BaseException:
+        if not isinstance(error, self._sdk().errors.APIError):
+            return transport_failure(error, call)
+        response: Any = error.response
+        return body_failure(response.content, response.status_code, response.headers, call)
+
+    async def _post(self, client: Any, body: Body, *, stream: bool) -> Any:
+        return await sending.post(client, body.path, body.content, body.headers)
+
+    def _encode(self, request: ModelRequest, *, stream: bool, thinking: bool = True) -> Body:
+        model = self.bare(request.model)
+        content = encode(request, model, self.name, self._tools(request.tools), thinking=thinking)
+        return Body(content, path=path_of(model, "streamGenerateContent?alt=sse" if stream else "generateContent"))
+
+    def _encode_count(self, request: ModelRequest) -> Body:
+        model = self.bare(request.model)
+        content = encode_count(request, model, self.name, self._tools(request.tools))
+        return Body(content, path=path_of(model, "countTokens"))
+
+    def _accumulator(self, request: ModelRequest, call: Call, request_id: str | None) -> GoogleAccumulator:
+        return GoogleAccumulator(call, self.bare(request.model), request_id)
+
+    def _decode(self, data: Mapping[str, Any], request: ModelRequest, call: Call, request_id: str | None) -> ModelReply:
+        return decode(data, call, self.bare(request.model), request_id)

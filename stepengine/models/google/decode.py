@@ -1,0 +1,232 @@
+"""
+Replies of the Gemini API in our terms. Pure: no SDK, no clock, no I/O.
+
+A stream is put together into the response object that the API would have sent in one piece, and both go through
+``decode``, so that they cannot differ (requirements G5). A part that came with a thought signature stays a part of its
+own, since the signature counts only on the part that it came on (EC91).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepengine.data.json import compact, freeze
+from stepengine.data.models import (
+    ModelDelta,
+    ModelReply,
+    StopReason,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+    ToolCallEnded,
+    ToolCallStarted,
+)
+from stepengine.data.parts import AssistantPart, OpaquePart, TextPart, ThinkingPart
+from stepengine.data.usage import Usage
+from stepengine.models._failures import Call, body_failure, malformed_call, protocol_failure, truncated
+from stepengine.models._json import call_part, read_json
+from stepengine.models._reply import cut_off, stop_of
+
+__all__ = ("GoogleAccumulator", "decode", "usage_of")
+
+STOPS = {
+    "STOP": StopReason.END_TURN,
+    "MAX_TOKENS": StopReason.MAX_TOKENS,
+    "CONTINUATION": StopReason.MAX_TOKENS,
+    **dict.fromkeys(
+        (
+            "SAFETY",
+            "RECITATION",
+            "BLOCKLIST",
+            "PROHIBITED_CONTENT",
+            "SPII",
+            "LANGUAGE",
+            "IMAGE_SAFETY",
+            "IMAGE_PROHIBITED_CONTENT",
+            "IMAGE_RECITATION",
+            "MODEL_ARMOR",
+            "ESCALATION",
+        ),
+        StopReason.REFUSAL,
+    ),
+    **dict.fromkeys(
+        (
+            "UNEXPECTED_TOOL_CALL",
+            "MALFORMED_RESPONSE",
+            "TOO_MANY_TOOL_CALLS",
+            "MISSING_THOUGHT_SIGNATURE",
+            "OTHER",
+            "IMAGE_OTHER",
+            "NO_IMAGE",
+        ),
+        StopReason.ERROR,
+    ),
+}
+MALFORMED = "MALFORMED_FUNCTION_CALL"
+KEPT = ("finishMessage", "safetyRatings", "groundingMetadata", "citationMetadata", "urlContextMetadata")
+TEXT = frozenset({"text", "thought", "thoughtSignature"})
+CALL = frozenset({"functionCall", "thought", "thoughtSignature"})
+
+Json = dict[str, Any]
+
+
+def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | None) -> ModelReply:
+    """
+    Return the reply in the response object *data*.
+
+    Args:
+        data: The API's object.
+        call: What was asked, for errors.
+        model: The model's name as it was asked for.
+        request_id: From the response's headers; the API's own ``responseId`` stands in for it.
+
+    Raises:
+        ModelError: when there is no candidate although the prompt was not blocked, and for a malformed call (EC97).
+    """
+    usage = usage_of(data.get("usageMetadata"))
+    feedback = data.get("promptFeedback") or {}
+    candidates = data.get("candidates") or []
+    if not candidates and not feedback.get("blockReason"):
+        raise protocol_failure(call, "it holds no candidate", usage)
+    candidate = candidates[0] if candidates else {}
+    raw = candidate.get("finishReason") or feedback.get("blockReason")
+    if raw == MALFORMED:
+        raise malformed_call(call, candidate.get("finishMessage") or raw, usage)
+    mark: Json = {"provider": call.provider, "model": model}
+    parts = (candidate.get("content") or {}).get("parts") or []
+    content = tuple([part for part in [_part(part, mark) for part in parts] if part is not None])
+    stop = stop_of(STOPS.get(raw or "") if candidates else StopReason.REFUSAL, raw, content)
+    kept: Json = {**mark, "id": data.get("responseId"), "usage": data.get("usageMetadata")}
+    kept.update({name: candidate[name] for name in KEPT if candidate.get(name)})
+    if feedback:
+        kept["promptFeedback"] = feedback
+    answered = data.get("modelVersion")
+    return ModelReply(
+        cut_off(content) if stop is StopReason.MAX_TOKENS else content,
+        usage=usage,
+        stop_reason=stop,
+        raw_stop_reason=raw,
+        model=f"{call.provider}/{answered}" if answered and answered != model else None,
+        request_id=request_id or data.get("responseId"),
+        provider_data=kept,
+    )
+
+
+def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
+    """Return a part in our terms; ``None`` for one that says nothing at all."""
+    signature = part.get("thoughtSignature")
+    signed = {**mark, "signature": signature} if signature else None
+    call = part.get("functionCall")
+    if isinstance(call, Mapping) and CALL.issuperset(part):
+        given = {"id": call["id"]} if call.get("id") else {}
+        return call_part(call.get("name") or "", call.get("args"), {**mark, **(signed or {}), **given})
+    if isinstance(part.get("text"), str) and TEXT.issuperset(part):
+        if part.get("thought"):
+            return ThinkingPart(part["text"], provider_data=freeze(signed or mark))
+        if not part["text"] and signed is None:
+            return None
+        return TextPart(part["text"], provider_data=None if signed is None else freeze(signed))
+    return OpaquePart(mark["provider"], freeze(part))
+
+
+def usage_of(raw: Any) -> Usage | None:
+    """Return the API's usage in our buckets (EC76); ``None`` when it does not say."""
+    if not isinstance(raw, Mapping) or (raw.get("promptTokenCount") is None and raw.get("totalTokenCount") is None):
+        return None
+    names = ("promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount", "toolUsePromptTokenCount")
+    figures = [raw.get(name) for name in (*names, "thoughtsTokenCount")]
+    prompt, output, cached, for_tools, thoughts = [max(0, int(figure or 0)) for figure in figures]
+    read = min(prompt, cached)
+    unsure = any(figure is not None and figure < 0 for figure in figures) or raw.get("promptTokenCount") is None
+    return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=unsure)
+
+
+class GoogleAccumulator:
+    """
+    Turns the chunks of one stream into the completed reply (EC74).
+
+    Each chunk is a whole response object, and each part in it is complete; neighbouring texts are one text, and the last
+    usage counts.
+    """
+
+    def __init__(self, call: Call, model: str, request_id: str | None) -> None:
+        self.done = False
+        self._call = call
+        self._model = model
+        self._request_id = request_id
+        self._data: Json = {}
+        self._candidate: Json = {}
+        self._parts: list[Json] = []
+        self._calls = 0
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the reply is known to have used so far."""
+        return usage_of(self._data.get("usageMetadata"))
+
+    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+        """
+        Take one chunk and return what it adds.
+
+        Raises:
+            ModelError: for a chunk that holds an error (EC63, reliability MP22).
+        """
+        chunk = read_json(data)
+        if chunk.get("error"):
+            failure = body_failure(chunk, None, {}, self._call)
+            failure.usage = self.usage
+            raise failure
+        self._data.update({key: value for key, value in chunk.items() if key != "candidates" and value is not None})
+        deltas: list[ModelDelta] = []
+        for candidate in chunk.get("candidates") or []:
+            if candidate.get("index"):
+                continue
+            self._candidate.update({key: value for key, value in candidate.items() if key != "content"})
+            for part in (candidate.get("content") or {}).get("parts") or []:
+                deltas += self._take(part)
+        blocked = (self._data.get("promptFeedback") or {}).get("blockReason")
+        self.done = bool(self._candidate.get("finishReason") or (blocked and not self._candidate))
+        return deltas
+
+    def _take(self, part: Json) -> list[ModelDelta]:
+        if isinstance(part.get("functionCall"), Mapping):
+            self._parts.append(part)
+            return self._called(part["functionCall"])
+        text = part.get("text")
+        if not isinstance(text, str) or not TEXT.issuperset(part):
+            self._parts.append(part)
+            return []
+        last = self._parts[-1] if self._parts else {}
+        plain = "thoughtSignature" not in part and "thoughtSignature" not in last and TEXT.issuperset(last)
+        if plain and "text" in last and bool(last.get("thought")) == bool(part.get("thought")):
+            self._parts[-1] = {**last, "text": last["text"] + text}
+        else:
+            self._parts.append(part)
+        if not text:
+            return []
+        return [ThinkingChunk(text) if part.get("thought") else TextChunk(text)]
+
+    def _called(self, call: Mapping[str, Any]) -> list[ModelDelta]:
+        number = self._calls
+        self._calls += 1
+        arguments = compact(call.get("args") or {})
+        return [
+            ToolCallStarted(number, call.get("name") or ""),
+            ToolCallChunk(number, arguments),
+            ToolCallEnded(number),
+        ]
+
+    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
+        """
+        Return the reply.
+
+        Raises:
+            TruncatedReply: when neither a finish reason nor the reason of a blocked prompt came.
+        """
+        if not self.done:
+            raise truncated(self._call, "its finishReason is missing", self.usage)
+        data = dict(self._data)
+        if self._candidate:
+            data["candidates"] = [{**self._candidate, "content": {"parts": self._parts}}]
+        return decode(data, self._call, self._model, self._request_id)

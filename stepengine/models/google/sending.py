@@ -1,0 +1,114 @@
+"""
+Sending encoded bytes through google-genai, which has no public way to do that (ecosystem EC52, EC53).
+
+The fast way uses private names, all of them in ``_post_privately``. The fallback uses public names only: it lets the SDK
+build a request of its own with an empty question, takes that request's address and headers, and never lets it go out. The
+way is decided once, when the first client is made. A contract test pins the private names and compares both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ("client_of", "post")
+
+QUESTION = "-"
+SENT_BY_SDK = frozenset({"content-length", "transfer-encoding", "host", "connection"})
+
+
+class Way:
+    """A client of the SDK, and how to send bytes with it."""
+
+    def __init__(self, client: Any, http_client: Any, *, private: bool) -> None:
+        self.client = client
+        self.http_client = http_client
+        self.private = private
+
+
+def client_of(sdk: Any, key: str, base_url: str, api_version: str | None, http_client: Any) -> Way:
+    """Return a client of the SDK that uses *http_client* and none of its own (EC194)."""
+    import httpx2
+
+    types = sdk.types
+
+    def client(async_client: Any) -> Any:
+        options = types.HttpOptions(
+            base_url=base_url,
+            api_version=api_version,
+            httpx_async_client=async_client,
+            # Of the sync client nothing is used; given one, the SDK does not make one with certificates of its own.
+            httpx_client=httpx2.Client(transport=httpx2.MockTransport(_refuse)),
+        )
+        return sdk.Client(api_key=key, vertexai=False, http_options=options)
+
+    fast = client(http_client)
+    if _has_private_names(fast):
+        return Way(fast, http_client, private=True)
+    return Way(client(httpx2.AsyncClient(transport=httpx2.MockTransport(_catch))), http_client, private=False)
+
+
+def _has_private_names(client: Any) -> bool:
+    api = getattr(client, "_api_client", None)
+    return callable(getattr(api, "_build_request", None)) and callable(getattr(api, "_async_request", None))
+
+
+async def post(way: Way, path: str, content: bytes, headers: Mapping[str, str]) -> Any:
+    """Send *content* and return the HTTP library's response with its body still to come."""
+    if way.private:
+        return await _post_privately(way.client, path, content, headers)
+    return await _post_publicly(way, path, content, headers)
+
+
+async def _post_privately(client: Any, path: str, content: bytes, headers: Mapping[str, str]) -> Any:
+    api = client._api_client  # noqa: SLF001 - EC52
+    request = api._build_request("post", path, {}, None)  # noqa: SLF001
+    request.data = content
+    request.headers.update(headers)
+    # Streamed on the HTTP level also for a reply in one piece, whose size is then limited by the reader (MP27).
+    response = await api._async_request(request, None, stream=True)  # noqa: SLF001
+    return response.response_stream
+
+
+async def _post_publicly(way: Way, path: str, content: bytes, headers: Mapping[str, str]) -> Any:
+    import httpx2
+    from google.genai import errors
+
+    model, _, method = path.partition(":")
+    models = way.client.aio.models
+    try:
+        if method.startswith("stream"):
+            async for _chunk in await models.generate_content_stream(model=model, contents=QUESTION):
+                break
+        elif method == "countTokens":
+            await models.count_tokens(model=model, contents=QUESTION)
+        else:
+            await models.generate_content(model=model, contents=QUESTION)
+        msg = "the SDK answered without sending a request"
+        raise httpx2.LocalProtocolError(msg)
+    except _Caught as caught:
+        built = caught.request
+    kept = {name: value for name, value in built.headers.items() if name.lower() not in SENT_BY_SDK}
+    request = way.http_client.build_request("POST", built.url, content=content, headers={**kept, **headers})
+    response = await way.http_client.send(request, stream=True)
+    await errors.APIError.raise_for_async_response(response)
+    return response
+
+
+class _Caught(BaseException):
+    """Carries the request that the SDK built past all of its handlers for errors."""
+
+    def __init__(self, request: Any) -> None:
+        super().__init__()
+        self.request = request
+
+
+def _catch(request: Any) -> Any:
+    raise _Caught(request)
+
+
+def _refuse(request: Any) -> Any:
+    import httpx2
+
+    msg = f"the sync client of google-genai is not used, but was asked for {request.url.path}"
+    raise httpx2.UnsupportedProtocol(msg)

@@ -1,0 +1,69 @@
+"""The adapter for OpenAI's Responses API and for services that speak it, such as xAI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.models._failures import Call
+from stepengine.models._http import Body
+from stepengine.models._preset_provider import PresetProvider
+from stepengine.models._reading import Timeouts
+from stepengine.models._reply import cut_at_stops
+from stepengine.models._wire import ToolsCache
+from stepengine.models.keys import Secret
+from stepengine.models.openai.decode import ResponsesAccumulator, decode
+from stepengine.models.openai.request import encode, encode_count, encode_tool
+
+__all__ = ("OpenAIProvider",)
+
+
+class OpenAIProvider(PresetProvider):
+    """
+    Models through OpenAI's Responses API, with nothing stored at the provider.
+
+    Stop sequences do not exist there: replies are cut at them here. A thinking budget becomes an effort.
+
+    Args:
+        api_key: The key; by default from ``OPENAI_API_KEY``.
+        base_url: Another server; by default from ``OPENAI_BASE_URL``. With one, no key is demanded.
+        transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
+        name: The name under which ids, reasoning and opaque items are kept and sent back; ``"xai"`` is a preset too.
+        key_env: The environment variable that holds the key, in place of the preset's own.
+        timeouts: How long calls may take; by default as the preset says.
+        headers: HTTP headers to send with every request.
+    """
+
+    path = "/responses"
+
+    def __init__(
+        self,
+        api_key: str | Secret | None = None,
+        base_url: str | None = None,
+        transport: Any = None,
+        *,
+        name: str = "openai",
+        key_env: str | None = None,
+        timeouts: Timeouts | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(name, api_key, base_url, key_env, transport, timeouts=timeouts, headers=headers)
+        self._tools = ToolsCache(encode_tool)
+
+    def _encode(self, request: ModelRequest, *, stream: bool, thinking: bool = True) -> Body:
+        model, tools = self.bare(request.model), self._tools(request.tools)
+        return Body(encode(request, model, self._preset, tools, stream=stream, thinking=thinking))
+
+    def _encode_count(self, request: ModelRequest) -> Body:
+        content = encode_count(request, self.bare(request.model), self._preset, self._tools(request.tools))
+        return Body(content, path=f"{self.path}/input_tokens")
+
+    def _accumulator(self, request: ModelRequest, call: Call, request_id: str | None) -> ResponsesAccumulator:
+        return ResponsesAccumulator(call, self.bare(request.model), request_id)
+
+    def _decode(self, data: Mapping[str, Any], request: ModelRequest, call: Call, request_id: str | None) -> ModelReply:
+        return decode(data, call, self.bare(request.model), request_id)
+
+    def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+        return cut_at_stops(reply, request.settings.stop_sequences)

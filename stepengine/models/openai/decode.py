@@ -1,0 +1,255 @@
+"""
+Replies of the Responses API in our terms. Pure: no SDK, no clock, no I/O.
+
+A stream is put together into the response object that the API would have sent in one piece, and both go through
+``decode``, so that they cannot differ (requirements G5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepengine.data.json import freeze
+from stepengine.data.models import (
+    ModelDelta,
+    ModelReply,
+    StopReason,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+    ToolCallEnded,
+    ToolCallStarted,
+)
+from stepengine.data.parts import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
+from stepengine.data.usage import Usage
+from stepengine.models._failures import Call, body_failure, protocol_failure, truncated
+from stepengine.models._json import call_part, read_json
+from stepengine.models._reply import cut_off, stop_of
+
+__all__ = ("ResponsesAccumulator", "decode", "usage_of")
+
+STOPS = {
+    "completed": StopReason.END_TURN,
+    "failed": StopReason.ERROR,
+    "cancelled": StopReason.ERROR,
+    "queued": StopReason.PAUSE,
+    "in_progress": StopReason.PAUSE,
+}
+INCOMPLETE = {
+    "max_output_tokens": StopReason.MAX_TOKENS,
+    "max_messages": StopReason.MAX_TOKENS,
+    "content_filter": StopReason.REFUSAL,
+}
+KEPT = ("service_tier", "status", "incomplete_details", "conversation", "previous_response_id", "moderation")
+SAID: dict[str, type[TextChunk | ThinkingChunk] | None] = {
+    "response.output_text.delta": TextChunk,
+    "response.refusal.delta": TextChunk,
+    "response.reasoning_summary_text.delta": ThinkingChunk,
+    "response.reasoning_text.delta": ThinkingChunk,
+    "response.function_call_arguments.delta": None,
+}
+"""Deltas inside an item, and what they are; ``None`` is a call's arguments."""
+
+ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
+
+Json = dict[str, Any]
+
+
+def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | None) -> ModelReply:
+    """
+    Return the reply in the response object *data*.
+
+    Args:
+        data: The API's object.
+        call: What was asked, for errors.
+        model: The model's name as it was asked for.
+        request_id: From the response's headers.
+
+    Raises:
+        ModelError: when the response holds an error.
+    """
+    usage = usage_of(data.get("usage"))
+    if data.get("error"):
+        failure = body_failure({"error": data["error"]}, None, {}, call)
+        failure.usage = usage
+        raise failure
+    mark: Json = {"provider": call.provider, "model": model}
+    content = tuple([part for item in data["output"] for part in _parts(item, mark)])
+    raw, stop = _stop(data)
+    stop = stop_of(stop, raw, content)
+    if stop is StopReason.END_TURN and any(type(part) is RefusalPart for part in content):
+        stop = StopReason.REFUSAL
+    kept: Json = {**mark, "id": data.get("id"), "usage": data.get("usage")}
+    kept.update({name: data[name] for name in KEPT if data.get(name) is not None})
+    answered = data.get("model")
+    return ModelReply(
+        cut_off(content) if stop is StopReason.MAX_TOKENS else content,
+        usage=usage,
+        stop_reason=stop,
+        raw_stop_reason=raw,
+        model=f"{call.provider}/{answered}" if answered and answered != model else None,
+        request_id=request_id,
+        provider_data=kept,
+    )
+
+
+def _stop(data: Mapping[str, Any]) -> tuple[str | None, StopReason | None]:
+    """Return the API's word, which for an incomplete response is the reason, and what it means (EC97)."""
+    status = data.get("status")
+    if status != "incomplete":
+        return status, STOPS.get(status or "")
+    reason = (data.get("incomplete_details") or {}).get("reason") or status
+    return reason, INCOMPLETE.get(reason)
+
+
+def _parts(item: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
+    match item["type"]:
+        case "message":
+            return [_said(content, item, mark) for content in item.get("content") or []]
+        case "reasoning":
+            kept = {name: value for name, value in item.items() if value is not None and name != "status"}
+            return [ThinkingPart(_thought(item), provider_data=freeze({**mark, "item": kept}))]
+        case "function_call":
+            ids = {"id": item.get("call_id"), "item_id": item.get("id"), "namespace": item.get("namespace")}
+            data = {**mark, **{name: value for name, value in ids.items() if value}}
+            return [call_part(item["name"], item.get("arguments"), data)]
+        case _:
+            return [OpaquePart(mark["provider"], freeze(item))]
+
+
+def _said(content: Mapping[str, Any], item: Mapping[str, Any], mark: Json) -> AssistantPart:
+    origin = {"id": item.get("id"), "phase": item.get("phase")}
+    if content["type"] == "refusal":
+        data = {**mark, **{name: value for name, value in origin.items() if value}}
+        return RefusalPart(content["refusal"], provider_data=freeze(data))
+    if content["type"] != "output_text":
+        return OpaquePart(mark["provider"], freeze({"type": "message", **item, "content": [content]}))
+    origin["annotations"] = content.get("annotations")
+    data = {**mark, **{name: value for name, value in origin.items() if value}}
+    return TextPart(content["text"], provider_data=freeze(data))
+
+
+def _thought(item: Mapping[str, Any]) -> str:
+    """Return the summaries, or the reasoning itself where a server shows it."""
+    pieces = item.get("summary") or item.get("content") or []
+    return "\n\n".join([piece.get("text") or "" for piece in pieces])
+
+
+def usage_of(raw: Any) -> Usage | None:
+    """Return the API's usage in our buckets (EC76); ``None`` when it does not say."""
+    if not isinstance(raw, Mapping) or (raw.get("input_tokens") is None and raw.get("output_tokens") is None):
+        return None
+    figures = [raw.get("input_tokens"), raw.get("output_tokens")]
+    prompt, completion = [max(0, int(figure or 0)) for figure in figures]
+    inside, outside = raw.get("input_tokens_details") or {}, raw.get("output_tokens_details") or {}
+    read = min(prompt, _figure(inside, "cached_tokens"))
+    written = min(prompt - read, _figure(inside, "cache_write_tokens"))
+    reasoning = min(completion, _figure(outside, "reasoning_tokens"))
+    unsure = None in figures or any(figure is not None and figure < 0 for figure in figures)
+    return Usage(prompt - read - written, completion - reasoning, read, written, reasoning, at_least=unsure)
+
+
+def _figure(details: Mapping[str, Any], name: str) -> int:
+    return max(0, int(details.get(name) or 0))
+
+
+class ResponsesAccumulator:
+    """
+    Turns the events of one stream into the completed reply (EC73).
+
+    Items count as ``output_item.done`` has them: what ``output_item.added`` says of encrypted reasoning may be partial,
+    and the end event says it in other words again.
+    """
+
+    def __init__(self, call: Call, model: str, request_id: str | None) -> None:
+        self.done = False
+        self._call = call
+        self._model = model
+        self._request_id = request_id
+        self._response: Json = {}
+        self._open: dict[int, Json] = {}
+        self._items: dict[int, Json] = {}
+        self._calls: dict[int, int] = {}
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the reply is known to have used so far."""
+        return usage_of(self._response.get("usage"))
+
+    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+        """
+        Take one event and return what it adds.
+
+        Raises:
+            ModelError: for an error event, and for events in an impossible order (reliability MP22, MP28).
+        """
+        event = read_json(data)
+        kind = event.get("type") or name
+        if kind == "error":
+            failure = body_failure(event, None, {}, self._call)
+            failure.usage = self.usage
+            raise failure
+        if kind == "response.created":
+            self._response = {**event["response"], "output": []}
+        elif kind in ENDS:
+            self._end(event["response"])
+        elif kind == "response.output_item.added":
+            return self._added(event["output_index"], event["item"])
+        elif kind == "response.output_item.done":
+            return self._closed(event["output_index"], event["item"])
+        elif kind == "response.reasoning_summary_part.added":
+            return [ThinkingChunk("\n\n")] if event.get("summary_index") else []
+        elif kind in SAID:
+            self._in_item(event)
+            return self._said(SAID[kind], event)
+        return []
+
+    def _said(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
+        text = event["delta"]
+        if not text:
+            return []
+        if chunk is not None:
+            return [chunk(text)]
+        number = self._calls.get(event["output_index"])
+        return [] if number is None else [ToolCallChunk(number, text)]
+
+    def _in_item(self, event: Json) -> None:
+        if event["output_index"] not in self._open:
+            raise protocol_failure(
+                self._call, f"a delta for item {event['output_index']}, which is not open", self.usage
+            )
+
+    def _added(self, index: int, item: Json) -> list[ModelDelta]:
+        if index in self._open or index in self._items:
+            raise protocol_failure(self._call, f"item {index} begins twice", self.usage)
+        self._open[index] = item
+        if item["type"] != "function_call":
+            return []
+        self._calls[index] = len(self._calls)
+        return [ToolCallStarted(self._calls[index], item["name"])]
+
+    def _closed(self, index: int, item: Json) -> list[ModelDelta]:
+        if self._open.pop(index, None) is None:
+            raise protocol_failure(self._call, f"item {index} ends without having begun", self.usage)
+        self._items[index] = item
+        return [ToolCallEnded(self._calls[index])] if index in self._calls else []
+
+    def _end(self, response: Json) -> None:
+        """Take the end event: its items in their order, each as ``output_item.done`` had it if that came."""
+        items = [self._items[index] for index in sorted(self._items)]
+        done = {item.get("id"): item for item in items if item.get("id")}
+        output = [done.pop(item.get("id"), item) for item in response.get("output") or []]
+        self._response = {**response, "output": output if output and not done else items}
+        self.done = True
+
+    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
+        """
+        Return the reply.
+
+        Raises:
+            TruncatedReply: when the end event is missing; half of it holds neither usage nor status (MP21).
+        """
+        if not self.done:
+            raise truncated(self._call, "its response.completed is missing", self.usage)
+        return decode(self._response, self._call, self._model, self._request_id)

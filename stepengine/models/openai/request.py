@@ -1,0 +1,121 @@
+"""
+Requests of the Responses API: everything of the body but its input items. Pure: no SDK, no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from stepengine.data.models import ModelRequest
+from stepengine.data.tools import ToolSpec
+from stepengine.models._wire import (
+    effort_of,
+    encoded,
+    extra_members,
+    join_members,
+    joined_tools,
+    schema_name,
+    tool_choice_of,
+)
+from stepengine.models.openai.encode import Flags, encode_messages
+from stepengine.models.presets import Preset
+
+__all__ = ("encode", "encode_count", "encode_tool")
+
+WORDS = frozenset({"auto", "none", "required"})
+KEY_LENGTH = 32
+
+Json = dict[str, Any]
+
+
+def encode(
+    request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, thinking: bool = True
+) -> bytes:
+    """
+    Return the body of a request. Nothing is stored at the provider: the whole conversation is sent (EC96).
+
+    Args:
+        request: What is asked.
+        model: The model's name at the provider.
+        preset: The service's ways.
+        tools: The encoded tools.
+        stream: Whether the reply shall be a stream.
+        thinking: Whether earlier reasoning goes back to the model that made it.
+    """
+    settings = request.settings
+    optional = {
+        **_shared(request, model),
+        "store": False,
+        "max_output_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "include": ["reasoning.encrypted_content"] if preset.encrypted_reasoning else None,
+        "prompt_cache_key": _cache_key(request) if preset.cache_key else None,
+        "stream": True if stream else None,
+    }
+    head = extra_members(settings, {name: value for name, value in optional.items() if value is not None})
+    members = {name: encoded(value) for name, value in head.items()}
+    if request.tools:
+        members["tools"] = joined_tools(tools, head.get("tools"))
+    members["input"] = encode_messages(request, Flags(preset.name, model if thinking else ""))
+    return join_members(members)
+
+
+def encode_count(request: ModelRequest, model: str, preset: Preset, tools: bytes) -> bytes:
+    """Return the body of the question how many tokens a request has (EC75)."""
+    members = {name: encoded(value) for name, value in _shared(request, model).items() if value is not None}
+    if request.tools:
+        members["tools"] = tools
+    members["input"] = encode_messages(request, Flags(preset.name, model))
+    return join_members(members)
+
+
+def encode_tool(spec: ToolSpec) -> Json:
+    """Return a tool definition. ``strict`` is said, because the API would otherwise rewrite the schema (EC102)."""
+    return {
+        "type": "function",
+        "name": spec.name,
+        "description": spec.description,
+        "parameters": spec.input_schema,
+        "strict": False,
+    }
+
+
+def _shared(request: ModelRequest, model: str) -> Json:
+    return {
+        "model": model,
+        "instructions": request.system_prompt or None,
+        "reasoning": _reasoning(request),
+        "text": _text(request),
+        "tool_choice": _tool_choice(request),
+        "parallel_tool_calls": request.settings.parallel_tool_calls if request.tools else None,
+    }
+
+
+def _reasoning(request: ModelRequest) -> Json | None:
+    """Return how much to reason; a budget has no place in this wire and becomes an effort."""
+    thinking = request.settings.thinking
+    if thinking is None or thinking.mode == "none":
+        return None
+    return {"effort": effort_of(thinking), "summary": "auto"}
+
+
+def _text(request: ModelRequest) -> Json | None:
+    schema = request.settings.response_schema
+    if schema is None:
+        return None
+    return {"format": {"type": "json_schema", "name": schema_name(schema), "schema": schema, "strict": False}}
+
+
+def _tool_choice(request: ModelRequest) -> Any:
+    choice = tool_choice_of(request)
+    return choice if choice is None or choice in WORDS else {"type": "function", "name": choice}
+
+
+def _cache_key(request: ModelRequest) -> str:
+    """Return a name that the requests of one conversation share: made from how it begins."""
+    digest = hashlib.sha256(request.system_prompt.encode("utf-8", "replace"))
+    if len(request.messages):
+        digest.update(request.messages[0].text.encode("utf-8", "replace"))
+    return digest.hexdigest()[:KEY_LENGTH]

@@ -1,0 +1,122 @@
+"""
+Requests of Chat Completions: everything of the body but its messages. Pure: no SDK, no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepengine.data.models import ModelRequest
+from stepengine.data.tools import ToolSpec
+from stepengine.models._schemas import plain_schema
+from stepengine.models._wire import (
+    effort_of,
+    encoded,
+    extra_members,
+    join_members,
+    joined_tools,
+    schema_name,
+    tool_choice_of,
+)
+from stepengine.models.openai_chat.encode import Flags, encode_messages
+from stepengine.models.presets import Preset
+
+__all__ = ("encode", "encode_plain_tool", "encode_tool", "offered")
+
+WORDS = frozenset({"auto", "none", "required"})
+
+Json = dict[str, Any]
+
+
+def encode(
+    request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, thinking: bool = True
+) -> bytes:
+    """
+    Return the body of a request.
+
+    Args:
+        request: What is asked.
+        model: The model's name at the provider.
+        preset: The server's ways.
+        tools: The encoded tools.
+        stream: Whether the reply shall be a stream, with usage at its end (EC58).
+        thinking: Whether earlier thinking goes back to the model that made it.
+    """
+    settings = request.settings
+    optional = {
+        "model": model,
+        preset.limit_member: settings.max_tokens,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "stop": (list(settings.stop_sequences) or None) if preset.stops else None,
+        "tool_choice": _tool_choice(request, preset),
+        "parallel_tool_calls": _parallel(request, preset),
+        "response_format": _response_format(settings.response_schema),
+        "stream": True if stream else None,
+        "stream_options": {"include_usage": True} if stream and preset.stream_usage else None,
+        **_thinking_members(request, preset),
+    }
+    head = extra_members(settings, {name: value for name, value in optional.items() if value is not None})
+    members = {name: encoded(value) for name, value in head.items()}
+    if request.tools:
+        members["tools"] = joined_tools(tools, head.get("tools"))
+    members["messages"] = encode_messages(request, Flags(preset, model if thinking else ""))
+    return join_members(members)
+
+
+def offered(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
+    """Return the tools to offer: only the demanded one, where a server cannot be told to call it (EC107, EC108)."""
+    choice = tool_choice_of(request)
+    if preset.named_choice or choice is None or choice in WORDS:
+        return request.tools
+    return tuple([tool for tool in request.tools if tool.name == choice]) or request.tools
+
+
+def encode_tool(spec: ToolSpec) -> Json:
+    """Return a tool definition."""
+    function = {"name": spec.name, "description": spec.description, "parameters": spec.input_schema}
+    return {"type": "function", "function": function}
+
+
+def encode_plain_tool(spec: ToolSpec) -> Json:
+    """Return a tool definition whose schema holds no references, constants and null unions (EC102)."""
+    function = {"name": spec.name, "description": spec.description, "parameters": plain_schema(spec.input_schema)}
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(request: ModelRequest, preset: Preset) -> Any:
+    choice = tool_choice_of(request)
+    if choice is None or choice in {"auto", "none"}:
+        return choice
+    if choice == "required" or not preset.named_choice:
+        return preset.required_word
+    return {"type": "function", "function": {"name": choice}}
+
+
+def _parallel(request: ModelRequest, preset: Preset) -> bool | None:
+    if not request.tools:
+        return None
+    asked = request.settings.parallel_tool_calls
+    return True if asked is None and preset.parallel else asked
+
+
+def _response_format(schema: Mapping[str, Any] | None) -> Json | None:
+    if schema is None:
+        return None
+    return {"type": "json_schema", "json_schema": {"name": schema_name(schema), "schema": schema}}
+
+
+def _thinking_members(request: ModelRequest, preset: Preset) -> Json:
+    thinking = request.settings.thinking
+    if preset.thinking == "deepseek":
+        # Thinking is on by default there, and refuses a demanded call.
+        demanded = tool_choice_of(request) not in {None, "auto", "none"}
+        off = demanded or (thinking is not None and thinking.mode == "none")
+        return {"thinking": {"type": "disabled" if off else "enabled"}} if off or thinking is not None else {}
+    if thinking is None or thinking.mode == "none":
+        return {}
+    if preset.thinking == "openrouter":
+        extended = thinking.mode == "extended"
+        return {"reasoning": {"max_tokens": thinking.budget_tokens} if extended else {"enabled": True}}
+    return {"reasoning_effort": effort_of(thinking)}

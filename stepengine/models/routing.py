@@ -1,0 +1,187 @@
+"""
+Fallback between models as an ordinary model string: ``"anthropic/a | openai/b"`` (requirements G12, reliability MP62).
+
+The string form is what makes it fit wherever a model string does: in a definition, in ``StepWith``, in a journal and on a
+command line. ``Models`` takes it apart. The reply names the model that answered, so that the choice is recorded.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import aclosing
+from typing import Any
+
+import attrs
+
+from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
+from stepengine.data.usage import Usage
+from stepengine.errors import ContextOverflow, MissingKey, ModelError, UnknownModel
+from stepengine.models.base import Provider
+
+__all__ = ("CAUSES", "Fallback", "Route", "fallback", "route_of")
+
+BAR, ON = " | ", " on "
+DEFAULT = ("unavailable", "rate_limit", "no_credit")
+TOO_MANY, FORBIDDEN, NOT_FOUND = 429, frozenset({401, 403}), 404
+REMEMBERED = 32
+
+CAUSES: dict[str, Callable[[ModelError], bool]] = {
+    "unavailable": lambda error: error.retryable and error.status != TOO_MANY,
+    "rate_limit": lambda error: error.status == TOO_MANY and error.kind != "no_credit",
+    "no_credit": lambda error: error.kind == "no_credit",
+    "overflow": lambda error: isinstance(error, ContextOverflow),
+    "auth": lambda error: isinstance(error, MissingKey) or error.status in FORBIDDEN,
+    "unknown_model": lambda error: isinstance(error, UnknownModel) or error.status == NOT_FOUND,
+    "invalid": lambda error: not error.retryable,
+}
+"""The words that ``fallback(on=...)`` takes, and which failures each of them means."""
+
+
+@attrs.frozen
+class Route:
+    """
+    A fallback string taken apart.
+
+    Attributes:
+        models: The models in the order in which they are asked.
+        causes: The failures that move on to the next one.
+    """
+
+    models: tuple[str, ...]
+    causes: tuple[str, ...] = DEFAULT
+
+    def __str__(self) -> str:
+        return BAR.join(self.models) + ("" if self.causes == DEFAULT else ON + ",".join(self.causes))
+
+    def moves_on(self, error: ModelError) -> bool:
+        """Return whether *error* is one of the failures after which the next model is asked."""
+        return any(CAUSES[cause](error) for cause in self.causes)
+
+
+def fallback(*models: str, on: str | Iterable[str] = DEFAULT) -> str:
+    """
+    Return a model string that asks *models* in turn, each after a failure of the one before.
+
+    Args:
+        models: Model strings; at least two.
+        on: Which failures move on: ``"unavailable"`` (connection, time-outs, 5xx, broken replies: whatever is worth a
+            retry), ``"rate_limit"`` (429), ``"no_credit"``, ``"overflow"`` (the context is full), ``"auth"``,
+            ``"unknown_model"``, and ``"invalid"`` (whatever is not worth a retry). By default the first three.
+
+    The next model is asked at once. After the last one the failure is an ordinary failed attempt: with retries left, the
+    whole row is asked again after a pause. When a failed stream had shown something, the next model is asked by the
+    following attempt, so that what was shown is taken back first.
+
+    Raises:
+        UnknownModel: with fewer than two models, and for an unknown word in *on*.
+    """
+    causes = (on,) if isinstance(on, str) else tuple(on)
+    return str(_checked(Route(tuple(models), causes)))
+
+
+def route_of(model: str) -> Route | None:
+    """
+    Return what a fallback string says; ``None`` when *model* is an ordinary one.
+
+    Raises:
+        UnknownModel: when it is a broken fallback string.
+    """
+    if "|" not in model:
+        return None
+    listed, _, words = model.partition(ON)
+    models = tuple([name.strip() for name in listed.split("|")])
+    causes = tuple([word.strip() for word in words.split(",")]) if words else DEFAULT
+    return _checked(Route(models, causes))
+
+
+def _checked(route: Route) -> Route:
+    if len(route.models) < 2 or not all(route.models):  # noqa: PLR2004 - one and one to fall back to
+        msg = f"a fallback needs two models or more, such as 'anthropic/a | openai/b', not {str(route)!r}"
+        raise UnknownModel(msg, kind="unknown_model")
+    odd = [cause for cause in route.causes if cause not in CAUSES]
+    if odd or not route.causes:
+        msg = f"a fallback moves on for {', '.join(CAUSES)}, not for {', '.join(map(repr, odd)) or 'nothing'}"
+        raise UnknownModel(msg, kind="unknown_model")
+    return route
+
+
+class Fallback(Provider):
+    """
+    Asks the models of a route in turn.
+
+    Args:
+        route: The models by their canonical strings, and when to move on.
+        provider_of: Gives the provider of a model string.
+    """
+
+    name = "fallback"
+
+    def __init__(self, route: Route, provider_of: Callable[[str], Provider]) -> None:
+        self._route = route
+        self._provider_of = provider_of
+        self._left_off: OrderedDict[int, tuple[ModelRequest, int]] = OrderedDict()
+
+    def check(self, model: str) -> None:
+        """Check every model of the route, since any of them may be needed."""
+        for name in self._route.models:
+            self._provider_of(name).check(name)
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """Return the reply of the first model that gives one."""
+        spent: Usage | None = None
+        models = self._route.models
+        for number, model in enumerate(models):
+            try:
+                reply = await self._provider_of(model).complete(attrs.evolve(request, model=model))
+            except ModelError as error:
+                spent = _sum(spent, error.usage)
+                error.usage = spent
+                if number + 1 == len(models) or not self._route.moves_on(error):
+                    raise
+            else:
+                return _named(reply, model, spent)
+        raise AssertionError  # the last model returns or raises
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        """Give the stream of the first model that ends well; one that failed after it had shown something is not gone on from."""
+        spent: Usage | None = None
+        models = self._route.models
+        _, first = self._left_off.pop(id(request), (None, 0))
+        for number, model in list(enumerate(models))[first:]:
+            shown = False
+            inner: Any = self._provider_of(model).stream(attrs.evolve(request, model=model))
+            try:
+                async with aclosing(inner) as deltas:
+                    async for delta in deltas:
+                        shown = True
+                        yield ReplyDone(_named(delta.reply, model, spent)) if type(delta) is ReplyDone else delta
+                return
+            except ModelError as error:
+                spent = _sum(spent, error.usage)
+                error.usage = spent
+                if number + 1 == len(models) or not self._route.moves_on(error):
+                    raise
+                if shown:
+                    self._remember(request, number + 1)
+                    error.retryable = True
+                    raise
+
+    def _remember(self, request: ModelRequest, number: int) -> None:
+        self._left_off[id(request)] = (request, number)
+        while len(self._left_off) > REMEMBERED:
+            self._left_off.popitem(last=False)
+
+
+def _sum(spent: Usage | None, more: Any) -> Usage | None:
+    if not isinstance(more, Usage):
+        return spent
+    return more if spent is None else spent + more
+
+
+def _named(reply: ModelReply, model: str, spent: Usage | None) -> ModelReply:
+    """Return *reply* with the model that answered and with what the failed ones used."""
+    named = reply if reply.model is not None else attrs.evolve(reply, model=model)
+    if spent is None:
+        return named
+    return attrs.evolve(named, usage=spent + (named.usage or Usage(at_least=True)))

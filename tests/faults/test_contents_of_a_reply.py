@@ -1,0 +1,348 @@
+"""
+What a complete reply may hold that nobody asked for: odd arguments, ids, stop reasons, usage, parts. On every wire, streamed
+and in one piece, where the wire can say it at all.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine.data.json import thaw
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.models import ModelReply, ModelRequest, StopReason
+from stepengine.data.parts import OpaquePart, RefusalPart, ToolCallPart
+from stepengine.data.transcript import Transcript
+from tests.faults.scripts import WIRES, Wire
+from tests.faults.server import json_answer, sse
+from tests.faults.test_adapters import asked
+from tests.models.wires import HISTORY
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("wire", WIRES, ids=str)]
+
+HOLDS_TEXT = ("openai", "openai_chat", "anthropic")
+"""The wires on which arguments are a text and can be anything; Gemini's are a part of the JSON body."""
+
+
+async def both(wire: Wire, text: str, calls: list[tuple[str, str]], stop: str, change: Any = None) -> ModelReply:
+    """The reply of a stream, checked to be that of the body in one piece too."""
+    change = change or (lambda data: data)
+    streaming, _ = await asked(wire, sse(*[change(event) for event in wire.stream(text, calls, stop)], "fin"))
+    assert isinstance(streaming, ModelReply), streaming
+    whole, _ = await asked(wire, json_answer(change(wire.reply(text, calls, stop))), stream=False)
+    assert isinstance(whole, ModelReply), whole
+    assert (streaming.content, streaming.stop_reason, streaming.usage) == (
+        whole.content,
+        whole.stop_reason,
+        whole.usage,
+    )
+    return streaming
+
+
+def swap(*pairs: tuple[str, str]) -> Any:
+    """A change of the bytes: of each pair the second for the first."""
+
+    def change(data: bytes) -> bytes:
+        for old, new in pairs:
+            data = data.replace(old.encode(), new.encode())
+        return data
+
+    return change
+
+
+def needs_text(wire: Wire, raw: str) -> None:
+    if wire.name not in HOLDS_TEXT:
+        try:
+            value = json.loads(raw, parse_constant=lambda _: 1 / 0)
+        except (ValueError, RecursionError, ZeroDivisionError):
+            pytest.skip("arguments are a part of the JSON body there")
+        if not isinstance(value, dict | str):
+            pytest.skip("arguments are an object there")
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:MP40", "reliability:MP42", "reliability:MP44", "ecosystem:EC101")
+@pytest.mark.parametrize(
+    "raw", ['{"a": ', "[1]", "7", '{"a": NaN}', '{"a": 1e999}', '{"a": %s}' % ("1" * 5_000), "not JSON at all"]
+)
+async def test_arguments_that_are_no_object_are_kept_beside_the_reason(wire, raw):
+    needs_text(wire, raw)
+    if wire.name == "google":
+        pytest.skip("a value that JSON cannot hold breaks the body there")
+    reply, _ = await asked(wire, sse(*wire.stream("", [("add", raw)], "tool_use"), "fin"))
+    (call,) = reply.tool_calls
+    assert call.input == {}
+    assert call.input_error
+    assert call.raw_input == raw
+
+
+@pytest.mark.spec("reliability:MP44")
+async def test_a_number_that_json_does_not_know_breaks_the_body_of_gemini(wire):
+    if wire.name != "google":
+        pytest.skip("arguments are a text there")
+    change = swap(('{"a": 2}', '{"a": NaN}'))
+    error, _ = await asked(wire, sse(*[change(e) for e in wire.stream("", [("add", '{"a": 2}')], "tool_use")], "fin"))
+    assert (error.kind, error.retryable) == ("protocol", True)
+
+
+@pytest.mark.spec("reliability:MP41", "reliability:MP42", "reliability:MP43")
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [("", {}), ("null", {}), ('"{\\"a\\": 1}"', {"a": 1}), ('{"a": 1, "a": 2}', {"a": 2}), ('{"a": -0.0}', {"a": 0.0})],
+)
+async def test_arguments_that_can_be_read_are_read(wire, raw, value):
+    reply, _ = await asked(wire, sse(*wire.stream("", [("add", raw)], "tool_use"), "fin"))
+    (call,) = reply.tool_calls
+    assert (call.input, call.input_error, call.raw_input) == (value, None, None)
+
+
+@pytest.mark.spec("reliability:MP45")
+async def test_deeply_nested_arguments_are_an_input_error_or_a_broken_body(wire):
+    raw = '{"a":' + "[" * 10_000 + "]" * 10_000 + "}"
+    deep = raw if wire.name in HOLDS_TEXT else '{"a": "DEEP"}'
+    events = [event.replace(b'"DEEP"', raw[5:-1].encode()) for event in wire.stream("", [("add", deep)], "tool_use")]
+    answer, _ = await asked(wire, sse(*events, "fin"))
+    if wire.name in HOLDS_TEXT:
+        assert answer.tool_calls[0].input_error
+    else:
+        assert (answer.kind, answer.retryable) == ("protocol", True)
+
+
+@pytest.mark.spec("reliability:MP46")
+async def test_lone_surrogates_become_replacement_characters_before_anything_sees_them(wire):
+    change = swap(("SURROGATE", "x\\ud83dy"), ("INSIDE", "x\\\\ud83dy" if wire.name in HOLDS_TEXT else "x\\ud83dy"))
+    events = [change(e) for e in wire.stream("abcSURROGATE", [("add", '{"abc": "INSIDE"}')], "tool_use")]
+    reply, _ = await asked(wire, sse(*events, "fin"))
+    assert reply.text == "abcx\ufffdy"
+    assert reply.tool_calls[0].input == {"abc": "x\ufffdy"}
+    history = Transcript([UserMessage("go"), *answered(reply)])
+    encoded = wire.make()._encode(ModelRequest(wire.model, messages=history), stream=True).content
+    assert "x\ufffdy" in encoded.decode()
+
+
+@pytest.mark.spec("reliability:MP47")
+async def test_huge_arguments_are_dropped_to_a_digest(wire):
+    raw = json.dumps({"a": "x" * 5_000_000})
+    reply, _ = await asked(wire, sse(*wire.stream("", [("add", raw)], "tool_use"), "fin"))
+    (call,) = reply.tool_calls
+    assert "too large" in call.input_error
+    assert call.raw_input.startswith("sha256:")
+
+
+# --- ids ------------------------------------------------------------------------------------------------------------
+
+
+def answered(reply: ModelReply) -> list[Any]:
+    """The reply as the machine numbers it, with a result for each call."""
+    parts, results = [], []
+    for number, part in enumerate(reply.content):
+        if isinstance(part, ToolCallPart):
+            parts.append(attrs.evolve(part, tool_call_id=f"c{number}"))
+            results.append(ToolMessage(f"c{number}", part.tool_name, f"result {number}"))
+        else:
+            parts.append(part)
+    return [AssistantMessage(tuple(parts)), *results]
+
+
+def pairs_in(wire: Wire, body: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """The id of each call and of its result, as they stand in a request."""
+    text = body[HISTORY.get(wire.name, "messages")]
+    calls: list[Any] = []
+    results: list[Any] = []
+    for message in text:
+        if wire.name == "anthropic":
+            calls += [b["id"] for b in message["content"] if b["type"] == "tool_use"]
+            results += [b["tool_use_id"] for b in message["content"] if b["type"] == "tool_result"]
+        elif wire.name == "openai":
+            calls += [message["call_id"]] if message.get("type") == "function_call" else []
+            results += [message["call_id"]] if message.get("type") == "function_call_output" else []
+        elif wire.name == "openai_chat":
+            calls += [call["id"] for call in message.get("tool_calls", ())]
+            results += [message["tool_call_id"]] if message["role"] == "tool" else []
+        else:
+            calls += [p["functionCall"].get("id") for p in message["parts"] if "functionCall" in p]
+            results += [p["functionResponse"].get("id") for p in message["parts"] if "functionResponse" in p]
+    return list(zip(calls, results, strict=True))
+
+
+TWO = [("add", '{"a": 1}'), ("add", '{"a": 2}')]
+
+
+@pytest.mark.spec("reliability:MP49")
+async def test_two_calls_with_one_id_stay_two_calls_with_their_own_results(wire):
+    change = swap(("toolu_1", "toolu_0"), ("call_1", "call_0"), ("g_1", "g_0"))
+    reply = await both(wire, "", TWO, "tool_use", change)
+    assert [dict(call.input) for call in reply.tool_calls] == [{"a": 1}, {"a": 2}]
+    history = Transcript([UserMessage("go"), *answered(reply)])
+    body = json.loads(wire.make()._encode(ModelRequest(wire.model, messages=history), stream=True).content)
+    pairs = pairs_in(wire, body)
+    assert all(call == result for call, result in pairs)
+    assert len(pairs) == 2
+    assert len(set(pairs)) == 2 or pairs == [(None, None)] * 2  # Gemini: answered by order
+
+
+@pytest.mark.spec("reliability:MP50", "ecosystem:EC83")
+async def test_calls_without_ids_stay_apart_and_are_answered(wire):
+    ids = [(f'"id": "{kind}_{n}", ', "") for kind in ("toolu", "call", "g", "fc") for n in (0, 1)]
+    ids += [(f'"call_id": "call_{n}", ', "") for n in (0, 1)] + [(f', "id": "g_{n}"', "") for n in (0, 1)]
+    reply = await both(wire, "", TWO, "tool_use", swap(*ids))
+    assert len(reply.tool_calls) == 2
+    assert all("id" not in call.provider_data for call in reply.tool_calls)
+    history = Transcript([UserMessage("go"), *answered(reply)])
+    body = json.loads(wire.make()._encode(ModelRequest(wire.model, messages=history), stream=True).content)
+    pairs = pairs_in(wire, body)
+    assert [call for call, _ in pairs] == [result for _, result in pairs]
+    assert pairs == ([(None, None)] * 2 if wire.name == "google" else [("call_c0", "call_c0"), ("call_c1", "call_c1")])
+
+
+# --- stop reasons ---------------------------------------------------------------------------------------------------
+
+STOPS = ("end_turn", "stop", "completed", "STOP")
+
+
+def stopping(wire: Wire, word: str) -> Any:
+    """A change that puts another word in the place of the stop reason."""
+    member = {"anthropic": "stop_reason", "openai": "status", "openai_chat": "finish_reason", "google": "finishReason"}
+    name = member[wire.name]
+    return swap(*[(f'"{name}": "{stop}"', f'"{name}": "{word}"') for stop in (*STOPS, "tool_use", "tool_calls")])
+
+
+@pytest.mark.spec("reliability:MP52")
+async def test_an_empty_reply_is_a_reply(wire):
+    reply = await both(wire, "", [], "end_turn")
+    assert (reply.content, reply.stop_reason) == ((), StopReason.END_TURN)
+
+
+@pytest.mark.spec("reliability:MP57", "ecosystem:EC215")
+@pytest.mark.parametrize("calls", [[], TWO])
+async def test_a_stop_reason_of_the_future_leaves_it_to_the_content(wire, calls):
+    reply = await both(wire, "hello", calls, "end_turn", stopping(wire, "word_of_the_future"))
+    assert reply.stop_reason is (StopReason.TOOL_USE if calls else StopReason.END_TURN)
+    assert reply.raw_stop_reason == "word_of_the_future"
+
+
+@pytest.mark.spec("reliability:MP58")
+async def test_the_content_decides_between_the_end_and_tool_use(wire):
+    assert (await both(wire, "hello", [], "tool_use")).stop_reason is StopReason.END_TURN
+    assert (await both(wire, "hello", TWO, "end_turn")).stop_reason is StopReason.TOOL_USE
+
+
+REFUSED = {"anthropic": "refusal", "openai_chat": "content_filter", "google": "SAFETY"}
+
+
+@pytest.mark.spec("reliability:MP53", "reliability:MP54", "ecosystem:EC94")
+async def test_a_refusal_is_a_reply_that_says_so(wire):
+    if wire.name == "openai":
+        filtered = swap(
+            ('"status": "completed", "error"', '"status": "incomplete", "error"'),
+            ('"incomplete_details": null', '"incomplete_details": {"reason": "content_filter"}'),
+            ("response.completed", "response.incomplete"),
+        )
+        reply = await both(wire, "", [], "end_turn", filtered)
+        assert reply.raw_stop_reason == "content_filter"
+        spoken = await both(wire, "No.", [], "end_turn", swap(('"output_text", "text"', '"refusal", "refusal"')))
+        assert (spoken.stop_reason, [type(part) for part in spoken.content]) == (StopReason.REFUSAL, [RefusalPart])
+    else:
+        reply = await both(wire, "", [], "end_turn", stopping(wire, REFUSED[wire.name]))
+        assert reply.raw_stop_reason == REFUSED[wire.name]
+    assert (reply.content, reply.stop_reason) == ((), StopReason.REFUSAL)
+
+
+@pytest.mark.spec("reliability:MP54", "ecosystem:EC74")
+async def test_a_blocked_prompt_without_any_candidate_is_a_refusal(wire):
+    if wire.name != "google":
+        pytest.skip("only Gemini answers a blocked prompt without a candidate")
+    body = json.dumps(
+        {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "usageMetadata": {"promptTokenCount": 3}}
+    )
+    for answer, stream in (
+        (json_answer(body.encode()), False),
+        (sse(b"data: " + body.encode() + b"\r\n\r\n", "fin"), True),
+    ):
+        reply, _ = await asked(wire, answer, stream=stream)
+        assert (reply.content, reply.stop_reason, reply.raw_stop_reason) == (
+            (),
+            StopReason.REFUSAL,
+            "PROHIBITED_CONTENT",
+        )
+        assert reply.usage.input_tokens == 3
+
+
+@pytest.mark.spec("reliability:MP56", "ecosystem:EC97")
+async def test_a_pause_is_no_end(wire):
+    words = {"anthropic": "pause_turn", "openai": "in_progress"}
+    if wire.name not in words:
+        pytest.skip("the wire has no word for it")
+    reply, _ = await asked(
+        wire, json_answer(stopping(wire, words[wire.name])(wire.reply("half", [], "end_turn"))), stream=False
+    )
+    assert reply.stop_reason is StopReason.PAUSE
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+STRANGE = {
+    "anthropic": {"type": "hologram", "data": {"x": [1]}},
+    "openai": {"type": "hologram", "id": "h_1", "data": {"x": [1]}},
+    "openai_chat": {"type": "hologram", "data": {"x": [1]}},
+    "google": {"hologram": {"x": [1]}},
+}
+
+
+def reply_with(wire: Wire, part: dict[str, Any]) -> bytes:
+    data = json.loads(wire.reply("hello", [], "end_turn"))
+    if wire.name == "anthropic":
+        data["content"].append(part)
+    elif wire.name == "openai":
+        data["output"].append(part)
+    elif wire.name == "openai_chat":
+        data["choices"][0]["message"]["content"] = [{"type": "text", "text": "hello"}, part]
+    else:
+        data["candidates"][0]["content"]["parts"].append(part)
+    return json.dumps(data).encode()
+
+
+@pytest.mark.spec("reliability:MP59", "ecosystem:EC103")
+async def test_a_part_of_an_unknown_kind_goes_back_to_its_provider_and_to_nobody_else(wire):
+    strange = STRANGE[wire.name]
+    reply, _ = await asked(wire, json_answer(reply_with(wire, strange)), stream=False)
+    (opaque,) = [part for part in reply.content if isinstance(part, OpaquePart)]
+    assert thaw(opaque.data) == strange
+    history = Transcript([UserMessage("go"), *answered(reply), UserMessage("on")])
+    for other in WIRES:
+        encoded = other.make()._encode(ModelRequest(other.model, messages=history), stream=False).content
+        # Where nobody gave an address of a server of one's own, Chat Completions is another provider.
+        assert (json.dumps(strange, separators=(",", ":")).encode() in encoded) == (other.name == wire.name)
+
+
+# --- usage and models -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:MP61")
+async def test_a_reply_that_says_nothing_of_its_usage_leaves_it_unknown(wire):
+    names = ('"usage"', '"usageMetadata"')
+    reply = await both(wire, "hello", [], "end_turn", swap(*[(name, '"something_else"') for name in names]))
+    assert reply.usage is None
+
+
+@pytest.mark.spec("reliability:MP61")
+async def test_negative_usage_is_no_usage_and_makes_the_sum_uncertain(wire):
+    names = ("input_tokens", "prompt_tokens", "promptTokenCount")
+    change = swap(*[(f'"{name}": {figure}', f'"{name}": -7') for name in names for figure in (25, 30)])
+    reply = await both(wire, "hello", [], "end_turn", change)
+    assert reply.usage.input_tokens == 0
+    assert reply.usage.at_least
+
+
+@pytest.mark.spec("reliability:MP62")
+async def test_a_reply_names_the_model_that_answered_when_it_is_another_one(wire):
+    own = await both(wire, "hello", [], "end_turn")
+    assert own.model is None
+    name = wire.model.partition("/")[2]
+    reply = await both(wire, "hello", [], "end_turn", swap((f'"{name}"', '"routed-elsewhere"')))
+    assert reply.model == f"{wire.name}/routed-elsewhere"

@@ -1,0 +1,220 @@
+"""Replies that take too long, are too long, or lie about their length: over a real loopback server, on every wire."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+
+import pytest
+
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.parts import ToolCallPart
+from stepengine.data.transcript import Transcript
+from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
+from stepengine.models import Timeouts, _reading
+from tests.faults.scripts import WIRES
+from tests.faults.server import Answer, fault_server, json_answer, sse
+from tests.faults.test_adapters import BOTH, TEXT, asked, before_the_end, streamed
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("wire", WIRES, ids=str)]
+
+SHORT = 0.15
+LONG = 30.0
+
+
+async def failed(wire, answer, *, stream=True, **limits):
+    """The error of a call under these limits, all others being long."""
+    timeouts = Timeouts(**{"first_byte": LONG, "idle": LONG, "silence": LONG, "total": LONG, **limits})
+    async with fault_server(answer) as server:
+        provider = wire.make(server.url, timeouts=timeouts)
+        with pytest.raises(ModelError) as caught:
+            await (streamed(provider, wire.request()) if stream else provider.complete(wire.request()))
+        await provider.close()
+    assert caught.value.__context__ is None
+    return caught.value
+
+
+@pytest.mark.spec("reliability:MP23", "ecosystem:EC47")
+async def test_a_server_that_sends_nothing_is_left_after_the_time_for_the_first_byte(wire):
+    error = await failed(wire, sse("hang"), first_byte=SHORT)
+    assert (type(error), error.kind, error.retryable) == (ModelError, "timeout", True)
+    assert "Timeouts.first_byte" in error.message
+    assert "sent nothing for 0.15 s" in error.message
+
+
+@pytest.mark.spec("reliability:MP23")
+async def test_a_server_that_does_not_even_send_headers_is_left_too(wire):
+    async def silent(reader, writer):
+        try:
+            await reader.read(100_000)
+            await asyncio.sleep(LONG)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    provider = wire.make(f"http://127.0.0.1:{port}", timeouts=Timeouts(first_byte=SHORT, total=2 * SHORT))
+    for ask in (lambda: streamed(provider, wire.request()), lambda: provider.complete(wire.request())):
+        with pytest.raises(ModelError) as caught:
+            await ask()
+        assert (caught.value.kind, caught.value.retryable) == ("timeout", True)
+    await provider.close()
+    server.close()
+
+
+@pytest.mark.spec("reliability:MP23", "reliability:MP19")
+async def test_a_stream_that_stops_in_the_middle_is_left_after_the_idle_time(wire):
+    events = wire.stream(*BOTH)
+    error = await failed(wire, sse(*before_the_end(wire, events), "hang"), idle=SHORT)
+    assert (error.kind, error.retryable) == ("timeout", True)
+    assert "Timeouts.idle" in error.message
+
+
+@pytest.mark.spec("reliability:MP23")
+@pytest.mark.parametrize(
+    "keep_alive", [b": OPENROUTER PROCESSING\n\n", b'event: ping\ndata: {"type": "ping"}\n\n', b"e"]
+)
+async def test_keep_alives_and_single_bytes_do_not_count_as_progress(wire, keep_alive):
+    drip = [item for _ in range(200) for item in (keep_alive, SHORT / 10)]
+    error = await failed(wire, sse(wire.stream(*TEXT)[0], *drip, "hang"), silence=2 * SHORT)
+    assert (error.kind, error.retryable) == ("timeout", True)
+    assert "Timeouts.silence" in error.message
+
+
+@pytest.mark.spec("reliability:MP23")
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
+async def test_no_call_takes_longer_than_the_whole_time(wire, stream):
+    drip = [item for _ in range(200) for item in (b" ", SHORT / 10)]
+    answer = sse(*drip, "hang") if stream else Answer((*drip, "hang"), content_type="application/json")
+    error = await failed(wire, answer, stream=stream, total=2 * SHORT)
+    assert (error.kind, error.retryable) == ("timeout", True)
+    assert "Timeouts.total" in error.message
+
+
+@pytest.mark.spec("reliability:MP23")
+async def test_a_slow_stream_that_keeps_talking_is_a_reply(wire):
+    slowly = [item for event in wire.stream(*BOTH) for item in (event, SHORT / 3)]
+    timeouts = Timeouts(first_byte=LONG, idle=10 * SHORT, silence=10 * SHORT, total=LONG)
+    async with fault_server(sse(*slowly, "fin")) as server:
+        provider = wire.make(server.url, timeouts=timeouts)
+        _, reply = await streamed(provider, wire.request())
+        await provider.close()
+    assert reply.tool_calls
+
+
+# --- too long -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:MP24")
+async def test_a_stream_that_never_stops_is_cut_by_its_bytes_and_by_its_text(wire, monkeypatch):
+    monkeypatch.setattr(_reading, "MAX_REPLY", 4_000)
+    error, _ = await asked(wire, sse(wire.stream(*TEXT)[0], *[b": " + b"x" * 100 + b"\n"] * 100, "fin"))
+    assert (type(error), error.kind, error.retryable) == (ModelError, "too_large", False)
+    monkeypatch.undo()
+    monkeypatch.setattr(_reading, "MAX_TEXT", 1_000)
+    error, _ = await asked(wire, sse(*wire.stream("x" * 1_001, [], "end_turn"), "fin"))
+    assert (error.kind, error.retryable) == ("too_large", False)
+    reply, _ = await asked(wire, sse(*wire.stream("x" * 1_000, [], "end_turn"), "fin"))
+    assert len(reply.text) == 1_000
+
+
+@pytest.mark.spec("reliability:MP27")
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
+async def test_what_a_compressed_body_unpacks_to_has_a_limit(wire, stream, monkeypatch):
+    monkeypatch.setattr(_reading, "MAX_REPLY", 100_000)
+    bomb = gzip.compress(b" " * 10_000_000)
+    assert len(bomb) < 20_000
+    kind = "text/event-stream" if stream else "application/json"
+    answer = Answer((bomb, "fin"), 200, {"content-encoding": "gzip"}, kind)
+    error, _ = await asked(wire, answer, stream=stream)
+    assert (type(error), error.kind, error.retryable) == (ModelError, "too_large", False)
+
+
+@pytest.mark.spec("reliability:MP27")
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
+async def test_a_compressed_reply_is_read_and_a_broken_one_may_be_tried_again(wire, stream):
+    plain = b"".join(wire.stream(*TEXT)) if stream else wire.reply(*TEXT)
+    kind = "text/event-stream" if stream else "application/json"
+    whole = Answer((gzip.compress(plain), "fin"), 200, {"content-encoding": "gzip"}, kind)
+    assert (await asked(wire, whole, stream=stream))[0].text == TEXT[0]
+    broken = Answer((b"no gzip at all", "fin"), 200, {"content-encoding": "gzip"}, kind)
+    error, _ = await asked(wire, broken, stream=stream)
+    assert isinstance(error, ModelError)
+    assert error.retryable
+
+
+@pytest.mark.spec("reliability:MP27")
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
+async def test_a_body_shorter_than_its_content_length_may_be_tried_again(wire, stream):
+    events = wire.stream(*TEXT)
+    body = b"".join(before_the_end(wire, events)) if stream else wire.reply(*TEXT)[:-5]
+
+    async def lying(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(x.split(b":")[1]) for x in head.lower().split(b"\r\n") if x.startswith(b"content-length"))
+        await reader.readexactly(length)
+        kind = b"text/event-stream" if stream else b"application/json"
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: " + kind + b"\r\ncontent-length: 100000\r\n\r\n" + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(lying, "127.0.0.1", 0)
+    provider = wire.make(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    with pytest.raises(ModelError) as caught:
+        await (streamed(provider, wire.request()) if stream else provider.complete(wire.request()))
+    await provider.close()
+    server.close()
+    assert caught.value.retryable
+    assert isinstance(caught.value, TruncatedReply) == stream
+
+
+@pytest.mark.spec("reliability:MP07")
+async def test_a_request_that_is_too_large_names_its_size_and_its_largest_messages(wire):
+    history = [UserMessage("small"), UserMessage("y" * 5_000), AssistantMessage([ToolCallPart("c1", "read_file")])]
+    history += [ToolMessage("c1", "read_file", "z" * 9_000), UserMessage("x" * 200)]
+    async with fault_server(json_answer(wire.error("request_too_large", "Too large."), 413)) as server:
+        provider = wire.make(server.url)
+        with pytest.raises(ContextOverflow) as caught:
+            await provider.complete(ModelRequest(wire.model, messages=Transcript(history)))
+        await provider.close()
+    message = caught.value.message
+    assert not caught.value.retryable
+    assert f"The request had {len(server.requests[0][1])} bytes" in message
+    named = [message.index(words) for words in ("number 3 (tool, read_file, ", "number 1 (user, ", "number 4 (user, ")]
+    assert named == sorted(named)
+    assert "number 0" not in message
+
+
+@pytest.mark.spec("reliability:MP33")
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
+async def test_a_call_that_is_cancelled_before_its_headers_lets_go_of_the_connection(wire, stream):
+    gone, asked_for = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        asked_for.set()
+        while await reader.read(100_000):
+            pass
+        gone.set()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    provider = wire.make(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    task = asyncio.create_task(streamed(provider, wire.request()) if stream else provider.complete(wire.request()))
+    await asyncio.wait_for(asked_for.wait(), 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.wait_for(gone.wait(), 10)
+    await provider.close()
+    server.close()
+
+
+async def test_a_reply_is_read_although_the_connection_is_kept_open(wire):
+    async with fault_server(json_answer(wire.reply(*TEXT))) as server:
+        provider = wire.make(server.url)
+        replies = [await provider.complete(wire.request()) for _ in range(3)]
+        await provider.close()
+    assert all(isinstance(reply, ModelReply) and reply.text == TEXT[0] for reply in replies)
+    assert server.connections == 1

@@ -1,0 +1,175 @@
+"""What the faults of a provider do to a whole run: attempts, waits, events, and which tools are carried out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, RetryPolicy, RunStatus, tool
+from stepengine.errors import ModelError
+from stepengine.models import Models
+from tests.faults.scripts import WIRES
+from tests.faults.server import fault_server, json_answer, sse
+from tests.faults.test_adapters import before_the_end
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("wire", WIRES, ids=str)]
+
+SAID = ("It is five.", [], "end_turn")
+CALL = ("", [("add", '{"a": 2, "b": 3}')], "tool_use")
+
+
+class JumpingClock:
+    """A clock whose time passes only in ``sleep``."""
+
+    def __init__(self) -> None:
+        self.ms = 0
+        self.sleeps: list[float] = []
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.ms += int(seconds * 1000)
+        await asyncio.sleep(0)
+
+
+async def ran(wire, *answers, watched=True, attempts=4):
+    """A run against the answers: its result, its events, the sums that were computed, the requests, the waits."""
+    sums: list[int] = []
+
+    @tool(in_thread=False)
+    def add(a: int, b: int) -> int:
+        """
+        Add two numbers.
+
+        Args:
+            a: One.
+            b: Another.
+        """
+        sums.append(a + b)
+        return a + b
+
+    events: list[Any] = []
+    clock = JumpingClock()
+    agent = AgentDefinition("adder", tools=[add], model=wire.model)
+    async with fault_server(*answers) as server:
+        engine = Engine(
+            agents=[agent],
+            models=Models({wire.name: wire.make(server.url)}),
+            observers=[events.append] if watched else [],
+            retry=RetryPolicy(attempts=attempts),
+            clock=clock,
+            pricing=None,
+        )
+        async with engine:
+            result = await engine.run("adder", "What is 2 + 3?")
+    return result, events, sums, server.requests, clock.sleeps
+
+
+def names(events):
+    return [type(event).__name__ for event in events]
+
+
+@pytest.mark.spec("reliability:MP12", "reliability:MP31", "requirements:G21", "ecosystem:EC46")
+@pytest.mark.parametrize("watched", [True, False], ids=["stream", "complete"])
+async def test_a_server_that_is_down_is_asked_exactly_as_often_as_the_policy_says(wire, watched):
+    down = json_answer(wire.error("api_error", "Down."), 503)
+    result, events, _, requests, sleeps = await ran(wire, down, watched=watched, attempts=3)
+    assert (len(requests), len(sleeps)) == (3, 2)
+    assert result.status is RunStatus.FAILED
+    assert isinstance(result.error, ModelError)
+    assert (result.error.status, result.error.retryable) == (503, True)
+    assert names(events).count("ModelRetry") == (2 if watched else 0)
+
+
+@pytest.mark.spec("reliability:MP09", "ecosystem:EC68")
+async def test_a_wait_that_the_provider_asks_for_is_waited_by_the_run_s_clock(wire):
+    slow = json_answer(wire.error("rate_limit_error", "Slow down."), 429, retry_after="2")
+    result, events, _, requests, sleeps = await ran(wire, slow, sse(*wire.stream(*SAID), "fin"))
+    assert (result.status, len(requests)) == (RunStatus.COMPLETED, 2)
+    assert len(sleeps) == 1
+    assert sleeps[0] >= 2
+    (retry,) = [event for event in events if type(event).__name__ == "ModelRetry"]
+    assert retry.wait == sleeps[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        pytest.param(400, "invalid_request_error", marks=pytest.mark.spec("reliability:MP01")),
+        pytest.param(401, "authentication_error", marks=pytest.mark.spec("reliability:MP03")),
+        pytest.param(403, "permission_error", marks=pytest.mark.spec("reliability:MP04")),
+        pytest.param(429, "insufficient_quota", marks=pytest.mark.spec("reliability:MP11")),
+    ],
+)
+async def test_what_will_not_get_better_is_asked_once(wire, status, kind):
+    result, _, _, requests, _ = await ran(wire, json_answer(wire.error(kind, "No."), status))
+    assert (result.status, len(requests)) == (RunStatus.FAILED, 1)
+    assert result.cost is None or result.cost == 0
+    assert not result.state.message_history or result.state.message_history[-1].role == "user"
+
+
+@pytest.mark.spec("reliability:MP19", "reliability:MP20")
+@pytest.mark.parametrize("end", ["rst", "fin"])
+async def test_no_tool_of_a_lost_reply_runs_and_what_was_shown_is_taken_back(wire, end):
+    both = ("Let me add.", [("add", '{"a": 2, "b": 3}')], "tool_use")
+    lost = sse(*before_the_end(wire, wire.stream(*both)), end)
+    result, events, sums, requests, _ = await ran(wire, lost, sse(*wire.stream(*SAID), "fin"))
+    assert (result.status, result.text, sums, len(requests)) == (RunStatus.COMPLETED, SAID[0], [], 2)
+    seen = names(events)
+    assert seen.index("TextDelta") < seen.index("ReplyDiscarded") < seen.index("ModelRetry")
+    assert [message.text for message in result.state.message_history][-1] == SAID[0]
+
+
+@pytest.mark.spec("reliability:MP55", "requirements:D21")
+async def test_no_tool_of_a_reply_that_the_output_limit_cut_runs(wire):
+    cut = ("", [("add", '{"a": 2, "b": 3}'), ("add", '{"a": 4, "b": 5}')], "max_tokens")
+    result, _, sums, requests, _ = await ran(wire, sse(*wire.stream(*cut), "fin"), sse(*wire.stream(*SAID), "fin"))
+    assert (result.status, sums, len(requests)) == (RunStatus.TRUNCATED, [], 1)
+
+
+@pytest.mark.spec("reliability:MP40", "reliability:MP42", "reliability:MP48")
+@pytest.mark.parametrize(
+    "bad", [("add", '"not an object"'), ("ad\u200bd", "{}"), ("Add", '{"a": 2, "b": 3}'), ("add", '{"a": "two"}')]
+)
+async def test_a_call_that_cannot_be_carried_out_is_answered_with_an_error_and_the_run_goes_on(wire, bad):
+    answers = [sse(*wire.stream("", [bad], "tool_use"), "fin"), sse(*wire.stream(*SAID), "fin")]
+    result, _, sums, requests, _ = await ran(wire, *answers)
+    assert (result.status, result.text, sums, len(requests)) == (RunStatus.COMPLETED, SAID[0], [], 2)
+    (call,) = result.tool_calls
+    assert call.is_error
+
+
+@pytest.mark.spec("reliability:MP49")
+async def test_two_calls_with_one_id_are_both_carried_out_once(wire):
+    two = ("", [("add", '{"a": 2, "b": 3}'), ("add", '{"a": 4, "b": 5}')], "tool_use")
+    events = wire.stream(*two)
+    for kind in ("toolu", "call", "g"):
+        events = [event.replace(f"{kind}_1".encode(), f"{kind}_0".encode()) for event in events]
+    result, _, sums, requests, _ = await ran(wire, sse(*events, "fin"), sse(*wire.stream(*SAID), "fin"))
+    assert (result.status, sums, len(requests)) == (RunStatus.COMPLETED, [5, 9], 2)
+    assert [call.result.data for call in result.tool_calls] == [5, 9]
+
+
+@pytest.mark.spec("reliability:MP52", "reliability:MP53")
+async def test_an_empty_reply_ends_the_turn_and_is_no_loop(wire):
+    result, _, _, requests, _ = await ran(wire, sse(*wire.stream("", [], "end_turn"), "fin"))
+    assert (result.status, result.text, len(requests)) == (RunStatus.COMPLETED, "", 1)
+
+
+@pytest.mark.spec("reliability:MP60")
+async def test_a_refused_signature_costs_one_more_attempt_and_not_four(wire):
+    refused = json_answer(wire.error("invalid_request_error", "Invalid signature in thinking block"), 400)
+    result, events, _, requests, _ = await ran(wire, refused)
+    assert (result.status, len(requests)) == (RunStatus.FAILED, 2)
+    assert names(events).count("ModelRetry") == 1
+
+
+@pytest.mark.spec("requirements:G22")
+async def test_a_loop_with_a_tool_goes_round(wire):
+    answers = [sse(*wire.stream(*CALL), "fin"), sse(*wire.stream(*SAID), "fin")]
+    result, _, sums, requests, _ = await ran(wire, *answers)
+    assert (result.status, result.text, sums, len(requests)) == (RunStatus.COMPLETED, SAID[0], [5], 2)

@@ -1,0 +1,100 @@
+"""Any transcript, by whomever it was made, is a request that every SDK's own types accept, with nothing unknown in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from stepengine.data.models import ModelRequest, ModelSettings, Thinking
+from stepengine.data.transcript import Transcript
+from tests.models.histories import histories, users
+from tests.models.wires import FOUR, MODEL, TOOL, provider_of
+
+SCHEMA = {"title": "Answer", "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+FULL = ModelSettings(
+    max_tokens=20_000,
+    stop_sequences=["X"],
+    tool_choice="look",
+    parallel_tool_calls=False,
+    response_schema=SCHEMA,
+)
+settings = st.sampled_from(
+    [
+        ModelSettings(),
+        FULL,
+        attrs.evolve(FULL, tool_choice="required"),
+        ModelSettings(thinking=Thinking("extended", 2_000), tool_choice="auto"),
+        ModelSettings(thinking=Thinking("enabled")),
+    ]
+)
+NOT_IN_THE_SDK = {"reasoning_content", "reasoning_details", "reasoning"}
+"""How other services of the same wire want thinking back; the SDK of the first one does not know it."""
+
+
+@cache
+def adapter(name: str) -> TypeAdapter[Any]:
+    if name == "anthropic":
+        from anthropic.types.message_create_params import MessageCreateParamsStreaming as Params
+    elif name == "openai":
+        from openai.types.responses.response_create_params import ResponseCreateParamsStreaming as Params
+    else:
+        from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as Params
+    return TypeAdapter(Params)
+
+
+def whole(value: Any) -> Any:
+    """The value with its lazily validated iterables read."""
+    if isinstance(value, Mapping):
+        return {key: whole(item) for key, item in value.items()}
+    if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
+        return value
+    return [whole(item) for item in value]
+
+
+def check_google(body: dict[str, Any]) -> None:
+    """The SDK has no type of the whole body; its parts refuse unknown members."""
+    from google.genai import types
+
+    kinds = {
+        "contents": list[types.Content],
+        "systemInstruction": types.Content,
+        "tools": list[types.Tool],
+        "toolConfig": types.ToolConfig,
+        "generationConfig": types.GenerationConfig,
+    }
+    for member, value in body.items():
+        kind: Any = TypeAdapter(kinds[member])
+        dumped = kind.dump_json(kind.validate_json(json.dumps(value)), by_alias=True, exclude_none=True)
+        assert plain_bytes(json.loads(dumped)) == plain_bytes(value)
+
+
+def plain_bytes(value: Any) -> Any:
+    """The value with base64 in the one alphabet; the SDK writes the other one."""
+    if isinstance(value, list):
+        return [plain_bytes(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    signed = {k: v.replace("-", "+").replace("_", "/") for k, v in value.items() if k in {"data", "thoughtSignature"}}
+    return {**{k: plain_bytes(v) for k, v in value.items()}, **signed}
+
+
+@pytest.mark.spec("requirements:G10", "requirements:B14", "requirements:E14", "ecosystem:EC57", "ecosystem:EC88")
+@pytest.mark.parametrize("name", FOUR)
+@given(messages=histories, how=settings, tail=st.lists(users, max_size=1))
+def test_any_transcript_is_a_request_that_the_sdk_s_own_types_accept(name, messages, how, tail):
+    request = ModelRequest(f"{name}/{MODEL[name]}", "Be good.", Transcript(messages), (TOOL,), settings=how, tail=tail)
+    body = json.loads(provider_of(name)._encode(request, stream=True).content)
+    if name == "google":
+        check_google(body)
+        return
+    if name == "openai_chat":
+        body["messages"] = [{k: v for k, v in m.items() if k not in NOT_IN_THE_SDK} for m in body["messages"]]
+    assert whole(adapter(name).validate_python(body)) == body

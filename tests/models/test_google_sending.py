@@ -1,0 +1,144 @@
+"""How encoded bytes reach Gemini through google-genai: the fast way by private names, and the fallback by public ones."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+
+import httpx2
+import pytest
+
+from stepengine.data.messages import UserMessage
+from stepengine.data.models import ModelRequest, ModelSettings, ReplyDone
+from stepengine.data.transcript import Transcript
+from stepengine.errors import ModelError
+from stepengine.models import GoogleProvider
+from stepengine.models.google import sending
+from tests.faults.scripts import google_reply, google_stream
+
+pytestmark = pytest.mark.anyio
+
+WAYS = pytest.mark.parametrize("private", [True, False], ids=["private names", "public names"])
+REQUEST = ModelRequest(
+    "google/gemini-3-pro",
+    "é",
+    Transcript([UserMessage("hi 🎉")]),
+    settings=ModelSettings(extra={"headers": {"x-mine": "yes"}}),
+)
+
+
+def provider(private, monkeypatch, handler, **options):
+    if not private:
+        monkeypatch.setattr(sending, "_has_private_names", lambda client: False)
+    return GoogleProvider("the-key", transport=httpx2.MockTransport(handler), **options)
+
+
+@pytest.mark.spec("ecosystem:EC52", "ecosystem:EC211")
+def test_the_private_names_exist_and_take_bytes():
+    from google import genai
+    from google.genai import _api_client
+
+    client = genai.Client(api_key="k", http_options={"httpx_client": httpx2.Client()})
+    assert sending._has_private_names(client)
+    build = inspect.signature(client._api_client._build_request)
+    assert list(build.parameters) == ["http_method", "path", "request_dict", "http_options"]
+    send = inspect.signature(client._api_client._async_request)
+    assert list(send.parameters) == ["http_request", "http_options", "stream"]
+    assert inspect.iscoroutinefunction(client._api_client._async_request)
+    request = client._api_client._build_request("post", "models/m:generateContent", {}, None)
+    assert isinstance(request, _api_client.HttpRequest)
+    assert request.headers is not client._api_client._http_options.headers
+    client.close()
+
+
+@pytest.mark.spec("ecosystem:EC53", "ecosystem:EC210", "ecosystem:EC211", "ecosystem:EC194")
+@WAYS
+@pytest.mark.parametrize("stream", [True, False])
+async def test_both_ways_send_the_encoded_bytes_to_the_same_address_with_key_and_headers(private, stream, monkeypatch):
+    seen = []
+
+    def answer(request):
+        seen.append(request)
+        said = ("hello", [], "end_turn")
+        body = b"".join(google_stream(*said)) if stream else google_reply(*said)
+        kind = "text/event-stream" if stream else "application/json"
+        return httpx2.Response(200, content=body, headers={"content-type": kind})
+
+    it = provider(private, monkeypatch, answer)
+    if stream:
+        deltas = [delta async for delta in it.stream(REQUEST)]
+        assert type(deltas[-1]) is ReplyDone
+        reply = deltas[-1].reply
+    else:
+        reply = await it.complete(REQUEST)
+    await it.close()
+    assert reply.text == "hello"
+    (got,) = seen
+    assert got.content == it._encode(REQUEST, stream=stream).content
+    assert json.loads(got.content)["contents"][0]["parts"] == [{"text": "hi 🎉"}]
+    method = "streamGenerateContent" if stream else "generateContent"
+    assert got.url.path == f"/v1/models/gemini-3-pro:{method}"
+    assert dict(got.url.params) == ({"alt": "sse"} if stream else {})
+    assert got.headers["x-goog-api-key"] == "the-key"
+    assert got.headers["content-type"] == "application/json"
+    assert got.headers["x-mine"] == "yes"
+    assert int(got.headers["content-length"]) == len(got.content)
+
+
+@pytest.mark.spec("ecosystem:EC53", "ecosystem:EC60")
+@WAYS
+async def test_both_ways_tell_errors_apart(private, monkeypatch):
+    error = {"code": 429, "status": "RESOURCE_EXHAUSTED", "message": "Quota.", "details": [{"retryDelay": "13.5s"}]}
+    it = provider(private, monkeypatch, lambda request: httpx2.Response(429, json={"error": error}))
+    with pytest.raises(ModelError) as caught:
+        await it.complete(REQUEST)
+    await it.close()
+    assert (caught.value.status, caught.value.retryable, caught.value.retry_after) == (429, True, 13.5)
+    assert caught.value.__context__ is None
+
+
+@WAYS
+async def test_both_ways_count_tokens_at_another_version(private, monkeypatch):
+    seen = []
+
+    def answer(request):
+        seen.append(request)
+        return httpx2.Response(200, json={"totalTokens": 7})
+
+    it = provider(private, monkeypatch, answer, api_version="v1beta")
+    assert await it.count_tokens(REQUEST) == 7
+    await it.close()
+    assert seen[0].url.path == "/v1beta/models/gemini-3-pro:countTokens"
+    assert "generateContentRequest" in json.loads(seen[0].content)
+
+
+@pytest.mark.spec("ecosystem:EC49", "requirements:G23")
+def test_google_s_own_variable_wins_over_the_older_one(monkeypatch):
+    monkeypatch.setenv("GEMINI_API_KEY", "old")
+    assert GoogleProvider()._settings()[0].source == "GEMINI_API_KEY"
+    monkeypatch.setenv("GOOGLE_API_KEY", "new")
+    assert GoogleProvider()._settings()[0].source == "GOOGLE_API_KEY"
+
+
+async def test_a_missing_sdk_is_named_with_its_extra(monkeypatch):
+    import google
+
+    monkeypatch.setitem(sys.modules, "google.genai", None)
+    monkeypatch.delattr(google, "genai", raising=False)
+    with pytest.raises(ModelError, match=r"stepengine\[google\]"):
+        await GoogleProvider("k").complete(REQUEST)
+
+
+async def test_vertex_in_the_environment_does_not_change_where_a_request_goes(monkeypatch):
+    monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "true")
+    seen = []
+
+    def answer(request):
+        seen.append(str(request.url))
+        return httpx2.Response(200, content=google_reply("hello", [], "end_turn"))
+
+    it = GoogleProvider("the-key", transport=httpx2.MockTransport(answer))
+    await it.complete(REQUEST)
+    await it.close()
+    assert seen == ["https://generativelanguage.googleapis.com/v1/models/gemini-3-pro:generateContent"]

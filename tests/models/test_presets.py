@@ -1,0 +1,269 @@
+"""The table of services: where each is, what its key is called, and what it does in its own way."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import httpx2
+import pytest
+
+from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.models import ModelRequest, ModelSettings, Thinking
+from stepengine.data.parts import TextPart, ThinkingPart
+from stepengine.data.tools import ToolSpec
+from stepengine.data.transcript import Transcript
+from stepengine.errors import MissingKey, UnknownModel
+from stepengine.models import PRESETS, Models, OpenAIChatProvider, OpenAIProvider
+from stepengine.models._failures import body_failure
+from tests.faults.scripts import chunk
+from tests.models.wires import TOOL, call, made, provider_of, reader, result
+
+pytestmark = pytest.mark.anyio
+
+OTHER = ToolSpec("other", "Does else.", {"type": "object", "properties": {}})
+
+
+def body(name, *messages, model="m", stream=True, **fields):
+    preset = PRESETS[name]
+    history = Transcript(messages or [UserMessage("hi")])
+    kind = OpenAIProvider if preset.adapter == "openai" else OpenAIChatProvider
+    provider = kind(name=name, api_key="k", **({"base_url": "http://x"} if name == "azure" else {}))
+    request = ModelRequest(f"{name}/{model}", messages=history, **fields)
+    return json.loads(provider._encode(request, stream=stream).content)
+
+
+async def sent_to(name, monkeypatch, **environment):
+    """What one request to a service looks like, and where it goes."""
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    seen = []
+
+    def answer(request):
+        seen.append(request)
+        return httpx2.Response(500, json={})
+
+    provider = Models.standard()._provider(name)
+    provider._transport = httpx2.MockTransport(answer)
+    with pytest.raises(Exception, match="500"):
+        await provider.complete(ModelRequest(f"{name}/m"))
+    await provider.close()
+    return seen[0]
+
+
+@pytest.mark.spec("requirements:G9", "requirements:G22", *[f"ecosystem:EC{n}" for n in range(104, 114)])
+@pytest.mark.parametrize(
+    ("name", "variable", "url"),
+    [
+        ("openai", "OPENAI_API_KEY", "https://api.openai.com/v1/responses"),
+        ("openai_chat", "OPENAI_API_KEY", "https://api.openai.com/v1/chat/completions"),
+        ("openrouter", "OPENROUTER_API_KEY", "https://openrouter.ai/api/v1/chat/completions"),
+        ("ollama", "", "http://localhost:11434/v1/chat/completions"),
+        ("vllm", "VLLM_API_KEY", "http://localhost:8000/v1/chat/completions"),
+        ("llamacpp", "LLAMACPP_API_KEY", "http://localhost:8080/v1/chat/completions"),
+        ("lmstudio", "LMSTUDIO_API_KEY", "http://localhost:1234/v1/chat/completions"),
+        ("groq", "GROQ_API_KEY", "https://api.groq.com/openai/v1/chat/completions"),
+        ("together", "TOGETHER_API_KEY", "https://api.together.ai/v1/chat/completions"),
+        ("mistral", "MISTRAL_API_KEY", "https://api.mistral.ai/v1/chat/completions"),
+        ("deepseek", "DEEPSEEK_API_KEY", "https://api.deepseek.com/chat/completions"),
+        ("xai", "XAI_API_KEY", "https://api.x.ai/v1/responses"),
+    ],
+)
+async def test_each_service_is_asked_at_its_address_with_its_key(name, variable, url, monkeypatch):
+    assert set(PRESETS) == {
+        "openai", "openai_chat", "openrouter", "ollama", "vllm", "llamacpp", "lmstudio", "groq", "together", "mistral",
+        "deepseek", "xai", "azure",
+    }  # fmt: skip
+    request = await sent_to(name, monkeypatch, **({variable: "the-key"} if variable else {}))
+    assert str(request.url) == url
+    expected = "the-key" if variable else "ollama"
+    assert request.headers["authorization"] == f"Bearer {expected}"
+    if PRESETS[name].key_required:
+        monkeypatch.delenv(variable)
+        with pytest.raises(MissingKey, match=variable):
+            Models.standard().check(f"{name}/m")
+
+
+@pytest.mark.spec("ecosystem:EC114")
+async def test_azure_is_found_by_its_endpoint_with_and_without_a_dated_api(monkeypatch):
+    environment = {"AZURE_OPENAI_API_KEY": "the-key", "AZURE_OPENAI_ENDPOINT": "https://mine.openai.azure.com/"}
+    request = await sent_to("azure", monkeypatch, **environment)
+    assert str(request.url) == "https://mine.openai.azure.com/openai/v1/chat/completions"
+    dated = await sent_to("azure", monkeypatch, OPENAI_API_VERSION="2025-04-01-preview")
+    assert dated.url.path == "/openai/deployments/m/chat/completions"
+    assert dated.url.params["api-version"] == "2025-04-01-preview"
+    assert dated.headers["api-key"] == "the-key"
+    monkeypatch.delenv("AZURE_OPENAI_API_KEY")
+    with pytest.raises(MissingKey, match="AZURE_OPENAI_API_KEY"):
+        Models.standard().check("azure/m")
+
+
+@pytest.mark.spec("ecosystem:EC107", "ecosystem:EC108")
+@pytest.mark.parametrize("name", ["llamacpp", "lmstudio"])
+def test_a_server_that_cannot_be_told_which_tool_to_call_is_offered_only_that_one(name):
+    got = body(name, tools=(TOOL, OTHER), tool_choice="other")
+    assert got["tool_choice"] == "required"
+    assert [tool["function"]["name"] for tool in got["tools"]] == ["other"]
+    assert len(body(name, tools=(TOOL, OTHER), tool_choice="required")["tools"]) == 2
+    assert body("vllm", tools=(TOOL, OTHER), tool_choice="other")["tool_choice"]["function"] == {"name": "other"}
+
+
+@pytest.mark.spec("ecosystem:EC107")
+def test_llamacpp_is_told_that_calls_may_be_parallel():
+    assert body("llamacpp", tools=(TOOL,))["parallel_tool_calls"] is True
+    assert "parallel_tool_calls" not in body("llamacpp")
+    off = ModelSettings(parallel_tool_calls=False)
+    assert body("llamacpp", tools=(TOOL,), settings=off)["parallel_tool_calls"] is False
+
+
+@pytest.mark.spec("ecosystem:EC111", "ecosystem:EC83")
+def test_mistral_gets_its_word_its_ids_and_no_stream_options():
+    history = [UserMessage("go"), AssistantMessage([call(1), call(2)]), result(1), result(2)]
+    got = body("mistral", *history, tools=(TOOL,), tool_choice="required")
+    assert got["tool_choice"] == "any"
+    assert "stream_options" not in got
+    ids = [c["id"] for c in got["messages"][1]["tool_calls"]]
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
+    assert len(set(ids)) == 2
+    assert [m["tool_call_id"] for m in got["messages"][2:]] == ids
+
+
+@pytest.mark.spec("ecosystem:EC111", "ecosystem:EC90")
+def test_mistral_s_thinking_pieces_are_thinking_and_go_back_as_they_came():
+    it = reader("mistral")
+    for text in ("Hm", "m."):
+        it.feed(chunk({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": text}]}]}))
+    it.feed(chunk({"content": [{"type": "text", "text": "Fi"}]}))
+    it.feed(chunk({"content": "ve."}, "stop"))
+    thinking, text = it.finish().content
+    assert (thinking.text, text) == ("Hmm.", TextPart("Five."))
+    piece = {"type": "thinking", "thinking": [{"type": "text", "text": "Hmm."}]}
+    got = body("mistral", UserMessage("go"), AssistantMessage([thinking, text]), UserMessage("on"))
+    assert got["messages"][1]["content"] == [piece, {"type": "text", "text": "Five."}]
+    other = body("groq", UserMessage("go"), AssistantMessage([thinking, text]), UserMessage("on"))
+    assert other["messages"][1]["content"] == "Five."
+
+
+@pytest.mark.spec("ecosystem:EC112", "ecosystem:EC91")
+def test_deepseek_gets_its_reasoning_back_with_every_call_and_never_has_to_call():
+    mine = {"provider": "deepseek", "model": "m", "member": "reasoning_content"}
+    history = [
+        UserMessage("go"),
+        AssistantMessage([ThinkingPart("hm", provider_data=mine), call(1)]),
+        result(1),
+        AssistantMessage([call(2)]),
+        result(2),
+    ]
+    got = body("deepseek", *history, tools=(TOOL,))
+    assert [m.get("reasoning_content") for m in got["messages"]] == [None, "hm", None, "", None]
+    assert "thinking" not in got
+    assert body("deepseek", settings=ModelSettings(thinking=Thinking("none")))["thinking"] == {"type": "disabled"}
+    assert body("deepseek", settings=ModelSettings(thinking=Thinking("enabled")))["thinking"] == {"type": "enabled"}
+    forced = body("deepseek", tools=(TOOL,), tool_choice="required")
+    assert (forced["tool_choice"], forced["thinking"]) == ("required", {"type": "disabled"})
+
+
+@pytest.mark.spec("ecosystem:EC113")
+def test_xai_is_asked_for_encrypted_reasoning_under_one_name_for_the_conversation():
+    got = body("xai", UserMessage("one"), system_prompt="s")
+    longer = body("xai", UserMessage("one"), AssistantMessage("two"), UserMessage("three"), system_prompt="s")
+    other = body("xai", UserMessage("else"), system_prompt="s")
+    assert got["include"] == ["reasoning.encrypted_content"]
+    assert got["prompt_cache_key"] == longer["prompt_cache_key"] != other["prompt_cache_key"]
+    assert "stop" not in body("xai", settings=ModelSettings(stop_sequences=["X"]))
+    assert PRESETS["xai"].timeouts.first_byte >= 900
+
+
+@pytest.mark.spec("ecosystem:EC109")
+def test_groq_s_usage_is_found_where_it_used_to_be_and_a_failed_call_is_worth_one_more_try():
+    it = reader("groq")
+    it.feed(chunk({"content": "hi"}, "stop", x_groq={"usage": {"prompt_tokens": 3, "completion_tokens": 1}}))
+    assert it.finish().usage.total_tokens == 4
+    error = {"error": {"code": "tool_use_failed", "message": "Failed.", "failed_generation": "<function=x"}}
+    failure = body_failure(error, 400, {}, made("groq"))
+    assert (failure.kind, failure.retryable) == ("malformed_call", False)
+    assert "<function=x" in failure.message
+    assert body_failure({"error": "busy"}, 498, {}, made("groq")).retryable
+
+
+@pytest.mark.spec("ecosystem:EC104")
+def test_openrouter_without_credit_is_not_asked_again():
+    failure = body_failure({"error": {"code": 402, "message": "Insufficient credits"}}, 402, {}, made("openrouter"))
+    assert (failure.kind, failure.retryable) == ("no_credit", False)
+
+
+@pytest.mark.spec("ecosystem:EC102", "ecosystem:EC104")
+def test_schemas_for_gemini_behind_openrouter_are_plain():
+    schema = {
+        "type": "object",
+        "$defs": {"Point": {"type": "object", "properties": {"x": {"type": "number"}}}},
+        "properties": {
+            "at": {"$ref": "#/$defs/Point", "description": "Where."},
+            "name": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+            "kind": {"const": "circle"},
+            "tags": {"type": ["array", "null"], "items": {"$ref": "#/$defs/Point"}},
+            "const": {"type": "string"},
+        },
+        "required": ["at"],
+    }
+    tool = ToolSpec("draw", "Draws.", schema)
+    got = body("openrouter", model="google/gemini-3-pro", tools=(tool,))["tools"][0]["function"]["parameters"]
+    point = {"type": "object", "properties": {"x": {"type": "number"}}}
+    assert got == {
+        "type": "object",
+        "properties": {
+            "at": {**point, "description": "Where."},
+            "name": {"type": "string", "default": None},
+            "kind": {"enum": ["circle"]},
+            "tags": {"type": "array", "items": point},
+            "const": {"type": "string"},
+        },
+        "required": ["at"],
+    }
+    assert body("openrouter", model="openai/gpt-5", tools=(tool,))["tools"][0]["function"]["parameters"] == schema
+    endless = {"$defs": {"T": {"properties": {"t": {"$ref": "#/$defs/T"}}}}, "$ref": "#/$defs/T"}
+    assert "$ref" not in json.dumps(body("openrouter", model="google/x", tools=(ToolSpec("t", "", endless),))["tools"])
+
+
+# --- registering ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:G12")
+def test_the_longest_registered_prefix_serves_a_model():
+    models = Models.standard()
+    special = OpenAIChatProvider("special", base_url="http://x")
+    models.register("openrouter/anthropic", special)
+    assert models.provider_for("openrouter/anthropic/claude-x") is special
+    assert special.bare("openrouter/anthropic/claude-x") == "claude-x"
+    assert str(models.parse("openrouter:anthropic/claude-x")) == "openrouter/anthropic/claude-x"
+    assert models.parse("openrouter/openai/gpt-5").provider == "openrouter"
+    assert models.parse("openrouter/anthropic").provider == "openrouter"
+
+
+@pytest.mark.spec("requirements:G1", "requirements:G12")
+def test_an_installed_package_adds_a_provider_and_replaces_none(monkeypatch):
+    loaded = []
+
+    def entry(name):
+        def load():
+            loaded.append(name)
+            return lambda: OpenAIChatProvider(name, base_url="http://x")
+
+        return SimpleNamespace(name=name, load=load)
+
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points",
+        lambda *, group: [entry("mine"), entry("openai")] * (group == "stepengine.models"),
+    )
+    models = Models.standard()
+    assert models.provider_for("mine/model-x").name == "mine"
+    assert loaded == ["mine"]
+    assert isinstance(models.provider_for("openai/gpt-5"), OpenAIProvider)
+    assert models.providers[-1] == "mine"
+    with pytest.raises(UnknownModel, match="did you mean 'mine'"):
+        Models.standard().parse("mien/x")
+
+
+def test_headers_of_a_provider_are_sent_with_every_request():
+    provider = provider_of("openrouter", headers={"X-Title": "my app"})
+    assert provider._headers == {"X-Title": "my app"}

@@ -1,0 +1,393 @@
+"""Our messages on the Responses wire and on Gemini's, by example, and events in an order that cannot be."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine.data.json import thaw
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.parts import (
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    OpaquePart,
+    RefusalPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+)
+from stepengine.data.usage import Usage
+from stepengine.errors import ModelError, TruncatedReply
+from stepengine.models.google.decode import decode as decode_google
+from stepengine.models.google.decode import usage_of as google_usage
+from stepengine.models.google.encode import DUMMY_SIGNATURE, generation_of
+from stepengine.models.openai.decode import decode as decode_responses
+from stepengine.models.openai.decode import usage_of as responses_usage
+from tests.faults.scripts import event, google_chunk
+from tests.models.wires import MODEL, PNG, call, made, reader, result, sent
+
+PDF = base64.b64encode(b"%PDF").decode()
+PICTURE = base64.b64encode(PNG).decode()
+SIGNATURE = "AB+/cd=="
+GO, ON = UserMessage("go"), UserMessage("on")
+
+
+def own(name: str, **more: Any) -> dict[str, Any]:
+    return {"provider": name, "model": MODEL[name], **more}
+
+
+# --- Responses ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:G7", "requirements:B12", "ecosystem:EC73", "ecosystem:EC90", "ecosystem:EC91")
+def test_items_of_a_responses_reply_go_back_as_they_came_and_in_their_order():
+    output = [
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}], "encrypted_content": "e1"},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "content": [
+                {"type": "output_text", "text": "I look.", "annotations": [{"type": "url_citation"}]},
+                {"type": "refusal", "refusal": "But not there."},
+            ],
+            "phase": "commentary",
+        },
+        {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "look", "arguments": '{"at":"1"}'},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+    ]  # fmt: skip
+    reply = decode_responses({"output": output, "status": "completed"}, made("openai"), MODEL["openai"], None)
+    assert [type(part) for part in reply.content] == [ThinkingPart, TextPart, RefusalPart, ToolCallPart, OpaquePart]
+    parts = [ToolCallPart("c1", p.tool_name, p.input, provider_data=p.provider_data) if isinstance(p, ToolCallPart) else p for p in reply.content]  # fmt: skip
+    items = sent("openai", GO, AssistantMessage(tuple(parts)), result(1))
+    assert items[1:-1] == output
+    assert items[-1] == {"type": "function_call_output", "call_id": "call_1", "output": "saw 1"}
+    # Another model of the same provider gets the words, and calls without the ids that meant reasoning.
+    theirs = sent("openai", GO, AssistantMessage([mark_elsewhere(p) for p in parts]), result(1))
+    assert theirs[1:3] == [
+        {"role": "assistant", "content": "I look.\n\nBut not there."},
+        {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": '{"at":"1"}'},
+    ]
+
+
+def mark_elsewhere(part: Any) -> Any:
+    data = getattr(part, "provider_data", None)
+    return part if data is None else attrs.evolve(part, provider_data={**thaw(data), "model": "gpt-other"})
+
+
+@pytest.mark.spec("ecosystem:EC91", "ecosystem:EC73")
+def test_reasoning_without_its_encrypted_content_is_not_sent_since_nothing_is_stored():
+    bare = ThinkingPart("hm", provider_data=own("openai", item={"type": "reasoning", "id": "rs_1", "summary": []}))
+    assert sent("openai", GO, AssistantMessage([bare, "answer"]), ON) == [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "answer"},
+        {"role": "user", "content": "on"},
+    ]
+
+
+@pytest.mark.spec("ecosystem:EC82", "ecosystem:EC86", "ecosystem:EC87", "requirements:E14", "requirements:B14")
+def test_responses_takes_images_and_documents_from_users_and_in_results():
+    media = [ImagePart("https://x/i.png"), ImagePart(data=PNG), DocumentPart(data=b"%PDF", name="a.pdf"), DocumentPart("https://x/d.pdf")]  # fmt: skip
+    encoded = [
+        {"type": "input_image", "detail": "auto", "image_url": "https://x/i.png"},
+        {"type": "input_image", "detail": "auto", "image_url": f"data:image/png;base64,{PICTURE}"},
+        {"type": "input_file", "filename": "a.pdf", "file_data": f"data:application/pdf;base64,{PDF}"},
+        {"type": "input_file", "file_url": "https://x/d.pdf"},
+    ]
+    assert sent("openai", UserMessage(media))[0]["content"] == encoded
+    items = sent("openai", GO, AssistantMessage([call(1)]), result(1, "seen", *media, JsonPart({"n": 1})))
+    said = [{"type": "input_text", "text": "seen"}, *encoded, {"type": "input_text", "text": '{"n":1}'}]
+    assert items[-1]["output"] == said
+    with pytest.raises(ModelError, match="ImagePart"):
+        sent("openai", UserMessage([ImagePart(data=b"x", mime_type="image/tiff")]))
+
+
+@pytest.mark.spec("ecosystem:EC97", "requirements:D25")
+@pytest.mark.parametrize(
+    ("data", "stop", "raw"),
+    [
+        ({"status": "completed"}, "end_turn", "completed"),
+        (
+            {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
+            "max_tokens",
+            "max_output_tokens",
+        ),
+        ({"status": "incomplete", "incomplete_details": {"reason": "max_messages"}}, "max_tokens", "max_messages"),
+        ({"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}, "refusal", "content_filter"),
+        ({"status": "incomplete", "incomplete_details": {"reason": "from_the_future"}}, "end_turn", "from_the_future"),
+        ({"status": "cancelled"}, "error", "cancelled"),
+        ({"status": "queued"}, "pause", "queued"),
+        ({}, "end_turn", None),
+    ],
+)
+def test_the_status_of_a_response_maps_onto_our_stop_reasons(data, stop, raw):
+    reply = decode_responses({"output": [], **data}, made("openai"), "m", None)
+    assert (reply.stop_reason, reply.raw_stop_reason) == (stop, raw)
+
+
+@pytest.mark.spec("ecosystem:EC63", "reliability:MP22")
+@pytest.mark.parametrize(
+    ("code", "status", "retryable"),
+    [
+        ("server_error", 500, True),
+        ("rate_limit_exceeded", 429, True),
+        ("invalid_prompt", 400, False),
+        ("odd", None, True),
+    ],
+)
+def test_a_failed_response_is_the_matching_status(code, status, retryable):
+    failed = {"output": [], "status": "failed", "error": {"code": code, "message": "Sorry."}, "usage": {"input_tokens": 3, "output_tokens": 0}}  # fmt: skip
+    it = reader("openai")
+    for decode in (
+        lambda: decode_responses(failed, made("openai"), "m", None),
+        lambda: (it.feed(event({"type": "response.failed", "response": failed})), it.finish()),
+    ):
+        with pytest.raises(ModelError) as caught:
+            decode()
+        assert (caught.value.status, caught.value.retryable, caught.value.usage) == (status, retryable, Usage(3, 0))
+
+
+@pytest.mark.spec("ecosystem:EC76", "reliability:MP61")
+@pytest.mark.parametrize(
+    ("raw", "usage"),
+    [
+        (None, None),
+        ({"input_tokens": None}, None),
+        ({"input_tokens": 10, "output_tokens": 4, "input_tokens_details": None}, Usage(10, 4)),
+        (
+            {
+                "input_tokens": 10,
+                "output_tokens": 9,
+                "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 2},
+                "output_tokens_details": {"reasoning_tokens": 5},
+            },
+            Usage(5, 4, 3, 2, 5),
+        ),
+        ({"input_tokens": -1, "output_tokens": 2}, Usage(0, 2, at_least=True)),
+    ],
+)
+def test_responses_usage_falls_into_disjoint_buckets(raw, usage):
+    assert responses_usage(raw) == usage
+
+
+ADDED = event(
+    {"type": "response.output_item.added", "output_index": 0, "item": {"type": "message", "id": "m", "content": []}}
+)
+DONE = ADDED.replace(b"added", b"done")
+DELTA = event({"type": "response.output_text.delta", "output_index": 0, "delta": "x"})
+
+
+@pytest.mark.spec("reliability:MP28")
+@pytest.mark.parametrize(
+    "events",
+    [
+        [DELTA],
+        [ADDED, ADDED],
+        [DONE],
+        [ADDED, DONE, DELTA],
+        [ADDED, DONE, DONE],
+        [ADDED, DONE, ADDED],
+        [b"data: 7\n\n"],
+    ],
+)
+def test_responses_events_in_an_impossible_order_break_the_protocol(events):
+    it = reader("openai")
+    with pytest.raises(ModelError) as caught:
+        for one in events:
+            it.feed(one)
+    assert (caught.value.kind, caught.value.retryable) == ("protocol", True)
+
+
+@pytest.mark.spec("ecosystem:EC73")
+def test_streamed_reasoning_counts_as_its_done_event_has_it():
+    item = {"type": "reasoning", "id": "rs_1", "summary": []}
+    it = reader("openai")
+    for kind, secret in (("added", "partial"), ("done", "whole")):
+        it.feed(
+            event(
+                {
+                    "type": f"response.output_item.{kind}",
+                    "output_index": 0,
+                    "item": {**item, "encrypted_content": secret},
+                }
+            )
+        )
+    whole = {"output": [{**item, "encrypted_content": "in other words"}], "status": "completed"}
+    it.feed(event({"type": "response.completed", "response": whole}))
+    (part,) = it.finish().content
+    assert part.provider_data["item"]["encrypted_content"] == "whole"
+
+
+# --- Gemini ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:G8", "requirements:B12", "ecosystem:EC90", "ecosystem:EC91", "ecosystem:EC81")
+def test_signatures_go_back_byte_for_byte_on_the_part_that_they_came_on():
+    parts = [
+        {"text": "Hm.", "thought": True},
+        {"text": "I look.", "thoughtSignature": SIGNATURE},
+        {"functionCall": {"name": "look", "args": {"at": "1"}, "id": "g1"}, "thoughtSignature": "x/y+"},
+        {"functionCall": {"name": "look", "args": {"at": "2"}}},
+        {"executableCode": {"language": "PYTHON", "code": "1"}, "thoughtSignature": "zz=="},
+        {"text": "", "thoughtSignature": "end+"},
+    ]
+    data = {"candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": "STOP"}]}
+    reply = decode_google(data, made("google"), MODEL["google"], None)
+    content: list[Any] = []
+    for number, part in enumerate(reply.content):
+        content.append(ToolCallPart(f"c{number}", part.tool_name, part.input, provider_data=part.provider_data) if isinstance(part, ToolCallPart) else part)  # fmt: skip
+    contents = sent("google", GO, AssistantMessage(tuple(content)), result(2), result(3))
+    assert contents[1] == {"role": "model", "parts": parts}
+    assert contents[2]["parts"] == [
+        {"functionResponse": {"name": "look", "id": "g1", "response": {"output": "saw 2"}}},
+        {"functionResponse": {"name": "look", "response": {"output": "saw 3"}}},
+    ]
+
+
+@pytest.mark.spec("ecosystem:EC74", "ecosystem:EC91")
+def test_a_signed_part_of_a_stream_is_not_joined_with_its_neighbours():
+    it = reader("google")
+    for part in ({"text": "a"}, {"text": "b"}, {"text": "c", "thoughtSignature": "s1"}, {"text": "d"}, {"text": "", "thoughtSignature": "s2"}):  # fmt: skip
+        it.feed(b"data: %s\r\n\r\n" % json.dumps(google_chunk([part])).encode())
+    it.feed(b"data: %s\r\n\r\n" % json.dumps(google_chunk([], "STOP")).encode())
+    found = [(p.text, (p.provider_data or {}).get("signature")) for p in it.finish().content]
+    assert found == [("ab", None), ("c", "s1"), ("d", None), ("", "s2")]
+
+
+@pytest.mark.spec("requirements:G10", "reliability:MP60", "ecosystem:EC91")
+@pytest.mark.parametrize(
+    ("model", "signed"),
+    [
+        ("gemini-3-pro", True),
+        ("gemini-3.5-flash", True),
+        ("gemini-flash-latest", True),
+        ("gemini-2.5-pro", False),
+        ("tuned", False),
+    ],
+)
+def test_a_call_that_gemini_3_did_not_make_carries_the_signature_that_the_api_documents_for_it(
+    model, signed, monkeypatch
+):
+    assert (generation_of(model) >= 3) == signed
+    history = [GO, AssistantMessage([call(1), call(2, made_by="anthropic")]), result(1), result(2)]
+    monkeypatch.setitem(MODEL, "google", model)
+    parts = sent("google", *history)[1]["parts"]
+    assert [part.get("thoughtSignature") for part in parts] == [DUMMY_SIGNATURE if signed else None, None]
+    assert base64.b64decode(DUMMY_SIGNATURE) == b"skip_thought_signature_validator"
+    assert all("id" not in part["functionCall"] for part in parts)
+
+
+@pytest.mark.spec("ecosystem:EC82", "ecosystem:EC86", "requirements:E14", "requirements:B14", "requirements:G24")
+def test_gemini_takes_media_from_users_and_in_results_and_old_models_behind_them(monkeypatch):
+    media = [ImagePart("https://x/i.png"), ImagePart(data=PNG), DocumentPart(data=b"%PDF")]
+    encoded = [
+        {"fileData": {"mimeType": "image/png", "fileUri": "https://x/i.png"}},
+        {"inlineData": {"mimeType": "image/png", "data": PICTURE}},
+        {"inlineData": {"mimeType": "application/pdf", "data": PDF}},
+    ]
+    assert sent("google", UserMessage(media))[0]["parts"] == encoded
+    history = [
+        GO,
+        AssistantMessage([call(1), call(2)]),
+        result(1, *media),
+        result(2, JsonPart({"n": 1}), status="error"),
+        ON,
+    ]
+    answers = sent("google", *history)[2]["parts"]
+    assert answers == [
+        {"functionResponse": {"name": "look", "response": {"output": ""}, "parts": encoded}},
+        {"functionResponse": {"name": "look", "response": {"error": {"n": 1}}}},
+        {"text": "on"},
+    ]
+    monkeypatch.setitem(MODEL, "google", "gemini-2.5-flash")
+    old = sent("google", *history)[2]["parts"]
+    assert [next(iter(part)) for part in old] == ["functionResponse", "functionResponse", "text", "fileData", "inlineData", "inlineData", "text"]  # fmt: skip
+    with pytest.raises(ModelError, match="DocumentPart"):
+        sent("google", UserMessage([DocumentPart(data=b"x", mime_type="application/msword")]))
+
+
+@pytest.mark.spec("ecosystem:EC97", "requirements:D25", "reliability:MP54")
+@pytest.mark.parametrize(
+    ("raw", "stop"),
+    [
+        ("STOP", "end_turn"),
+        ("MAX_TOKENS", "max_tokens"),
+        ("CONTINUATION", "max_tokens"),
+        *[(word, "refusal") for word in ("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "LANGUAGE", "IMAGE_SAFETY", "MODEL_ARMOR", "ESCALATION")],
+        *[(word, "error") for word in ("UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE", "TOO_MANY_TOOL_CALLS", "MISSING_THOUGHT_SIGNATURE", "OTHER")],
+        ("FROM_THE_FUTURE", "end_turn"),
+    ],
+)  # fmt: skip
+def test_finish_reasons_of_gemini_map_onto_ours(raw, stop):
+    data = {"candidates": [{"content": {"parts": [{"text": "hi"}]}, "finishReason": raw}]}
+    reply = decode_google(data, made("google"), "m", None)
+    assert (reply.stop_reason, reply.raw_stop_reason) == (stop, raw)
+
+
+@pytest.mark.spec("ecosystem:EC76", "reliability:MP61")
+@pytest.mark.parametrize(
+    ("raw", "usage"),
+    [
+        (None, None),
+        ({}, None),
+        ({"promptTokenCount": 10, "candidatesTokenCount": 4}, Usage(10, 4)),
+        (
+            {
+                "promptTokenCount": 10,
+                "candidatesTokenCount": 4,
+                "thoughtsTokenCount": 5,
+                "cachedContentTokenCount": 3,
+                "toolUsePromptTokenCount": 2,
+            },
+            Usage(9, 4, 3, 0, 5),
+        ),
+        (
+            {"promptTokenCount": 2, "cachedContentTokenCount": 9, "candidatesTokenCount": -1},
+            Usage(0, 0, 2, at_least=True),
+        ),
+    ],
+)
+def test_gemini_usage_falls_into_disjoint_buckets(raw, usage):
+    assert google_usage(raw) == usage
+
+
+@pytest.mark.spec("ecosystem:EC74", "reliability:MP15", "reliability:MP20")
+def test_no_candidate_is_no_reply_and_a_stream_without_a_finish_reason_is_cut_off():
+    with pytest.raises(ModelError) as caught:
+        decode_google({"candidates": []}, made("google"), "m", None)
+    assert (caught.value.kind, caught.value.retryable) == ("protocol", True)
+    it = reader("google")
+    it.feed(b"data: %s\n\n" % json.dumps(google_chunk([{"functionCall": {"name": "rm", "args": {}}}])).encode())
+    with pytest.raises(TruncatedReply):
+        it.finish()
+
+
+# --- both -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("ecosystem:EC100")
+@pytest.mark.parametrize("name", ["openai", "google"])
+def test_a_history_that_ends_with_the_assistant_is_given_a_nudge_and_a_paused_reply_is_not(name):
+    nudged = sent(name, GO, AssistantMessage("I begin."))
+    assert nudged[-1]["role"] == "user"
+    assert "Continue." in json.dumps(nudged[-1])
+    # What was sent once stays a prefix.
+    assert sent(name, GO, AssistantMessage("I begin."), AssistantMessage("I go on."), ON)[: len(nudged)] == nudged
+    assert sent(name, GO, tail=(AssistantMessage("half a"),))[-1]["role"] in ("assistant", "model")
+    assert "Continue." in json.dumps(sent(name))
+
+
+@pytest.mark.spec("reliability:MP40", "reliability:MP48")
+@pytest.mark.parametrize("name", ["openai", "google"])
+def test_what_a_model_made_up_goes_back_in_a_form_that_the_wire_takes(name):
+    broken = ToolCallPart("c.1/ü", "7 no such.tool\u200b", raw_input="{nope", input_error="expected a key")
+    text = json.dumps(sent(name, GO, AssistantMessage([broken]), ToolMessage("c.1/ü", "x", "bad", "error")))
+    assert ('"_7_no_such_tool_"' if name == "google" else '"7_no_such_tool_"') in text
+    assert "unreadable_arguments" in text
+    assert "{nope" in text

@@ -1,0 +1,235 @@
+"""Settings on the four wires: structured output, caching, thinking, stop sequences, and the way out for everything else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, StopReason, Thinking
+from stepengine.data.parts import TextPart, ThinkingPart, ToolCallPart
+from stepengine.data.transcript import Transcript
+from stepengine.errors import ModelError
+from stepengine.models import AnthropicProvider
+from stepengine.models._reply import cut_at_stops
+from stepengine.models._wire import all_headers
+from tests.models.wires import FOUR, MODEL, TOOL, body, provider_of
+
+HI = UserMessage("hi")
+SCHEMA = {"title": "Answer!", "type": "object", "properties": {"n": {"type": "integer"}}}
+
+
+@pytest.mark.spec("ecosystem:EC88", "requirements:A15")
+def test_a_response_schema_is_asked_for_in_each_provider_s_way():
+    how = {"settings": ModelSettings(response_schema=SCHEMA)}
+    assert body("anthropic", HI, **how)["output_config"] == {"format": {"type": "json_schema", "schema": SCHEMA}}
+    named = {"name": "Answer_", "schema": SCHEMA}
+    assert body("openai", HI, **how)["text"]["format"] == {"type": "json_schema", **named, "strict": False}
+    assert body("openai_chat", HI, **how)["response_format"] == {"type": "json_schema", "json_schema": named}
+    expected = {"responseMimeType": "application/json", "responseJsonSchema": SCHEMA}
+    assert body("google", HI, **how)["generationConfig"] == expected
+
+
+@pytest.mark.spec("requirements:G2", "ecosystem:EC79", "ecosystem:EC80", "ecosystem:EC84", "ecosystem:EC96")
+def test_a_responses_request_and_a_gemini_request_hold_everything_that_was_set():
+    settings = ModelSettings(
+        temperature=0.5, top_p=0.9, max_tokens=50, stop_sequences=["X"], parallel_tool_calls=False, extra={"seed": 7}
+    )
+    fields = {"system_prompt": "Be good.", "tools": (TOOL,), "settings": settings, "stream": True}
+    parameters = TOOL.input_schema
+    assert body("openai", HI, **fields) == {
+        "model": "gpt-5",
+        "instructions": "Be good.",
+        "parallel_tool_calls": False,
+        "store": False,
+        "max_output_tokens": 50,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "stream": True,
+        "seed": 7,
+        "tools": [
+            {"type": "function", "name": "look", "description": "Looks.", "parameters": parameters, "strict": False}
+        ],
+        "input": [{"role": "user", "content": "hi"}],
+    }
+    declaration = {"name": "look", "description": "Looks.", "parametersJsonSchema": parameters}
+    assert body("google", HI, **fields) == {
+        "systemInstruction": {"parts": [{"text": "Be good."}]},
+        "generationConfig": {"temperature": 0.5, "topP": 0.9, "maxOutputTokens": 50, "stopSequences": ["X"]},
+        "seed": 7,
+        "tools": [{"functionDeclarations": [declaration]}],
+        "contents": [{"role": "user", "parts": [{"text": "hi"}]}],
+    }
+    assert set(body("openai", HI)) == {"model", "store", "input"}
+    assert set(body("google", HI)) == {"contents"}
+
+
+@pytest.mark.spec("requirements:G19", "ecosystem:EC85")
+@pytest.mark.parametrize(
+    ("choice", "openai", "google"),
+    [
+        ("auto", "auto", {"mode": "AUTO"}),
+        ("none", "none", {"mode": "NONE"}),
+        ("required", "required", {"mode": "ANY"}),
+        ("look", {"type": "function", "name": "look"}, {"mode": "ANY", "allowedFunctionNames": ["look"]}),
+    ],
+)
+def test_a_tool_choice_is_translated(choice, openai, google):
+    assert body("openai", HI, tools=(TOOL,), tool_choice=choice)["tool_choice"] == openai
+    got = body("google", HI, tools=(TOOL,), tool_choice=choice)
+    assert got["toolConfig"] == {"functionCallingConfig": google}
+    assert "toolConfig" not in body("google", HI, tool_choice=choice)
+
+
+@pytest.mark.spec("requirements:A16", "ecosystem:EC89")
+@pytest.mark.parametrize(
+    ("thinking", "openai", "google"),
+    [
+        (Thinking("none"), None, None),
+        (Thinking("enabled"), "medium", {"includeThoughts": True}),
+        (Thinking("extended"), "high", {"includeThoughts": True, "thinkingBudget": 10_000}),
+        (Thinking("extended", 1_500), "low", {"includeThoughts": True, "thinkingBudget": 1_500}),
+    ],
+)
+def test_thinking_is_asked_for_in_each_provider_s_way(thinking, openai, google):
+    how = {"settings": ModelSettings(thinking=thinking)}
+    assert body("openai", HI, **how).get("reasoning") == (openai and {"effort": openai, "summary": "auto"})
+    assert body("google", HI, **how).get("generationConfig", {}).get("thinkingConfig") == google
+
+
+# --- caching --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("ecosystem:EC93")
+def test_anthropic_caches_tools_system_prompt_and_messages():
+    for cache, mark in ((True, {"type": "ephemeral"}), ("1h", {"type": "ephemeral", "ttl": "1h"}), (False, None)):
+        provider = AnthropicProvider("k", prompt_cache=cache)
+        request = ModelRequest("anthropic/m", "Be good.", Transcript([HI]), (TOOL, TOOL))
+        got = json.loads(provider._encode(request, stream=False).content)
+        marks = [got.get("cache_control"), got["tools"][1].get("cache_control")]
+        marks.append(got["system"][0]["cache_control"] if isinstance(got["system"], list) else None)
+        assert marks == [mark] * 3
+        assert "cache_control" not in got["tools"][0]
+
+
+@pytest.mark.spec("ecosystem:EC98", "ecosystem:EC54")
+def test_a_model_that_binds_its_thinking_is_told_to_drop_what_no_longer_fits():
+    settings = ModelSettings(thinking=Thinking("enabled"), extra={"headers": {"anthropic-beta": "mine"}})
+    for model, bound in (("claude-fable-5-1", True), ("claude-opus-5", False)):
+        encoded = AnthropicProvider("k")._encode(ModelRequest(f"anthropic/{model}", settings=settings), stream=False)
+        thinking = json.loads(encoded.content)["thinking"]
+        expected = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}} if bound else {}
+        assert thinking == {"type": "adaptive", **expected}
+        assert encoded.headers.get("anthropic-beta") == ("thinking-binding-controls-2026-08-01" if bound else None)
+
+
+# --- the way out ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:A15")
+@pytest.mark.parametrize("name", FOUR)
+@pytest.mark.anyio
+async def test_extra_headers_and_members_are_sent_and_objects_are_merged(name):
+    seen = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request)
+        return httpx2.Response(500, json={})
+
+    extra: dict[str, Any] = {"headers": {"X-Mine": "yes"}, "body": {"nested": {"b": 2}}, "nested": {"a": 1}}
+    extra["tools"] = [{"type": "web_search"}]
+    provider = provider_of(name, transport=httpx2.MockTransport(answer), headers={"x-always": "here"})
+    request = ModelRequest(
+        f"{name}/{MODEL[name]}", "s", Transcript([HI]), (TOOL,), settings=ModelSettings(extra=extra, max_tokens=9)
+    )
+    with pytest.raises(ModelError):
+        await provider.complete(request)
+    await provider.close()
+    (got,) = seen
+    assert (got.headers["x-mine"], got.headers["x-always"]) == ("yes", "here")
+    sent = json.loads(got.content)
+    assert sent["nested"] == {"a": 1, "b": 2}
+    assert len(sent["tools"]) == 2
+    assert sent["tools"][1] == {"type": "web_search"}
+    assert "headers" not in sent
+    assert "body" not in sent
+
+
+@pytest.mark.spec("ecosystem:EC54")
+def test_betas_of_the_caller_and_of_the_adapter_are_both_asked_for():
+    layers = ({"X-A": "1"}, {"anthropic-beta": "ours"}, {"Anthropic-Beta": "theirs", "x-a": "2"})
+    assert all_headers(*layers) == {"x-a": "2", "anthropic-beta": "ours,theirs"}
+
+
+def test_extra_members_are_merged_into_what_is_sent_anyway():
+    settings = ModelSettings(max_tokens=9, extra={"generationConfig": {"topK": 3}})
+    assert body("google", HI, settings=settings)["generationConfig"] == {"maxOutputTokens": 9, "topK": 3}
+
+
+@pytest.mark.spec("requirements:G23", "reliability:SC05")
+@pytest.mark.parametrize("header", ["Authorization", "x-api-key", "X-Goog-Api-Key", "api-key"])
+@pytest.mark.anyio
+async def test_a_key_among_the_extra_headers_is_refused_because_settings_are_recorded(header):
+    provider = provider_of("anthropic", transport=httpx2.MockTransport(lambda request: httpx2.Response(500)))
+    settings = ModelSettings(extra={"headers": {header: "sk-secret"}})
+    with pytest.raises(ModelError, match="settings are recorded") as caught:
+        await provider.complete(ModelRequest("anthropic/m", settings=settings))
+    await provider.close()
+    assert "sk-secret" not in caught.value.message
+
+
+# --- stop sequences where the wire has none -------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:G2", "ecosystem:EC97")
+def test_a_reply_is_cut_at_the_first_stop_sequence_and_nothing_follows():
+    call = ToolCallPart("", "f")
+    reply = ModelReply([ThinkingPart("END"), TextPart("one END two STOP"), TextPart("three"), call])
+    cut = cut_at_stops(reply, ("STOP", "END"))
+    assert cut.content == (ThinkingPart("END"), TextPart("one "))
+    assert (cut.stop_reason, cut.provider_data["stop_sequence"]) == (StopReason.STOP_SEQUENCE, "END")
+    assert cut_at_stops(reply, ("nowhere", "")) is reply
+
+
+# --- counting -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("ecosystem:EC75")
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("name", "path", "reply"),
+    [
+        ("anthropic", "/v1/messages/count_tokens", {"input_tokens": 42}),
+        ("openai", "/v1/responses/input_tokens", {"input_tokens": 42}),
+        ("google", "/v1/models/gemini-3-pro:countTokens", {"totalTokens": 42}),
+    ],
+)
+async def test_a_provider_counts_the_tokens_of_a_request_where_it_can(name, path, reply):
+    seen = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request)
+        return httpx2.Response(200, json=reply)
+
+    provider = provider_of(name, transport=httpx2.MockTransport(answer))
+    history = Transcript([HI, AssistantMessage("hello"), UserMessage("and?")])
+    settings = ModelSettings(max_tokens=9, temperature=0.1, thinking=Thinking("enabled"), extra={"seed": 1})
+    request = ModelRequest(f"{name}/{MODEL[name]}", "Be good.", history, (TOOL,), settings=settings)
+    assert await provider.count_tokens(request) == 42
+    await provider.close()
+    assert seen[0].url.path == path
+    sent = json.dumps(json.loads(seen[0].content))
+    for word in ("Be good.", "and?", "Looks."):
+        assert word in sent
+    for word in ("max_tokens", "stream", "cache_control"):
+        assert word not in sent
+
+
+@pytest.mark.spec("ecosystem:EC75")
+@pytest.mark.anyio
+async def test_a_server_that_cannot_count_says_so():
+    provider = provider_of("ollama")
+    assert await provider.count_tokens(ModelRequest("ollama/m")) is None
