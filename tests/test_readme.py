@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import stepengine
-from stepengine.cli import running
+from stepengine.cli import asking, running
 from stepengine.cli.app import app
 from stepengine.cli.report import Exit
 from stepengine.data.yields import YIELDABLES
@@ -103,10 +103,11 @@ def test_the_extra_of_the_second_command_exists() -> None:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_is_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    ``run`` is replaced after its options were read; the params are JSON that fits the agent.
+    ``run`` and ``ask`` are replaced after their options were read; the params are JSON that fits the agent.
     """
     seen: list[Any] = []
     monkeypatch.setattr(running, "run_command", lambda options: seen.append(options) or Exit.COMPLETED)
+    monkeypatch.setattr(asking, "ask_command", lambda *_, **__: Exit.COMPLETED)
 
     result = CliRunner().invoke(app, shlex.split(line)[1:])
 
