@@ -184,3 +184,16 @@ def test_an_unknown_call_leaves_a_result_and_no_note_of_its_own():
     notes = [m for m in played.history if m.role == "user" and "USER_PROMPT" not in m.tags]
     assert (notes, [m["role"] for m in played.output]) == ([], ["user", "assistant", "user", "assistant"])
     assert "Tool 'nope' is not available" in played.shown[-2]
+
+
+@pytest.mark.spec("reliability:MP64")
+@pytest.mark.parametrize("over", [y.StepWith(tool_choice="none"), y.StepWith(tools=(), tool_choice="none")])
+def test_calls_of_a_model_that_was_told_to_make_none_run_only_if_their_tools_were_offered(over):
+    def handler(ctx):
+        yield over
+
+    world = World(replies=[reply(call("add", a=1)), reply("done")], tools={"add": adding})
+    played = play(agent(handler, tools=["add"]), world, tools=[ADD])
+    refused = over.tools == ()
+    assert [type(e).__name__ for e in played.leaves] == ["CallModel", *([] if refused else ["CallTool"])]
+    assert ("Tool 'add' is not available" in played.shown[-1]) is refused
