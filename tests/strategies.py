@@ -318,6 +318,12 @@ ERROR_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "usage": st.none() | usages,
     "limit": st.none() | floats | counts,
     "path": text,
+    "pid": st.none() | counts,
+    "host": text,
+    "address": names,
+    "step": counts,
+    "site": text,
+    "diff": tuples(st.tuples(names, text, text)),
 }
 
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepengine.testing.cassette import Cassette, CassetteMiss, CassetteUnused
+from stepengine.testing.faults import Fault
+from stepengine.testing.rehearsal import run_with
 from stepengine.testing.scripted import ScriptedModel, failure, text, thinking, tool_call, tool_calls
+from stepengine.testing.simulation import Simulated, SimulationFailed, simulate
 from stepengine.testing.walk import Walk
 
 if TYPE_CHECKING:
@@ -20,11 +23,16 @@ __all__ = (
     "Cassette",
     "CassetteMiss",
     "CassetteUnused",
+    "Fault",
     "RecordTransport",
     "ReplayTransport",
     "ScriptedModel",
+    "Simulated",
+    "SimulationFailed",
     "Walk",
     "failure",
+    "run_with",
+    "simulate",
     "text",
     "thinking",
     "tool_call",

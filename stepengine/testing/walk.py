@@ -22,7 +22,7 @@ from stepengine.errors import DefinitionError, ReplayDivergence
 from stepengine.machine.author import describe_yield, site
 from stepengine.testing.answers import NOTHING, answer_to
 
-__all__ = ("Exchange", "Finished", "Handler", "Note", "Walk")
+__all__ = ("Exchange", "Finished", "Handler", "Note", "Walk", "is_same_yield")
 
 Handler: TypeAlias = "Callable[[StepContext[Any]], Generator[Any, Any, Any]] | AgentDefinition[Any]"
 
@@ -151,6 +151,11 @@ class Walk:
         how = f"raised {self._error!r}" if self._error else f"waits at {self.location} with {self._asked!r}"
         msg = f"{self._name} has not returned: it {how}"
         raise AssertionError(msg)
+
+    @property
+    def raised(self) -> BaseException | None:
+        """What the handler let out, or ``None``."""
+        return self._error
 
     @property
     def history(self) -> tuple[Exchange, ...]:
@@ -309,7 +314,7 @@ def _params_of(definition: AgentDefinition[Any] | None, params: Any) -> Any:
 
 
 def _expect_same(name: str, index: int, before: Any, walk: Walk) -> None:
-    if _same(before, walk.asked):
+    if is_same_yield(before, walk.asked):
         return
     where = f" ({walk.location})" if walk.location else ""
     now = f"raised {walk._error!r}" if walk._error else f"asked {walk.asked!r}{where}"  # noqa: SLF001
@@ -320,12 +325,12 @@ def _expect_same(name: str, index: int, before: Any, walk: Walk) -> None:
     raise ReplayDivergence(msg)
 
 
-def _same(a: Any, b: Any) -> bool:
+def is_same_yield(a: Any, b: Any) -> bool:
     """Compare two yields; functions of ``Perform`` by name, since a handler makes its lambdas anew on every run."""
     if isinstance(a, Perform) and isinstance(b, Perform):
         return (a.name, a.args, a.kwargs, a.is_idempotent) == (b.name, b.args, b.kwargs, b.is_idempotent)
     if isinstance(a, Parallel) and isinstance(b, Parallel):
-        return len(a.calls) == len(b.calls) and all(map(_same, a.calls, b.calls))
+        return len(a.calls) == len(b.calls) and all(map(is_same_yield, a.calls, b.calls))
     if isinstance(a, AgentCall) and isinstance(b, AgentCall):
         return (a.agent_id, a.prompt, a.params) == (b.agent_id, b.prompt, b.params)
     return bool(a == b) and type(a) is type(b)

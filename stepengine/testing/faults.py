@@ -1,0 +1,139 @@
+"""
+What can go wrong at an effect of a simulated run, and what the machine is then sent (reliability 2, R2).
+
+A fault names its effect by path and number, so that a list of them, with a seed, is a whole world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from random import Random
+from typing import Any
+
+import attrs
+
+from stepengine.data.effects import Ask, CallModel, CallTool, Leaf, Perform, Spawn
+from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.results import ToolResult
+from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.usage import Usage
+from stepengine.errors import DataError, LimitExceeded, ModelError, PerformError, UnknownOutcome
+
+__all__ = ("FAULTS", "Drawn", "Fault", "Given", "faulty")
+
+FAULTS: Mapping[str, tuple[type[Any], ...]] = {
+    "failure": (CallModel, CallTool, Perform, Spawn),
+    "timeout": (CallModel, CallTool, Perform),
+    "limit": (CallModel, CallTool, Spawn),
+    "unknown": (CallTool, Perform),
+    "cancel": (CallModel, CallTool, Perform, Spawn, Ask),
+    "shutdown": (CallModel, CallTool, Perform, Spawn, Ask),
+    "suspend": (Ask,),
+    "slow": (CallModel, CallTool, Perform, Ask),
+    "duplicate": (CallModel, CallTool, Perform, Ask),
+    "crash": (CallModel, CallTool, Perform, Spawn, Ask),
+}
+"""Each kind of fault and the effects at which it can happen."""
+
+RATES = (0.05, 0.15, 0.4)
+COUNTS = (0, 1, 1, 2, 3)
+
+
+def _known(kind: str) -> str:
+    if kind in FAULTS:
+        return kind
+    msg = f"{kind!r} is no kind of fault; there are {', '.join(FAULTS)}"
+    raise DataError(msg)
+
+
+@attrs.frozen
+class Fault:
+    """
+    One thing that goes wrong in a simulated run.
+
+    Attributes:
+        seq: The number of the effect on its path.
+        kind: ``"failure"``, ``"timeout"``, ``"limit"``, ``"unknown"`` (nobody knows whether it happened), ``"cancel"``,
+            ``"shutdown"``, ``"suspend"`` (nobody answers), ``"slow"`` (minutes pass), ``"duplicate"`` (a message to the run
+            is delivered twice meanwhile) or ``"crash"`` (the process dies, and the run goes on in another from what was
+            recorded).
+        path: The path of the run; ``""`` for the root.
+
+    Raises:
+        DataError: when there is no such kind.
+    """
+
+    seq: int
+    kind: str = attrs.field(converter=_known)
+    path: str = ""
+
+    def __repr__(self) -> str:
+        return f"Fault({self.seq}, {self.kind!r}{f', {self.path!r}' if self.path else ''})"
+
+
+class Given:
+    """Faults that are told one by one."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self._faults: dict[tuple[str, int], list[str]] = {}
+        for fault in faults:
+            self._faults.setdefault((fault.path, fault.seq), []).append(fault.kind)
+
+    def at(self, path: str, effect: Leaf) -> list[str]:
+        """Return the kinds of the faults at *effect*."""
+        kinds = self._faults.get((path, effect.seq), ())
+        return [kind for kind in kinds if type(effect) in FAULTS[kind]]
+
+
+class Drawn:
+    """
+    Faults of one seed: at most three, anywhere.
+
+    Args:
+        seed: The seed.
+        kinds: Kinds to draw from.
+    """
+
+    def __init__(self, seed: int, kinds: Iterable[str]) -> None:
+        self._seed = seed
+        self._kinds = tuple([_known(kind) for kind in kinds])
+        random = Random(f"{seed}:faults")  # noqa: S311
+        self._left = random.choice(COUNTS) if self._kinds else 0
+        self._rate = random.choice(RATES)
+
+    def at(self, path: str, effect: Leaf) -> list[str]:
+        """Return the kind of the fault at *effect*, if one happens there."""
+        random = Random(f"{self._seed}:{path}:{effect.seq}:fault")  # noqa: S311
+        fitting = [kind for kind in self._kinds if type(effect) in FAULTS[kind]]
+        if not fitting or not self._left or random.random() > self._rate:
+            return []
+        self._left -= 1
+        return [random.choice(fitting)]
+
+
+def faulty(kind: str, effect: Leaf, at: int) -> Single | None:
+    """Return what *effect* gives under a fault instead of what it would give; ``None`` when it happens all the same."""
+    if kind in ("cancel", "shutdown"):
+        return Stop("cancelled" if kind == "cancel" else "shutdown", at)
+    if kind == "limit":
+        limit = {CallModel: "tokens", CallTool: "actions", Spawn: "children"}[type(effect)]
+        return Failure(LimitExceeded(f"the simulation refuses more {limit}", kind=limit), at)
+    if kind == "unknown":
+        return Failure(UnknownOutcome("the simulation lost the outcome"), at)
+    if kind == "suspend" and isinstance(effect, Ask):
+        return Stop("suspended", at, questions=effect.questions)
+    return _failing(kind, effect, at) if kind in ("failure", "timeout") else None
+
+
+def _failing(kind: str, effect: Leaf, at: int) -> Single:
+    text = "simulated failure" if kind == "failure" else "simulated timeout"
+    if isinstance(effect, CallModel):
+        used = None if kind == "failure" else Usage(7)
+        return Failure(ModelError(text, retryable=True, kind="http" if kind == "failure" else kind, usage=used), at)
+    if isinstance(effect, CallTool):
+        result = ToolResult.error(text, tool_name=effect.tool_name, tool_call_id=effect.tool_call_id)
+        return Value(result, at)
+    if isinstance(effect, Spawn):
+        error = ModelError(text)
+        return Value(ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error), at)
+    return Failure(PerformError(text, kind="OSError" if kind == "failure" else "TimeoutError"), at)

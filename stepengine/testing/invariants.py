@@ -1,0 +1,351 @@
+"""
+What must hold for every run, whatever its world does: the checks of ``simulate`` (reliability 2).
+
+They look at what a run shows from outside - effects, events, the states that its handler is sent, its end - and build on
+nothing that the machine itself uses to keep its promises.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, NoReturn
+
+import attrs
+
+from stepengine.data.effects import CallModel, CallTool, Effect, Gather, Leaf, Notify
+from stepengine.data.events import PhaseChanged, StepStarted, ToolStarted
+from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.results import ToolResult
+from stepengine.data.run import ChildResult, RunPhase, RunStatus
+from stepengine.data.state import AgentState
+from stepengine.data.usage import Usage
+from stepengine.data.yields import AgentCall, GenerateN, Parallel, StepResult, ToolCall
+from stepengine.errors import BadYield, HandlerError, TranscriptError
+from stepengine.machine.handler import default_handler
+from stepengine.machine.order import FIRST, LAST, STOPPED, advance, token_of
+from stepengine.machine.plan import Finished, RunPlan
+
+__all__ = ("Violation", "Watched", "refuse", "unpaired")
+
+APPENDED = 20
+
+
+class Violation(Exception):
+    """
+    Something that must hold does not.
+
+    Attributes:
+        row: Which row: ``"I1"`` ... of the invariants, ``"I3"`` for a run that goes on otherwise after a crash, ``"R1"``
+            for a run that does not end well, ``"handler"`` for a handler that let out an error of its own.
+    """
+
+    def __init__(self, row: str, message: str) -> None:
+        super().__init__(f"{row}: {message}")
+        self.row = row
+
+
+def refuse(row: str, message: str) -> NoReturn:
+    """
+    Tell that something does not hold.
+
+    Raises:
+        Violation: always.
+    """
+    raise Violation(row, message)
+
+
+def unpaired(messages: Sequence[Message]) -> str | None:
+    """Return what is wrong with the pairing of calls and results in *messages*; ``None`` when nothing is (I1)."""
+    seen: set[str] = set()
+    waiting: list[str] = []
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            if not waiting or waiting[0] != message.tool_call_id:
+                return f"a result for {message.tool_call_id!r} stands where {waiting[:1] or 'none'} is due"
+            waiting.pop(0)
+            continue
+        if waiting:
+            return f"calls {waiting} have no result"
+        if isinstance(message, AssistantMessage):
+            waiting = [call.tool_call_id for call in message.tool_calls]
+            if len({*waiting}) < len(waiting) or seen & {*waiting}:
+                return f"call ids {waiting} are used twice"
+            seen.update(waiting)
+    return f"calls {waiting} have no result" if waiting else None
+
+
+@attrs.define(eq=False)
+class Watched:
+    """
+    One run under observation, from its plan to its end.
+
+    Attributes:
+        plan: The plan to run: its handler is watched.
+        may_raise: Errors that its handler may let out.
+    """
+
+    plan: RunPlan
+    may_raise: tuple[type[BaseException], ...] = ()
+    entered: int = 0
+    left: int = 0
+    found: list[Violation] = attrs.field(factory=list)
+    _places: frozenset[str] = frozenset([FIRST])
+    _next: int = 0
+    _steps: int = 0
+    _stop: Stop | None = None
+    _states: list[tuple[AgentState, list[Message], list[Message]]] = attrs.field(factory=list)
+    _used: Usage = Usage()
+    _children: list[ChildResult[Any]] = attrs.field(factory=list)
+    _results: dict[str, ToolResult] = attrs.field(factory=dict)
+    _inputs: list[UserMessage] = attrs.field(factory=list)
+    _replaced: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        definition = self.plan.definition
+        watched = self._watching(definition.handle_steps or default_handler)
+        self.plan = attrs.evolve(self.plan, definition=attrs.evolve(definition, handle_steps=watched))
+
+    # --- the handler's side -------------------------------------------------------------------------------------------
+
+    def _watching(self, handler: Callable[[Any], Any]) -> Callable[[Any], Generator[Any, Any, Any]]:
+        def watched(ctx: Any) -> Generator[Any, Any, Any]:
+            self.entered += 1
+            self._saw(ctx.agent_state)
+            try:
+                return (yield from _Spy(handler(ctx), self))
+            finally:
+                self.left += 1
+
+        return watched
+
+    def sent(self, asked: Any, result: Any) -> None:
+        """Look at what the handler is sent for *asked*."""
+        if not isinstance(result, StepResult):
+            return
+        self._saw(result.agent_state)
+        if isinstance(asked, ToolCall):
+            names = [r.tool_name for r in result.tool_results]
+            if names != [asked.tool]:
+                self._find("I1", f"the handler's call of {asked.tool!r} was answered with results of {names}")
+        self._check_sent(result)
+        if isinstance(asked, Parallel) and len(result.value or ()) != len(asked.calls):
+            self._find("I1", f"a Parallel of {len(asked.calls)} was answered with {len(result.value or ())} values")
+        if isinstance(asked, GenerateN) and len(result.n_responses) > asked.n:
+            self._find("I1", f"{asked.n} candidates were asked for and {len(result.n_responses)} came")
+        if isinstance(asked, AgentCall) and getattr(result.value, "agent_id", None) is None:
+            self._find("I1", f"the child {asked.agent_id!r} was answered with {result.value!r}")
+
+    def _check_sent(self, result: StepResult) -> None:
+        for given in () if self.plan.hooks else result.tool_results:
+            due = self._results.get(given.tool_call_id)
+            if due is not None and due.content != given.content:
+                self._find(
+                    "I1", f"call {due.tool_call_id!r} gave {due.text!r}, and the handler was sent {given.text!r}"
+                )
+
+    def _saw(self, state: AgentState) -> None:
+        history, view = [*state.message_history], [*state.view]
+        for messages in (history, view):
+            problem = unpaired(messages)
+            if problem:
+                self._find("I1", problem)
+        if self._states:
+            before = self._states[-1][0]
+            if not _grew(before.usage, state.usage):
+                self._find("I4", f"usage went from {before.usage} to {state.usage}")
+            if before.cost is None and state.cost is not None:
+                self._find("I4", "an unknown cost became known")
+        self._states.append((state, history, view))
+
+    def _find(self, row: str, message: str) -> None:
+        # Raised later, outside of the handler: here it would arrive at the author's own yield.
+        self.found.append(Violation(row, message))
+
+    # --- the machine's side -------------------------------------------------------------------------------------------
+
+    def emitted(self, effect: Effect) -> None:
+        """Look at what the machine emits."""
+        if self.found:
+            raise self.found[0]
+        self._move(token_of(effect))
+        if isinstance(effect, Notify):
+            self._noted(effect.event)
+            return
+        if self._stop is not None:
+            refuse("I7", f"{token_of(effect)} was asked for after the run was stopped")
+        for leaf in effect.effects if isinstance(effect, Gather) else (effect,):
+            if leaf.seq != self._next:
+                refuse("I2", f"{token_of(leaf)} has the number {leaf.seq}, and {self._next} is due")
+            self._next += 1
+
+    def _noted(self, event: Any) -> None:
+        if isinstance(event, ToolStarted) and event.tool_name == "set_messages":
+            self._replaced = True
+        if isinstance(event, StepStarted):
+            self._steps += 1
+            limit = self.plan.limits.max_steps
+            if limit is not None and self._steps > limit:
+                refuse("I8", f"step {self._steps} began, and {limit} are allowed")
+        if isinstance(event, PhaseChanged) and event.phase in (RunPhase.DONE, RunPhase.FAILED):
+            self.expect_closed()
+
+    def expect_closed(self) -> None:
+        """Check that every handler that was entered was left once (I6)."""
+        if self.entered != self.left or self.entered > 1:
+            refuse("I6", f"the handler was entered {self.entered} times and left {self.left} times")
+
+    def _move(self, token: str) -> None:
+        before, self._places = self._places, advance(self._places, token)
+        if not self._places:
+            refuse("I9", f"{token} must not come in the state {' or '.join(sorted(before))}")
+
+    def answered(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
+        """Look at what the world answers."""
+        kinds = set()
+        for effect, outcome in zip(effects, outcomes, strict=True):
+            kinds.add(type(outcome).__name__)
+            self._counted(effect, outcome)
+            if isinstance(outcome, Stop):
+                self._stop = outcome
+            else:
+                self._inputs.extend(outcome.inputs)
+        if self._stop is not None:
+            self._places = frozenset([STOPPED])
+        elif self._places <= {"asking", "asking_last"}:
+            self._move(*kinds)
+
+    def _counted(self, effect: Leaf, outcome: Single) -> None:
+        child = outcome.child if isinstance(outcome, Stop) else getattr(outcome, "value", None)
+        if isinstance(child, ChildResult):
+            self._children.append(child)
+        elif isinstance(effect, CallModel):
+            used = outcome.value.usage if isinstance(outcome, Value) else None
+            if isinstance(outcome, Failure):
+                used = getattr(outcome.error, "usage", None)
+            self._used = self._used + attrs.evolve(used or Usage(), requests=int(isinstance(outcome, Value)))
+        elif isinstance(effect, CallTool):
+            self._replaced = self._replaced or bool(getattr(getattr(outcome, "value", None), "change", None))
+            if isinstance(outcome, Value):
+                self._results[effect.tool_call_id] = outcome.value
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def ended(self, finished: Finished) -> None:
+        """
+        Check the run that has ended.
+
+        Raises:
+            Violation: when something does not hold.
+        """
+        self._move("Finished")
+        if self._places != {LAST}:
+            refuse("I9", f"the run ended in the state {' or '.join(sorted(self._places))}")
+        self._saw(finished.state)
+        if self.found:
+            raise self.found[0]
+        self.expect_closed()
+        self._check_status(finished)
+        self._check_sums(finished)
+        self._check_results(finished.state.message_history)
+        self._check_versions()
+        self._check_handler(finished)
+
+    def _check_status(self, finished: Finished) -> None:
+        if isinstance(finished.error, TranscriptError):
+            refuse("I1", f"the run made a history that does not pair: {finished.error}")
+        due = {"suspended": RunStatus.SUSPENDED, "cancelled": RunStatus.CANCELLED, "shutdown": RunStatus.CANCELLED}
+        if self._stop is not None and finished.status is not due[self._stop.kind]:
+            refuse("I12", f"the run was stopped ({self._stop.kind}) and ended as {finished.status.value}")
+        if (finished.status is RunStatus.FAILED) != (finished.error is not None) and self._stop is None:
+            refuse("R1", f"the run ended as {finished.status.value} with the error {finished.error!r}")
+
+    def _check_sums(self, finished: Finished) -> None:
+        spent = finished.spending
+        due = sum([child.spending.usage for child in self._children], self._used)
+        for told, usage in (
+            ("usage", spent.usage),
+            ("usage of the state", finished.state.usage),
+            ("sum by model", sum(spent.by_model.values(), Usage())),
+            ("sum by agent", sum(spent.by_agent.values(), Usage())),
+        ):
+            if _numbers(usage) != _numbers(due):
+                refuse("I10", f"the {told} is {usage}, and {due} was used")
+        # A child that was refused is told of as well; it has no run.
+        listed = [child for child in finished.children if child.run_id]
+        ran = [child for child in self._children if child.run_id]
+        if listed != ran:
+            refuse("I10", f"{len(ran)} children ran, and the run tells of {len(listed)}")
+
+    def _check_results(self, history: Iterable[Message]) -> None:
+        """Check that each result stands under its own call, and that no input is lost; hooks may change both."""
+        if self.plan.hooks or self._replaced:
+            return
+        messages = [*history]
+        for message in messages:
+            due = self._results.get(message.tool_call_id) if isinstance(message, ToolMessage) else None
+            if due is not None and (message.content, message.status) != (due.content, due.status):  # type: ignore[union-attr]
+                refuse("I1", f"call {due.tool_call_id!r} gave {due.text!r}, and its result says {message.text!r}")
+        held = Counter([message.text for message in messages])
+        for sent, times in Counter([message.text for message in self._inputs]).items():
+            if held[sent] != times:
+                refuse("R1", f"{sent!r} was sent to the run and is not in its history")
+
+    def _check_versions(self) -> None:
+        """Grow every version that anybody saw, then check that none has changed (I5)."""
+        for state, _, _ in self._states:
+            state.message_history.extend([UserMessage("later")] * APPENDED)
+            state.view.extend([UserMessage("later")] * APPENDED)
+        for state, history, view in self._states:
+            if [*state.message_history] != history or [*state.view] != view:
+                refuse("I5", f"a state of step {state.step_index} has changed since it was seen")
+
+    def _check_handler(self, finished: Finished) -> None:
+        error = finished.error
+        if isinstance(error, HandlerError | BadYield) and not isinstance(error.__cause__ or error, self.may_raise):
+            refuse("handler", str(error))
+
+
+class _Spy:
+    """A handler's generator, and what it is sent; the machine looks through it for the author's line."""
+
+    def __init__(self, steps: Any, run: Watched) -> None:
+        self._steps = steps
+        self._run = run
+        self._asked: Any = None
+
+    @property
+    def gi_frame(self) -> Any:
+        return self._steps.gi_frame
+
+    @property
+    def gi_yieldfrom(self) -> Any:
+        return self._steps.gi_yieldfrom
+
+    def __iter__(self) -> _Spy:
+        return self
+
+    def __next__(self) -> Any:
+        self._asked = next(self._steps)
+        return self._asked
+
+    def send(self, value: Any) -> Any:
+        self._run.sent(self._asked, value)
+        self._asked = self._steps.send(value)
+        return self._asked
+
+    def throw(self, *error: Any) -> Any:
+        self._asked = self._steps.throw(*error)
+        return self._asked
+
+    def close(self) -> None:
+        self._steps.close()
+
+
+def _numbers(usage: Usage) -> tuple[int, ...]:
+    return tuple([value for value in attrs.astuple(usage) if type(value) is int])
+
+
+def _grew(before: Usage, after: Usage) -> bool:
+    return all(a <= b for a, b in zip(_numbers(before), _numbers(after), strict=True))

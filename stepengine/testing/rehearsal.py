@@ -1,0 +1,176 @@
+"""
+``run_with``: a handler against a list of what it shall yield and what it is then sent.
+
+No engine, no event loop, nothing is performed. What lives here compares and tells; ``Walk`` does the stepping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import attrs
+
+from stepengine.data.state import AgentState
+from stepengine.data.yields import YIELDABLES, Perform
+from stepengine.errors import DataError, PerformError
+from stepengine.testing.answers import NOTHING
+from stepengine.testing.walk import Handler, Walk, is_same_yield
+
+__all__ = ("run_with",)
+
+MAX_SHOWN = 300
+
+
+@attrs.frozen
+class _Line:
+    """One line of a script: what shall be yielded, and what is sent for it."""
+
+    expected: Any
+    reply: Any = NOTHING
+
+    def fits(self, asked: Any) -> bool:
+        """Return whether *asked* is what is expected: an equal value, an instance of a class, or what a function accepts."""
+        if isinstance(self.expected, YIELDABLES):
+            return is_same_yield(self.expected, asked)
+        if isinstance(self.expected, type):
+            return isinstance(asked, self.expected)
+        return bool(self.expected(asked))
+
+    def answer(self, asked: Any) -> Any:
+        """Return what is sent for *asked*."""
+        return self.reply(asked) if callable(self.reply) else self.reply
+
+
+def run_with(
+    agent: Handler,
+    script: Iterable[Any],
+    prompt: str = "",
+    params: Any = None,
+    *,
+    state: AgentState | None = None,
+    model: str | None = None,
+) -> Any:
+    """
+    Run a handler against *script* and return what it returned (requirements P5, design 11).
+
+    Each item of the script is ``(expected, reply)``, or ``expected`` alone where nothing needs to be sent, such as ``STEP``.
+
+    - ``expected``: the value that is yielded; a class such as ``ToolCall``, of which it is an instance; or a function that
+      is given what was yielded and says whether it fits.
+    - ``reply``: what ``Walk.send`` takes: a ``StepResult`` or its short form; an exception, which is thrown at the yield;
+      or a function that is given what was yielded and returns one of these.
+
+    Args:
+        agent: A generator function of one context, or a definition that has one.
+        script: What shall be yielded and what is sent, in order.
+        prompt: ``ctx.prompt``.
+        params: ``ctx.params``.
+        state: ``ctx.agent_state``.
+        model: ``ctx.model``; the definition's by default.
+
+    Raises:
+        AssertionError: when something else is yielded, too much or too little; its text is the whole exchange.
+        DataError: when an item is none, or a reply does not fit what was yielded.
+        DefinitionError: when *agent* has no handler.
+        BaseException: what the handler lets out, with the exchange as a note.
+    """
+    lines = [_line(item, index) for index, item in enumerate(script)]
+    walk = Walk(agent, prompt, params, state, model=model)
+    try:
+        for index, line in enumerate(lines):
+            _expect(walk, lines, index)
+            _answer(walk, line)
+        _expect_end(walk, lines)
+    except BaseException as error:
+        if walk.raised is error or not isinstance(error, AssertionError):
+            error.add_note(_log(walk, lines))
+        raise
+    finally:
+        # A handler that yields while it is closed has its own error elsewhere; the exchange is what counts here.
+        with suppress(RuntimeError):
+            walk.close()
+    return walk.returned
+
+
+def _line(item: Any, index: int) -> _Line:
+    parts = item if isinstance(item, tuple) else (item,)
+    if 1 <= len(parts) <= 2 and (isinstance(parts[0], YIELDABLES) or callable(parts[0])):  # noqa: PLR2004
+        return _Line(*parts)
+    msg = (
+        f"item {index} of the script is {item!r}; an item is (expected, reply) or expected alone, and expected is a "
+        "yieldable, a class of them, or a function that says whether one fits"
+    )
+    raise DataError(msg)
+
+
+def _expect(walk: Walk, lines: list[_Line], index: int) -> None:
+    if walk.finished:
+        raise _failed(walk, lines, f"the handler returned {_short(walk.returned)} before its script was over")
+    if not lines[index].fits(walk.asked):
+        raise _failed(walk, lines, "the handler yielded something else")
+
+
+def _expect_end(walk: Walk, lines: list[_Line]) -> None:
+    if not walk.finished:
+        raise _failed(walk, lines, "the script is over, and the handler goes on")
+
+
+def _answer(walk: Walk, line: _Line) -> None:
+    reply = line.answer(walk.asked)
+    if isinstance(reply, BaseException) and not _is_value(walk.asked, reply):
+        walk.throw(reply)
+    else:
+        walk.send(reply)
+
+
+def _is_value(asked: Any, reply: BaseException) -> bool:
+    """A failed ``Perform`` is a value at a bare yield; every other error arrives at the yield itself."""
+    return isinstance(asked, Perform) and isinstance(reply, PerformError)
+
+
+def _failed(walk: Walk, lines: list[_Line], what: str) -> AssertionError:
+    return AssertionError(f"{what}\n{_log(walk, lines)}")
+
+
+def _log(walk: Walk, lines: list[_Line]) -> str:
+    """Return the exchange: what went well, what was expected, what came, what is left."""
+    done = walk.history
+    told = [f"  {i}  {_short(e.asked)}\n     <- {_short(e.answer, of=lines[i])}" for i, e in enumerate(done)]
+    shown = ["exchange so far:", *(told or ["  nothing"])]
+    rest = lines[len(done) :]
+    expected = _named(rest[0].expected) if rest else "the end of the handler"
+    shown.append(f"expected at {len(done)}:\n  {expected}")
+    where = f"   ({walk.location})" if walk.location else ""
+    shown.append(f"came:\n  {_came(walk)}{where}")
+    shown += [f"  {i}  {_named(line.expected)}" for i, line in enumerate(rest[1:], len(done) + 1)]
+    if len(rest) > 1:
+        shown.insert(len(shown) - len(rest) + 1, "left after that:")
+    return "\n".join(shown)
+
+
+def _came(walk: Walk) -> str:
+    if walk.raised is not None:
+        return f"the handler raised {_short(walk.raised)}"
+    return f"the handler returned {_short(walk.returned)}" if walk.finished else _short(walk.asked)
+
+
+def _named(expected: Any) -> str:
+    if isinstance(expected, type):
+        return f"any {expected.__name__}"
+    if isinstance(expected, YIELDABLES):
+        return _short(expected)
+    return f"what {_name_of(expected)} accepts"
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
+
+
+def _short(value: Any, of: _Line | None = None) -> str:
+    """Return *value* in one line; an answer is shown as the script has it, since a ``StepResult`` holds a whole state."""
+    if of is not None and not isinstance(value, BaseException) and not callable(of.reply):
+        value = of.reply
+    said = repr(value)
+    return said if len(said) <= MAX_SHOWN else f"{said[:MAX_SHOWN]}... ({len(said)} characters)"

@@ -1,0 +1,209 @@
+"""
+``simulate``: the whole machine in a synchronous, seeded world in which things go wrong (reliability 2, K1).
+
+No event loop, no model, no tool is run. What lives here takes the seeds, shrinks what fails and tells it;
+world, faults, answers and checks stand in modules of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.limits import Limits
+from stepengine.data.questions import AnswerLike
+from stepengine.data.run import RunStatus
+from stepengine.data.tools import ToolLike, ToolSpec
+from stepengine.machine import Finished
+from stepengine.machine.control import CONTROL_BINDINGS
+from stepengine.testing.canned import Canned, Replies, StandIn
+from stepengine.testing.faults import FAULTS, Drawn, Fault, Given
+from stepengine.testing.invariants import Violation, refuse
+from stepengine.testing.world import Setting, World
+
+if TYPE_CHECKING:
+    from stepengine.engine.catalog import Catalog
+
+__all__ = ("Simulated", "SimulationFailed", "simulate")
+
+MAX_SHOWN = 100
+MAX_SHRUNK = 5
+
+
+@attrs.frozen
+class Simulated:
+    """
+    What a simulation went through.
+
+    Attributes:
+        runs: How many seeds were run.
+        effects: How many effects were answered.
+        statuses: How often the root ended in which status.
+        faults: How often which kind of fault happened.
+    """
+
+    runs: int
+    effects: int
+    statuses: Mapping[RunStatus, int]
+    faults: Mapping[str, int]
+
+
+class SimulationFailed(AssertionError):
+    """
+    Something that must hold for every run did not.
+
+    Attributes:
+        seed: The seed of the run.
+        faults: The shortest list of faults with which it still fails.
+        row: The row that it violates, such as ``"I1"``.
+    """
+
+    def __init__(self, message: str, *, seed: int, faults: tuple[Fault, ...], row: str) -> None:
+        super().__init__(message)
+        self.seed = seed
+        self.faults = faults
+        self.row = row
+
+
+def simulate(
+    agent: AgentDefinition[Any],
+    seeds: Iterable[int] = range(100),
+    *,
+    prompt: str = "go",
+    params: Any = None,
+    replies: Replies = None,
+    tools: Iterable[ToolLike] = (),
+    results: Mapping[str, Any] | None = None,
+    answers: Mapping[str, AnswerLike] | None = None,
+    faults: Iterable[str | Fault] = tuple(FAULTS),
+    agents: Iterable[AgentDefinition[Any]] = (),
+    may_raise: tuple[type[BaseException], ...] = (),
+) -> Simulated:
+    """
+    Run *agent* once per seed in a world where things go wrong, and check what must hold for every run (design 11, reliability K1).
+
+    Nothing is performed: no model, tool or ``Perform`` function is called; children are run, in the same world. Checked
+    are: every call has one result and its own (I1), numbers (I2), a run that goes on after a crash does the same again
+    (I3) and ends in the same way (I11), sums (I4, I10), old states stay as they were (I5), handlers are left once and in time (I6), nothing happens after
+    the end (I7), the step limit (I8), the order of a step (I9), how a stopped run ends (I12), and that the handler lets out
+    no error of its own.
+
+    Args:
+        agent: The agent.
+        seeds: A run for each.
+        prompt: Its prompt.
+        params: Its params.
+        replies: What the model says: a list as for ``ScriptedModel``, after which it says "done"; a function of the request
+            and a ``random.Random``; by default texts and calls of the offered tools are drawn.
+        tools: Tools that agents name, for their schemas; one that is missing takes every input.
+        results: What tools and the functions of ``Perform`` give, by their names: a ``ToolResult``, a text, JSON, or a
+            function of the tool's input, or of the arguments of the ``Perform``. By default a tool gives a text, and
+            ``Perform`` gives ``None``.
+        answers: Answers by the text of the question; the first option, or "yes", by default.
+        faults: Kinds of faults to draw from, or the very faults that happen; an empty tuple for none.
+        agents: Agents that are spawned by id.
+        may_raise: Errors that handlers may let out.
+
+    Raises:
+        SimulationFailed: at the first seed that fails, with the shortest list of its faults, what happened, and the line
+            that does it again.
+        DefinitionError: when agent and tools do not fit.
+        InputError: when prompt or params do not fit.
+    """
+    known = [agent, *agents]
+    given = tuple(faults)
+    setting = Setting(
+        catalog=_catalog(known, tools),
+        agent=agent,
+        prompt=prompt,
+        params=params,
+        canned=lambda seed: Canned(seed, replies, results or {}, answers or {}),
+        may_raise=may_raise,
+    )
+    statuses: Counter[RunStatus] = Counter()
+    happened: Counter[str] = Counter()
+    runs = effects = 0
+    for seed in seeds:
+        world = World(setting, seed, _faults_of(seed, given))
+        try:
+            finished = _checked(setting, world)
+        except Violation as violation:
+            raise _told(setting, seed, world, violation) from None
+        runs += 1
+        effects += len(world.records)
+        statuses[finished.status] += 1
+        happened.update([fault.kind for fault in world.happened])
+    return Simulated(runs, effects, dict(statuses), dict(happened))
+
+
+def _catalog(agents: Sequence[AgentDefinition[Any]], tools: Iterable[ToolLike]) -> Catalog:
+    from stepengine.data.hooks import Hooks
+    from stepengine.engine.catalog import Catalog
+
+    given = {tool.spec.name: tool for tool in tools}
+    waiting, met = [*agents], set[int]()
+    while waiting:
+        definition = waiting.pop()
+        met.add(id(definition))
+        for tool in definition.tools:
+            if isinstance(tool, str) and tool not in CONTROL_BINDINGS and tool not in given:
+                given[tool] = StandIn(ToolSpec(tool))
+        waiting += [a for a in definition.spawnable_agents if not isinstance(a, str) and id(a) not in met]
+    return Catalog(agents, given.values(), Hooks(), Limits())
+
+
+def _checked(setting: Setting, world: World) -> Finished:
+    """Run *world* to its end; when processes died on the way, compare with the same world in which none did (I11)."""
+    finished = world.run()
+    if world.resumed and not world.unknown:
+        calm = World(setting, world.seed, Given([f for f in world.happened if f.kind != "crash"]))
+        undisturbed = calm.run()
+        for name in ("status", "output", "text", "spending", "tool_calls", "state"):
+            resumed, due = getattr(finished, name), getattr(undisturbed, name)
+            if resumed != due:
+                refuse("I11", f"after a crash the {name} of the run is {resumed!r}, and without it {due!r}")
+    return finished
+
+
+def _faults_of(seed: int, given: Sequence[str | Fault]) -> Drawn | Given:
+    exact = [fault for fault in given if isinstance(fault, Fault)]
+    return Given(exact) if exact else Drawn(seed, [kind for kind in given if isinstance(kind, str)])
+
+
+# --- what is told -------------------------------------------------------------------------------------------------------
+
+
+def _told(setting: Setting, seed: int, world: World, violation: Violation) -> SimulationFailed:
+    """Return the error for a seed that failed, with the fewest faults that still make it fail in the same way."""
+    faults = tuple(world.happened)
+    for size in range(len(faults) if len(faults) <= MAX_SHRUNK else 0):
+        for fewer in itertools.combinations(faults, size):
+            again = World(setting, seed, Given(fewer))
+            try:
+                _checked(setting, again)
+            except Violation as same:
+                if same.row == violation.row:
+                    return _error(setting, seed, fewer, again, same)
+    return _error(setting, seed, faults, world, violation)
+
+
+def _error(
+    setting: Setting, seed: int, faults: tuple[Fault, ...], world: World, violation: Violation
+) -> SimulationFailed:
+    listed = "".join(f"\n  {fault!r}" for fault in faults) or " none"
+    given = f"[{', '.join(map(repr, faults))}]" if faults else "()"
+    dropped = len(world.lines) - MAX_SHOWN
+    lines = [f"  ... {dropped} lines before"] * (dropped > 0) + world.lines[-MAX_SHOWN:]
+    happened = "\n".join(lines) or "  nothing"
+    msg = (
+        f"agent {setting.agent.id!r} breaks {violation}\n"
+        f"seed: {seed}\nfaults (the fewest that do it):{listed}\n"
+        f"what happened:\n{happened}\n"
+        f"again, with the other arguments as they were: simulate(agent, seeds=[{seed}], faults={given})"
+    )
+    return SimulationFailed(msg, seed=seed, faults=faults, row=violation.row)

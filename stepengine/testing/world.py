@@ -1,0 +1,270 @@
+"""
+The world of a simulated run: machines and trees of them, driven without an event loop, that die and go on (reliability 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.effects import CallTool, Effect, Gather, Leaf, Notify, Perform, Spawn
+from stepengine.data.messages import UserMessage
+from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
+from stepengine.data.run import ChildResult, RunStatus
+from stepengine.errors import LimitExceeded, StepEngineError, UnknownOutcome
+from stepengine.machine import Finished, run_agent
+from stepengine.testing.canned import Canned
+from stepengine.testing.faults import Drawn, Fault, Given, faulty
+from stepengine.testing.invariants import Violation, Watched, refuse
+from stepengine.testing.telling import name_of, shown, told
+from stepengine.testing.walk import is_same_yield
+
+if TYPE_CHECKING:
+    from stepengine.engine.catalog import Catalog
+
+__all__ = ("Setting", "World")
+
+CREATED = datetime(2025, 1, 1, tzinfo=UTC)
+MAX_EFFECTS = 2_000
+MINUTES = 600_000
+UNSOUND = "R1"
+
+
+class _Crash(BaseException):
+    """The simulated process dies."""
+
+
+@attrs.frozen(kw_only=True)
+class Setting:
+    """What all seeds have in common."""
+
+    catalog: Catalog
+    agent: AgentDefinition[Any]
+    prompt: str
+    params: Any
+    canned: Callable[[int], Canned]
+    may_raise: tuple[type[BaseException], ...]
+
+
+class World:
+    """
+    One seed: the runs of its tree, what was recorded of them, and what happened.
+
+    Attributes:
+        seed: The seed.
+        resumed: Whether the run went on after a crash.
+        unknown: Whether an effect may have happened that is not in the record.
+        records: Each effect that was answered, and its outcome, by path and number.
+        happened: The faults that came up.
+        lines: What happened, as text.
+    """
+
+    def __init__(self, setting: Setting, seed: int, faults: Drawn | Given) -> None:
+        self._setting = setting
+        self.seed = seed
+        self.resumed = False
+        self.unknown = False
+        self._faults = faults
+        self._canned = setting.canned(seed)
+        self._now = 0
+        self._died: set[tuple[str, int]] = set()
+        self._begun: set[tuple[str, int]] = set()
+        self._ran: set[tuple[str, int]] = set()
+        self._doubtful: set[tuple[str, int]] = set()
+        self._kinds: dict[tuple[str, int], list[str]] = {}
+        self.records: dict[tuple[str, int], tuple[Leaf, Single]] = {}
+        self.happened: list[Fault] = []
+        self.lines: list[str] = []
+
+    def run(self) -> Finished:
+        """
+        Run the root to its end, as often as the process dies.
+
+        Raises:
+            Violation: when something does not hold.
+        """
+        while True:
+            try:
+                return self._start()
+            except _Crash:
+                self.resumed = True
+                self.lines.append("   the process dies; the run is resumed from its records")
+
+    def _start(self) -> Finished:
+        from stepengine.engine.planning import Planner, Request, with_prompt
+        from stepengine.models import Models
+
+        setting = self._setting
+        self._planner = Planner(
+            setting.catalog,
+            Models.of(_anything()),
+            "test/model",
+            lambda _: None,
+            keep_names=True,
+            seed=str(self.seed),
+            created=CREATED,
+            watched=lambda: True,
+        )
+        agent = setting.catalog.find(setting.agent)
+        plan, state = self._planner.root(Request(agent=agent, prompt=setting.prompt, params=setting.params))
+        state = with_prompt(plan, attrs.evolve(state, run_id="run"))
+        return self._drive(attrs.evolve(plan, run_id="run"), state)
+
+    def _drive(self, plan: Any, state: Any) -> Finished:
+        run = Watched(plan, self._setting.may_raise)
+        finished = self._driven(run, run_agent(run.plan, state))
+        self.lines.append(
+            f"   run {plan.path or 'root'} ended: {finished.status.value} {finished.error or ''}".rstrip()
+        )
+        run.ended(finished)
+        return finished
+
+    def _driven(self, run: Watched, machine: Generator[Effect, Outcome | None, Finished]) -> Finished:
+        outcome: Outcome | None = None
+        try:
+            while True:
+                effect = machine.send(outcome)
+                run.emitted(effect)
+                outcome = self._answer(run, effect)
+        except StopIteration as stop:
+            finished: Finished = stop.value
+            return finished
+        except (Violation, _Crash, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            problem = f"the machine raised {type(error).__name__}: {error}"
+            raise Violation(UNSOUND, problem) from error
+        finally:
+            # A handler that ignores its close has its say in the checks of a run that went to its end.
+            with suppress(RuntimeError):
+                machine.close()
+
+    # --- effects ------------------------------------------------------------------------------------------------------
+
+    def _answer(self, run: Watched, effect: Effect) -> Outcome | None:
+        if isinstance(effect, Notify):
+            return None
+        members = effect.effects if isinstance(effect, Gather) else (effect,)
+        outcomes = self._members(run, members)
+        run.answered(members, outcomes)
+        return Gathered(outcomes) if isinstance(effect, Gather) else outcomes[0]
+
+    def _members(self, run: Watched, members: Sequence[Leaf]) -> tuple[Single, ...]:
+        """Answer *members* in a drawn order; after a stop the rest is not begun."""
+        path = run.plan.path
+        order = [*range(len(members))]
+        if order:
+            Random(f"{self.seed}:{path}:{members[0].seq}:order").shuffle(order)  # noqa: S311
+        done: dict[int, Single] = {}
+        stop: Stop | None = None
+        for index in order:
+            if stop is not None:
+                done[index] = attrs.evolve(stop, child=None, questions=())
+                continue
+            done[index] = outcome = self._recorded(run, members[index])
+            stop = outcome if isinstance(outcome, Stop) else None
+        return tuple([done[index] for index in range(len(members))])
+
+    def _recorded(self, run: Watched, effect: Leaf) -> Single:
+        """Return what the record says, or let it happen; children run again over their own records."""
+        at = (run.plan.path, effect.seq)
+        if at in self.records:
+            recorded, outcome = self.records[at]
+            if not _is_same(recorded, effect):
+                refuse("I3", f"after a crash {name_of(at)} is {shown(effect)}, and was {shown(recorded)}")
+            return self._repeated(run, effect, outcome) if isinstance(effect, Spawn) and at in self._ran else outcome
+        if len(self.records) >= MAX_EFFECTS:
+            refuse("R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {shown(effect)}")
+        outcome = self._happens(run, effect, at)
+        self.records[at] = (effect, outcome)
+        self.lines.append(f"{name_of(at):>8}  {shown(effect)}{self._marks(at)}\n          -> {told(outcome)}")
+        return outcome
+
+    def _repeated(self, run: Watched, effect: Spawn, outcome: Single) -> Single:
+        """Run a recorded child again over its own records; it must end as it did."""
+        again = attrs.evolve(self._spawned(run, effect), at=outcome.at)
+        if again != outcome:
+            refuse("I3", f"after a crash {shown(effect)} gives {told(again)}, and gave {told(outcome)}")
+        return again
+
+    def _marks(self, at: tuple[str, int]) -> str:
+        kinds = self._kinds.get(at)
+        return f"   !! {', '.join(kinds)}" if kinds else ""
+
+    def _happens(self, run: Watched, effect: Leaf, at: tuple[str, int]) -> Single:
+        if at not in self._kinds:
+            self._kinds[at] = self._faults.at(run.plan.path, effect)
+            self.happened += [Fault(effect.seq, kind, run.plan.path) for kind in self._kinds[at]]
+        kinds = self._kinds[at]
+        if "crash" in kinds and at not in self._died:
+            self._die(effect, at)
+        if at in self._doubtful and not _may_repeat(run, effect):
+            self._now += 1
+            self.unknown = True
+            return Failure(UnknownOutcome("the process died while it ran"), self._now)
+        if at not in self._begun:
+            self._begun.add(at)
+            self._now += MINUTES if "slow" in kinds else 1
+        made = next((o for kind in kinds if (o := faulty(kind, effect, self._now)) is not None), None)
+        if made is None:
+            made = (
+                self._spawned(run, effect)
+                if isinstance(effect, Spawn)
+                else self._canned.outcome(at[0], effect, self._now)
+            )
+        if "duplicate" in kinds and not isinstance(made, Stop):
+            sent = UserMessage(f"sent twice during {name_of(at)}")
+            return attrs.evolve(made, inputs=(sent, sent))
+        return made
+
+    def _die(self, effect: Leaf, at: tuple[str, int]) -> None:
+        self._died.add(at)
+        self.lines.append(f"{name_of(at):>8}  {shown(effect)}   !! crash")
+        # Nobody knows whether it happened before the process died.
+        self._doubtful.add(at)
+        raise _Crash
+
+    def _spawned(self, run: Watched, effect: Spawn) -> Single:
+        path = f"{run.plan.path}.{effect.seq}" if run.plan.path else str(effect.seq)
+        deepest = run.plan.limits.max_depth
+        if deepest is not None and path.count(".") + 1 > deepest:
+            return Failure(LimitExceeded(f"at most {deepest} levels of children", kind="depth"), self._now)
+        try:
+            plan, state = self._planner.child(run.plan, effect, path)
+        except StepEngineError as error:
+            return Value(ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error), self._now)
+        self._ran.add((run.plan.path, effect.seq))
+        finished = self._drive(plan, state)
+        child = finished.as_child()
+        if finished.status is RunStatus.SUSPENDED:
+            return Stop("suspended", self._now, questions=finished.pending, child=child)
+        if finished.status is RunStatus.CANCELLED:
+            # Only the whole tree is cancelled here.
+            return Stop("cancelled", self._now, child=child)
+        return Value(child, self._now)
+
+
+def _may_repeat(run: Watched, effect: Leaf) -> bool:
+    if isinstance(effect, CallTool):
+        binding = run.plan.tools.get(effect.tool_name)
+        hints = binding.spec.annotations if binding is not None else None
+        return hints is not None and (hints.idempotent or hints.read_only)
+    return not isinstance(effect, Perform) or effect.call.is_idempotent
+
+
+def _is_same(a: Leaf, b: Leaf) -> bool:
+    if isinstance(a, Perform) and isinstance(b, Perform):
+        return a.seq == b.seq and is_same_yield(a.call, b.call)
+    return type(a) is type(b) and a == b
+
+
+def _anything() -> Any:
+    from stepengine.testing.scripted import ScriptedModel
+
+    return ScriptedModel()

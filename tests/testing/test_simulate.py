@@ -1,0 +1,359 @@
+"""
+`simulate` runs the whole machine where things go wrong, holds it to the invariants, and shrinks what breaks one.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import attrs
+import pytest
+
+from stepengine import load_agent
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.hooks import Hooks
+from stepengine.data.limits import Limits
+from stepengine.data.run import RunStatus
+from stepengine.data.yields import (
+    STEP,
+    STEP_ALL,
+    AgentCall,
+    Ask,
+    Complete,
+    GenerateN,
+    Parallel,
+    Perform,
+    StepText,
+    ToolCall,
+)
+from stepengine.errors import DataError, StepEngineError
+from stepengine.machine import batch, run, step
+from stepengine.machine.author import Author
+from stepengine.testing import Fault, SimulationFailed, simulate, text, tool_call, tool_calls
+from stepengine.testing.faults import FAULTS
+from stepengine.testing.invariants import unpaired
+from stepengine.tools import file_tools, search_tools
+
+
+def everything(ctx):
+    yield ToolCall("read", {"path": "a"})
+    yield STEP_ALL
+    yield Parallel([ToolCall("read"), ToolCall("check"), AgentCall("kid"), Ask("Which?", ["a", "b"])])
+    yield GenerateN(3)
+    yield Perform(int)
+    yield Complete("x")
+    try:
+        yield from AgentCall("kid", "task")
+    except StepEngineError:
+        yield STEP
+    return "done"
+
+
+KID = AgentDefinition("kid", tools=["look"])
+BOSS = AgentDefinition(
+    "boss",
+    tools=["read", "check", "spawn_agents", "ask_user", "write_todos", "end_turn"],
+    spawnable_agents=[KID],
+    handle_steps=everything,
+    limits=Limits(max_steps=6),
+)
+
+
+@pytest.mark.spec(
+    "reliability:I1",
+    "reliability:I2",
+    "reliability:I4",
+    "reliability:I5",
+    "reliability:I6",
+    "reliability:I7",
+    "reliability:I9",
+    "reliability:I10",
+)
+def test_a_tree_of_runs_survives_every_kind_of_fault():
+    seen = simulate(BOSS, range(400))
+
+    assert 400 == seen.runs
+    assert {*FAULTS} == {*seen.faults}
+    assert {RunStatus.COMPLETED, RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.SUSPENDED} <= {*seen.statuses}
+    assert simulate(BOSS, range(400)) == seen
+
+
+CONTENT = [{"path": "a.py", "content": "x = 1\n", "has_more": False, "hash": "h"}]
+EDIT = {"path": "a.py", "replacements": [{"old_string": "1", "new_string": "2"}]}
+BUNDLED = {
+    "code-searcher": {
+        "params": {"search_queries": [{"pattern": "x"}, {"pattern": "y"}]},
+        "results": {"code_search": {"files": []}},
+    },
+    "editor": {
+        "params": {"files": ["a.py"]},
+        "results": {"read_files": CONTENT},
+        "replies": [
+            tool_calls(tool_call("str_replace", EDIT), tool_call("read_files", {"paths": ["a.py"]})),
+            text("ok"),
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_agents_hold_in_200_worlds_each(name, tmp_path):
+    tools = [*file_tools(tmp_path, write=True), *search_tools(tmp_path)]
+
+    seen = simulate(load_agent(name), range(200), tools=tools, **BUNDLED[name])
+
+    assert 200 == seen.runs
+    assert seen.statuses[RunStatus.COMPLETED] > 80
+    assert len(seen.faults) >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_agents_hold_in_2000_worlds_each(name, tmp_path):
+    tools = [*file_tools(tmp_path, write=True), *search_tools(tmp_path)]
+    assert 2_000 == simulate(load_agent(name), range(1_000, 3_000), tools=tools, **BUNDLED[name]).runs
+
+
+def shouting(ctx, *_):
+    yield Perform(int)
+    yield ToolCall("read")
+
+
+def restless(ctx):
+    yield STEP
+    yield ToolCall("set_messages", {"messages": []})
+    yield ToolCall("add_message", {"role": "user", "content": "x"})
+    yield StepText('<tool_call>{"name": "read", "input": {}}</tool_call>')
+    yield STEP_ALL
+
+
+@pytest.mark.parametrize("budget", ["final_answer", "stop"])
+def test_hooks_with_effects_budgets_and_rewritten_histories_hold_too(budget):
+    agent = AgentDefinition(
+        "restless",
+        tools=["read", "spawn_agents", "ask_user", "set_output", "end_turn", "think_deeply"],
+        spawnable_agents=[KID],
+        handle_steps=restless,
+        limits=Limits(max_steps=2, on_max_steps=budget),
+    )
+    hooked = attrs.evolve(agent, hooks=Hooks(pre_step=[shouting], post_tool=[shouting], post_run=[shouting]))
+    for definition in (agent, hooked):
+        assert {RunStatus.MAX_STEPS, RunStatus.CANCELLED} <= {*simulate(definition, range(150)).statuses}
+
+
+# --- planted mutants ------------------------------------------------------------------------------------------------
+
+
+def lost(monkeypatch):
+    results = step._results
+    monkeypatch.setattr(step, "_results", lambda slots: results(slots)[:1])
+
+
+def swapped(monkeypatch):
+    distribute = batch._distribute
+
+    def mutant(live, members, outcomes):
+        return distribute(live, members, [*reversed(outcomes)])
+
+    monkeypatch.setattr(batch, "_distribute", mutant)
+
+
+def unpairing(monkeypatch):
+    finished = run._finished
+
+    def mutant(live, ending):
+        done = finished(live, ending)
+        history = [*done.state.message_history]
+        broken = Unchecked([m for m in history if m.role != "tool"])
+        return attrs.evolve(done, state=evolved(done.state, broken))
+
+    monkeypatch.setattr(run, "_finished", mutant)
+
+
+class Unchecked(list):
+    """
+    A transcript that nobody has checked.
+    """
+
+
+def evolved(state, history):
+    broken = attrs.evolve(state)
+    object.__setattr__(broken, "message_history", history)
+    return broken
+
+
+def miscounted(monkeypatch):
+    monkeypatch.setattr(run.Live, "count_child", lambda live, child: live.spent.children.append(child))
+
+
+def left_open(monkeypatch):
+    kept = []
+    monkeypatch.setattr(Author, "close", lambda author: kept.append(author) or ())
+
+
+MUTANTS = {lost: "I1", swapped: "I1", unpairing: "I1", miscounted: "I10", left_open: "I6"}
+
+
+def twice(ctx):
+    yield STEP
+    yield Parallel([ToolCall("read", {"n": 1}), ToolCall("read", {"n": 2})])
+    yield AgentCall("kid")
+    yield STEP
+
+
+@pytest.mark.spec("reliability:I1", "reliability:I6", "reliability:I10")
+@pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
+def test_a_mutant_of_the_machine_is_caught(plant, monkeypatch):
+    plant(monkeypatch)
+    agent = AgentDefinition("pair", tools=["read"], spawnable_agents=[KID], handle_steps=twice)
+    with pytest.raises(SimulationFailed) as failed:
+        simulate(agent, range(50), replies=[tool_calls(tool_call("read"), tool_call("read")), text("fine")])
+    assert MUTANTS[plant] == failed.value.row
+
+
+# --- what is told ---------------------------------------------------------------------------------------------------
+
+
+def careless(ctx):
+    yield STEP
+    found = yield ToolCall("search", {"q": "x"})
+    yield STEP
+    return found.tool_results[0].data["hits"]
+
+
+CARELESS = AgentDefinition("careless", tools=["search"], handle_steps=careless)
+HITS = {"results": {"search": {"hits": []}}, "replies": [text("a"), text("b")]}
+
+
+def test_a_failing_seed_is_shrunk_and_told_with_the_line_that_does_it_again():
+    """
+    The handler expects data and a failed search gives a text; slow effects and duplicates around it are left out.
+    """
+    with pytest.raises(SimulationFailed) as failed:
+        simulate(CARELESS, range(200), **HITS)
+    told = str(failed.value)
+    (fault,) = failed.value.faults
+
+    assert "handler" == failed.value.row
+    assert (1, True) == (fault.seq, fault.kind in ("failure", "timeout"))
+    assert "agent 'careless' breaks handler" in told
+    assert "test_simulate.py" in told
+    assert "1  tool search {'q': 'x'} (handler)   !! " in told
+    line = told.splitlines()[-1].partition("were: ")[2]
+    assert f"simulate(agent, seeds=[{failed.value.seed}], faults=[{fault!r}])" == line
+    with pytest.raises(SimulationFailed) as again:
+        eval(line.replace("])", "], **HITS)"), {"simulate": simulate, "agent": CARELESS, "HITS": HITS, "Fault": Fault})
+    assert (failed.value.seed, (fault,), told) == (again.value.seed, again.value.faults, str(again.value))
+
+
+def test_the_fewest_faults_are_found_among_those_that_are_given():
+    faults = [Fault(0, "slow"), Fault(1, "timeout"), Fault(2, "duplicate")]
+    with pytest.raises(SimulationFailed) as failed:
+        simulate(CARELESS, [0], faults=faults, **HITS)
+    assert (Fault(1, "timeout"),) == failed.value.faults
+    assert 1 == simulate(CARELESS, [0], faults=faults, may_raise=(TypeError, KeyError, AttributeError), **HITS).runs
+
+
+@pytest.mark.spec("reliability:I12")
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("cancel", RunStatus.CANCELLED),
+        ("shutdown", RunStatus.CANCELLED),
+        ("slow", RunStatus.COMPLETED),
+        ("duplicate", RunStatus.COMPLETED),
+        ("crash", RunStatus.COMPLETED),
+    ],
+)
+def test_a_fault_at_every_effect_of_a_run_ends_it_as_it_should(kind, status):
+    hits = {**HITS, "tools": [Safe()]}
+    for seq in range(3):
+        assert {status: 1} == simulate(CARELESS, [0], faults=[Fault(seq, kind)], **hits).statuses
+
+
+class Safe:
+    """
+    A search that may be run again after a crash.
+    """
+
+    @property
+    def spec(self):
+        from stepengine.data.tools import ToolAnnotations, ToolSpec
+
+        return ToolSpec("search", annotations=ToolAnnotations(read_only=True))
+
+    def binding(self):
+        from stepengine.testing.canned import StandIn
+
+        return StandIn(self.spec).binding()
+
+
+def test_a_handler_that_depends_on_more_than_its_answers_is_caught_by_a_crash():
+    runs = []
+
+    def forgetful(ctx):
+        runs.append(1)
+        yield ToolCall("read", {"run": len(runs)})
+        yield STEP
+
+    agent = AgentDefinition("forgetful", tools=["read"], handle_steps=forgetful)
+    with pytest.raises(SimulationFailed, match="I3: after a crash 0 is tool read"):
+        simulate(agent, [0], faults=[Fault(1, "crash")])
+
+
+def test_an_effect_that_may_not_be_repeated_is_unknown_after_a_crash():
+    seen = []
+
+    def handler(ctx):
+        try:
+            yield from Perform(print, "once")
+        except StepEngineError as error:
+            seen.append(type(error).__name__)
+        yield from Perform.idempotent(print, "again")
+
+    agent = AgentDefinition("printing", handle_steps=handler)
+    assert 1 == simulate(agent, [0], faults=[Fault(0, "crash"), Fault(1, "crash")]).runs
+    assert {"UnknownOutcome"} == {*seen}
+
+
+def test_what_is_no_fault_is_refused():
+    with pytest.raises(DataError, match="'boom' is no kind of fault; there are failure, timeout"):
+        simulate(KID, faults=["boom"])
+    with pytest.raises(DataError, match="no kind of fault"):
+        Fault(1, "boom")
+
+
+def test_pairing_is_judged_without_the_machine():
+    from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+    from stepengine.data.parts import ToolCallPart
+
+    def calling(*ids):
+        return AssistantMessage([ToolCallPart(i, "t", {}) for i in ids])
+
+    def result(call_id):
+        return ToolMessage(call_id, "t", ())
+
+    user = UserMessage("x")
+    assert unpaired([user, calling("a", "b"), result("a"), result("b"), user]) is None
+    for wrong in (
+        [calling("a")],
+        [calling("a"), user],
+        [calling("a", "b"), result("b"), result("a")],
+        [result("a")],
+        [calling("a"), result("a"), result("a")],
+        [calling("a"), result("a"), calling("a"), result("a")],
+        [calling("a", "a"), result("a"), result("a")],
+    ):
+        assert unpaired(wrong)
+
+
+def test_the_kit_stays_light():
+    """
+    Importing the kit loads no SDK, no pydantic and no engine.
+    """
+    heavy = ("pydantic", "httpx2", "yaml", "anthropic", "openai", "google", "stepengine.engine", "genai_prices")
+    code = f"import json, sys, stepengine.testing; print(json.dumps([m for m in {heavy!r} if m in sys.modules]))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [] == json.loads(ran.stdout)
