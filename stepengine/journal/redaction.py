@@ -110,7 +110,7 @@ class Redactor:
 
     def __init__(self, known: Mapping[str, str], *, shapes: bool) -> None:
         longest = sorted(known, key=len, reverse=True)
-        self._written = {form: known[value] for value in longest for form in _forms(value)}
+        self._written = {form: known[value] for value in longest for form in forms_of(value)}
         abridged = [rf"{re.escape(v[:2])}[\w-]*(?:\*{{3,}}|\.{{3,}}|\u2026)[\w*.-]*{re.escape(v[-4:])}" for v in known]
         self._abridged = re.compile("|".join(abridged)) if abridged else None
         self.shapes = shapes
@@ -128,7 +128,7 @@ class Redactor:
             return True
         if self._abridged is not None and self._abridged.search(text):
             return True
-        return self.shapes and (_hinted(text) or MEMBER_HINT.search(text) is not None)
+        return self.shapes and (looks_secret(text) or MEMBER_HINT.search(text) is not None)
 
     def text(self, text: str) -> str:
         """Return *text* with a placeholder for each secret in it."""
@@ -137,9 +137,9 @@ class Redactor:
                 text = text.replace(form, f"<redacted:{name}>")
         if self._abridged is not None:
             text = self._abridged.sub("<redacted:abridged>", text)
-        if not self.shapes or not _hinted(text):
+        if not self.shapes or not looks_secret(text):
             return text
-        return SHAPE.sub(lambda found: f"<redacted:{_shape(found)}>", text)
+        return SHAPE.sub(lambda found: f"<redacted:{shape_name(found)}>", text)
 
     def value(self, value: Any, level: int = 0) -> Any:
         """Return a JSON value with every secret replaced, keys and JSON inside strings included."""
@@ -189,15 +189,15 @@ class Redactor:
         found = {form: name for form, name in self._written.items() if form in text}
         if self._abridged is not None:
             found.update({match[0]: "abridged" for match in self._abridged.finditer(text)})
-        if self.shapes and _hinted(text):
-            found.update({match[0]: _shape(match) for match in SHAPE.finditer(text)})
-            tree = _json(text) if level < NESTED_JSON else text
+        if self.shapes and looks_secret(text):
+            found.update({match[0]: shape_name(match) for match in SHAPE.finditer(text)})
+            tree = json_in(text) if level < NESTED_JSON else text
             for inner in _strings(tree) if tree is not text else ():
                 found.update(self._secrets(inner, level + 1))
         return found
 
     def _nested(self, text: str, level: int) -> str:
-        tree = _json(text)
+        tree = json_in(text)
         if isinstance(tree, str):
             return self.text(text)
         clean = self.value(tree, level)
@@ -212,7 +212,8 @@ class Redactor:
         return re.sub(r"[-_]", "", name).lower() in SECRET_MEMBERS
 
 
-def _forms(value: str) -> Iterator[str]:
+def forms_of(value: str) -> Iterator[str]:
+    """Return the forms in which a known secret may stand in a text: plain, quoted, escaped, base64."""
     yield value
     yield quote(value, safe="")
     yield json.dumps(value)[1:-1]
@@ -220,15 +221,17 @@ def _forms(value: str) -> Iterator[str]:
     yield base64.b64encode(value.encode()).decode()
 
 
-def _hinted(text: str) -> bool:
+def looks_secret(text: str) -> bool:
+    """Return whether *text* may hold a secret by its shape; a cheap test before the real one."""
     return any(hint in text for hint in SHAPE_HINTS)
 
 
-def _shape(found: re.Match[str]) -> str:
+def shape_name(found: re.Match[str]) -> str:
+    """Return the name of the shape that was found."""
     return str(found.lastgroup).replace("_", "-")
 
 
-def _json(text: str) -> Any:
+def json_in(text: str) -> Any:
     """Return the JSON object or array that *text* holds, else the text."""
     try:
         return json.loads(text) if text[:1] in ("{", "[") else text

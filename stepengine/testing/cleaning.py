@@ -12,12 +12,22 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import attrs
 
-from stepengine.errors import DataError
+from stepengine.journal.redaction import (
+    MIN_KNOWN,
+    NESTED_JSON,
+    SECRET_MEMBERS,
+    SHAPE,
+    SecretFound,
+    forms_of,
+    json_in,
+    looks_secret,
+    shape_name,
+)
 from stepengine.testing.interactions import Headers, RecordedRequest, RecordedResponse, is_stream
 from stepengine.testing.streams import clean_events, joined_texts
 
@@ -31,50 +41,11 @@ KEPT_RESPONSE_HEADERS = frozenset({
 KEPT_PREFIXES = ("anthropic-ratelimit-", "x-ratelimit-")
 SECRET_HEADERS = frozenset({"api-key", "authorization", "cookie", "proxy-authorization", "x-api-key", "x-goog-api-key"})
 KEPT_QUERY = frozenset({"after", "alt", "api-version", "before", "beta", "include", "limit", "order", "stream"})
-SECRET_MEMBERS = frozenset({
-    "accesstoken", "apikey", "authorization", "clientsecret", "cookie", "idtoken", "passwd", "password", "privatekey",
-    "refreshtoken", "secret",
-})  # fmt: skip
-MIN_KNOWN = 8
-NESTED_JSON = 3
-
-_BEFORE, _AFTER = r"(?<![A-Za-z0-9+/_-])", r"(?![A-Za-z0-9+/_-])"
-SHAPES = (
-    ("provider-key", rf"{_BEFORE}sk-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{{16,}}{_AFTER}"),
-    ("google-key", rf"{_BEFORE}AIza[A-Za-z0-9_-]{{35}}{_AFTER}"),
-    ("github-token", rf"{_BEFORE}(?:gh[pousr]_[A-Za-z0-9]{{36}}|github_pat_[A-Za-z0-9_]{{22,}}){_AFTER}"),
-    ("slack-token", rf"{_BEFORE}xox[abprs]-[A-Za-z0-9-]{{10,}}{_AFTER}"),
-    ("aws-key", rf"{_BEFORE}AKIA[A-Z0-9]{{16}}{_AFTER}"),
-    ("jwt", rf"{_BEFORE}eyJ[A-Za-z0-9_-]{{8,}}\.eyJ[A-Za-z0-9_-]{{8,}}(?:\.[A-Za-z0-9_-]*)?"),
-    ("private-key", r"-----BEGIN [A-Z ]*PRIVATE KEY-----.+?-----END [A-Z ]*PRIVATE KEY-----"),
-    ("bearer", r"(?i:bearer) +[A-Za-z0-9._~+/=-]{20,}"),
-)
-SHAPE = re.compile("|".join(f"(?P<{name.replace('-', '_')}>{pattern})" for name, pattern in SHAPES), re.DOTALL)
-# Cheap substring tests: most bodies hold none of these, and are not walked at all.
-SHAPE_HINTS = (
-    "sk-", "AIza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xox", "AKIA", "eyJ", "-----BEGIN", "earer ",
-    "EARER ",
-)  # fmt: skip
 MEMBER_HINTS = (
     "api_key", "api-key", "apikey", "access_token", "access-token", "accesstoken", "refresh_token", "refresh-token",
     "refreshtoken", "id_token", "id-token", "idtoken", "secret", "passwd", "password", "private_key", "private-key",
     "privatekey", "authorization", "cookie",
 )  # fmt: skip
-
-
-class SecretFound(DataError):
-    """
-    A file that was about to be written holds a secret; nothing was written (replay K8).
-
-    Attributes:
-        rule: What the value looks like, or the header that it came from.
-    """
-
-    fields: ClassVar[tuple[str, ...]] = ("path", "rule")  # type: ignore[assignment]
-
-    def __init__(self, message: str = "", *, path: str = "$", rule: str = "") -> None:
-        super().__init__(message, path=path)
-        self.rule = rule
 
 
 def known_secrets(headers: Headers) -> dict[str, str]:
@@ -111,13 +82,6 @@ def _harmless(name: str) -> bool:
     return name.lower() in KEPT_QUERY or name.lower().startswith("page")
 
 
-def _forms(value: str) -> Iterator[str]:
-    yield value
-    yield quote(value, safe="")
-    yield json.dumps(value)[1:-1]
-    yield base64.b64encode(value.encode()).decode()
-
-
 @attrs.frozen
 class Cleaner:
     """
@@ -134,7 +98,7 @@ class Cleaner:
     @_written.default
     def _known_in_all_forms(self) -> dict[str, str]:
         longest = sorted(self.known, key=len, reverse=True)
-        return {form: self.known[value] for value in longest for form in _forms(value)}
+        return {form: self.known[value] for value in longest for form in forms_of(value)}
 
     @_abridged.default
     def _known_as_errors_print_them(self) -> re.Pattern[str] | None:
@@ -183,9 +147,9 @@ class Cleaner:
                 text = text.replace(form, f"<redacted:{name}>")
         if self._abridged is not None:
             text = self._abridged.sub("<redacted:abridged>", text)
-        if not _hinted(text):
+        if not looks_secret(text):
             return text
-        return SHAPE.sub(lambda found: f"<redacted:{_shape(found)}>", text)
+        return SHAPE.sub(lambda found: f"<redacted:{shape_name(found)}>", text)
 
     def findings(self, message: RecordedRequest | RecordedResponse) -> Iterator[tuple[str, str]]:
         """Give the place and the rule of each secret that is still in *message*; for streams over the joined text too."""
@@ -196,7 +160,7 @@ class Cleaner:
             yield "uri", "query"
         text = message.body.decode(errors="replace")
         if self._suspicious(text):
-            for place, value in _strings(_json(text), ""):
+            for place, value in _strings(json_in(text), ""):
                 yield from ((f"body{place}", rule) for rule in self._rules(value))
         if is_stream(message):
             for place, joined in joined_texts(text).items():
@@ -206,7 +170,7 @@ class Cleaner:
         yield from self._secrets(text).values()
 
     def _suspicious(self, text: str) -> bool:
-        if _hinted(text) or any(form in text for form in self._written):
+        if looks_secret(text) or any(form in text for form in self._written):
             return True
         if self._abridged is not None and self._abridged.search(text):
             return True
@@ -225,15 +189,15 @@ class Cleaner:
         found = {form: name for form, name in self._written.items() if form in text}
         if self._abridged is not None:
             found.update({match[0]: "abridged" for match in self._abridged.finditer(text)})
-        if _hinted(text):
-            found.update({match[0]: _shape(match) for match in SHAPE.finditer(text)})
-            tree = _json(text) if level < NESTED_JSON else text
+        if looks_secret(text):
+            found.update({match[0]: shape_name(match) for match in SHAPE.finditer(text)})
+            tree = json_in(text) if level < NESTED_JSON else text
             for _, inner in _strings(tree, "") if tree is not text else ():
                 found.update(self._secrets(inner, level + 1))
         return found
 
     def _json_or_text(self, text: str, level: int = 0) -> str:
-        tree = _json(text)
+        tree = json_in(text)
         if isinstance(tree, str):
             return self.text(text)
         clean = self._json(tree, level)
@@ -253,23 +217,6 @@ class Cleaner:
         if isinstance(value, str) and value and re.sub(r"[-_]", "", name).lower() in SECRET_MEMBERS:
             return value if value.startswith("<redacted:") else f"<redacted:{name}>"
         return self._json(value, level)
-
-
-def _hinted(text: str) -> bool:
-    return any(hint in text for hint in SHAPE_HINTS)
-
-
-def _shape(found: re.Match[str]) -> str:
-    return str(found.lastgroup).replace("_", "-")
-
-
-def _json(text: str) -> Any:
-    """Return the JSON object or array that *text* holds, else the text."""
-    try:
-        tree = json.loads(text) if text[:1] in ("{", "[") else text
-    except (ValueError, RecursionError):
-        return text
-    return tree
 
 
 def _strings(value: Any, place: str) -> Iterator[tuple[str, str]]:
