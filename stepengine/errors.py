@@ -25,41 +25,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 __all__ = (
-    "AgentError",
-    "AnswerRejected",
-    "BadYield",
-    "BlockedAddress",
-    "ChildError",
-    "ContextOverflow",
-    "DataError",
-    "DefinitionError",
-    "HandlerError",
-    "InputError",
-    "JournalCorrupt",
-    "JournalError",
-    "JournalLocked",
-    "JournalVersion",
-    "JournalWriteFailed",
-    "LimitExceeded",
-    "LimitReached",
-    "MissingKey",
-    "ModelError",
-    "OutputMissing",
-    "PathOutsideRoot",
-    "PerformError",
-    "PermissionDenied",
-    "ReplayDivergence",
-    "SessionConflict",
-    "SessionError",
-    "StepEngineError",
-    "ToolError",
-    "ToolInputError",
-    "ToolNotAvailable",
-    "TranscriptError",
-    "TruncatedReply",
-    "UnknownModel",
-    "UnknownOutcome",
-)
+    "AgentError", "AnswerRejected", "BadYield", "BlockedAddress", "ChildError", "ContextOverflow", "DataError",
+    "DefinitionError", "HandlerError", "InputError", "JournalCorrupt", "JournalError", "JournalLocked",
+    "JournalVersion", "JournalWriteFailed", "LimitExceeded", "LimitReached", "MissingKey", "ModelError",
+    "OutputMissing", "PathOutsideRoot", "PerformError", "PermissionDenied", "ReplayDivergence", "SessionConflict",
+    "SessionError", "StepEngineError", "ToolError", "ToolInputError", "ToolNotAvailable", "TranscriptError",
+    "TruncatedReply", "UnknownModel", "UnknownOutcome",
+)  # fmt: skip
 
 
 class StepEngineError(Exception):
@@ -377,7 +349,14 @@ class JournalCorrupt(JournalError):
 
 
 class JournalLocked(JournalError):
-    """Another owner writes this journal (reliability JR13)."""
+    """Another owner writes this journal: process *pid* of *host*, as far as is known (reliability JR13)."""
+
+    fields = ("pid", "host")
+
+    def __init__(self, message: str = "", *, pid: int | None = None, host: str = "") -> None:
+        super().__init__(message)
+        self.pid = pid
+        self.host = host
 
 
 class JournalVersion(JournalError):
@@ -389,7 +368,26 @@ class JournalWriteFailed(JournalError):
 
 
 class ReplayDivergence(JournalError):
-    """A replayed run did something else than its journal says (reliability R13)."""
+    """
+    A replayed run did something else than its journal says (reliability R13).
+
+    Attributes:
+        kind: ``"changed"``, ``"kind"``, ``"extra"``, ``"unused"``, ``"undecodable"``.
+        address: The first effect that differs, such as ``"#5"`` or ``"3.2#1"``.
+        step: The model step of that run in which it happened, from 1; 0 before the first one.
+        site: ``file:line`` of the author's ``yield``; ``""`` when no handler was waiting.
+        diff: What differs: JSON pointer, what was recorded, what came now.
+    """
+
+    fields = ("kind", "address", "step", "site", "diff")
+
+    def __init__(
+        self, message: str = "", *, kind: str = "", address: str = "", step: int = 0, site: str = "",
+        diff: Sequence[Sequence[str]] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.kind, self.address, self.step, self.site = kind, address, step, site
+        self.diff: tuple[Any, ...] = tuple([d if isinstance(d, tuple) else tuple(d) for d in diff])
 
 
 class UnknownOutcome(JournalError):

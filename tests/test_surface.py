@@ -62,9 +62,19 @@ FRONT_DOOR = [
 
 MODULES = {
     "stepengine": FRONT_DOOR,
-    "stepengine.testing": ["ScriptedModel", "text", "tool_call", "tool_calls", "failure", "Walk"],
+    "stepengine.testing": [
+        "ScriptedModel",
+        "text",
+        "tool_call",
+        "tool_calls",
+        "failure",
+        "Walk",
+        "run_with",
+        "simulate",
+    ],
+    "stepengine.journal": ["MemoryJournal", "FileJournal", "SqliteJournal", "diff"],
     "stepengine.tools": ["file_tools", "search_tools", "control_tools", "spawn_tools", "ask_user_tool"],
-    "stepengine.models": ["Models", "Provider", "ModelRequest", "ModelReply", "ModelDelta"],
+    "stepengine.models": ["Models", "Provider", "ModelRequest", "ModelReply", "ModelDelta", "fallback"],
     "stepengine.events": ["TextDelta", "ToolStarted", "ToolFinished", "AgentFinished", "RunFinished"],
     "stepengine.errors": ["StepEngineError", "ToolError", "ModelError", "LimitExceeded", "LimitReached"],
 }

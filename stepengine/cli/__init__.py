@@ -1,5 +1,5 @@
 """
-The command line: ``stepengine demo``, ``agents``, ``models``, ``ask``, ``run``, ``version``. The only part of the package that prints.
+The command line: ``stepengine run`` and its companions, and what is done with recorded runs. The only part that prints.
 
 Lives here: reading arguments, showing progress and results, exit codes. Must not be here: anything that a program which
 embeds stepengine would need. Typer and rich are loaded when a command starts.

@@ -1,29 +1,16 @@
-"""The commands and their options. What they do stands in the modules beside this one."""
+"""The commands and their options; those of journals are in ``journal_app``. What they do stands in other modules."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from stepengine.cli.report import Exit
+from stepengine.cli.ending import EXIT_CODES, leave
+from stepengine.cli.journal_app import add_journal_commands
 
 __all__ = ("app",)
-
-EXIT_CODES = """\
-\b
-Exit codes:
-  0    completed
-  1    the run failed
-  2    wrong usage or configuration: unknown agent, wrong params, missing key
-  3    suspended: a question waits for an answer; its id is printed
-  4    a limit was reached, or the reply was cut
-  5    a replay did something else than its recording
-  130  interrupted (Ctrl-C)
-  143  terminated (SIGTERM)
-
-Results go to stdout, everything else to stderr."""
 
 OVERVIEW = f"""\
 Run programmatic LLM agents: Python generators decide, the engine performs.
@@ -34,6 +21,13 @@ Start here (no key, no network):
   stepengine agents
   stepengine models
   stepengine run code_searcher --params '{{"search_queries": [{{"pattern": "def main"}}]}}'
+
+\b
+Record a run, then look at it, go on with it, repeat it:
+  stepengine run ./agents/mine.py "Go" --journal run.jsonl
+  stepengine show run.jsonl
+  stepengine resume run.jsonl --answer q3=yes
+  stepengine replay run.jsonl
 
 {EXIT_CODES}"""
 
@@ -49,6 +43,7 @@ Examples:
   stepengine run editor "Fix the typo" --write --model llama3.2 --base-url http://localhost:11434/v1
   stepengine run ./agents/mine.py --params @params.json --cwd ../project
   git diff | stepengine run ./agents/reviewer.py -
+  stepengine run ./agents/mine.py "Go" --journal run.jsonl     (then: resume, replay, show, fork run.jsonl)
 
 \b
 Models:
@@ -98,6 +93,10 @@ def run(
     max_steps: Annotated[
         int, typer.Option(help="Model steps that the run may take; 0 for the agent's own limit.", min=0)
     ] = 0,
+    journal: Annotated[
+        str,
+        typer.Option(help="Record the run into a new file, so that it can be resumed and replayed.", metavar="FILE"),
+    ] = "",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show thinking, whole inputs and log lines.")
@@ -118,8 +117,9 @@ def run(
         max_steps=max_steps,
         quiet=quiet,
         verbose=verbose,
+        journal=journal,
     )
-    _leave(run_command(options))
+    leave(run_command(options))
 
 
 @app.command()
@@ -137,7 +137,7 @@ def demo(
     """
     from stepengine.cli.demo import demo_command
 
-    _leave(demo_command(keep=keep, quiet=quiet))
+    leave(demo_command(keep=keep, quiet=quiet))
 
 
 @app.command()
@@ -151,7 +151,7 @@ def agents(
     """
     from stepengine.cli.finding import agents_command
 
-    _leave(agents_command(as_json=as_json))
+    leave(agents_command(as_json=as_json))
 
 
 @app.command(help=ASK)
@@ -170,7 +170,7 @@ def ask(
     from stepengine.cli.asking import ask_command
 
     options = {"system": system, "base_url": base_url}
-    _leave(ask_command(model, prompt, **options, max_tokens=max_tokens, as_json=as_json))
+    leave(ask_command(model, prompt, **options, max_tokens=max_tokens, as_json=as_json))
 
 
 @app.command()
@@ -189,7 +189,7 @@ def models(
     """
     from stepengine.cli.listing import models_command
 
-    _leave(models_command(names or (), as_json=as_json))
+    leave(models_command(names or (), as_json=as_json))
 
 
 @app.command()
@@ -204,6 +204,4 @@ def version() -> None:
         typer.echo("stepengine (not installed: run from its source folder)")
 
 
-def _leave(code: Any) -> None:
-    if code is not Exit.COMPLETED:
-        raise typer.Exit(int(code))
+add_journal_commands(app)

@@ -7,17 +7,15 @@ import json
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from stepengine.cli.report import Exit, exit_code, json_of, output_of
 from stepengine.cli.screen import dumps, is_terminal, visible
+from stepengine.cli.signals import interruptible
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
 from stepengine.data.run import RunResult, RunStatus
@@ -27,18 +25,25 @@ if TYPE_CHECKING:
     from stepengine.cli.progress import Progress
     from stepengine.data.tools import ToolLike
     from stepengine.engine import Engine
+    from stepengine.journal import FileJournal
     from stepengine.models import Models, Provider
 
 __all__ = (
+    "Bench",
     "Options",
     "Run",
     "UsageProblem",
+    "agent_with_model",
+    "bench_for",
     "complain",
     "ending_of",
+    "explained",
     "make_progress",
     "models_of",
+    "new_journal",
     "perform",
     "run_command",
+    "told",
 )
 
 NO_MODEL = """\
@@ -69,6 +74,23 @@ class Options:
     max_steps: int = 0
     quiet: bool = False
     verbose: bool = False
+    journal: str = ""
+
+
+@attrs.frozen
+class Bench:
+    """
+    What a run is performed with.
+
+    Attributes:
+        engine: The engine.
+        progress: What shows progress; ``None`` for nothing.
+        without_model: What to say when the run needs a model and has none.
+    """
+
+    engine: Engine
+    progress: Progress | None
+    without_model: str
 
 
 @attrs.frozen
@@ -94,8 +116,13 @@ class Run:
 
 def run_command(options: Options) -> Exit:
     """Run an agent and print what came out."""
+    return explained(lambda: _run(options))
+
+
+def explained(command: Callable[[], Exit]) -> Exit:
+    """Do what *command* does; what went wrong before anything ran is one message on stderr."""
     try:
-        return _run(options)
+        return command()
     except UsageProblem as problem:
         return complain(str(problem))
     except InputError as error:
@@ -114,34 +141,73 @@ def complain(message: str, code: Exit = Exit.USAGE) -> Exit:
 
 
 def _run(options: Options) -> Exit:
-    from stepengine.cli.finding import family
-    from stepengine.engine import Engine, load_agent
+    from stepengine.engine import load_agent
 
     agent = load_agent(options.agent)
     params = read_params(options.params)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    agent = agent_with_model(agent, options)
+    bench = bench_for(options, agent)
+    limits = Limits(max_steps=options.max_steps) if options.max_steps else None
+    journal = new_journal(options.journal) if options.journal else None
+    run = perform(bench.engine, agent, prompt, bench.progress, params=params, limits=limits, journal=journal)
+    return told(run, options, bench)
+
+
+def agent_with_model(agent: AgentDefinition[Any], options: Options) -> AgentDefinition[Any]:
+    """Return *agent* with the model of ``--model``, if one was given."""
+    return attrs.evolve(agent, model=options.model) if options.model else agent
+
+
+def bench_for(options: Options, agent: AgentDefinition[Any], *, performs: bool = True) -> Bench:
+    """
+    Return an engine for *agent* and those that it may spawn.
+
+    Args:
+        options: The options.
+        agent: The agent.
+        performs: Whether tools will really be called; a replay calls none, so nothing has to be allowed for it.
+
+    Raises:
+        UsageProblem: when an option cannot be used, or the agent's tools need ``--write``.
+    """
+    from stepengine.cli.finding import family
+    from stepengine.engine import Engine
+
     if not options.cwd.is_dir():
         msg = f"--cwd {str(options.cwd)!r} is no folder"
         raise UsageProblem(msg)
-    if options.model:
-        agent = attrs.evolve(agent, model=options.model)
     agents = family(agent, options.agent)
     progress = make_progress(options)
     models = models_of(options)
     default, problem = _default_model(models)
     engine = Engine(
         agents,
-        _tools(options, agents),
+        _tools(options, agents) if performs else _uncalled_tools(options.cwd.resolve()),
         models,
         observers=[progress] if progress else [],
         default_model=default,
         workspace=options.cwd.resolve(),
     )
-    limits = Limits(max_steps=options.max_steps) if options.max_steps else None
-    run = perform(engine, agent, prompt, progress, params=params, limits=limits)
-    if progress is not None and run.code is not Exit.USAGE:
-        progress.finish(run.result)
-    return _told(run, options, problem or NO_MODEL.format(agent=agent.id))
+    return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))
+
+
+def new_journal(path: str) -> FileJournal:
+    """
+    Return a journal for a new run.
+
+    Raises:
+        UsageProblem: when the file holds something already.
+    """
+    from stepengine.journal import FileJournal
+
+    if Path(path).is_file() and Path(path).stat().st_size:
+        msg = (
+            f"{path!r} exists already; `stepengine resume {path}` goes on with its run, `stepengine show {path}` shows it. "
+            "Name another file to record another run"
+        )
+        raise UsageProblem(msg)
+    return FileJournal(path)
 
 
 def read_params(text: str) -> dict[str, Any] | None:
@@ -205,13 +271,18 @@ def _default_model(models: Models | Provider) -> tuple[str | None, str]:
     return model, ""
 
 
+def _uncalled_tools(root: Path) -> list[ToolLike]:
+    """Return the tools for their names and schemas: what they may touch does not matter, they are never called."""
+    from stepengine.tools import file_tools, search_tools
+
+    return [*file_tools(root, write=True, allow_wide_root=True), *search_tools(root, allow_wide_root=True)]
+
+
 def _tools(options: Options, agents: list[AgentDefinition[Any]]) -> list[ToolLike]:
     from stepengine.tools import file_tools, search_tools
 
     root = options.cwd.resolve()
-    # Only to learn the names: what these tools may touch does not matter, they are never called.
-    everything = [*file_tools(root, write=True, allow_wide_root=True), *search_tools(root, allow_wide_root=True)]
-    names = {tool.spec.name for tool in everything}
+    names = {tool.spec.name for tool in _uncalled_tools(root)}
     wanted = names.intersection([name for agent in agents for name in agent.tool_names])
     try:
         tools: list[ToolLike] = [*file_tools(root, write=options.write), *search_tools(root)]
@@ -268,49 +339,37 @@ def perform(engine: Engine, agent: AgentDefinition[Any], prompt: str, progress: 
         return asyncio.run(ended())
 
 
-@contextmanager
-def interruptible(stop: Callable[[], object]) -> Iterator[list[int]]:
-    """Call *stop* at the first SIGINT or SIGTERM; the second one has its usual effect. Gives the signals received."""
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def arrived(number: int, _: FrameType | None) -> None:
-        received.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        stop()
-
-    for number in before:
-        signal.signal(number, arrived)
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 # --- from the result to an exit code ----------------------------------------------------------------------------------
 
 
-def _told(run: Run, options: Options, without_model: str) -> Exit:
+def told(run: Run, options: Options, bench: Bench) -> Exit:
+    """Print the result on stdout and everything else on stderr; return the exit code."""
     result = run.result
+    if bench.progress is not None and run.code is not Exit.USAGE:
+        bench.progress.finish(result)
     if options.as_json:
         print(dumps(json_of(result)))
     elif result.output not in (None, ""):
         print(_printed(output_of(result.output)))
     if run.code is Exit.USAGE:
         no_model = isinstance(result.error, UnknownModel) and not (options.model or result.state.usage.requests)
-        return complain(without_model if no_model else str(result.error))
-    for question in result.pending_questions:
-        complain(f"question {question.id} waits for an answer: {question.text}")
-    for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
-        complain(f"warning: {warning}")
+        return complain(bench.without_model if no_model else str(result.error))
+    _tell_more(result, options.journal)
     if run.code is not Exit.COMPLETED:
         complain(ending_of(run))
     return run.code
+
+
+def _tell_more(result: RunResult[Any], journal: str) -> None:
+    """Tell what waits for an answer, and what was odd."""
+    for question in result.pending_questions:
+        complain(f"question {question.id} waits for an answer: {question.text}")
+        if journal:
+            complain(f"answer it with: stepengine resume {journal} --answer {question.id}=TEXT")
+    if journal and result.status is RunStatus.CANCELLED:
+        complain(f"go on with: stepengine resume {journal}")
+    for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
+        complain(f"warning: {warning}")
 
 
 def ending_of(run: Run) -> str:

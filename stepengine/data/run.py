@@ -127,7 +127,7 @@ class RunResult(Generic[Out]):
     children: tuple[ChildResult[Any], ...] = ()
     session_id: str | None = None
     error: BaseException | None = None
-    journal: Any = attrs.field(default=None, repr=False)
+    journal: Any = attrs.field(default=None, repr=False, eq=False)
     leaked: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     session_saved: bool | None = None

@@ -4,58 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import contextmanager
-from datetime import datetime
-from functools import partial
-from pathlib import Path
+from collections.abc import AsyncGenerator
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar, Unpack, overload
-
-import attrs
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event
-from stepengine.data.hooks import Hooks
-from stepengine.data.limits import Limits
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Stop
-from stepengine.data.questions import Interactor
 from stepengine.data.run import RunResult
 from stepengine.data.state import AgentState
-from stepengine.data.tools import ToolLike
 from stepengine.data.yields import StepResult
-from stepengine.engine.catalog import Catalog
-from stepengine.engine.live import LiveRun, failing, streamed, warn_of
-from stepengine.engine.options import ModelsLike, Override, Overrides, RunOptions, overrides, rates_of, watcher_of
-from stepengine.engine.planning import Planner, Request, with_prompt
-from stepengine.engine.portal import LoopThread, give_back
+from stepengine.engine.live import streamed, warn_of
+from stepengine.engine.options import RunOptions
+from stepengine.engine.planning import Request
+from stepengine.engine.recorded import Recorded
 from stepengine.engine.single import ONE_STEP, StepRun
-from stepengine.errors import StepEngineError
-from stepengine.machine import RunPlan, run_agent
-from stepengine.models import Models, Provider
-from stepengine.models.pricing import cost_of
-from stepengine.runtime.calls import Pricing
-from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.handle import RunHandle
-from stepengine.runtime.hub import Hub, ObserverLike
-from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.rates import RateLimitsLike
-from stepengine.runtime.retry import RetryPolicy
 from stepengine.runtime.sizes import estimated_tokens
-from stepengine.runtime.toolcalls import ToolSetting
-from stepengine.runtime.tree import Machine, Services, Tree
-from stepengine.tools.context import ResourceMap, Workspace
-from stepengine.tools.threads import ThreadPool
 
 __all__ = ("Engine",)
 
 Out = TypeVar("Out")
-Prepare: TypeAlias = Callable[[RunPlan, AgentState], tuple[RunPlan, AgentState]]
-Wrap: TypeAlias = Callable[[Services], Services]
 
 
-class Engine:
+class Engine(Recorded):
     """
     Runs agents. An engine holds no state of runs: any number may run at once, in any number of event loops.
 
@@ -84,50 +57,6 @@ class Engine:
     Raises:
         DefinitionError: when ids or tool names are used twice or name nothing, or a hook, observer or limit cannot be used.
     """
-
-    def __init__(
-        self,
-        agents: Iterable[AgentDefinition[Any]] = (),
-        tools: Iterable[ToolLike] = (),
-        models: ModelsLike = None,
-        *,
-        hooks: Hooks | None = None,
-        limits: Limits | None = None,
-        observers: Iterable[ObserverLike] = (),
-        interactor: Interactor | None = None,
-        dependency_overrides: Overrides | None = None,
-        pricing: Pricing | None = cost_of,
-        default_model: str | None = None,
-        resources: ResourceMap | Iterable[Any] = (),
-        workspace: Workspace | Path | str | None = None,
-        logger: Any = None,
-        clock: Clock | None = None,
-        retry: RetryPolicy | None = None,
-        rate_limits: RateLimitsLike = None,
-    ) -> None:
-        self._catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits())
-        self._models = Models.of(models)
-        self._keep_names = isinstance(models, Provider)
-        self._watchers = tuple([watcher_of(o) for o in observers])
-        self._interactor = interactor
-        self._pricing = pricing
-        self._default_model = default_model
-        self._logger = LOGGER if logger is None else logger
-        self._clock = clock or SystemClock()
-        self._retry = retry or RetryPolicy()
-        self._rates = rates_of(rate_limits, self._models, self._clock)
-        self._threads = ThreadPool()
-        self._setting = ToolSetting(
-            threads=self._threads,
-            overrides=dict(dependency_overrides or {}),
-            workspace=Workspace(Path(workspace)) if isinstance(workspace, str | Path) else workspace,
-            resources=resources if isinstance(resources, ResourceMap) else ResourceMap(resources),
-        )
-        self._windows: weakref.WeakKeyDictionary[Models, dict[str, int | None]] = weakref.WeakKeyDictionary()
-        self._active: set[LiveRun] = set()
-        self._handles: weakref.WeakSet[RunHandle[Any]] = weakref.WeakSet()
-        self._loop_thread = LoopThread()
-        self._finalizer = weakref.finalize(self, give_back, self._loop_thread, self._threads)
 
     def __repr__(self) -> str:
         return f"<Engine with {len(self.agents)} agents>"
@@ -182,7 +111,11 @@ class Engine:
 
         Leaving the iteration early, or closing the generator, cancels the run. Arguments and errors are those of ``run``.
         """
-        return streamed(self._begin(agent, prompt, **options))
+        live = self._begin(agent, prompt, **options)
+        events = streamed(live)
+        if live.session is not None:
+            weakref.finalize(events, live.forsake)
+        return events
 
     @overload
     def start(
@@ -256,101 +189,7 @@ class Engine:
         counted = None if count is None else await count(request)
         return estimated_tokens(request) if counted is None else counted
 
-    def _begin(self, agent: str | AgentDefinition[Any], prompt: str, **options: Unpack[RunOptions]) -> LiveRun:
-        return self._begin_request(Request(agent=self._catalog.find(agent), prompt=prompt, **options))
-
-    def _begin_request(
-        self,
-        request: Request,
-        *,
-        prepare: Prepare | None = None,
-        wrap: Wrap | None = None,
-        seed: str | None = None,
-        created: datetime | None = None,
-    ) -> LiveRun:
-        """
-        Return a run that is ready to start.
-
-        Args:
-            request: What the caller asks for.
-            prepare: Gives the plan and the state that the root is really started with.
-            wrap: Gives the services that the run is really lent: with recorders among the ``middlewares``, inside the
-                meter of limits and outside the gate; with tracers ``outermost``; with another ``clock`` or ``machine``.
-            seed: The seed of a recorded run; drawn by default.
-            created: When a recorded run was created (UTC); by default now.
-        """
-        override = self._override
-        models = override.models or self._models
-        window = partial(self._window, models)
-        hub = Hub(self._watchers, self._logger)
-        planner = Planner(
-            self._catalog,
-            models,
-            self._default_model,
-            window,
-            keep_names=override.keep_names if override.models else self._keep_names,
-            seed=seed,
-            created=created,
-            watched=hub.is_watched,
-        )
-        plan, state = planner.root(request)
-        machine: Machine = run_agent
-        try:
-            state = with_prompt(plan, state)
-        except StepEngineError as error:
-            machine = failing(error)
-        if prepare is not None:
-            plan, state = prepare(plan, state)
-        services = Services(
-            machine=machine,
-            models=models,
-            tools=self._tools_with(override),
-            pricing=self._pricing,
-            window=window,
-            planner=planner.child,
-            interactor=self._interactor,
-            retry=self._retry,
-            rates=self._rates,
-            seed=planner.seed,
-            clock=self._clock,
-        )
-        if wrap is not None:
-            services = wrap(services)
-        return LiveRun(Tree(services, plan, state, hub, request.answers), self._active)
-
-    def _tools_with(self, override: Override) -> ToolSetting:
-        if not override.dependencies:
-            return self._setting
-        return attrs.evolve(self._setting, overrides={**self._setting.overrides, **override.dependencies})
-
-    def _window(self, models: Models, model: str) -> int | None:
-        """Return a model's context length; without pricing no price data are loaded for it (requirements G18)."""
-        if self._pricing is None:
-            return None
-        known = self._windows.setdefault(models, {})
-        if model not in known:
-            known[model] = models.info(model).context_window
-        return known[model]
-
-    # --- settings for a while, and the end ----------------------------------------------------------------------------
-
-    @contextmanager
-    def override(self, *, models: ModelsLike = None, dependency_overrides: Overrides | None = None) -> Iterator[Self]:
-        """
-        Replace models or dependencies for the runs that this context starts, such as in a test.
-
-        Overrides of concurrent tasks do not meet; nested ones add up.
-        """
-        made = self._override.replaced(models, dependency_overrides)
-        token = overrides.set({**overrides.get({}), id(self): made})
-        try:
-            yield self
-        finally:
-            overrides.reset(token)
-
-    @property
-    def _override(self) -> Override:
-        return overrides.get({}).get(id(self)) or Override()
+    # --- the end ----------------------------------------------------------------------------
 
     async def aclose(self) -> None:
         """End background runs, wait for them, and give back connections and threads. The engine stays usable."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import AsyncGenerator, Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepengine.data.effects import Notify
 from stepengine.data.events import Event, RunFailed, RunFinished, RunStarted
@@ -17,6 +17,9 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.tree import Machine, Tree
 
+if TYPE_CHECKING:
+    from stepengine.journal import Session
+
 __all__ = ("LiveRun", "failing", "streamed", "warn_of")
 
 
@@ -27,11 +30,16 @@ class LiveRun:
     Args:
         tree: The run's tree.
         active: The runs of the engine that are under way; it puts itself in and takes itself out.
+
+    Attributes:
+        session: The run's journal, if it has one; it is given back when the run has ended.
     """
 
     def __init__(self, tree: Tree, active: set[LiveRun]) -> None:
         self.tree = tree
+        self.session: Session | None = None
         self._active = active
+        self._begun = False
 
     async def __call__(self) -> RunResult[Any]:
         """
@@ -55,6 +63,7 @@ class LiveRun:
     async def run(self) -> RunResult[Any]:
         """Run to the end as ``__call__`` does, but return the result of a run that reached its step limit."""
         tree = self.tree
+        self._begun = True
         self._active.add(self)
         try:
             finished = await tree.run()
@@ -62,11 +71,18 @@ class LiveRun:
             tree.hub.finish(RunFinished(path="", seq=0, result=result))
         finally:
             self._active.discard(self)
+            if self.session is not None:
+                self.session.close()
         if tree.reraise is not None:
             raise tree.reraise
         if tree.root.cancelled:
             raise asyncio.CancelledError
         return result
+
+    def forsake(self) -> None:
+        """Give the journal back if the run was never begun, because nobody iterated its stream."""
+        if self.session is not None and not self._begun:
+            self.session.close()
 
     def _result(self, finished: Finished) -> RunResult[Any]:
         tree = self.tree
@@ -89,6 +105,7 @@ class LiveRun:
             children=finished.children,
             session_id=tree.root.plan.session_id,
             error=finished.error,
+            journal=None if self.session is None else self.session.journal,
             leaked=tuple(tree.leaked),
             warnings=tuple(warnings),
         )

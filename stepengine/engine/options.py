@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import attrs
 
+from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState
@@ -18,7 +19,24 @@ from stepengine.runtime.clock import Clock
 from stepengine.runtime.hub import ObserverLike, Watcher
 from stepengine.runtime.rates import RateLimit, RateLimits, RateLimitsLike
 
-__all__ = ("ModelsLike", "Override", "Overrides", "RunOptions", "overrides", "rates_of", "watcher_of")
+if TYPE_CHECKING:
+    from stepengine.journal import InDoubt, JournalLike, OnDivergence
+
+__all__ = (
+    "AgentLike",
+    "ForkOptions",
+    "ModelsLike",
+    "Override",
+    "Overrides",
+    "ReplayOptions",
+    "ResumeOptions",
+    "RunOptions",
+    "overrides",
+    "rates_of",
+    "watcher_of",
+)
+
+AgentLike: TypeAlias = str | AgentDefinition[Any]
 
 ModelsLike: TypeAlias = "Models | Provider | Mapping[str, Any] | None"
 Overrides: TypeAlias = Mapping[Callable[..., Any], Callable[..., Any]]
@@ -37,6 +55,7 @@ class RunOptions(TypedDict, total=False):
         metadata: A JSON object for hooks and tools.
         limits: Limits of this run.
         answers: Answers to questions that the run will ask, by question id or text.
+        journal: Where the run is recorded: a journal that holds no run yet, or the path of its file (design 10).
     """
 
     params: Any
@@ -46,6 +65,60 @@ class RunOptions(TypedDict, total=False):
     metadata: Mapping[str, Any] | None
     limits: Limits | None
     answers: Mapping[str, AnswerLike] | None
+    journal: JournalLike | None
+
+
+class ReplayOptions(TypedDict, total=False):
+    """
+    What ``replay`` takes beside a journal.
+
+    Attributes:
+        agent: Id or definition of the agent; by default the engine's agent that the journal names.
+        on_divergence: ``"raise"`` (default), or ``"stop"`` for a result with status ``failed``.
+    """
+
+    agent: AgentLike | None
+    on_divergence: OnDivergence
+
+
+class ResumeOptions(TypedDict, total=False):
+    """
+    What ``resume`` takes beside a journal.
+
+    Attributes:
+        answers: Answers to the open questions, by question id or text.
+        agent: Id or definition of the agent; by default the engine's agent that the journal names.
+        limits: Other limits than the recorded ones, such as more steps.
+        in_doubt: What becomes of an effect that was begun before a crash, has no result, and is not idempotent:
+            ``"fail"`` (default) throws ``UnknownOutcome`` at the handler's yield, ``"retry"`` does it again, ``"ask"``
+            suspends the run with a question (reliability R3).
+    """
+
+    answers: Mapping[str, AnswerLike] | None
+    agent: AgentLike | None
+    limits: Limits | None
+    in_doubt: InDoubt
+
+
+class ForkOptions(TypedDict, total=False):
+    """
+    What ``fork`` takes beside a journal and a place.
+
+    Attributes:
+        edit: Another outcome for the last effect that is kept: a value, or a function from the recorded one to it.
+        answers: Answers to questions that are open there, by question id or text.
+        agent: Id or definition of the agent; by default the engine's agent that the journal names.
+        limits: Other limits than the recorded ones.
+        allow_repeat: Go on although effects that are cut off have changed the world and may happen again.
+        into: Where the new journal goes; by default into memory.
+    """
+
+    edit: Any
+    answers: Mapping[str, AnswerLike] | None
+    agent: AgentLike | None
+    limits: Limits | None
+    allow_repeat: bool
+    into: JournalLike | None
 
 
 @attrs.frozen

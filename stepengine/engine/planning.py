@@ -25,13 +25,13 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog
-from stepengine.errors import AgentError, HandlerError, InputError, StepEngineError
+from stepengine.errors import AgentError, HandlerError, InputError, StepEngineError, UnknownModel
 from stepengine.machine.plan import RunPlan
 from stepengine.models import Models
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, Lines
 
-__all__ = ("Planner", "Request", "new_run_id")
+__all__ = ("NOTHING_KNOWN", "Known", "Planner", "Request", "new_run_id")
 
 TREE_WIDE = ("max_tokens", "max_cost_usd", "max_seconds", "max_depth", "max_total_children")
 
@@ -64,6 +64,25 @@ class Request:
     answers: Mapping[str, AnswerLike] | None = None
 
 
+@attrs.frozen
+class Known:
+    """
+    What the record of a run tells of models, so that it can be repeated without any.
+
+    Attributes:
+        models: The model strings of its requests; they stay as they are.
+        default: The model of the root, where neither its agent nor the engine names one.
+        is_whole: Whether nothing will be performed, so that no provider and no key is needed.
+    """
+
+    models: frozenset[str] = frozenset()
+    default: str | None = None
+    is_whole: bool = False
+
+
+NOTHING_KNOWN = Known()
+
+
 class Planner:
     """
     Makes plans for one root run and its children.
@@ -76,6 +95,8 @@ class Planner:
         keep_names: Whether model strings stay as written, because one provider serves them all.
         seed: What the randomness of the run depends on; drawn by default.
         created: When the root run was created (UTC); by default now.
+        watched: Says whether anybody is shown events.
+        known: What a record tells of models.
 
     Attributes:
         seed: The seed in force.
@@ -92,6 +113,7 @@ class Planner:
         seed: str | None = None,
         created: datetime | None = None,
         watched: Callable[[], bool] = bool,
+        known: Known = NOTHING_KNOWN,
     ) -> None:
         self._catalog = catalog
         self._models = models
@@ -101,6 +123,7 @@ class Planner:
         self.seed = secrets.token_hex(8) if seed is None else seed
         self._created = created
         self._watched = watched
+        self._known = known
         self._agents: dict[str, Agent] = {}
 
     def root(self, request: Request) -> tuple[RunPlan, AgentState]:
@@ -183,8 +206,16 @@ class Planner:
     def _model(self, model: str | None) -> str | None:
         if model is None:
             return None
+        known = self._known
+        if known.is_whole:
+            if self._keep_names or model in known.models:
+                return model
+            try:
+                return str(self._models.parse(model))
+            except UnknownModel:
+                return model
         self._models.check(model)
-        return model if self._keep_names else str(self._models.parse(model))
+        return model if self._keep_names or model in known.models else str(self._models.parse(model))
 
     def _allowed(self, parent: RunPlan, effect: Spawn) -> Agent:
         key = normalised_id(effect.agent_id)

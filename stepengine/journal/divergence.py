@@ -92,10 +92,9 @@ def diverged(
     if hint:
         lines.append(f"  cause looks like: {hint}")
     lines.append(_advice(path, seq))
-    error = ReplayDivergence("\n".join(lines))
-    said = {"kind": kind, "address": shown_address(*address), "step": step, "site": location, "diff": tuple(fields)}
-    vars(error).update(said)
-    return error
+    return ReplayDivergence(
+        "\n".join(lines), kind=kind, address=shown_address(*address), step=step, site=location, diff=fields
+    )
 
 
 def _calls_model(intent: Intent) -> bool:
@@ -222,7 +221,7 @@ CAUSES = {
     "/settings": "the model settings were changed",
     "/messages": "a prompt was changed, a hook changes the history differently, or the handler uses something that is not "
     "recorded: the clock (use ctx.now()), chance (use ctx.random), the environment, the order of a set",
-    "/input": "the handler computes the input from something that is not recorded: the clock (use ctx.now()), chance "
-    "(use ctx.random), files, the environment",
+    "/input": "the handler was edited, or computes the input from something that is not recorded: the clock (use "
+    "ctx.now()), chance (use ctx.random), files, the environment",
     "/type": "the handler yields something else here",
 }

@@ -56,9 +56,7 @@ def _locked(path: Path, owner: int | None) -> JournalLocked:
         who = f"process {owner} on {socket.gethostname()}" if owner else "another process"
     since = f", which started at {started}" if owner and (started := _started(owner)) else ""
     msg = f"{path} is written by {who}{since}; one run has one owner. For several processes see stepengine.durable"
-    error = JournalLocked(msg)
-    vars(error).update(pid=owner, host=socket.gethostname())
-    return error
+    return JournalLocked(msg, pid=owner, host=socket.gethostname())
 
 
 def _owner(descriptor: int) -> int | None:

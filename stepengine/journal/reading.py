@@ -68,7 +68,7 @@ def _damaged(where: str, line: bytes, previous: int, *, link: bool) -> JournalCo
     why = "its checksum does not follow from the record before it" if moved else "its checksum is wrong"
     msg = (
         f"{where} is damaged: {why}. Nothing was run. The records before it are whole: "
-        "keep them with an explicit `stepengine journal repair --until N`"
+        "a copy of the lines before it is a journal that can be resumed"
     )
     return JournalCorrupt(msg)
 

@@ -93,6 +93,7 @@ class Hub:
     Args:
         watchers: Who is shown every event.
         logger: Where log lines go beside the stream; see ``stepengine.runtime.logs.write``.
+        shows: Says which events are news; the others are neither shown nor logged. By default all are.
 
     Attributes:
         watched: Whether anybody is shown events; while nobody is, they need not be made.
@@ -101,10 +102,13 @@ class Hub:
         warnings: Observers that were dropped.
     """
 
-    def __init__(self, watchers: Iterable[Watcher] = (), logger: Any = LOGGER) -> None:
+    def __init__(
+        self, watchers: Iterable[Watcher] = (), logger: Any = LOGGER, *, shows: Callable[[Event], bool] | None = None
+    ) -> None:
         self._watchers = tuple(watchers)
         self._subscriptions: list[Subscription] = []
         self._logger = logger
+        self._shows = shows
         self._index = 0
         self._seats: dict[str, _Seat] = {}
         self._last: RunFinished | None = None
@@ -127,7 +131,9 @@ class Hub:
         self._seats[path] = _Seat(run_id, agent_id)
 
     def emit(self, event: Event) -> None:
-        """Give *event* its index and show it."""
+        """Give *event* its index and show it, if it is news."""
+        if self._shows is not None and not self._shows(event):
+            return
         tap = TAPS.get(type(event))
         if tap is not None:
             tap(self, event)

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import attrs
 import pytest
 
 from stepengine import (
@@ -56,15 +55,10 @@ class Rig:
         request = Request(
             agent=self.engine._catalog.find(self.agent), prompt=prompt, answers=session.answers, **options
         )
-        return self.engine._begin_request(
-            request,
-            prepare=lambda plan, state: session.start(plan, state, limits=request.limits),
-            wrap=session.wrap,
-        )
+        return self.engine._begin_session(session, request)
 
     async def launch(self, session: Session, prompt: str = "", **options: Any) -> RunResult[Any]:
-        result = await self.begin(session, prompt, **options).run()
-        return attrs.evolve(result, journal=session.journal)
+        return await self.begin(session, prompt, **options).run()
 
     async def arun(self, *sessions: Callable[[], Session], **options: Any) -> list[RunResult[Any]]:
         try:

@@ -348,7 +348,9 @@ def test_a_handler_edited_at_step_seven_is_named_with_step_line_field_and_remedy
     message = str(error)
     assert "at step 7, effect #7 of editor: call_tool act changed" in message
     assert '/input/word                        recorded "old"   now "new"' in message
-    assert "cause looks like: the handler computes the input from something that is not recorded" in message
+    assert (
+        "cause looks like: the handler was edited, or computes the input from something that is not recorded" in message
+    )
     assert "engine.fork(journal, at='#6')" in message
 
 

@@ -1,0 +1,250 @@
+"""The commands that deal with journals, and their options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepengine.cli.ending import EXIT_CODES, leave
+
+__all__ = ("add_journal_commands",)
+
+RESUME = f"""\
+Go on with the run in FILE: answer its questions, or pick it up after a crash or Ctrl-C.
+
+What is recorded is not done again: no model is asked twice, no tool runs twice. A run that has ended just prints its
+result again. The agent is found by the id in FILE, as `stepengine run` finds ids, or given with --agent.
+
+\b
+Examples:
+  stepengine resume run.jsonl
+  stepengine resume run.jsonl --answer q3=yes
+  stepengine resume run.jsonl --agent ./drafts/mine.py --in-doubt retry
+
+\b
+--in-doubt, for an effect that a crash cut off, so that nobody knows whether it happened:
+  fail     the handler gets UnknownOutcome at its yield (default)
+  retry    it is done again
+  ask      the run is suspended with a question about it
+
+{EXIT_CODES}"""
+
+REPLAY = f"""\
+Repeat the run in FILE from its record: no model, no tool, no network, no key.
+
+The present code of the agent decides, the record answers. When the agent does something else than it did, the first
+difference is told, with step, file, line and fields, and the exit code is 5.
+
+\b
+Examples:
+  stepengine replay run.jsonl
+  stepengine replay run.jsonl --agent ./agents/mine.py --json
+
+{EXIT_CODES}"""
+
+FORK = f"""\
+Go on from the middle of the run in FILE, in a new journal; FILE itself is only read.
+
+AT is the last effect to keep, as `stepengine show` numbers them: 5, or 3.2#1 for effect 1 of the child 3.2. With --edit
+it gets another outcome: text for a model's reply, JSON or text for a tool's result, an answer for a question; or a
+whole reply or result as `stepengine show --json` prints it.
+
+\b
+Examples:
+  stepengine fork run.jsonl --at 5
+  stepengine fork run.jsonl --at 2 --edit "No such file" --into other.jsonl
+  stepengine fork run.jsonl --at 4 --edit @reply.json
+
+{EXIT_CODES}"""
+
+SHOW = """\
+Show the run in FILE step by step: what was asked for, what came back, when, and what it cost.
+
+Nothing is run and no agent is needed. With --step the whole model request of that step is shown, what came back, and
+what was done with it; --step takes the number of a step, or an effect such as 3.2#1.
+
+\b
+Examples:
+  stepengine show run.jsonl
+  stepengine show run.jsonl --step 2
+  stepengine show run.jsonl --json | jq .effects"""
+
+DIFF = """\
+Show what the runs in A and B did differently: effects added, removed, changed, with other outcomes; tokens and cost.
+
+Ids and times that differ in every run do not count. Leaves with 0 when there is no difference, with 1 when there is.
+
+\b
+Examples:
+  stepengine diff before.jsonl after.jsonl
+  stepengine diff before.jsonl after.jsonl --json"""
+
+CHECK = """\
+Check every record of each FILE: checksums, order, fingerprints, blobs; and what looks like a key.
+
+Nothing is run or changed. Leaves with 1 when a file is damaged or holds what looks like a secret. A run without an end
+is no fault.
+
+\b
+Examples:
+  stepengine check run.jsonl
+  stepengine check journals/*.jsonl --json"""
+
+TEST = """\
+Replay each FILE against the present code, and say which runs came out differently, and where.
+
+A regression suite for agents: record good runs once, keep them, and let CI test them; it needs no key and no network.
+A folder stands for the *.jsonl files in it.
+
+\b
+Leaves with:
+  0    all replays did what is recorded
+  1    a file could not be replayed: it is damaged, or its agent is not found
+  5    a replay did something else than its recording
+
+\b
+Examples:
+  stepengine test journals/
+  stepengine test journals/*.jsonl --agent ./agents/mine.py"""
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="A journal; RUNS.db#RUN for a run in an SQLite file.")]
+Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Journals.")]
+Agent = Annotated[str, typer.Option(help="File or id of the agent; default: the id in FILE.", metavar="PATH|ID")]
+Model = Annotated[str, typer.Option(help="Model, where the run was started with --model, or to go on with another.")]
+BaseUrl = Annotated[str, typer.Option(help="A server that speaks OpenAI's Chat Completions.", metavar="URL")]
+Cwd = Annotated[Path, typer.Option(help="Folder that the tools work in.")]
+Write = Annotated[bool, typer.Option("--write", help="Let tools change files in that folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with the whole result.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show thinking, whole inputs and log lines.")]
+Answers = Annotated[
+    list[str] | None,
+    typer.Option("--answer", help="Answer to a question; may be given several times.", metavar="ID=TEXT"),
+]
+
+
+def resume(
+    file: File,
+    *,
+    answer: Answers = None,
+    agent: Agent = "",
+    in_doubt: Annotated[str, typer.Option(help="fail, retry or ask.")] = "fail",
+    model: Model = "",
+    base_url: BaseUrl = "",
+    cwd: Cwd = Path(),
+    write: Write = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Go on with a run; ``RESUME`` is what users read."""
+    from stepengine.cli.journals import resume_command
+    from stepengine.cli.running import Options
+
+    options = Options(
+        agent=agent, model=model, base_url=base_url, cwd=cwd, write=write, as_json=as_json, quiet=quiet, verbose=verbose,
+        journal=file,
+    )  # fmt: skip
+    leave(resume_command(options, answer or (), in_doubt))
+
+
+def replay(
+    file: File,
+    *,
+    agent: Agent = "",
+    model: Model = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Repeat a run; ``REPLAY`` is what users read."""
+    from stepengine.cli.journals import replay_command
+    from stepengine.cli.running import Options
+
+    options = Options(agent=agent, model=model, as_json=as_json, quiet=quiet, verbose=verbose, journal=file)
+    leave(replay_command(options))
+
+
+def fork(
+    file: File,
+    *,
+    at: Annotated[str, typer.Option(help="The last effect to keep.", metavar="N|PATH#N")],
+    edit: Annotated[
+        str | None, typer.Option(help="Another outcome for it: text, JSON, or @FILE.", metavar="TEXT|JSON|@FILE")
+    ] = None,
+    into: Annotated[str, typer.Option(help="The new journal; default: beside FILE.", metavar="FILE")] = "",
+    allow_repeat: Annotated[
+        bool,
+        typer.Option("--allow-repeat", help="Go on although what is cut off changed the world and may happen again."),
+    ] = False,
+    answer: Answers = None,
+    agent: Agent = "",
+    model: Model = "",
+    base_url: BaseUrl = "",
+    cwd: Cwd = Path(),
+    write: Write = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Go on from the middle of a run; ``FORK`` is what users read."""
+    from stepengine.cli.journals import Branch, fork_command
+    from stepengine.cli.running import Options
+
+    options = Options(
+        agent=agent, model=model, base_url=base_url, cwd=cwd, write=write, as_json=as_json, quiet=quiet, verbose=verbose,
+        journal=file,
+    )  # fmt: skip
+    leave(fork_command(options, Branch(at, edit, into, allow_repeat), answer or ()))
+
+
+def show(
+    file: File,
+    *,
+    step: Annotated[str, typer.Option(help="Show one step, or one effect, whole.", metavar="N|PATH#N")] = "",
+    as_json: Json = False,
+) -> None:
+    """Show a run; ``SHOW`` is what users read."""
+    from stepengine.cli.showing import show_command
+
+    leave(show_command(file, step=step, as_json=as_json))
+
+
+def diff(a: File, b: File, *, as_json: Json = False) -> None:
+    """Compare two runs; ``DIFF`` is what users read."""
+    from stepengine.cli.inspecting import diff_command
+
+    leave(diff_command(a, b, as_json=as_json))
+
+
+def check(files: Files, *, as_json: Json = False) -> None:
+    """Check journals; ``CHECK`` is what users read."""
+    from stepengine.cli.inspecting import check_command
+
+    leave(check_command(files, as_json=as_json))
+
+
+def suite(files: Files, *, agent: Agent = "", as_json: Json = False) -> None:
+    """Replay journals; ``TEST`` is what users read."""
+    from stepengine.cli.inspecting import test_command
+
+    leave(test_command(files, agent=agent, as_json=as_json))
+
+
+def add_journal_commands(app: typer.Typer) -> None:
+    """Add the commands to *app*."""
+    commands: dict[str, tuple[Callable[..., None], str]] = {
+        "resume": (resume, RESUME),
+        "replay": (replay, REPLAY),
+        "show": (show, SHOW),
+        "fork": (fork, FORK),
+        "diff": (diff, DIFF),
+        "check": (check, CHECK),
+        "test": (suite, TEST),
+    }
+    for name, (command, text) in commands.items():
+        app.command(name, help=text)(command)

@@ -1,0 +1,254 @@
+"""``stepengine resume``, ``replay`` and ``fork``: from a journal to an engine, from the engine to a result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+
+from stepengine.cli.report import Exit
+from stepengine.cli.running import (
+    Bench,
+    Options,
+    Run,
+    UsageProblem,
+    agent_with_model,
+    bench_for,
+    complain,
+    explained,
+    new_journal,
+    told,
+)
+from stepengine.cli.signals import interruptible
+from stepengine.data.run import RunResult
+from stepengine.errors import DefinitionError, JournalError, LimitExceeded, ReplayDivergence
+
+if TYPE_CHECKING:
+    from stepengine.data.definition import AgentDefinition
+    from stepengine.journal import InDoubt, Journal
+
+__all__ = ("Branch", "agent_of", "answers_of", "fork_command", "journal_at", "replay_command", "resume_command")
+
+IN_DOUBT = ("fail", "retry", "ask")
+DATABASES = (".db", ".sqlite", ".sqlite3")
+STORED = ("ModelReply", "ToolResult")
+PLAIN_ID = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@attrs.frozen
+class Branch:
+    """Where a run is forked and what is changed there, as it was typed."""
+
+    at: str
+    edit: str | None = None
+    into: str = ""
+    allow_repeat: bool = False
+
+
+class _Interrupted(Exception):
+    """A signal ended the run; it says which."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def resume_command(options: Options, answers: Iterable[str], in_doubt: str) -> Exit:
+    """Go on with a run and print what came out."""
+    return _explained(options, lambda: _resume(options, answers, in_doubt))
+
+
+def replay_command(options: Options) -> Exit:
+    """Repeat a run and print what came out."""
+    return _explained(options, lambda: _replay(options))
+
+
+def fork_command(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
+    """Go on from the middle of a run and print what came out."""
+    return _explained(options, lambda: _fork(options, branch, answers))
+
+
+def _explained(options: Options, command: Callable[[], Exit]) -> Exit:
+    """Do what *command* does; tell divergences, damaged journals and signals."""
+    try:
+        return explained(lambda: _failing(command))
+    except _Interrupted as interrupted:
+        name = signal.Signals(interrupted.number).name
+        code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
+        return complain(f"{name}: the run was cancelled; go on with: stepengine resume {options.journal}", code)
+
+
+def _failing(command: Callable[[], Exit]) -> Exit:
+    """Do what *command* does; a journal that cannot be used is a failure, and no wrong usage."""
+    try:
+        return command()
+    except ReplayDivergence as error:
+        wrong_model = any(pointer.startswith("/model") for pointer, *_ in error.diff)
+        hint = "\n  if the run was started with --model, give the same one here" if wrong_model else ""
+        return complain(error.message + hint, Exit.DIVERGED)
+    except JournalError as error:
+        return complain(error.message, Exit.FAILED)
+
+
+def _resume(options: Options, answers: Iterable[str], in_doubt: str) -> Exit:
+    if in_doubt not in IN_DOUBT:
+        msg = f"--in-doubt is {in_doubt!r}; it is one of {', '.join(IN_DOUBT)}"
+        raise UsageProblem(msg)
+    journal, given = journal_at(options.journal), answers_of(answers)
+    agent = agent_with_model(agent_of(journal, options.agent), options)
+    bench = bench_for(options, agent, performs=not journal.history().is_complete)
+    policy = cast("InDoubt", in_doubt)
+    run = _perform(bench, lambda: bench.engine.resume(journal, agent=agent, answers=given, in_doubt=policy))
+    return told(run, options, bench)
+
+
+def _replay(options: Options) -> Exit:
+    journal = journal_at(options.journal)
+    agent = agent_with_model(agent_of(journal, options.agent), options)
+    bench = bench_for(options, agent, performs=False)
+    return told(_perform(bench, lambda: bench.engine.replay(journal, agent=agent)), options, bench)
+
+
+def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
+    journal, given = journal_at(options.journal), answers_of(answers)
+    place = re.sub(r"[^0-9]+", "-", branch.at.lstrip("#"))
+    source = Path(options.journal.partition("#")[0])
+    target = branch.into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl"))
+    into = new_journal(target)
+    agent = agent_with_model(agent_of(journal, options.agent), options)
+    bench = bench_for(options, agent)
+    edit = None if branch.edit is None else _edit(branch.edit)
+    fork = bench.engine.fork
+    run = _perform(
+        bench,
+        lambda: fork(
+            journal, at=branch.at, edit=edit, into=into, allow_repeat=branch.allow_repeat, answers=given, agent=agent
+        ),
+    )
+    if not options.quiet:
+        complain(f"the new run is recorded in {target}")
+    return told(run, attrs.evolve(options, journal=target), bench)
+
+
+# --- from what was typed ----------------------------------------------------------------------------------------------
+
+
+def journal_at(text: str) -> Journal:
+    """
+    Return the journal of a file: JSON Lines, or ``RUNS.db#RUN`` for a run in an SQLite file.
+
+    Raises:
+        UsageProblem: when there is no such file, or it holds several runs and none is named.
+    """
+    from stepengine.journal import FileJournal, SqliteJournal
+
+    name, _, run = (text, "", "") if Path(text).is_file() else text.rpartition("#")
+    name = name or text
+    if not Path(name).is_file():
+        msg = f"there is no journal {text!r}; record one with `stepengine run AGENT --journal FILE`"
+        raise UsageProblem(msg)
+    if Path(name).suffix not in DATABASES:
+        return FileJournal(name)
+    runs = SqliteJournal(name).runs()
+    if run not in runs and (run or len(runs) != 1):
+        listed = ", ".join([f"{name}#{known}" for known in runs]) or "none"
+        msg = f"{text!r} names no run; {name} holds: {listed}"
+        raise UsageProblem(msg)
+    return SqliteJournal(name, run or runs[0])
+
+
+def agent_of(journal: Journal, given: str) -> AgentDefinition[Any]:
+    """
+    Return the agent *given* on the command line, or the one whose id stands in the journal.
+
+    Raises:
+        DefinitionError: when it is not found.
+        JournalError: when the journal holds no run.
+    """
+    from stepengine.engine import load_agent
+
+    if given:
+        return load_agent(given)
+    agent_id = str(journal.history().root["agent_id"])
+    # The id comes out of a file that may be anybody's: it must not name a file to be run.
+    if PLAIN_ID.fullmatch(agent_id) is None or Path(agent_id).exists():
+        msg = f"{journal.name} is a run of {agent_id!r}; say where that agent is with --agent PATH"
+        raise DefinitionError(msg)
+    try:
+        return load_agent(agent_id)
+    except DefinitionError as error:
+        msg = f"{journal.name} is a run of {agent_id!r}: {error.message}. Say where it is with --agent PATH"
+        raise DefinitionError(msg) from error
+
+
+def answers_of(texts: Iterable[str]) -> dict[str, str]:
+    """
+    Return answers by question id.
+
+    Raises:
+        UsageProblem: for what is no ``ID=TEXT``.
+    """
+    answers: dict[str, str] = {}
+    for text in texts:
+        question, separator, answer = text.partition("=")
+        if not separator or not question.strip():
+            msg = f"--answer {text!r} is no ID=TEXT, such as --answer q3=yes"
+            raise UsageProblem(msg)
+        answers[question.strip()] = answer
+    return answers
+
+
+def _edit(text: str) -> Callable[[Any], Any]:
+    """Return what makes another outcome of a recorded one: what was typed as JSON where that fits, else as text."""
+    from stepengine.data.models import ModelReply
+    from stepengine.journal.forms import restored
+
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            msg = f"--edit {text!r} cannot be read: {error}"
+            raise UsageProblem(msg) from None
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        value = text
+
+    def edited(recorded: Any) -> Any:
+        if isinstance(value, dict) and value.get("type") in STORED:
+            return restored(value)
+        # A reply and an answer are text, also where that happens to be JSON.
+        return text if isinstance(recorded, ModelReply | tuple) else value
+
+    return edited
+
+
+def _perform(bench: Bench, make: Callable[[], Coroutine[Any, Any, RunResult[Any]]]) -> Run:
+    """Run to the end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
+
+    async def ended() -> RunResult[Any]:
+        loop = asyncio.get_running_loop()
+        async with bench.engine:
+            task = asyncio.ensure_future(make())
+            with interruptible(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
+                try:
+                    return await task
+                except asyncio.CancelledError:
+                    if not received:
+                        raise
+                    raise _Interrupted(received[0]) from None
+                except LimitExceeded as error:  # on_max_steps="raise"
+                    if error.result is None:
+                        raise
+                    return cast("RunResult[Any]", error.result)
+
+    if bench.progress is None:
+        return Run(asyncio.run(ended()))
+    with bench.progress.shown():
+        return Run(asyncio.run(ended()))

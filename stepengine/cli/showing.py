@@ -1,0 +1,290 @@
+"""``stepengine show``: a recorded run, step by step (requirements O7). Nothing is run, and nothing is needed but the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.cli.journals import journal_at
+from stepengine.cli.report import Exit, money, tokens
+from stepengine.cli.running import UsageProblem, complain, explained
+from stepengine.cli.screen import dumps, one_line, visible
+from stepengine.data.codec import plain
+from stepengine.data.effects import CallModel
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Failure
+from stepengine.data.questions import Answer
+from stepengine.data.results import ToolResult
+from stepengine.data.run import ChildResult
+from stepengine.data.usage import Usage, add_cost
+from stepengine.errors import JournalError
+
+if TYPE_CHECKING:
+    from stepengine.journal.history import History
+    from stepengine.journal.records import Intent, Result
+
+__all__ = ("Shown", "show_command")
+
+VERBS = {"CallTool": "tool_name", "Perform": "name", "Ask": "", "Spawn": "agent_id"}
+WIDE = 100
+
+
+@attrs.frozen
+class Shown:
+    """
+    One effect of a run.
+
+    Attributes:
+        address: Its number, with the path of its run for a child's.
+        step: The model step of its run in which it happened, from 1; 0 before the first one.
+        kind: ``"CallModel"``, ``"CallTool"``, ``"Perform"``, ``"Ask"`` or ``"Spawn"``.
+        what: The effect in a word or two.
+        intent: Its record.
+        result: The record of its outcome; ``None`` when it has none yet.
+    """
+
+    address: str
+    step: int
+    kind: str
+    what: str
+    intent: Intent
+    result: Result | None
+
+
+def show_command(file: str, *, step: str, as_json: bool) -> Exit:
+    """Print a recorded run, or one step of it."""
+
+    def command() -> Exit:
+        try:
+            history = journal_at(file).history()
+            shown = list(effects_of(history))
+            told = _whole(history, shown) if not step else _one(history, shown, step)
+        except JournalError as error:
+            return complain(error.message, Exit.FAILED)
+        print(dumps(told) if as_json else visible("\n".join(_lines(told))))
+        return Exit.COMPLETED
+
+    return explained(command)
+
+
+def effects_of(history: History) -> Iterator[Shown]:
+    """Give every effect of a run and its children, in the order in which they began."""
+    from stepengine.journal.records import ROOT, shown_address
+
+    steps: dict[str, int] = {}
+    for address, intent in history.intents.items():
+        if address == ROOT:
+            continue
+        form: Mapping[str, Any] = {} if type(intent.effect) is CallModel else intent.effect  # type: ignore[assignment]
+        kind = str(form.get("type", "CallModel"))
+        steps[intent.path] = steps.get(intent.path, 0) + (kind == "CallModel")
+        name = str(form.get(VERBS.get(kind) or "", "")) if kind != "CallModel" else _model_of(history, intent)
+        what = f"{kind} {name}".rstrip()
+        yield Shown(shown_address(*address), steps[intent.path], kind, what, intent, history.results.get(address))
+
+
+def _model_of(history: History, intent: Intent) -> str:
+    return str(history.form(intent)["request"]["model"])
+
+
+# --- as JSON ----------------------------------------------------------------------------------------------------------
+
+
+def _whole(history: History, shown: list[Shown]) -> dict[str, Any]:
+    root, head = history.root, history.head
+    usage, cost = _spent(history, shown)
+    questions = [{"id": q.id, "text": q.text, "options": list(q.options)} for _, q in history.open_questions().values()]
+    ended = _ended(history)
+    return {
+        "journal": history.name,
+        "run": root["run_id"],
+        "agent": root["agent_id"],
+        "status": _status(history, ended),
+        "created": head.created if head is not None else None,
+        "parent": plain(head.parent) if head is not None else None,
+        "prompt": root.get("prompt", ""),
+        "params": plain(root.get("params")),
+        "output": None if ended is None else plain(ended.output),
+        "text": "" if ended is None else ended.text,
+        "questions": [] if history.is_complete else questions,
+        "milliseconds": history.last_at,
+        "usage": {**attrs.asdict(usage), "total_tokens": usage.total_tokens},
+        "cost": None if cost is None else str(cost),
+        "effects": [_effect(history, entry) for entry in shown],
+    }
+
+
+def _ended(history: History) -> ChildResult[Any] | None:
+    from stepengine.journal.records import ROOT
+
+    known = history.results.get(ROOT)
+    value = getattr(history.outcome(known), "value", None) if known is not None else None
+    return value if isinstance(value, ChildResult) else None
+
+
+def _status(history: History, ended: ChildResult[Any] | None) -> str:
+    if ended is not None:
+        return ended.status.value
+    if history.open_questions():
+        return "suspended"
+    stops = [str(i.input.get("kind")) for i in history.inputs if i.input.get("type") == "Stop"]
+    return f"stopped: {stops[-1]}" if stops else "interrupted"
+
+
+def _spent(history: History, shown: list[Shown]) -> tuple[Usage, Decimal | None]:
+    usage, cost, known = Usage(), Decimal(0), True
+    for entry in shown:
+        value = None if entry.result is None else getattr(history.outcome(entry.result), "value", None)
+        if isinstance(value, ModelReply):
+            usage = usage + (value.usage or Usage())
+            known = known and value.cost is not None
+            cost = add_cost(cost, value.cost) or cost
+    return usage, cost if known else None
+
+
+def _effect(history: History, entry: Shown) -> dict[str, Any]:
+    told = {
+        "address": entry.address,
+        "path": entry.intent.path,
+        "step": entry.step,
+        "kind": entry.kind,
+        "what": entry.what,
+        "at": None if entry.result is None else entry.result.at,
+        "attempts": [] if entry.result is None else plain(list(entry.result.attempts)),
+        "outcome": _outcome(history, entry),
+        "came": _came(history, entry),
+    }
+    if entry.kind != "CallModel":
+        told["effect"] = plain(history.form(entry.intent))
+    return told
+
+
+def _outcome(history: History, entry: Shown) -> dict[str, Any] | None:
+    if entry.result is None:
+        return None
+    outcome = history.outcome(entry.result)
+    if isinstance(outcome, Failure):
+        return {"error": {"type": type(outcome.error).__name__, "message": plain(str(outcome.error))}}
+    return {"value": plain(outcome.value)}
+
+
+def _came(history: History, entry: Shown) -> str:
+    """Return what came of an effect, in a few words."""
+    if entry.result is None:
+        return "(no result yet)"
+    outcome = history.outcome(entry.result)
+    if isinstance(outcome, Failure):
+        return f"{type(outcome.error).__name__}: {outcome.error}"
+    value = outcome.value
+    if isinstance(value, ModelReply):
+        calls = [f"-> {call.tool_name}({_short(call.input)})" for call in value.tool_calls]
+        return " ".join([part for part in (value.text, *calls) if part])
+    if isinstance(value, ToolResult):
+        return ("error: " if value.is_error else "") + value.text
+    if isinstance(value, ChildResult):
+        return f"{value.status.value}: {value.text if value.output is None else _short(value.output)}"
+    if isinstance(value, tuple) and value and isinstance(value[0], Answer):
+        return "; ".join([answer.text or ", ".join(answer.selected) or "(declined)" for answer in value])
+    return value if isinstance(value, str) else _short(value)
+
+
+def _short(value: Any) -> str:
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def _one(history: History, shown: list[Shown], step: str) -> dict[str, Any]:
+    """
+    Return one step of the root with what followed from it, or one effect.
+
+    Raises:
+        UsageProblem: when there is no such step.
+    """
+    if step.isdecimal():
+        chosen = [e for e in shown if not e.intent.path and e.step == int(step)]
+    else:
+        chosen = [e for e in shown if e.address == step]
+    if not chosen:
+        last = max([e.step for e in shown if not e.intent.path], default=0)
+        msg = f"{history.name} has no step {step!r}; it has the steps 0 to {last}, and effects such as '#0' or '3.2#1'"
+        raise UsageProblem(msg)
+    request = history.form(chosen[0].intent)["request"] if chosen[0].kind == "CallModel" else None
+    if request is not None:
+        messages = [*history.messages(chosen[0].intent), *request.get("tail", ())]
+        request = {**plain(request), "messages": plain(messages)}
+    return {
+        "journal": history.name,
+        "step": chosen[0].step,
+        "address": chosen[0].address,
+        "request": request,
+        "effects": [_effect(history, entry) for entry in chosen],
+    }
+
+
+# --- as text ----------------------------------------------------------------------------------------------------------
+
+
+def _lines(told: Mapping[str, Any]) -> Iterator[str]:
+    if "run" in told:
+        yield from _heading(told)
+    else:
+        yield from _request(told)
+    step = -1
+    width = max([len(e["address"]) for e in told["effects"]], default=0)
+    for effect in told["effects"]:
+        if not effect["path"] and effect["step"] != step:
+            step = effect["step"]
+            yield f"step {step}" if step else "before the first step"
+        indent = "  " * (1 + effect["path"].count(".") + bool(effect["path"]))
+        at = "" if effect["at"] is None else f"  [{effect['at']} ms]"
+        yield f"{indent}{effect['address']:<{width}}  {one_line(effect['what'])}{at}"
+        came = effect["came"] if "run" not in told else one_line(effect["came"], WIDE)
+        yield from [f"{indent}{'':<{width}}    {line}" for line in came.splitlines() or ["(nothing)"]]
+        if effect["attempts"]:
+            yield f"{indent}{'':<{width}}    after {len(effect['attempts'])} failed attempts"
+    for question in told.get("questions", ()):
+        yield f"waits for an answer to {question['id']}: {question['text']}"
+
+
+def _heading(told: Mapping[str, Any]) -> Iterator[str]:
+    usage = Usage(**{k: v for k, v in told["usage"].items() if k != "total_tokens"})
+    spent = [tokens(usage), money(None if told["cost"] is None else Decimal(told["cost"])) if usage.requests else ""]
+    parts = [told["status"], f"{len(told['effects'])} effects", *spent, f"{told['milliseconds'] / 1000:.1f} s"]
+    yield f"{told['agent']}  run {told['run']} of {told['created']}"
+    yield "  " + ", ".join([part for part in parts if part])
+    if told["parent"]:
+        yield f"  forked from run {told['parent']['run']} at {told['parent']['at']}"
+    if told["prompt"]:
+        yield f"  prompt  {one_line(told['prompt'], WIDE)}"
+    if told["params"]:
+        yield f"  params  {one_line(str(told['params']), WIDE)}"
+
+
+def _request(told: Mapping[str, Any]) -> Iterator[str]:
+    request = told["request"]
+    if request is None:
+        return
+    yield f"sent to {request['model']}"
+    if request.get("system_prompt"):
+        yield from ["  system:", *[f"    {line}" for line in request["system_prompt"].splitlines()]]
+    for message in request["messages"]:
+        yield f"  {message.get('type', 'message')}:"
+        yield from [f"    {line}" for line in _said(message).splitlines()]
+    names = [str(spec.get("name", "")) for spec in request.get("tools", ())]
+    if names:
+        yield f"  tools: {', '.join(names)}"
+    yield "came back"
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    content = message.get("content", "")
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        text = part.get("text")
+        texts.append(text if isinstance(text, str) else dumps({k: v for k, v in part.items() if v not in (None, "")}))
+    return "\n".join(texts)

@@ -1,0 +1,156 @@
+"""
+What an engine does with journals: it records, resumes, replays and forks runs (design 10, requirements K10, P2).
+
+The journal's own code is loaded when the first journal is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack
+
+from stepengine.data.effects import CallModel
+from stepengine.data.limits import Limits
+from stepengine.data.run import RunResult
+from stepengine.engine.base import Base
+from stepengine.engine.live import LiveRun
+from stepengine.engine.options import AgentLike, ForkOptions, ReplayOptions, ResumeOptions, RunOptions
+from stepengine.engine.planning import Known, Request
+
+if TYPE_CHECKING:
+    from stepengine.journal import Journal, JournalLike, Session
+
+__all__ = ("Recorded",)
+
+
+class Recorded(Base):
+    """The part of an engine that deals with journals."""
+
+    def _begin(self, agent: AgentLike, prompt: str, **options: Unpack[RunOptions]) -> LiveRun:
+        given: dict[str, Any] = dict(options)
+        journal = given.pop("journal", None)
+        request = Request(agent=self._catalog.find(agent), prompt=prompt, **given)
+        if journal is None:
+            return self._begin_request(request)
+        from stepengine.journal import Session, as_journal
+
+        return self._begin_session(Session.record(as_journal(journal), request.answers), request)
+
+    async def _launch(
+        self,
+        session: Session,
+        agent: AgentLike | None,
+        limits: Limits | None = None,
+        forked: Journal | None = None,
+    ) -> RunResult[Any]:
+        """Run the session of a recorded run to its end; *agent* stands in for the one that the journal names."""
+        opening = session.opening
+        assert opening is not None  # noqa: S101 - it was read from the journal
+        request = Request(
+            agent=self._catalog.find(opening.agent_id if agent is None else agent),
+            prompt=opening.prompt,
+            params=opening.params,
+            previous=opening.previous,
+            session_id=opening.session_id,
+            user_id=opening.user_id,
+            metadata=opening.metadata,
+            limits=limits or opening.limits,
+            answers=session.answers,
+        )
+        return await self._begin_session(session, request, _known(session, forked))()
+
+    async def resume(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult[Any]:
+        """
+        Go on with a run that was suspended, interrupted, or cut off by a crash, in this process or another one.
+
+        What is recorded is not done again. A run that has ended gives its result again, and nothing is performed.
+
+        Args:
+            journal: The journal, or the path of its file.
+            options: See ``ResumeOptions``.
+
+        Raises:
+            AgentError: when the engine has no agent of the recorded id.
+            AnswerRejected: when an answer fits no open question, or was given before; nothing is changed.
+            JournalError: when the journal is locked, damaged, of a newer version, holds no run, or cannot be written.
+            MissingKey: when the run goes on and there is no key for its model.
+            ReplayDivergence: when the handler does something else than is recorded.
+        """
+        from stepengine import journal as journals
+
+        given: dict[str, Any] = dict(options)
+        launch = partial(self._launch, agent=given.pop("agent", None), limits=given.pop("limits", None))
+        return await journals.resume(journal, launch, **given)
+
+    async def replay(self, journal: JournalLike, **options: Unpack[ReplayOptions]) -> RunResult[Any]:
+        """
+        Repeat a recorded run; nothing is performed, so no model, no tool, no network and no key is needed.
+
+        The result's journal is what the replay would have recorded: that of an unchanged agent is equal byte for byte.
+
+        Args:
+            journal: The journal, or the path of its file; it is only read.
+            options: See ``ReplayOptions``.
+
+        Raises:
+            AgentError: when the engine has no agent of the recorded id.
+            JournalError: when the journal is damaged, of a newer version, or holds no run.
+            ReplayDivergence: at the first effect that is not what was recorded; it names step, file, line and fields.
+        """
+        from stepengine import journal as journals
+
+        given: dict[str, Any] = dict(options)
+        return await journals.replay(journal, partial(self._launch, agent=given.pop("agent", None)), **given)
+
+    async def fork(self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]) -> RunResult[Any]:
+        """
+        Go on from the middle of a recorded run, in a journal of its own, which the result names.
+
+        Args:
+            journal: The journal, or the path of its file; it is only read.
+            at: The last effect to keep: a number of the root's effects, or ``"path#number"``; -1 keeps none.
+            options: See ``ForkOptions``.
+
+        Raises:
+            AgentError: when the engine has no agent of the recorded id.
+            JournalError: when there is no such effect, it has no result, its outcome cannot be edited, or something that
+                changed the world would be repeated.
+            ReplayDivergence: when the kept part does not fit the code.
+        """
+        from stepengine import journal as journals
+
+        given: dict[str, Any] = dict(options)
+        source = journals.as_journal(journal)
+        other = {"agent": given.pop("agent", None), "limits": given.pop("limits", None)}
+        return await journals.fork(source, partial(self._launch, **other, forked=source), at=at, **given)
+
+    def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult[Any]:
+        """Do what ``resume`` does for synchronous code."""
+        return self._loop_thread.run(lambda: self.resume(journal, **options))
+
+    def replay_sync(self, journal: JournalLike, **options: Unpack[ReplayOptions]) -> RunResult[Any]:
+        """Do what ``replay`` does for synchronous code."""
+        return self._loop_thread.run(lambda: self.replay(journal, **options))
+
+    def fork_sync(self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]) -> RunResult[Any]:
+        """Do what ``fork`` does for synchronous code."""
+        return self._loop_thread.run(lambda: self.fork(journal, at=at, **options))
+
+
+def _known(session: Session, forked: Journal | None) -> Known:
+    """Return what the journal of *session* tells of models, or the one that it was forked from."""
+    assert session.past is not None  # noqa: S101 - only recorded runs are started again
+    history = session.past.history if forked is None else forked.history()
+    models: dict[str, str] = {}
+    for (path, _), intent in history.intents.items():
+        effect = intent.effect
+        if type(effect) is CallModel:
+            models.setdefault(effect.request.model, path)
+        elif isinstance(effect, Mapping) and effect["type"] == "CallModel":
+            # The stored form as it is: putting blobs back in would cost more than the model is worth.
+            model = effect["request"].get("model")
+            models.setdefault(model if isinstance(model, str) else history.form(intent)["request"]["model"], path)
+    root = next((model for model, path in models.items() if not path), None)
+    is_whole = session.mode == "replay" or (session.mode == "resume" and session.past.history.is_complete)
+    return Known(frozenset(models), root, is_whole)

@@ -1,0 +1,328 @@
+"""
+`run --journal`, `resume`, `replay`, `show`, `fork`, `diff`, `check` and `test` in process: what they print, and exit codes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli import running
+from stepengine.cli.app import app
+from stepengine.errors import JournalCorrupt
+from stepengine.journal import FileJournal, SqliteJournal
+from stepengine.journal.records import to_line
+from stepengine.testing import ScriptedModel, text, tool_call
+
+AGENT = """
+from stepengine import *
+
+def shout(arguments):
+    with open("done.txt", "a") as file:
+        file.write(arguments["text"])
+    return arguments["text"].upper()
+
+schema = {"type": "object", "properties": {"text": {"type": "string"}}}
+tool = Tool(name="shout", description="Shout.", input_schema=schema, run=shout)
+
+def handle_steps(ctx):
+    first = yield from ToolCall("shout", {"text": "one"}, include_tool_call=False)
+    yield STEP_ALL
+    answer = yield from Ask("Ship it?", options=["yes", "no"])
+    return f"{first.text} {answer}"
+
+agent = AgentDefinition("desk", system_prompt="You help.", tools=[tool], handle_steps=handle_steps)
+"""
+REAL_MODELS = running.models_of
+COMMANDS = ("resume", "replay", "show", "fork", "diff", "check", "test")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    Commands run in a folder that holds nothing but an agent; models are scripted.
+    """
+    monkeypatch.chdir(tmp_path)
+    for name in ("STEPENGINE_MODEL", "ANTHROPIC_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    Path("agents").mkdir()
+    Path("agents/desk.py").write_text(AGENT)
+    return tmp_path
+
+
+@pytest.fixture
+def scripted() -> Iterator[Any]:
+    """
+    Let the runs of one command use a scripted model.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+
+        def use(*replies: Any) -> None:
+            patch.setattr(running, "models_of", lambda _: ScriptedModel(replies))
+
+        yield use
+
+
+def command(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    assert "Traceback" not in result.stderr
+    return result
+
+
+@pytest.fixture
+def asked(scripted: Any) -> str:
+    """
+    The journal of a run that waits for an answer.
+    """
+    scripted(tool_call("shout", {"text": "two"}), text("fine"))
+    command("run", "desk", "go", "--model", "test/m", "--journal", "run.jsonl", "-q", code=3)
+    return "run.jsonl"
+
+
+@pytest.fixture
+def ended(asked: str) -> str:
+    """
+    The journal of a run that has ended.
+    """
+    command("resume", asked, "--answer", "q4=yes", "-q")
+    return asked
+
+
+def edited(old: str, new: str) -> str:
+    """
+    Return another version of the agent's file.
+    """
+    assert old in AGENT
+    Path("edited.py").write_text(AGENT.replace(old, new))
+    return "edited.py"
+
+
+@pytest.mark.spec("ecosystem:EC141", "requirements:K3", "requirements:K10")
+def test_a_suspended_run_says_how_to_answer_and_resume_goes_on_without_repeating_anything(scripted: Any) -> None:
+    scripted(tool_call("shout", {"text": "two"}), text("fine"))
+    said = command("run", "desk", "go", "--model", "test/m", "--journal", "run.jsonl", code=3).stderr
+    assert "question q4 waits for an answer: Ship it?" in said
+    assert "stepengine resume run.jsonl --answer q4=TEXT" in said
+    assert command("resume", "run.jsonl", code=3).stdout == ""
+    scripted()
+    assert command("resume", "run.jsonl", "--answer", "q4=yes").stdout == "ONE yes\n"
+    assert command("resume", "run.jsonl").stdout == "ONE yes\n"
+    assert Path("done.txt").read_text() == "onetwo"
+
+
+@pytest.mark.spec("requirements:K12", "ecosystem:EC141")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--answer", "q9=yes"], "'q9' is no question of this run; open are: 'q4'"),
+        (["--answer", "yes"], "--answer 'yes' is no ID=TEXT"),
+        (["--in-doubt", "pray"], "it is one of fail, retry, ask"),
+        (["--agent", "nowhere.py"], "there is no agent file 'nowhere.py'"),
+        (["--cwd", "nowhere"], "--cwd 'nowhere' is no folder"),
+    ],
+)
+def test_wrong_usage_of_resume_is_one_message_and_changes_nothing(asked: str, arguments: list[str], said: str) -> None:
+    before = Path(asked).read_bytes()
+    assert said in command("resume", asked, *arguments, code=2).stderr
+    assert Path(asked).read_bytes() == before
+
+
+@pytest.mark.spec("requirements:P2", "requirements:P1")
+def test_replay_needs_no_model_and_performs_nothing(ended: str) -> None:
+    before, done = Path(ended).read_bytes(), Path("done.txt").read_text()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "models_of", REAL_MODELS)
+        assert command("replay", ended).stdout == "ONE yes\n"
+        told = json.loads(command("replay", ended, "--json", "-q").stdout)
+    assert (told["status"], told["output"], len(told["tool_calls"])) == ("completed", "ONE yes", 2)
+    assert (Path(ended).read_bytes(), Path("done.txt").read_text()) == (before, done)
+
+
+@pytest.mark.spec("requirements:P3", "ecosystem:EC141")
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("You help.", "You hinder.", ["step 1", "/system_prompt", "You hinder."]),
+        ('"text": "one"', '"text": "uno"', ["step 0", "/input/text", '"uno"']),
+        ("Ship it?", "Sink it?", ["step 2", "Sink it?"]),
+    ],
+)
+def test_a_divergence_leaves_with_5_and_names_step_line_and_field(
+    ended: str, old: str, new: str, said: list[str]
+) -> None:
+    agent = edited(old, new)
+    for name in ("replay", "resume"):
+        message = command(name, ended, "--agent", agent, "-q", code=5).stderr
+        assert all(part in message for part in [*said, "edited.py:"]), message
+    tested = command("test", ended, "--agent", agent, code=5).stdout
+    assert "DIVERGED  run.jsonl" in tested
+    assert "0 of 1 as recorded, 1 diverged, 0 failed" in tested
+
+
+def test_another_model_is_said_to_be_an_option(asked: str) -> None:
+    message = command("replay", asked, "--model", "test/other", "-q", code=5).stderr
+    assert "give the same one here" in message
+
+
+@pytest.mark.spec("requirements:O7")
+def test_show_tells_what_was_sent_and_what_came_back_step_by_step(ended: str) -> None:
+    shown = command("show", ended).stdout
+    positions = [
+        shown.index(part)
+        for part in ("desk  run ", "completed, 5 effects", "before the first step", "#0", "CallTool shout", "ONE",
+                     "step 1", "CallModel test/m", '-> shout({"text": "two"})', "TWO", "step 2", "fine", "Ask", "yes")
+    ]  # fmt: skip
+    assert positions == sorted(positions)
+    step = command("show", ended, "--step", "2").stdout
+    assert all(part in step for part in ("sent to test/m", "You help.", "go", "TWO", "came back", "fine"))
+    assert "ONE" not in step.partition("came back")[2]
+    assert "Ship it?" in json.dumps(json.loads(command("show", ended, "--step", "#4", "--json").stdout))
+    assert "it has the steps 0 to 2" in command("show", ended, "--step", "7", code=2).stderr
+
+
+@pytest.mark.spec("requirements:O7")
+def test_show_as_json_holds_every_effect_and_the_open_questions(asked: str) -> None:
+    told = json.loads(command("show", asked, "--json").stdout)
+    assert (told["agent"], told["status"], told["prompt"]) == ("desk", "suspended", "go")
+    assert [(e["address"], e["step"], e["kind"]) for e in told["effects"]] == [
+        ("#0", 0, "CallTool"),
+        ("#1", 1, "CallModel"),
+        ("#2", 1, "CallTool"),
+        ("#3", 2, "CallModel"),
+        ("#4", 2, "Ask"),
+    ]
+    assert told["questions"] == [{"id": "q4", "text": "Ship it?", "options": ["yes", "no"]}]
+    assert told["effects"][-1]["outcome"] is None
+
+
+@pytest.mark.spec("requirements:O7", "reliability:UI01")
+def test_what_a_journal_holds_cannot_steer_the_terminal(scripted: Any) -> None:
+    scripted(text("\x1b[2Jgone\u202e"))
+    command("run", "desk", "\x1b[31mred", "--model", "t/m", "--journal", "run.jsonl", "-q", code=3)
+    for arguments in (["show", "run.jsonl"], ["show", "run.jsonl", "--step", "1"], ["show", "run.jsonl", "--json"]):
+        assert not {"\x1b", "\u202e"} & set(command(*arguments).stdout)
+
+
+@pytest.mark.spec("replay:D11")
+def test_fork_goes_on_with_another_outcome_in_a_file_of_its_own(ended: str, scripted: Any) -> None:
+    before = Path(ended).read_bytes()
+    scripted(text("changed"))
+    said = command("fork", ended, "--at", "2", "--edit", "nothing", code=3).stderr
+    assert "the new run is recorded in run.fork-2.jsonl" in said
+    assert "stepengine resume run.fork-2.jsonl --answer q4=TEXT" in said
+    assert command("resume", "run.fork-2.jsonl", "--answer", "q4=no", "-q").stdout == "ONE no\n"
+    assert "exists already" in command("fork", ended, "--at", "2", code=2).stderr
+    shown = command("show", "run.fork-2.jsonl").stdout
+    assert all(part in shown for part in ("forked from run", "nothing", "changed"))
+    assert Path(ended).read_bytes() == before
+
+
+@pytest.mark.spec("replay:D11")
+def test_fork_edits_replies_as_text_even_if_they_look_like_json_and_as_whole_values(ended: str, scripted: Any) -> None:
+    scripted()
+    command("fork", ended, "--at", "3", "--edit", "42", "--into", "a.jsonl", "-q", code=3)
+    assert "42" in command("show", "a.jsonl", "--step", "#3").stdout
+    outcome = json.loads(command("show", ended, "--step", "#3", "--json").stdout)["effects"][0]["outcome"]["value"]
+    Path("reply.json").write_text(json.dumps(outcome).replace("fine", "finer"))
+    command("fork", ended, "--at", "3", "--edit", "@reply.json", "--into", "b.jsonl", "-q", code=3)
+    assert "finer" in command("show", "b.jsonl", "--step", "#3").stdout
+    command("fork", ended, "--at", "4", "--edit", "no", "--into", "c.jsonl", "-q")
+    assert "ONE no" in command("replay", "c.jsonl", "-q").stdout
+
+
+@pytest.mark.spec("reliability:JR36")
+def test_fork_refuses_to_repeat_what_changed_the_world_until_that_is_allowed(ended: str, scripted: Any) -> None:
+    scripted(text("short"))
+    message = command("fork", ended, "--at", "1", "-q", code=1).stderr
+    assert "#2 call_tool shout" in message
+    assert Path("done.txt").read_text() == "onetwo"
+    command("fork", ended, "--at", "0", "--allow-repeat", "-q", code=3)
+
+
+@pytest.mark.spec("replay:D13")
+def test_diff_leaves_with_1_and_says_what_differs(ended: str, scripted: Any) -> None:
+    scripted()
+    assert command("diff", ended, ended).stdout == "no difference\n"
+    command("fork", ended, "--at", "4", "--edit", "no", "--into", "b.jsonl", "-q")
+    assert '"yes"  ->  "no"' in command("diff", ended, "b.jsonl", code=1).stdout
+    told = json.loads(command("diff", ended, "b.jsonl", "--json", code=1).stdout)
+    assert [change["kind"] for change in told["changes"]] == ["outcome", "end"]
+
+
+@pytest.mark.spec("reliability:JR02")
+def test_check_names_the_damaged_record_and_every_command_refuses_the_file(ended: str) -> None:
+    assert "ok  run.jsonl  15 records, complete" in command("check", ended).stdout
+    content = bytearray(Path(ended).read_bytes())
+    content[len(content) // 2] ^= 1
+    Path("bad.jsonl").write_bytes(content)
+    assert "is damaged" in command("check", ended, "bad.jsonl", code=1).stdout
+    told = json.loads(command("check", ended, "bad.jsonl", "--json", code=1).stdout)
+    assert [entry["ok"] for entry in told] == [True, False]
+    with pytest.raises(JournalCorrupt):
+        FileJournal("bad.jsonl").history()
+    for arguments in (["show"], ["replay", "-q"], ["resume", "-q"], ["fork", "--at", "1", "-q"], ["test"]):
+        result = command(arguments[0], "bad.jsonl", *arguments[1:], code=1)
+        assert "is damaged" in result.stderr + result.stdout
+
+
+def test_test_replays_whole_folders_and_counts(ended: str) -> None:
+    Path("kept").mkdir()
+    Path("kept/one.jsonl").write_bytes(Path(ended).read_bytes())
+    Path("kept/two.jsonl").write_bytes(Path(ended).read_bytes())
+    assert "2 of 2 as recorded, 0 diverged, 0 failed" in command("test", "kept").stdout
+    agent = edited("Ship it?", "Sink it?")
+    told = json.loads(command("test", "kept", "--json", "--agent", agent, code=5).stdout)
+    assert [(t["outcome"], t["step"]) for t in told] == [("diverged", 2)] * 2
+    Path("agents/desk.py").unlink()
+    assert "--agent PATH" in command("test", "kept", code=1).stdout
+    Path("empty").mkdir()
+    assert "there is no *.jsonl" in command("test", "empty", code=2).stderr
+
+
+@pytest.mark.spec("requirements:K10")
+def test_the_agent_is_found_by_its_id_or_given_and_a_journal_cannot_name_a_file_to_run(ended: str) -> None:
+    Path("agents/desk.py").rename("elsewhere.py")
+    assert "Say where it is with --agent PATH" in command("replay", ended, "-q", code=2).stderr
+    assert command("replay", ended, "--agent", "elsewhere.py", "-q").stdout == "ONE yes\n"
+    Path("evil.py").write_text("raise SystemExit('it ran')")
+    crc, content = 0, b""
+    for line in FileJournal(ended).content().replace(b'"desk"', b'"evil.py"').splitlines():
+        members = json.loads(line)
+        del members["crc"]
+        made, crc = to_line(members, crc)
+        content += made
+    Path("evil.jsonl").write_bytes(content)
+    message = command("replay", "evil.jsonl", "-q", code=2).stderr
+    assert "is a run of 'evil.py'; say where that agent is with --agent PATH" in message
+
+
+def test_a_run_in_an_sqlite_file_is_named_after_a_hash(ended: str) -> None:
+    records = FileJournal(ended).records()
+    for run in ("one", "two"):
+        SqliteJournal("runs.db", run).replace(records)
+    assert command("replay", "runs.db#two", "-q").stdout == "ONE yes\n"
+    assert "runs.db#one, runs.db#two" in command("show", "runs.db", code=2).stderr
+
+
+def test_a_journal_is_never_recorded_over(ended: str) -> None:
+    before = Path(ended).read_bytes()
+    message = command("run", "desk", "--journal", ended, code=2).stderr
+    assert "stepengine resume run.jsonl" in message
+    assert Path(ended).read_bytes() == before
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_teaches_with_examples_and_refuses_a_file_that_is_not_there(name: str) -> None:
+    shown = command(name, "--help").stdout
+    assert "Examples:" in shown
+    assert f"stepengine {name} " in shown
+    more = {"fork": ["--at", "1"], "diff": ["other.jsonl"]}.get(name, [])
+    result = CliRunner().invoke(app, [name, "nowhere.jsonl", *more])
+    assert "there is no journal 'nowhere.jsonl'" in result.stderr + result.stdout
+    assert result.exit_code == (1 if name == "test" else 2)

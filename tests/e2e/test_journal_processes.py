@@ -1,0 +1,155 @@
+"""
+Journals between real processes: killed and resumed, interrupted and resumed, answered days later, replayed offline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+AGENT = """
+import time
+from stepengine import *
+
+def work(arguments):
+    with open("done.txt", "a") as file:
+        file.write(f"{arguments['n']} ")
+    time.sleep(arguments["wait"])
+    return arguments["n"] * arguments["n"]
+
+integer = {"type": "number"}
+tool = Tool(
+    name="work", description="Work.", run=work,
+    input_schema={"type": "object", "properties": {"n": integer, "wait": integer}, "required": ["n", "wait"]},
+)
+
+def handle_steps(ctx):
+    total = 0
+    for n in range(12):
+        try:
+            done = yield from ToolCall("work", {"n": n, "wait": ctx.params["wait"]}, include_tool_call=False)
+            total += int(done.text)
+        except Exception as error:
+            ctx.notify(str(error))
+            total += n * n
+    answer = yield from Ask("Keep it?")
+    turn = yield STEP
+    return {"total": total, "answer": answer, "said": turn.agent_state.message_history[-1].text}
+
+agent = AgentDefinition(
+    "worker", tools=[tool], handle_steps=handle_steps,
+    input_schema={"type": "object", "properties": {"wait": integer}, "required": ["wait"]},
+)
+"""
+TOTAL = sum(n * n for n in range(12))
+
+
+@pytest.fixture
+def folder(stepengine: Any) -> Path:
+    """
+    The folder of the commands, with an agent in it.
+    """
+    (stepengine.folder / "agents").mkdir()
+    (stepengine.folder / "agents" / "worker.py").write_text(AGENT)
+    return stepengine.folder
+
+
+def done(folder: Path) -> list[str]:
+    file = folder / "done.txt"
+    return file.read_text().split() if file.exists() else []
+
+
+def started(stepengine: Any, folder: Path, wait: str) -> Any:
+    """
+    Return a run that is recorded and has done some of its work.
+    """
+    params = json.dumps({"wait": float(wait)})
+    process = stepengine.start("run", "worker", "go", "--params", params, "--journal", "run.jsonl", "-q")
+    deadline = time.monotonic() + 30
+    while len(done(folder)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert process.poll() is None, process.communicate()
+    return process
+
+
+@pytest.mark.slow
+@pytest.mark.spec("reliability:R1", "reliability:R2", "requirements:K10")
+def test_a_killed_run_goes_on_in_another_process_and_no_committed_effect_happens_twice(
+    stepengine: Any, folder: Path
+) -> None:
+    process = started(stepengine, folder, "0.03")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    again = stepengine("resume", "run.jsonl", "-q")
+    assert again.returncode == 3, again.stderr
+    assert "question q12 waits for an answer: Keep it?" in again.stderr
+    counts = Counter(done(folder))
+    assert set(counts) <= {str(n) for n in range(12)}
+    assert max(counts.values()) == 1
+    assert stepengine("check", "run.jsonl").returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.spec("requirements:K10", "ecosystem:EC141")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_can_be_resumed_and_a_resumed_one_interrupted(
+    stepengine: Any, folder: Path, number: Any, code: int
+) -> None:
+    process = started(stepengine, folder, "0.3")
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == code, said
+    assert "go on with: stepengine resume run.jsonl" in said
+    before = len(done(folder))
+    again = stepengine.start("resume", "run.jsonl", "-q")
+    deadline = time.monotonic() + 30
+    while len(done(folder)) == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    again.send_signal(number)
+    _, said = again.communicate(timeout=30)
+    assert again.returncode == code, said
+    assert "go on with: stepengine resume run.jsonl" in said
+    last = stepengine("resume", "run.jsonl", "-q")
+    assert last.returncode == 3, last.stderr
+    assert max(Counter(done(folder)).values()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.spec("requirements:P1", "requirements:P2", "requirements:P3", "requirements:K10", "ecosystem:EC141")
+def test_recorded_with_a_server_answered_later_then_replayed_without_network_until_the_agent_changes(
+    stepengine: Any, folder: Path, chat_server: Any
+) -> None:
+    server = chat_server({"content": "well done"})
+    online = type(stepengine)(folder, network=True)
+    model = ("--model", "llama", "--base-url", server.url)
+    asked = online("run", "worker", "--params", '{"wait": 0}', "--journal", "run.jsonl", "-q", *model)
+    assert asked.returncode == 3, asked.stderr
+    ended = online("resume", "run.jsonl", "--answer", "q12=sure", "-q", *model)
+    assert (ended.returncode, json.loads(ended.stdout)) == (
+        0,
+        {"total": TOTAL, "answer": "sure", "said": "well done"},
+    ), ended.stderr
+    before, recorded = done(folder), (folder / "run.jsonl").read_bytes()
+
+    replayed = stepengine("replay", "run.jsonl", "-q")
+    assert (replayed.returncode, replayed.stdout) == (0, ended.stdout), replayed.stderr
+    tested = stepengine("test", ".")
+    assert (tested.returncode, "1 of 1 as recorded" in tested.stdout) == (0, True), tested.stdout
+    assert "sent to" in stepengine("show", "run.jsonl", "--step", "1").stdout
+    assert (done(folder), (folder / "run.jsonl").read_bytes()) == (before, recorded)
+    assert len(server.requests) == 1
+
+    (folder / "agents" / "worker.py").write_text(AGENT.replace('Ask("Keep it?")', 'Ask("Drop it?")'))
+    diverged = stepengine("replay", "run.jsonl", "-q")
+    line = AGENT.splitlines().index('    answer = yield from Ask("Keep it?")') + 1
+    assert diverged.returncode == 5
+    assert f"agents/worker.py:{line}" in diverged.stderr
+    assert '"Drop it?"' in diverged.stderr

@@ -1,0 +1,352 @@
+"""
+`journal=`, `resume`, `replay` and `fork` of the engine: the same runs as without a journal, and the record of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import (
+    STEP,
+    STEP_ALL,
+    AgentDefinition,
+    Ask,
+    Engine,
+    Hooks,
+    Limits,
+    Perform,
+    RunStatus,
+    Tool,
+    ToolCall,
+)
+from stepengine.data.codec import from_json, to_json
+from stepengine.errors import (
+    AgentError,
+    AnswerRejected,
+    JournalError,
+    JournalLocked,
+    LimitExceeded,
+    MissingKey,
+    ReplayDivergence,
+    UnknownOutcome,
+)
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
+from stepengine.models import Provider
+from stepengine.testing import ScriptedModel, text, tool_call
+
+
+class Forbidden(Provider):
+    """
+    A provider that nobody may use.
+    """
+
+    name = "forbidden"
+
+    def supports_model(self, model: str) -> bool:
+        raise AssertionError(model)
+
+    def check(self, model: str) -> None:
+        raise AssertionError(model)
+
+    async def complete(self, request: Any) -> Any:
+        raise AssertionError(request)
+
+
+class Desk:
+    """
+    An agent that uses a model, a tool, its own I/O and a person; `done` lists what was really done.
+    """
+
+    def __init__(self, prompt: str = "You help.", *, forbidden: bool = False, model: str | None = "test/big") -> None:
+        self.done: list[str] = []
+        self.forbidden = forbidden
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+        tool = Tool(name="send", description="Send.", input_schema=schema, run=self.send, in_thread=False)
+
+        def handle_steps(ctx: Any) -> Any:
+            config = yield from Perform(self.act, "config")
+            yield STEP_ALL
+            answer = yield from Ask("Ship it?", options=["yes", "no"])
+            sent = yield from ToolCall("send", {"n": 9}, include_tool_call=False)
+            return {
+                "config": config,
+                "answer": answer,
+                "sent": sent.data,
+                "at": str(ctx.now()),
+                "r": ctx.random.random(),
+            }
+
+        self.agent = AgentDefinition("desk", model=model, system_prompt=prompt, tools=[tool], handle_steps=handle_steps)
+
+    def act(self, what: str) -> str:
+        assert not self.forbidden
+        self.done.append(what)
+        return what
+
+    def send(self, arguments: Any) -> Any:
+        return self.act(f"send {arguments['n']}")
+
+    def engine(self, *replies: Any, **options: Any) -> Engine:
+        return Engine([self.agent], models=ScriptedModel(replies), **options)
+
+
+REPLIES = (tool_call("send", {"n": 1}), text("sent"))
+
+
+def recorded(journal: Any) -> Any:
+    """
+    Return the result of a whole run that was recorded in two sittings.
+    """
+    desk = Desk()
+    with desk.engine(*REPLIES) as engine:
+        asked = engine.run_sync("desk", "go", journal=journal)
+    (question,) = asked.pending_questions
+    with desk.engine() as engine:
+        return engine.resume_sync(journal, answers={question.id: "yes"})
+
+
+@pytest.fixture(params=["memory", "path", "sqlite"])
+def journal(request: Any, tmp_path: Path) -> Any:
+    made = {
+        "memory": MemoryJournal,
+        "path": lambda: tmp_path / "runs" / "run.jsonl",
+        "sqlite": lambda: SqliteJournal(tmp_path / "runs.db", "one"),
+    }
+    return made[request.param]()
+
+
+@pytest.mark.spec("requirements:K3", "requirements:K10", "replay:J26", "reliability:R2")
+def test_a_suspended_run_is_resumed_with_answers_in_another_engine_and_nothing_is_done_twice(journal: Any) -> None:
+    desk = Desk()
+    with desk.engine(*REPLIES) as engine:
+        asked = engine.run_sync("desk", "go", journal=journal)
+    assert (asked.status, len(asked.pending_questions)) == (RunStatus.SUSPENDED, 1)
+    assert asked.journal is not None
+    later = Desk()
+    with later.engine() as engine:
+        done = engine.resume_sync(journal, answers={asked.pending_questions[0].id: "yes"})
+    assert done.status is RunStatus.COMPLETED, done.error
+    assert (desk.done, later.done) == (["config", "send 1"], ["send 9"])
+    assert done.output["answer"] == "yes"
+
+
+@pytest.mark.spec("requirements:P2")
+def test_a_replay_performs_nothing_and_gives_an_equal_result_and_an_equal_journal(journal: Any) -> None:
+    first = recorded(journal)
+    desk = Desk(forbidden=True)
+    copies = []
+    for _ in range(2):
+        with Engine([desk.agent], models=Forbidden()) as engine:
+            again = engine.replay_sync(journal)
+        assert again == first
+        copies.append(again.journal.lines())
+    assert copies[0] == copies[1] == first.journal.content().splitlines(keepends=True)
+
+
+@pytest.mark.spec("requirements:P1")
+@pytest.mark.parametrize(
+    ("named", "default"), [("anthropic/claude-x", None), ("nobody/knows", None), ("claude-x", None), (None, "nobody/y")]
+)
+def test_a_replay_needs_neither_key_nor_provider_nor_default_model(
+    named: str | None, default: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    journal = MemoryJournal()
+    agent = AgentDefinition("plain", model=named, hooks=Hooks(pre_step=[lambda ctx: None]))
+    with Engine([agent], models=ScriptedModel([text("hi")]), default_model=default) as engine:
+        first = engine.run_sync("plain", "go", journal=journal)
+    assert first.text == "hi", first.error
+    with Engine([agent]) as engine:
+        assert engine.replay_sync(journal).text == "hi"
+        assert engine.resume_sync(journal).text == "hi"
+    if named == "anthropic/claude-x":
+        cut = MemoryJournal(journal.lines()[:2])
+        with Engine([agent]) as engine, pytest.raises(MissingKey):
+            engine.resume_sync(cut)
+
+
+@pytest.mark.spec("requirements:P3", "reliability:R13")
+def test_a_divergence_names_step_file_line_and_field() -> None:
+    journal = MemoryJournal()
+    recorded(journal)
+    changed = Desk("You hinder.")
+    with Engine([changed.agent], models=Forbidden()) as engine:
+        with pytest.raises(ReplayDivergence) as caught:
+            engine.replay_sync(journal)
+        stopped = engine.replay_sync(journal, on_divergence="stop")
+    error = caught.value
+    line = changed.agent.handle_steps.__code__.co_firstlineno + 2
+    assert (error.kind, error.step, error.address, error.site) == ("changed", 1, "#1", f"{__file__}:{line}")
+    assert error.diff == (("/system_prompt", '"You help."', '"You hinder."'),)
+    assert error.diff[0].pointer == "/system_prompt"
+    assert all(part in error.message for part in (error.site, "step 1", "You hinder."))
+    assert (stopped.status, stopped.error) == (RunStatus.FAILED, error)
+    assert from_json(to_json(error)) == error
+    assert changed.done == []
+
+
+@pytest.mark.spec("replay:D11")
+def test_a_fork_goes_on_live_with_another_outcome_and_leaves_the_original_as_it_is(tmp_path: Path) -> None:
+    journal = tmp_path / "run.jsonl"
+    recorded(journal)
+    before = journal.read_bytes()
+    desk = Desk()
+    with desk.engine(text("changed")) as engine:
+        with pytest.raises(JournalError, match="allow_repeat"):
+            engine.fork_sync(journal, at=1)
+        branch = engine.fork_sync(journal, at=2, edit="lost", into=tmp_path / "fork.jsonl", allow_repeat=True)
+        (question,) = branch.pending_questions
+        done = engine.resume_sync(branch.journal, answers={question.id: "no"})
+    assert (done.status, done.output["answer"]) == (RunStatus.COMPLETED, "no")
+    assert done.state.message_history[-1].text == "changed"
+    assert desk.done == ["send 9"]
+    assert journal.read_bytes() == before
+    assert FileJournal(tmp_path / "fork.jsonl").history().head.parent["at"] == "#2"
+
+
+@pytest.mark.spec("requirements:K12", "reliability:JR37")
+def test_a_wrong_answer_is_refused_and_the_journal_stays_usable() -> None:
+    journal = MemoryJournal()
+    with Desk().engine(*REPLIES) as engine:
+        asked = engine.run_sync("desk", "go", journal=journal)
+        with pytest.raises(AnswerRejected):
+            engine.resume_sync(journal, answers={"nobody": "yes"})
+        assert engine.resume_sync(journal, answers={asked.pending_questions[0].text: "no"}).output["answer"] == "no"
+
+
+@pytest.mark.spec("reliability:R3")
+@pytest.mark.parametrize("policy", ["fail", "retry", "ask"])
+def test_an_effect_in_doubt_follows_the_policy(policy: Any) -> None:
+    journal = MemoryJournal()
+    recorded(journal)
+    intent = next(n for n, line in enumerate(journal.lines()) if b'"intent"' in line and b'"Perform"' in line)
+    cut, desk = MemoryJournal(journal.lines()[: intent + 1]), Desk()
+    with desk.engine(*REPLIES) as engine:
+        result = engine.resume_sync(cut, in_doubt=policy)
+    if policy == "fail":
+        assert isinstance(result.error, UnknownOutcome)
+        assert desk.done == []
+    elif policy == "retry":
+        assert desk.done == ["config", "send 1"]
+    else:
+        assert (result.status, desk.done) == (RunStatus.SUSPENDED, [])
+
+
+@pytest.mark.spec("reliability:JR13")
+def test_a_journal_has_one_writer_and_one_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with Desk().engine(*REPLIES, *REPLIES) as engine:
+        engine.run_sync("desk", "go", journal=path)
+        with pytest.raises(JournalError, match="holds a run already"):
+            engine.run_sync("desk", "go", journal=path)
+        writer = FileJournal(path).writer()
+        try:
+            with pytest.raises(JournalLocked) as caught:
+                engine.resume_sync(path)
+        finally:
+            writer.close()
+        assert caught.value.host
+        engine.resume_sync(path)
+
+
+@pytest.mark.spec("requirements:K10")
+def test_what_cannot_start_gives_the_journal_back(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with Desk().engine(*REPLIES) as engine:
+        engine.run_sync("desk", "go", journal=path)
+    with Engine() as empty:
+        for attempt in (empty.resume_sync, empty.replay_sync):
+            with pytest.raises(AgentError, match="'desk'"):
+                attempt(path)
+        with pytest.raises(JournalError, match="not a int"):
+            empty.run_sync(Desk().agent, journal=5)
+    FileJournal(path).writer().close()
+
+
+def test_streams_and_handles_record_too_and_a_resumed_run_tells_only_what_is_new() -> None:
+    async def go() -> None:
+        streamed, started, seen = MemoryJournal(), MemoryJournal(), []
+        desk = Desk()
+        async with desk.engine(*REPLIES, *REPLIES) as engine:
+            events = [event async for event in engine.stream("desk", "go", journal=streamed)]
+            assert events[-1].result.journal is streamed
+            async with engine.start("desk", "go", journal=started) as handle:
+                result = await handle.result()
+            assert result.journal is started
+        async with desk.engine(observers=[seen.append]) as engine:
+            await engine.resume(started, answers={result.pending_questions[0].id: "yes"})
+        told = [event.type for event in seen]
+        assert (type(seen[0]).__name__, told.count("run_finished") + told.count("RunFinished")) == ("RunStarted", 1)
+        assert not [e for e in seen if "Model" in type(e).__name__]
+        assert [e.tool_name for e in seen if type(e).__name__ == "ToolFinished"] == ["send"]
+        assert [e.index for e in seen] == list(range(len(seen)))
+
+    asyncio.run(go())
+
+
+def test_a_run_that_reached_its_step_limit_names_its_journal_and_replays_to_the_same_end() -> None:
+    def handle_steps(ctx: Any) -> Any:
+        for _ in range(3):
+            yield STEP
+        return "done"
+
+    agent = AgentDefinition("steps", model="t/m", handle_steps=handle_steps)
+    journal = MemoryJournal()
+    with Engine([agent], models=ScriptedModel([text("a"), text("b"), text("c")])) as engine:
+        try:
+            first = engine.run_sync("steps", journal=journal, limits=Limits(max_steps=2))
+        except LimitExceeded as error:
+            first = error.result
+        assert first.journal is journal
+        again = engine.replay_sync(journal)
+        assert again.status is first.status
+
+
+def test_the_journal_is_loaded_when_the_first_one_is_used() -> None:
+    code = (
+        "import sys, stepengine as s; e = s.Engine([s.AgentDefinition('a')]); "
+        "e.close(); sys.exit('stepengine.journal' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.spec("reliability:JR13")
+def test_a_stream_that_nobody_iterates_gives_its_journal_back(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+
+    async def go() -> Any:
+        async with Desk().engine(*REPLIES) as engine:
+            events = engine.stream("desk", "go", journal=path)
+            await events.aclose()
+            del events
+            return await engine.resume(path)
+
+    assert asyncio.run(go()).status is RunStatus.SUSPENDED
+
+
+@pytest.mark.spec("requirements:P2")
+def test_many_replays_of_one_journal_may_run_at_once() -> None:
+    journal = MemoryJournal()
+    first = recorded(journal)
+
+    async def go() -> list[Any]:
+        async with Engine([Desk(forbidden=True).agent], models=Forbidden()) as engine:
+            return await asyncio.gather(*[engine.replay(journal) for _ in range(8)])
+
+    assert asyncio.run(go()) == [first] * 8
+
+
+def test_a_fork_before_the_first_model_call_still_knows_the_model() -> None:
+    journal = MemoryJournal()
+    agent = AgentDefinition("plain", handle_steps=lambda ctx: (yield STEP))
+    with Engine([agent], models=ScriptedModel([text("a")]), default_model="test/m") as engine:
+        engine.run_sync("plain", "go", journal=journal)
+    with Engine([agent], models=ScriptedModel([text("b")])) as engine:
+        forked = engine.fork_sync(journal, at=-1)
+    assert (forked.status, forked.text) == (RunStatus.COMPLETED, "b"), forked.error
