@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from random import Random
+from threading import get_ident
 from typing import Any
 
 import attrs
@@ -123,6 +124,7 @@ class Planner:
         self.seed = secrets.token_hex(8) if seed is None else seed
         self._created = created
         self._watched = watched
+        self._here = _OwnThread()
         self._known = known
         self._agents: dict[str, Agent] = {}
 
@@ -199,6 +201,7 @@ class Planner:
             decode_output=agent.schemas.decode_output,
             output_json_schema=agent.schemas.output_schema,
             context_window=self._window(model) if model and agent.hooks else None,
+            here=self._here,
             watched=self._watched,
             **fields,
         )
@@ -279,6 +282,20 @@ class _PromptLogger(Lines):
     def line(self, level: str, message: str, data: dict[str, Any]) -> None:
         """Log one line."""
         self._hub.log(LogLine(path=self._path, level=level, message=message), data)
+
+
+class _OwnThread:
+    """Says whether the caller is in the thread that asked first, which is the one that the run is driven in."""
+
+    __slots__ = ("_ident",)
+
+    def __init__(self) -> None:
+        self._ident: int | None = None
+
+    def __call__(self) -> bool:
+        if self._ident is None:
+            self._ident = get_ident()
+        return self._ident == get_ident()
 
 
 def _suffix(path: str) -> str:

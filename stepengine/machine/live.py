@@ -50,6 +50,7 @@ class Live:
 
     def __init__(self, plan: RunPlan, state: AgentState) -> None:
         self.plan = plan
+        plan.here()
         self.agent = plan.definition
         self.limits: Limits = plan.limits
         self.seq = 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.data import events as ev
 from stepengine.data.json import freeze
-from stepengine.errors import DataError
+from stepengine.errors import AgentError, DataError
 
 if TYPE_CHECKING:
     from stepengine.machine.live import Live
@@ -26,9 +26,19 @@ class Notes:
         waiting, self.waiting = self.waiting, []
         return waiting
 
+    def _speaker(self, what: str) -> Live:
+        live = self._live
+        if not live.plan.here():
+            msg = (
+                f"{what} of agent {live.agent.id!r} was used from another thread; a run is told of things in its own thread "
+                "only. Return what the thread found from Perform(fn, ...) and say it in the handler"
+            )
+            raise AgentError(msg)
+        return live
+
     def notify(self, message: str, data: Any = None) -> None:
         """Remember a notification."""
-        live = self._live
+        live = self._speaker("ctx.notify")
         self.waiting.append(ev.Notification(path=live.plan.path, seq=live.seq, message=str(message), data=_shown(data)))
 
     def debug(self, message: str, /, **data: Any) -> None:
@@ -48,7 +58,7 @@ class Notes:
         self._log("error", message, data)
 
     def _log(self, level: str, message: str, data: dict[str, Any]) -> None:
-        live = self._live
+        live = self._speaker("the logger")
         line = ev.LogLine(
             path=live.plan.path,
             seq=live.seq,

@@ -64,6 +64,7 @@ class RunPlan:
         user_id: The user's id.
         metadata: The caller's metadata.
         context_window: The model's context length in tokens, when known.
+        here: Whether the caller is in the run's own thread; only there may a handler or hook say something.
         watched: Whether anybody looks at step, phase and text events; while nobody does, they are not made.
     """
 
@@ -88,6 +89,7 @@ class RunPlan:
     user_id: str | None = None
     metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze)
     context_window: int | None = None
+    here: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
     watched: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
 
 
