@@ -173,7 +173,7 @@ def test_a_server_that_speaks_chat_completions_is_asked_once_and_streams() -> No
         result = ask("llama", "2 + 3?", "--base-url", f"{server.url}/v1")
 
     assert (0, "It is five.\n") == (result.exit_code, result.stdout)
-    assert True is json.loads(server.requests[0][1])["stream"]
+    assert json.loads(server.requests[0][1])["stream"] is True
     assert "30 tokens in, 12 out | " in result.stderr
 
 

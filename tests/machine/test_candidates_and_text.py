@@ -218,6 +218,30 @@ class Forgetful(list):
         pass
 
 
+@pytest.mark.spec("requirements:B1", "reliability:I5")
+def test_of_ten_thousand_steps_every_earlier_state_is_still_what_it_was():
+    steps = 10_000
+    kept, seen = [], {}
+
+    def handler(ctx):
+        while True:
+            state = (yield STEP).agent_state
+            kept.append((state, len(state.message_history), state.message_history[-1], state.usage, state.next_call))
+            if len(kept) % 1_000 == 0:
+                seen[len(kept) - 1] = tuple(state.message_history)
+            if len(kept) == steps:
+                return
+
+    world = World(replies=lambda k: reply(call("add", a=k)), tools={"add": adding})
+    play(agent(handler, tools=["add"], limits=limits(max_steps=steps)), world, tools=[ADD])
+    assert len(kept) == steps
+    for state, length, last, usage, next_call in kept:
+        history = state.message_history
+        assert (len(history), state.usage, state.next_call) == (length, usage, next_call)
+        assert history[-1] is last
+    assert all(tuple(kept[index][0].message_history) == messages for index, messages in seen.items())
+
+
 def test_ten_thousand_steps_end_with_the_right_sums():
     definition = agent(tools=["add"], limits=limits(max_steps=10_001))
     steps = 10_000

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
+import json
 from datetime import timedelta
 
 import pytest
 
 from stepengine.data import yields as y
+from stepengine.data.codec import to_json
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import Ask, Perform, Spawn
 from stepengine.data.events import LogLine, Notification, RunStarted
@@ -16,7 +17,15 @@ from stepengine.data.models import ModelSettings
 from stepengine.data.outcomes import Value
 from stepengine.data.run import RunStatus
 from stepengine.data.state import AgentState
-from stepengine.errors import ChildError, LimitExceeded, ModelError, PerformError, ToolNotAvailable, UnknownModel
+from stepengine.errors import (
+    AgentError,
+    ChildError,
+    LimitExceeded,
+    ModelError,
+    PerformError,
+    ToolNotAvailable,
+    UnknownModel,
+)
 from tests.machine.world import (
     ADD,
     CREATED,
@@ -133,19 +142,18 @@ def test_the_state_is_the_one_after_the_yielded_thing_and_old_ones_never_change(
 
     def handler(ctx):
         kept.append(ctx.agent_state)
-        copies.append(copy.deepcopy(ctx.agent_state))
+        copies.append(json.dumps(to_json(ctx.agent_state)))
         asked = [y.ToolCall("add", {"a": 1}), y.ToolCall("set_output", {"x": 1}), STEP, y.AgentCall("helper")]
         for value in asked:
             result = yield value
             kept.append(result.agent_state)
-            copies.append(copy.deepcopy(result.agent_state))
+            copies.append(json.dumps(to_json(result.agent_state)))
         assert ctx.agent_state is kept[0]
 
     world = World(replies=[reply("hi")], tools={"add": adding}, children={"helper": child()})
     played = play(agent(handler, tools=["add"]), world, tools=[ADD])
-    assert kept == copies
+    assert [json.dumps(to_json(s)) for s in kept] == copies  # a deep copy would share the history
     assert [len(s.message_history) for s in kept] == [1, 3, 3, 4, 4]
-    assert [list(map(type, s.message_history)) for s in kept] == [list(map(type, s.message_history)) for s in copies]
     assert [s.output for s in kept] == [None, None, {"x": 1}, {"x": 1}, {"x": 1}]
     assert kept[-1].child_run_ids == ("r1-0",)
     assert kept[-1].steps_remaining == 49
@@ -396,3 +404,18 @@ def test_a_run_that_nobody_watches_does_the_same_and_makes_no_step_events():
         "TextCompleted",
     }
     assert [type(e).__name__ for e in unwatched.events] == ["RunStarted"]
+
+
+@pytest.mark.spec("reliability:GN14")
+@pytest.mark.parametrize(
+    "speak", [lambda ctx: ctx.notify("x"), lambda ctx: ctx.logger.info("x")], ids=["notify", "logger"]
+)
+def test_what_is_said_from_another_thread_is_refused_and_not_shown(speak):
+    def handler(ctx):
+        speak(ctx)
+        yield STEP
+
+    played = play(agent(handler), World(), here=lambda: False)
+    assert (played.status, type(played.error)) == (RunStatus.FAILED, AgentError)
+    assert "from another thread" in str(played.error)
+    assert not [e for e in played.events if isinstance(e, Notification | LogLine)]

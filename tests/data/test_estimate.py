@@ -1,0 +1,40 @@
+"""
+How large histories are, and histories inside the input of a call.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepengine.data.codec import plain
+from stepengine.data.estimate import tokens_since, transcript_tokens
+from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.transcript import Transcript
+from stepengine.data.yields import ToolCall
+
+SENT = Transcript([UserMessage("hello there")])
+
+
+@pytest.mark.spec("requirements:X45")
+def test_a_prompt_is_what_was_reported_plus_the_estimate_of_what_came_after() -> None:
+    view = SENT.append(AssistantMessage("general"))
+
+    assert 1_000 + transcript_tokens(view) - transcript_tokens(SENT) == tokens_since(view, SENT, 1_000)
+    assert 1_000 == tokens_since(SENT, SENT, 1_000)
+
+
+@pytest.mark.spec("requirements:X45")
+def test_of_a_view_that_does_not_go_on_from_what_was_sent_nothing_is_known() -> None:
+    assert tokens_since(Transcript([UserMessage("other")]), SENT, 1_000) is None
+
+
+@pytest.mark.spec("generator-contract:T26")
+@pytest.mark.parametrize("history", [SENT, list(SENT), [*SENT, {"role": "assistant", "content": "hi"}]])
+def test_a_history_inside_a_calls_input_is_stored_and_dicts_stay_as_they_are(history: object) -> None:
+    stored = [plain(m) if isinstance(m, UserMessage) else m for m in history]  # type: ignore[attr-defined]
+
+    assert {"messages": stored} == ToolCall("set_messages", {"messages": history}).input
+
+
+def test_a_text_under_messages_is_left_alone() -> None:
+    assert {"messages": "hi"} == ToolCall("other", {"messages": "hi"}).input
