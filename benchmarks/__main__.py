@@ -80,6 +80,8 @@ def w1(bench: Bench, sizes: list[int], verdicts: list[str]) -> None:
         verdicts.append(verdict("Q1", f"W1 at N={max(sizes)} against N=100", ours[max(sizes)] / ours[100], 1.3))
     if 1_000 in ours and 1_000 in fast:
         verdicts.append(verdict("Q2", "W1 at N=1000 against bu-agent-sdk", ours[1_000] / fast[1_000], 0.4))
+        stepping = measured["stepengine_handler"][1_000]
+        verdicts.append(verdict("Q2", "the same, a handler yielding every step", stepping / fast[1_000], 0.4))
 
 
 def w2(bench: Bench, runs: int, verdicts: list[str]) -> None:

@@ -246,7 +246,7 @@ def models_of(options: Options) -> Models | Provider:
         UsageProblem: when that is no address.
     """
     from stepengine.models import Models, OpenAIChatProvider
-    from stepengine.models.openai_chat.presets import PRESETS
+    from stepengine.models.presets import PRESETS
 
     if not options.base_url:
         return Models.standard()
