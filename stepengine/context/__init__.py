@@ -4,7 +4,43 @@ What the model is shown of the record.
 What lives here: the context policies (cutting, masking, summarising, injecting), which turn the record into a view, and
 `SystemPrompt`.
 
-What must not: changes of the record itself, provider formats, I/O.
+What must not: changes of the record that nobody asked for, provider formats, I/O.
 """
 
-__all__: tuple[str, ...] = ()
+from __future__ import annotations
+
+from stepengine.context.masking import mask_tool_results
+from stepengine.context.output_cache import OutputCache, find_output, output_cache
+from stepengine.context.overflow import raise_on_overflow
+from stepengine.context.policy import ContextPolicy
+from stepengine.context.prompt import Environment, SystemPrompt
+from stepengine.context.pruning import prune_to_summary
+from stepengine.context.reminding import inject_context, reminders
+from stepengine.context.sizes import ContextLimits, estimate_tokens
+from stepengine.context.summarizing import Compaction, compact, compaction, summarize
+from stepengine.context.truncating import truncate
+from stepengine.context.unfinished import require_finished_todos
+from stepengine.context.usage_log import usage_logger
+
+__all__ = (
+    "Compaction",
+    "ContextLimits",
+    "ContextPolicy",
+    "Environment",
+    "OutputCache",
+    "SystemPrompt",
+    "compact",
+    "compaction",
+    "estimate_tokens",
+    "find_output",
+    "inject_context",
+    "mask_tool_results",
+    "output_cache",
+    "prune_to_summary",
+    "raise_on_overflow",
+    "reminders",
+    "require_finished_todos",
+    "summarize",
+    "truncate",
+    "usage_logger",
+)

@@ -1,0 +1,257 @@
+# ruff: noqa: INP001, D103
+"""Write ``docs/context-policies.md`` from runs under every context policy: ``python docs/make_context_policies.py``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stepengine import AgentDefinition, Engine, Hooks, Limits, RunResult, Tool, tool
+from stepengine.context import (
+    mask_tool_results,
+    output_cache,
+    prune_to_summary,
+    raise_on_overflow,
+    summarize,
+    truncate,
+)
+from stepengine.data.estimate import estimate_tokens, message_tokens, tool_tokens
+from stepengine.data.messages import Message
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.usage import Usage
+from stepengine.testing import ScriptedModel, text, tool_call
+
+TARGET = Path(__file__).with_name("context-policies.md")
+STEPS = 400
+WINDOW = 30_000
+CACHED, WRITTEN = 0.1, 1.25
+"""What a prompt token costs that was in the cache, and one that was not, beside an uncached one."""
+SUMMARY = "The user wants every module read and every failing test repaired. " * 40
+
+HEAD = f"""\
+# Context policies
+
+Made by `python docs/make_context_policies.py` from runs that a test repeats; do not edit it by hand.
+
+A policy is a `pre_step` hook: it is asked before every model call and costs next to nothing while the prompt fits. Each one
+comes in two forms:
+
+- a **view** policy, the default, changes what the model is shown from now on. The record (`AgentState.message_history`,
+  what a session stores) stays whole.
+- a **record** policy, `replace_record=True`, replaces the record itself, so that a stored session stays short, too.
+
+```python
+engine = Engine(agents=[agent], hooks=Hooks(pre_step=[mask_tool_results(), truncate()]))
+```
+
+Policies run in list order; put the one that loses least first. Without `max_tokens` a prompt may have 0.8 of the model's
+context length when it is known, else 100,000 tokens.
+
+## One run under each policy
+
+{STEPS} steps that read files, run commands and edit; the prompt may have {WINDOW:,} tokens (the output cache: 60,000
+characters of results). Every number is an estimate at four characters per token.
+
+- *rewrites*: how often what the model had seen was changed, each time the end of a prompt cache;
+- *largest*, *mean*: the size of the prompts; that of `summarize` is its request for a summary, which is the prompt that
+  has become too large and one message more;
+- *prefix*: the share of all prompt tokens that stood at the same place in the prompt before, so that a cache can serve them;
+- *calls*, *results*: how many of the {STEPS} calls the last prompt still names, and how many results it holds whole;
+- *cost*: of all prompts, model calls of the policy included, beside the same run without a policy; a cached token
+  counts {CACHED}, another one {WRITTEN}.
+
+"""
+
+LOST = """
+## What is lost, and what for
+
+| policy | what goes | what stays | good for |
+|---|---|---|---|
+| `truncate` | the oldest exchanges, whole | the first and the latest user message, the current request and instructions, the newest exchanges word by word | chats, and as the last resort behind another policy |
+| `mask_tool_results` | old results, first those of named tools, then long ones; the note says how much | every message and call, short results | agents with large outputs that can look again |
+| `output_cache` | the oldest results; the model fetches them with `read_output` | every message and call, every result by reference | outputs that cannot be made again |
+| ephemeral tools | all but the newest N results of one tool, at every step | everything else | screenshots, listings, states that replace each other |
+| `prune_to_summary` | wording of replies, inputs and results of calls but for errors, exit codes, answers, edits, outputs of agents | user messages nearly whole, a line per call, the newest within budgets, the current request always | long coding turns; no model call, so it costs nothing |
+| `summarize` | everything the model did not think worth keeping | its summary, unanswered user messages, instructions | long tasks whose essence is not in calls; one model call each time, whose prompt the cache serves |
+| `raise_on_overflow` | nothing | everything; the run fails before the model is called | tests, and callers that decide themselves |
+"""
+
+
+class Row(NamedTuple):
+    """A policy as the table names it, and how an agent uses it."""
+
+    name: str
+    hooks: Sequence[Callable[..., Any]] = ()
+    ephemeral: int | None = None
+
+
+ROWS = (
+    Row("none"),
+    Row("`truncate()`", [truncate(WINDOW)]),
+    Row("`truncate(free_ratio=0)`", [truncate(WINDOW, free_ratio=0)]),
+    Row("`mask_tool_results()`", [mask_tool_results(WINDOW)]),
+    Row("`mask_tool_results()`, `truncate()`", [mask_tool_results(WINDOW), truncate(WINDOW)]),
+    Row("`output_cache()`, `truncate()`", [output_cache(max_total_chars=60_000), truncate(WINDOW)]),
+    Row("`@tool(ephemeral=3)`, `truncate()`", [truncate(WINDOW)], ephemeral=3),
+    Row("`prune_to_summary()`", [prune_to_summary(WINDOW)]),
+    Row("`summarize()`", [summarize(WINDOW)]),
+    Row("`raise_on_overflow()`", [raise_on_overflow(WINDOW)]),
+)
+
+
+def tools(ephemeral: int | None) -> list[Tool[..., Any]]:
+    @tool(in_thread=False, ephemeral=ephemeral)
+    def read_files(path: str) -> str:
+        """Read a file."""
+        return f"{path}\n" + "value = compute(left, right)\n" * 70
+
+    @tool(in_thread=False)
+    def run_terminal_command(command: str) -> str:
+        """Run a command."""
+        return f"{command}\n" + "test_something PASSED\n" * 60
+
+    @tool(in_thread=False)
+    def str_replace(path: str, old_string: str, new_string: str) -> str:
+        """Edit a file."""
+        return f"Edited {path}: {old_string} is now {new_string}."
+
+    return [read_files, run_terminal_command, str_replace]
+
+
+def step(number: int) -> ModelReply:
+    name = f"module_{number:03}.py"
+    match number % 3:
+        case 0:
+            return tool_call("read_files", {"path": name}, text=f"Next I look at {name}, which the last failure names.")
+        case 1:
+            return tool_call("run_terminal_command", {"command": f"pytest {name}"})
+        case _:
+            return tool_call("str_replace", {"path": name, "old_string": "left, right", "new_string": "right, left"})
+
+
+def is_summary_request(request: ModelRequest) -> bool:
+    return bool(request.messages) and "SUMMARY_REQUEST" in getattr(request.all_messages[-1], "tags", ())
+
+
+def model() -> ScriptedModel:
+    numbers = iter(range(STEPS))
+
+    def play(request: ModelRequest) -> ModelReply:
+        if is_summary_request(request):
+            return text(SUMMARY, usage=Usage())
+        number = next(numbers, None)
+        return text("All repaired.") if number is None else step(number)
+
+    return ScriptedModel([play] * (STEPS * 2))
+
+
+def run(row: Row) -> tuple[RunResult[Any], list[ModelRequest]]:
+    provider = model()
+    agent = AgentDefinition(
+        "repairer",
+        model="test/model",
+        tools=tools(row.ephemeral),
+        hooks=Hooks(pre_step=row.hooks),
+        limits=Limits(max_steps=STEPS + 1),
+        system_prompt="You repair Python projects, carefully and one module at a time. " * 20,
+        instructions_prompt="Read a module before you edit it, and run its tests afterwards.",
+    )
+
+    async def whole() -> RunResult[Any]:
+        async with Engine(models=provider) as engine:
+            return await engine.run(agent, "Read every module and repair every failing test.")
+
+    return asyncio.run(whole()), provider.calls
+
+
+def shared(old: Sequence[Message], new: Sequence[Message]) -> int:
+    """Return how many leading messages two prompts have in common."""
+    count = 0
+    for before, after in zip(old, new, strict=False):
+        if before is not after and before != after:
+            break
+        count += 1
+    return count
+
+
+class Measured(NamedTuple):
+    """What the prompts of a run add up to, in tokens."""
+
+    sizes: list[int]
+    cached: int
+    rewrites: int
+
+    @property
+    def cost(self) -> float:
+        """What the prompts cost, in uncached tokens."""
+        return self.cached * CACHED + (sum(self.sizes) - self.cached) * WRITTEN
+
+
+def measured(requests: Sequence[ModelRequest]) -> Measured:
+    sizes, cached, rewrites = [], 0, 0
+    sent: tuple[Message, ...] = ()
+    for request in requests:
+        specs = {spec.name: spec for spec in request.tools}
+        fixed = estimate_tokens(request.system_prompt) + tool_tokens(specs)
+        messages = request.all_messages
+        common = shared(sent, messages)
+        tokens = [*request.messages.memo("message_tokens", message_tokens), *map(message_tokens, request.tail)]
+        sizes.append(fixed + sum(tokens))
+        cached += sum(tokens[:common]) + (fixed if sent else 0)
+        rewrites += common < len(sent) - is_asked(sent)
+        sent = messages
+    return Measured(sizes, cached, rewrites)
+
+
+def is_asked(messages: Sequence[Message]) -> int:
+    """Return 1 when a prompt ends with the request for a summary, which the next one does not go on from."""
+    return int(bool(messages) and "SUMMARY_REQUEST" in getattr(messages[-1], "tags", ()))
+
+
+def kept(request: ModelRequest) -> tuple[int, int]:
+    """Return how many calls a prompt still names, and how many results it holds whole."""
+    said = "".join([m.text for m in request.messages])
+    calls = [call for m in request.messages for call in getattr(m, "tool_calls", ())]
+    inputs = "".join([str(sorted(call.input.items())) for call in calls])
+    named = sum(f"module_{n:03}.py" in said or f"module_{n:03}.py" in inputs for n in range(STEPS))
+    starts = ("{}\nvalue", "{}\ntest_", "Edited {}:")
+    whole = sum(starts[n % 3].format(f"module_{n:03}.py") in said for n in range(STEPS))
+    return named, whole
+
+
+def table() -> str:
+    head = ("policy", "steps", "rewrites", "largest", "mean", "prefix", "calls", "results", "model calls", "cost")
+    lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---', *['---:'] * (len(head) - 1)])}|"]
+    whole = 0.0
+    for row in ROWS:
+        result, requests = run(row)
+        found = measured(requests)
+        whole = whole or found.cost
+        calls, results = kept(requests[-1])
+        extra = sum(map(is_summary_request, requests))
+        failed = f" ({result.status.value})" if result.error else ""
+        cells = (
+            row.name,
+            f"{len(requests) - extra - 1}{failed}",
+            f"{found.rewrites}",
+            f"{max(found.sizes):,}",
+            f"{sum(found.sizes) // len(found.sizes):,}",
+            f"{found.cached / sum(found.sizes):.0%}",
+            f"{calls}",
+            f"{results}",
+            f"{extra}",
+            "-" if result.error else f"{found.cost / whole:.0%}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """Return the whole page."""
+    return f"{HEAD}{table()}\n{LOST}"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(page(), encoding="utf-8")

@@ -1,0 +1,125 @@
+"""``mask_tool_results``: old tool results become short notes (requirements E11, I15, generator-contract P33)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+import attrs
+from typing_extensions import override
+
+from stepengine.context.policy import ContextPolicy, check_policy
+from stepengine.context.sizes import ContextLimits, grouped
+from stepengine.data.estimate import message_tokens, transcript_tokens
+from stepengine.data.json import JsonDict
+from stepengine.data.messages import ToolMessage
+from stepengine.data.parts import DocumentPart, ImagePart, TextPart, strings
+from stepengine.data.results import ToolResult
+from stepengine.data.transcript import Transcript
+from stepengine.errors import DefinitionError
+
+__all__ = ("MaskToolResults", "mask_tool_results")
+
+MARK = "masked"
+
+
+def _is_masked(message: ToolMessage) -> bool:
+    """Return whether a result is our note: told by the part's own data, since its text could be anybody's."""
+    part = message.content[0] if len(message.content) == 1 else None
+    return type(part) is TextPart and part.provider_data is not None and MARK in part.provider_data
+
+
+def _masked(message: ToolMessage) -> ToolResult:
+    chars = len(message.text)
+    media = sum(isinstance(part, ImagePart | DocumentPart) for part in message.content)
+    what = f"{chars:,} characters" + (f" and {media} images or documents" if media else "")
+    text = f"[{what} of this result were left out to save space; call {message.tool_name} again if you need them.]"
+    data = JsonDict({"provider": "stepengine", MARK: chars})
+    return ToolResult((TextPart(text, provider_data=data),), status=message.status)
+
+
+@attrs.frozen(kw_only=True)
+class MaskToolResults(ContextPolicy):
+    """What ``mask_tool_results`` returns; see there."""
+
+    tools: tuple[str, ...] = attrs.field(default=(), converter=strings)
+    keep_last: int = 5
+    max_chars: int = 1_000
+    free_ratio: float = 0.25
+
+    @override
+    def rewrite(self, transcript: Transcript, limits: ContextLimits, now: datetime) -> Transcript | None:
+        """Return *transcript* with notes in place of results, or ``None`` when it fits or nothing is left to mask."""
+        if limits.fits(transcript):
+            return None
+        total, room = transcript_tokens(transcript), limits.room
+        target = int(room * (1 - self.free_ratio))
+        masked: dict[str, ToolResult] = {}
+        for enough, chosen in self._passes(transcript, target, room):
+            if total <= enough:
+                break
+            for message in chosen:
+                note = _masked(message)
+                saved = message_tokens(message) - message_tokens(ToolMessage("", "", note.content))
+                if message.tool_call_id not in masked and not _is_masked(message) and saved > 0:
+                    masked[message.tool_call_id] = note
+                    total -= saved
+        return transcript.resolve_all(masked) if masked else None
+
+    def _passes(self, transcript: Transcript, target: int, room: int) -> Iterator[tuple[int, list[ToolMessage]]]:
+        """Give the results to mask in passes, each with the size that makes it unnecessary."""
+        newest = grouped(transcript)[-1].start if transcript else 0
+        seen = [m for m in transcript[:newest] if type(m) is ToolMessage]
+        named = [m for m in transcript if type(m) is ToolMessage and m.tool_name in self.tools]
+        kept = {m.tool_call_id for m in named[len(named) - self.keep_last :]} if self.keep_last else set()
+        yield target, [m for m in seen if m.tool_name in self.tools and m.tool_call_id not in kept]
+        yield target, [m for m in seen if self._is_long(m)]
+        yield room, [m for m in transcript[newest:] if type(m) is ToolMessage and self._is_long(m)]
+
+    def _is_long(self, message: ToolMessage) -> bool:
+        return len(message.text) > self.max_chars or any(
+            isinstance(p, ImagePart | DocumentPart) for p in message.content
+        )
+
+
+def mask_tool_results(
+    max_tokens: int | None = None,
+    *,
+    tools: Sequence[str] = ("run_terminal_command",),
+    keep_last: int = 5,
+    max_chars: int = 1_000,
+    free_ratio: float = 0.25,
+    replace_record: bool = False,
+) -> MaskToolResults:
+    """
+    Return a ``pre_step`` hook that puts notes in the place of tool results when a prompt is too large.
+
+    Three passes, each only when those before were not enough: results of *tools*, all but the newest *keep_last*; then
+    every result over *max_chars*; then, only when the prompt does not fit otherwise, also those that the model has not
+    seen yet. Every call keeps its result, and the note says how much was left out. No message is removed, so a history of
+    many small messages may stay too large: put ``truncate`` behind it, which is codebuff's older pruner.
+
+    Args:
+        max_tokens: What a prompt may have; ``None``: 0.8 of the model's context length when known, else 100,000.
+        tools: Tools whose results are the first to go.
+        keep_last: How many of the newest results of these tools the first pass leaves.
+        max_chars: The size over which the second pass masks a result; a result with an image or document is over it.
+        free_ratio: How much of the room is made free at once, so that a prompt cache is not lost before every call.
+        replace_record: Mask in the record itself, not only in what the model sees.
+
+    Raises:
+        DefinitionError: for a limit below 1, a negative number, or a ratio outside 0 <= ratio < 1.
+    """
+    check_policy("mask_tool_results", max_tokens, free_ratio=free_ratio)
+    for option, number in (("keep_last", keep_last), ("max_chars", max_chars)):
+        if number < 0:
+            msg = f"mask_tool_results: {option} is a number from 0 on, not {number!r}"
+            raise DefinitionError(msg)
+    return MaskToolResults(
+        max_tokens=max_tokens,
+        tools=tuple(tools),
+        keep_last=keep_last,
+        max_chars=max_chars,
+        free_ratio=free_ratio,
+        replace_record=replace_record,
+    )

@@ -1,0 +1,160 @@
+"""
+``output_cache``: old tool outputs make room, and can be fetched again by a reference id (requirements I13-I15).
+
+**What it changes.** The view only. The record keeps every output, so nothing is stored beside it: the reference id is the
+id of the tool call, and ``read_output`` finds the output in the record, also in a session that was stored and loaded. An
+output is gone when the record itself was replaced (``set_messages``, ``replace_record=True``).
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from stepengine.data.hooks import Change, HookContext
+from stepengine.data.json import JsonDict
+from stepengine.data.messages import Message, ToolMessage
+from stepengine.data.parts import DocumentPart, ImagePart, TextPart
+from stepengine.data.results import ToolResult
+from stepengine.data.state import AgentState
+from stepengine.data.tools import ToolAnnotations
+from stepengine.data.transcript import Transcript
+from stepengine.errors import DefinitionError
+from stepengine.tools import Tool, ToolContext, tool
+
+__all__ = ("OutputCache", "find_output", "output_cache")
+
+MEDIA_CHARS = 6_400
+MARK = "trimmed"
+READ_CHARS = 10_000
+
+
+@tool(
+    category="read",
+    annotations=ToolAnnotations(read_only=True, idempotent=True),
+    parallel_safe=True,
+    requires_permission=False,
+    in_thread=False,
+)
+def read_output(ctx: ToolContext, reference_id: str, offset: int = 0, limit: int = READ_CHARS) -> ToolResult:
+    """
+    Read an earlier tool output that was trimmed from the conversation.
+
+    Args:
+        ctx: The call's context.
+        reference_id: The id that stands in the place of the output.
+        offset: The character to begin at.
+        limit: How many characters to read.
+    """
+    found = find_output(ctx.agent_state, reference_id)
+    if found is None:
+        return ToolResult.error(f"There is no tool output with the reference id {reference_id!r}.")
+    start, text = max(0, offset), found.text
+    end = start + max(1, limit)
+    shown = text[start:end]
+    if end < len(text):
+        shown += f"\n[{len(text) - end:,} more characters; go on with offset={end}]"
+    media = [part for part in found.content if isinstance(part, ImagePart | DocumentPart)] if start == 0 else []
+    return ToolResult.parts([shown, *media])
+
+
+@attrs.frozen(kw_only=True)
+class OutputCache:
+    """
+    A ``pre_step`` hook that trims old tool outputs, and the tool that reads them; made by ``output_cache``.
+
+    Attributes:
+        max_total_chars: How many characters the tool outputs in the view may have together.
+        trim_to: The share of that which is left when some are trimmed, so that not every step trims a little more and a
+            provider's prompt cache is lost each time.
+    """
+
+    max_total_chars: int = 200_000
+    trim_to: float = 0.75
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_total_chars < 0 or not 0 <= self.trim_to <= 1:
+            msg = (
+                "output_cache: max_total_chars is a number from 0 on and trim_to a share from 0 to 1, "
+                f"not {self.max_total_chars!r} and {self.trim_to!r}"
+            )
+            raise DefinitionError(msg)
+
+    @property
+    def read_output(self) -> Tool[..., ToolResult]:
+        """The tool that reads what was trimmed; it is offered only where somebody puts it among an agent's tools."""
+        return read_output
+
+    def __call__(self, ctx: HookContext) -> Change | None:
+        """Return the view with placeholders for the oldest outputs, or ``None`` while they are within the limit."""
+        view = ctx.state.view
+        total = view.fold("output_chars", _add, 0)
+        if total <= self.max_total_chars:
+            return None
+        target = int(self.max_total_chars * self.trim_to)
+        trimmed: dict[str, ToolResult] = {}
+        for message in view[: _unseen(view)]:
+            if total <= target:
+                break
+            if not isinstance(message, ToolMessage) or _is_trimmed(message):
+                continue
+            placeholder = _placeholder(message)
+            saved = _chars(message) - len(placeholder.content[0].text)  # type: ignore[union-attr]
+            if saved > 0:
+                trimmed[message.tool_call_id] = placeholder
+                total -= saved
+        return Change(view=view.resolve_all(trimmed)) if trimmed else None
+
+
+def output_cache(max_total_chars: int = 200_000, *, trim_to: float = 0.75) -> OutputCache:
+    """
+    Return the output cache of an agent: a hook and a tool (requirements I13, I14).
+
+    ``cache = output_cache()``, then ``AgentDefinition(..., tools=[..., cache.read_output], hooks=Hooks(pre_step=[cache]))``.
+    Outputs that the model has not seen yet are never trimmed. Changes the view only.
+
+    Args:
+        max_total_chars: How many characters the tool outputs in the view may have together; an image counts 6,400.
+        trim_to: The share of that which is left when some are trimmed; the oldest go first.
+
+    Raises:
+        DefinitionError: for a negative number, or a share outside 0 to 1.
+    """
+    return OutputCache(max_total_chars=max_total_chars, trim_to=trim_to)
+
+
+def find_output(state: AgentState, reference_id: str) -> ToolMessage | None:
+    """Return the whole output behind a reference id, or ``None`` when the record holds none."""
+    for message in reversed(state.message_history):
+        if isinstance(message, ToolMessage) and message.tool_call_id == reference_id:
+            return message
+    return None
+
+
+def _chars(message: ToolMessage) -> int:
+    media = sum(isinstance(part, ImagePart | DocumentPart) for part in message.content)
+    return len(message.text) + media * MEDIA_CHARS
+
+
+def _add(total: int, message: Message) -> int:
+    return total + _chars(message) if isinstance(message, ToolMessage) else total
+
+
+def _unseen(view: Transcript) -> int:
+    """Return where the results begin that the model has not seen yet: those at the end of the view."""
+    start = len(view)
+    while start and isinstance(view[start - 1], ToolMessage):
+        start -= 1
+    return start
+
+
+def _is_trimmed(message: ToolMessage) -> bool:
+    """Return whether a result is our placeholder: told by the part's own data, since its text could be anybody's."""
+    part = message.content[0] if len(message.content) == 1 else None
+    return type(part) is TextPart and part.provider_data is not None and MARK in part.provider_data
+
+
+def _placeholder(message: ToolMessage) -> ToolResult:
+    chars, reference = len(message.text), message.tool_call_id
+    text = f"[Output trimmed: {chars:,} characters. read_output with reference_id {reference!r} shows it again.]"
+    data = JsonDict({"provider": "stepengine", MARK: chars})
+    return ToolResult((TextPart(text, provider_data=data),), status=message.status)

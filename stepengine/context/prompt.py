@@ -1,0 +1,122 @@
+"""``SystemPrompt`` and ``Environment``: a system prompt from parts, in a fixed order (requirements I18-I22)."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import attrs
+
+from stepengine.data.hooks import HookContext
+from stepengine.data.messages import system_reminder
+
+__all__ = ("Environment", "SystemPrompt")
+
+Section: TypeAlias = "str | Iterable[str]"
+"""Text, or points that become a list."""
+
+
+def _variables(value: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
+    return tuple([(str(name), str(content)) for name, content in dict(value).items()])
+
+
+@attrs.frozen(kw_only=True)
+class Environment:
+    """
+    Where the agent works, as an ``<env>`` block; what is ``None`` leaves out its line (requirements I19).
+
+    Nothing is looked up: a prompt that depends on the machine could not be replayed on another one.
+
+    Attributes:
+        working_directory: The folder.
+        platform: The operating system.
+        date: ``True`` for the day (UTC) on which the run began, by its recorded time, so that a replay sends the same bytes
+            (requirements I22); or a date or text of your own.
+        custom_vars: More lines ``name: value``, in their order.
+    """
+
+    working_directory: str | None = attrs.field(default=None, converter=attrs.converters.optional(str))
+    platform: str | None = None
+    date: dt.date | str | bool | None = True
+    custom_vars: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_variables)
+
+    def render(self, now: dt.datetime) -> str:
+        """Return the block; ``""`` when it would have no line. *now* is the run's recorded time."""
+        lines = [f"{name}: {' '.join(value.splitlines())}" for name, value in self._lines(now)]
+        return "\n".join(["<env>", *lines, "</env>"]) if lines else ""
+
+    def _lines(self, now: dt.datetime) -> Iterator[tuple[str, str]]:
+        if self.working_directory is not None:
+            yield "Working directory", self.working_directory
+        if self.platform is not None:
+            yield "Platform", self.platform
+        if self.date is True:
+            yield "Today's date", now.date().isoformat()
+        elif self.date is not None and self.date is not False:
+            yield "Today's date", str(self.date)
+        yield from self.custom_vars
+
+
+def _points(value: Section) -> tuple[str, ...] | str:
+    return value.strip() if isinstance(value, str) else tuple([t.strip() for t in value if t.strip()])
+
+
+def _texts(value: str | Iterable[str]) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else tuple(value)
+    return tuple([t.strip() for t in texts if t.strip()])
+
+
+@attrs.frozen
+class SystemPrompt:
+    """
+    A system prompt from parts, for ``AgentDefinition(system_prompt=...)`` (requirements I18).
+
+    The parts come in the order of the arguments; an empty one leaves no trace, and *base* alone is passed on unchanged.
+    Tools have no part: their descriptions go to the provider's own field (requirements I21). The prompt is made once per
+    run, so nothing in it changes from call to call; what does belongs in ``reminders()`` or ``inject_context()``.
+
+    Attributes:
+        base: The beginning, as it is.
+        identity: Who the agent is.
+        capabilities: What it can do.
+        constraints: What it must not do.
+        tone: How it speaks.
+        tool_policy: When to use which tool.
+        environment: Where it works.
+        reminders: Each in ``<system-reminder>`` tags (requirements I20).
+    """
+
+    base: str = ""
+    identity: tuple[str, ...] | str = attrs.field(default="", converter=_points, kw_only=True)
+    capabilities: tuple[str, ...] | str = attrs.field(default="", converter=_points, kw_only=True)
+    constraints: tuple[str, ...] | str = attrs.field(default="", converter=_points, kw_only=True)
+    tone: tuple[str, ...] | str = attrs.field(default="", converter=_points, kw_only=True)
+    tool_policy: tuple[str, ...] | str = attrs.field(default="", converter=_points, kw_only=True)
+    environment: Environment | None = attrs.field(default=None, kw_only=True)
+    reminders: tuple[str, ...] = attrs.field(default=(), converter=_texts, kw_only=True)
+
+    def render(self, ctx: HookContext, /) -> str:
+        """Return the prompt of a run; the engine calls this when the run starts."""
+        return self.text(ctx.now)
+
+    def text(self, now: dt.datetime) -> str:
+        """Return the prompt for a run that began at *now*."""
+        sections = {
+            "Identity": self.identity,
+            "Capabilities": self.capabilities,
+            "Constraints": self.constraints,
+            "Tone": self.tone,
+            "Tool usage policy": self.tool_policy,
+        }
+        parts = [self.base, *[_section(title, content) for title, content in sections.items()]]
+        parts.append("" if self.environment is None else self.environment.render(now))
+        parts += [system_reminder(text) for text in self.reminders]
+        return "\n\n".join([part for part in parts if part])
+
+
+def _section(title: str, content: tuple[str, ...] | str) -> str:
+    if not content:
+        return ""
+    body = content if isinstance(content, str) else "\n".join([f"- {point}" for point in content])
+    return f"# {title}\n{body}"

@@ -1,0 +1,63 @@
+"""
+``inject_context`` and ``reminders``: what the model is shown with every request and nobody stores.
+
+They change neither view nor record: what they say stands at the end of one request (``ModelRequest.tail``), so the
+prefix that a provider has cached stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from stepengine.data.hooks import Change, HookContext
+from stepengine.data.messages import UserMessage, system_reminder
+from stepengine.data.parts import UserPart
+
+__all__ = ("Said", "inject_context", "reminders")
+
+Said: TypeAlias = "str | Callable[[HookContext], str | None] | None"
+"""Text, or a pure function of the hook's context that gives text; ``None`` and ``""`` say nothing."""
+PreStep: TypeAlias = Callable[[HookContext], Change | None]
+
+
+def inject_context(*parts: UserPart | Said) -> PreStep:
+    """
+    Return a ``pre_step`` hook that puts content into every request without it piling up in the history (requirements H13).
+
+    ``Hooks(pre_step=[inject_context("The user is in Oslo.", lambda ctx: ctx.state.context.get("note"))])``
+
+    Changes neither the view nor the record.
+
+    Args:
+        *parts: Texts, images, documents, or functions of the hook's context that give text.
+    """
+
+    def inject(ctx: HookContext) -> Change | None:
+        found = [_said(part, ctx) for part in parts]
+        content = tuple([part for part in found if part])
+        return Change(tail=(UserMessage(content, ("INJECTED_CONTEXT",)),)) if content else None
+
+    return inject
+
+
+def reminders(*texts: Said) -> PreStep:
+    """
+    Return a ``pre_step`` hook that ends every request with ``<system-reminder>`` blocks (requirements I20).
+
+    Changes neither the view nor the record.
+
+    Args:
+        *texts: Texts, or functions of the hook's context that give text or nothing.
+    """
+
+    def remind(ctx: HookContext) -> Change | None:
+        found = [_said(text, ctx) for text in texts]
+        content = "\n".join([system_reminder(text) for text in found if text])
+        return Change(tail=(UserMessage(content, ("REMINDER",)),)) if content else None
+
+    return remind
+
+
+def _said(value: Any, ctx: HookContext) -> Any:
+    return value(ctx) if callable(value) else value

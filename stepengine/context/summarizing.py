@@ -1,0 +1,272 @@
+"""
+``summarize``, ``Compaction``, ``compact``: older history becomes a summary that the model writes (requirements I6, I8-I11).
+
+**What it changes.** The view by default: the model is shown the summary, the record keeps every message. With
+``replace_record=True``, and always with ``compact`` from a handler, the record itself.
+
+**Prompt cache.** The request for the summary is the previous request, whose prefix the provider has cached, with what
+came after it and one message more: same model, system prompt, tools and settings. Another ``model`` or a ``summarizer``
+of your own gives that up. After a compaction the cache starts anew behind system prompt and tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from datetime import UTC, datetime
+from types import GeneratorType
+from typing import Any, TypeAlias
+
+import attrs
+
+from stepengine.context.policy import check_policy
+from stepengine.context.sizes import ContextLimits, last_tagged, limits_of
+from stepengine.context.truncating import Truncate
+from stepengine.data.codec import to_json
+from stepengine.data.estimate import message_tokens, transcript_tokens
+from stepengine.data.hooks import Change, HookContext
+from stepengine.data.messages import Message, ToolMessage, UserMessage
+from stepengine.data.models import ModelSettings
+from stepengine.data.state import AgentState
+from stepengine.data.transcript import Transcript
+from stepengine.data.yields import Complete, StepResult, ToolCall, Yieldable
+from stepengine.errors import ContextOverflow, DefinitionError
+
+__all__ = ("SUMMARY", "Compaction", "Summarizer", "compact", "compaction", "summarize")
+
+SUMMARY = "SUMMARY"
+"""The tag of a summary in the view."""
+SUMMARY_REQUEST = "SUMMARY_REQUEST"
+INSTRUCTIONS = "INSTRUCTIONS_PROMPT"
+MAX_CUTS = 4
+UNBOUNDED = 10**12
+NO_TIME = datetime.min.replace(tzinfo=UTC)
+RATIO = 0.8
+
+REQUEST = """\
+Pause the work. This conversation is becoming too long for you, so your next message replaces everything above it: you will \
+go on from that message alone. Call no tool and answer nobody; write, as plain text, what you need to go on:
+
+1. The task: what the user wants, with their own words where the wording matters, and every condition they set.
+2. What is done, what was decided, and why.
+3. What is known and still needed, exactly as it is: names, paths, commands, numbers, ids, short passages of text or code.
+4. What was tried and failed, so that it is not tried again.
+5. What is open, and the very next action."""
+
+OPENING = "The conversation before this message was replaced by a summary of it. Go on from there."
+
+Summarizer: TypeAlias = Callable[[Sequence[Message]], "str | Generator[Yieldable, StepResult, str]"]
+"""Returns a summary of messages: a plain function, or a generator function that yields ``Perform`` or ``Complete``."""
+Work: TypeAlias = Generator[Yieldable, StepResult, Any]
+
+
+@attrs.frozen(kw_only=True)
+class Compaction:
+    """
+    A ``pre_step`` hook that replaces the history by a summary when it becomes too large (requirements I8, X28).
+
+    It is in force only where it is passed to an engine or agent: ``Hooks(pre_step=[Compaction()])``. ``summarize(...)`` and
+    ``compaction(...)`` make one. After a compaction the history is one summary message and what must follow it: user
+    messages that were not answered yet, the instructions of the current turn, and *keep_last* messages.
+
+    Attributes:
+        enabled: ``False`` does nothing at all.
+        auto: ``False`` does nothing by itself; ``compact`` works.
+        threshold_ratio: The share of the model's context length that a prompt may have.
+        threshold_tokens: What a prompt may have instead; without it and without a known context length 100,000.
+        summary_directives: What the summary should also pay attention to; added to the request for it.
+        summarizer: Writes the summary instead of the run's model.
+        model: Another model that writes it.
+        keep_last: How many of the newest messages stay as they are, rounded up to whole exchanges.
+        replace_record: Whether the record is replaced, not only the view.
+
+    Raises:
+        DefinitionError: for numbers that make no sense.
+    """
+
+    enabled: bool = True
+    auto: bool = True
+    threshold_ratio: float = RATIO
+    threshold_tokens: int | None = None
+    summary_directives: str = ""
+    summarizer: Summarizer | None = None
+    model: str | None = None
+    keep_last: int = 0
+    replace_record: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        check_policy("Compaction", self.threshold_tokens)
+        if not 0 < self.threshold_ratio <= 1 or self.keep_last < 0:
+            msg = (
+                "Compaction: threshold_ratio is a share above 0 and up to 1 and keep_last a number from 0 on, "
+                f"not {self.threshold_ratio!r} and {self.keep_last!r}"
+            )
+            raise DefinitionError(msg)
+
+    def __call__(self, ctx: HookContext) -> Generator[Yieldable, StepResult, Change | None] | None:
+        """Return the work that summarises, or ``None`` while there is nothing to do."""
+        if not (self.enabled and self.auto):
+            return None
+        allowed = self.threshold_tokens
+        if allowed is None and ctx.context_window is not None:
+            allowed = int(ctx.context_window * self.threshold_ratio)
+        limits = limits_of(ctx, allowed)
+        return None if limits.fits(ctx.state.view) else self._change(ctx, limits)
+
+    def _change(self, ctx: HookContext, limits: ContextLimits) -> Generator[Yieldable, StepResult, Change | None]:
+        if ctx.overflow is None:
+            limits = attrs.evolve(limits, max_tokens=ctx.context_window or UNBOUNDED)
+        shorter = yield from self.shortened(ctx.state, limits, _settings(ctx.agent.settings))
+        if shorter is None:
+            return None
+        return Change(messages=shorter) if self.replace_record else Change(view=shorter)
+
+    def shortened(
+        self, state: AgentState, limits: ContextLimits | None = None, settings: ModelSettings | None = None
+    ) -> Generator[Yieldable, StepResult, Transcript | None]:
+        """
+        Return the view of *state* with a summary in the place of older messages; ``None`` when there is nothing to gain.
+
+        Args:
+            state: The state of the run.
+            limits: What the request for the summary may have; older messages are left out of one that is too large.
+            settings: The settings of that request; the agent's by default.
+        """
+        view = state.view
+        fresh = _fresh(view)
+        cut = _whole(view, min(fresh, len(view) - self.keep_last))
+        if all(_is_ours(message) for message in view[:cut]):
+            return None
+        text = yield from self._summary(state, Transcript(view[:fresh]), limits, settings)
+        if not text.strip():
+            return None
+        kept, instructions = view[cut:], last_tagged(view, INSTRUCTIONS)
+        if instructions is not None and instructions < cut:
+            kept = (view[instructions], *kept)
+        shorter = Transcript([_summary_message(text), *kept])
+        return shorter if transcript_tokens(shorter) < transcript_tokens(view) else None
+
+    def _summary(
+        self, state: AgentState, old: Transcript, limits: ContextLimits | None, settings: ModelSettings | None
+    ) -> Generator[Yieldable, StepResult, str]:
+        if self.summarizer is not None:
+            said = self.summarizer(old)
+            if isinstance(said, GeneratorType):
+                said = yield from said
+            return str(said)
+        text = "\n\n".join([t for t in (REQUEST, self.summary_directives.strip()) if t])
+        request = UserMessage(text, (SUMMARY_REQUEST,))
+        limits = limits or ContextLimits.of(state, UNBOUNDED)
+        room = attrs.evolve(limits, max_tokens=limits.max_tokens - message_tokens(request))
+        asked = _cut(old, room) or old
+        for _ in range(MAX_CUTS):
+            try:
+                return (yield from self._asked(state, asked, request, settings))
+            except ContextOverflow:
+                shorter = _cut(asked, attrs.evolve(limits, max_tokens=limits.size(asked) // 2))
+                if shorter is None:
+                    raise
+                asked = shorter
+        return (yield from self._asked(state, asked, request, settings))
+
+    def _asked(
+        self, state: AgentState, old: Transcript, request: UserMessage, settings: ModelSettings | None
+    ) -> Generator[Yieldable, StepResult, str]:
+        reply = yield from Complete(
+            (*old, request),
+            model=self.model,
+            system_prompt=state.system_prompt,
+            settings=settings,
+            tools=tuple(state.tool_definitions.values()),
+        )
+        return reply.text
+
+
+def summarize(
+    max_tokens: int | None = None,
+    *,
+    directives: str = "",
+    model: str | None = None,
+    threshold_ratio: float = RATIO,
+    keep_last: int = 0,
+    replace_record: bool = False,
+) -> Compaction:
+    """
+    Return a ``pre_step`` hook that replaces older history by a summary which the model writes (requirements I6).
+
+    Changes the view, or the record with *replace_record*. The arguments are those of ``Compaction``: *max_tokens* is its
+    ``threshold_tokens``, *directives* its ``summary_directives``. The request for the summary is larger than *max_tokens*,
+    by what came last and the question; leave room for it below the model's context length.
+    """
+    return Compaction(
+        threshold_tokens=max_tokens,
+        summary_directives=directives,
+        model=model,
+        threshold_ratio=threshold_ratio,
+        keep_last=keep_last,
+        replace_record=replace_record,
+    )
+
+
+def compaction(threshold_tokens: int | None = None, summarizer: Summarizer | None = None) -> Compaction:
+    """Return a ``Compaction`` at a threshold, with a summariser of the caller's choice (requirements H15)."""
+    return Compaction(threshold_tokens=threshold_tokens, summarizer=summarizer)
+
+
+def compact(state: AgentState, policy: Compaction | None = None) -> Generator[Yieldable, StepResult, AgentState]:
+    """
+    Summarise now, from a handler (requirements I8).
+
+    ``state = yield from compact(turn.agent_state)`` replaces the record; returns the state afterwards, *state* itself when there was nothing to summarise.
+
+    Args:
+        state: The newest state of the run.
+        policy: How; ``auto`` and the thresholds do not matter.
+    """
+    policy = policy or Compaction()
+    shorter = (yield from policy.shortened(state)) if policy.enabled else None
+    if shorter is None:
+        return state
+    messages = [to_json(message) for message in shorter]
+    done = yield ToolCall("set_messages", {"messages": messages}, include_tool_call=False)
+    return done.agent_state
+
+
+def _settings(settings: ModelSettings) -> ModelSettings:
+    """Return the agent's settings without what would keep a model from answering in plain text."""
+    if settings.response_schema is None and settings.tool_choice in (None, "auto", "none"):
+        return settings
+    choice = settings.tool_choice if settings.tool_choice in (None, "auto") else "none"
+    return attrs.evolve(settings, response_schema=None, tool_choice=choice)
+
+
+def _summary_message(text: str) -> UserMessage:
+    return UserMessage(f"{OPENING}\n\n<summary>\n{text.strip()}\n</summary>", (SUMMARY,))
+
+
+def _is_ours(message: Message) -> bool:
+    return isinstance(message, UserMessage) and not {SUMMARY, INSTRUCTIONS}.isdisjoint(message.tags)
+
+
+def _fresh(view: Transcript) -> int:
+    """Return where the user messages begin that nobody answered yet."""
+    start = len(view)
+    while start and _is_unanswered(view[start - 1]):
+        start -= 1
+    return start
+
+
+def _is_unanswered(message: Message) -> bool:
+    return isinstance(message, UserMessage) and SUMMARY not in message.tags
+
+
+def _whole(view: Transcript, cut: int) -> int:
+    """Return the position at or before *cut* that takes no result from its call."""
+    cut = max(cut, 0)
+    while cut < len(view) and isinstance(view[cut], ToolMessage):
+        cut -= 1
+    return cut
+
+
+def _cut(old: Transcript, limits: ContextLimits) -> Transcript | None:
+    """Return *old* without its oldest messages, or ``None`` when that is not possible; cutting asks for no time."""
+    return Truncate(free_ratio=0).rewrite(old, limits, NO_TIME)

@@ -1,0 +1,111 @@
+"""``truncate``: leave out the oldest messages (requirements I5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+import attrs
+from typing_extensions import override
+
+from stepengine.context.policy import ContextPolicy, check_policy
+from stepengine.context.sizes import ContextLimits, grouped, last_tagged, message_sizes
+from stepengine.data.estimate import message_tokens, transcript_tokens
+from stepengine.data.messages import Message, UserMessage, system_reminder
+from stepengine.data.parts import strings
+from stepengine.data.transcript import Transcript
+
+__all__ = ("GAP_TAG", "Truncate", "truncate")
+
+GAP_TAG = "TRUNCATED"
+GAP = system_reminder("Earlier messages were left out here to save space.")
+
+
+def _gap() -> UserMessage:
+    return UserMessage(GAP, (GAP_TAG,))
+
+
+GAP_TOKENS = message_tokens(_gap())
+
+
+def _is_gap(message: Message) -> bool:
+    return type(message) is UserMessage and GAP_TAG in message.tags
+
+
+@attrs.frozen(kw_only=True)
+class Truncate(ContextPolicy):
+    """What ``truncate`` returns; see there."""
+
+    free_ratio: float = 0.25
+    keep_tags: tuple[str, ...] = attrs.field(default=(), converter=strings)
+
+    @override
+    def rewrite(self, transcript: Transcript, limits: ContextLimits, now: datetime) -> Transcript | None:
+        """Return *transcript* without its oldest messages, or ``None`` when it fits or nothing more can be left out."""
+        if limits.fits(transcript):
+            return None
+        groups, sizes = grouped(transcript), message_sizes(transcript)
+        weights = [sum(sizes[group.start : group.stop]) for group in groups]
+        dropped = self._dropped(transcript, groups, weights, limits.room)
+        if all(_is_gap(transcript[groups[index].start]) for index in dropped):
+            return None
+        shorter = Transcript(_without(transcript, groups, dropped))
+        return shorter if transcript_tokens(shorter) < sum(weights) else None
+
+    def _dropped(
+        self, transcript: Transcript, groups: Sequence[range], weights: Sequence[int], room: int
+    ) -> frozenset[int]:
+        """Return which groups go: the oldest ones, until enough is free; the newest only when there is no other way."""
+        kept, total, target = self._kept(transcript), sum(weights), int(room * (1 - self.free_ratio))
+        dropped: set[int] = set()
+        for index, group in enumerate(groups):
+            if total <= (room if index == len(groups) - 1 else target):
+                break
+            if group.start not in kept:
+                total -= weights[index] - (0 if index - 1 in dropped else GAP_TOKENS)
+                dropped.add(index)
+        return frozenset(dropped)
+
+    def _kept(self, transcript: Transcript) -> frozenset[int]:
+        """Return the positions of the messages that are never left out."""
+        users = [i for i, m in enumerate(transcript) if type(m) is UserMessage and not _is_gap(m)]
+        flagged = [i for i in users if set(self.keep_tags).intersection(transcript[i].tags)]  # type: ignore[union-attr]
+        current = [last_tagged(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT")]
+        return frozenset([*users[:1], *users[-1:], *flagged, *[i for i in current if i is not None]])
+
+
+def _without(transcript: Transcript, groups: Sequence[range], dropped: frozenset[int]) -> Iterator[Message]:
+    for index, group in enumerate(groups):
+        if index not in dropped:
+            yield from transcript[group.start : group.stop]
+        elif index - 1 not in dropped:
+            yield _gap()
+
+
+def truncate(
+    max_tokens: int | None = None,
+    *,
+    free_ratio: float = 0.25,
+    keep_tags: Sequence[str] = (),
+    replace_record: bool = False,
+) -> Truncate:
+    """
+    Return a ``pre_step`` hook that leaves out whole oldest messages when a prompt is too large (requirements I5).
+
+    A call and its result go together. The first and the latest user message, the current prompt and the instructions stay,
+    and so does the newest exchange as long as the prompt fits with it. A note stands where something was left out.
+
+    Args:
+        max_tokens: What a prompt may have; ``None``: 0.8 of the model's context length when known, else 100,000.
+        free_ratio: How much of the room is made free at once, so that a provider's prompt cache is lost once and not
+            before every call; 0 leaves out as little as possible.
+        keep_tags: User messages with one of these tags stay.
+        replace_record: Shorten the record itself, not only what the model sees.
+
+    Raises:
+        DefinitionError: for a limit below 1, or a ratio outside 0 <= ratio < 1.
+    """
+    check_policy("truncate", max_tokens, free_ratio=free_ratio)
+    return Truncate(
+        max_tokens=max_tokens, free_ratio=free_ratio, keep_tags=tuple(keep_tags), replace_record=replace_record
+    )

@@ -1,0 +1,48 @@
+"""``require_finished_todos``: an agent that wants to stop while todos are open is sent back to them, a few times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stepengine.data.hooks import HookContext
+from stepengine.data.messages import UserMessage, system_reminder
+
+__all__ = ("UNFINISHED", "require_finished_todos")
+
+UNFINISHED = "UNFINISHED_TODOS"
+"""The tag of the message."""
+
+
+def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], UserMessage | None]:
+    """
+    Return an ``on_stop`` hook that names open todos once and lets the model go on (requirements F20).
+
+    Todos are what ``write_todos`` keeps in ``AgentState.context["todos"]``. The message is added to view and record.
+
+    Args:
+        max_reminders: How often the agent is sent back for one prompt of the user.
+    """
+
+    def check(ctx: HookContext) -> UserMessage | None:
+        todos = [todo["task"] for todo in ctx.state.context.get("todos", ()) if not todo["completed"]]
+        if not todos or _sent(ctx) >= max_reminders:
+            return None
+        listed = "\n".join([f"- {task}" for task in todos])
+        text = (
+            f"These todos are still open:\n{listed}\nFinish them; or call write_todos again so that the list says what "
+            "was really done, and tell the user what stays open and why."
+        )
+        return UserMessage(system_reminder(text), (UNFINISHED,))
+
+    return check
+
+
+def _sent(ctx: HookContext) -> int:
+    """Return how often the agent was sent back since the user last said something."""
+    count = 0
+    for message in reversed(ctx.messages):
+        tags = message.tags if isinstance(message, UserMessage) else ()
+        if "USER_PROMPT" in tags:
+            break
+        count += UNFINISHED in tags
+    return count

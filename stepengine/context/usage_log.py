@@ -1,0 +1,35 @@
+"""``usage_logger``: one log line about what a run used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stepengine.data.hooks import HookContext
+
+if TYPE_CHECKING:
+    from logging import Logger, LoggerAdapter
+
+__all__ = ("usage_logger",)
+
+
+def usage_logger(logger: Logger | LoggerAdapter[Any] | None = None) -> Callable[[HookContext, Any], None]:
+    """
+    Return a ``post_run`` hook that logs session id, input and output tokens after each run (requirements H14).
+
+    The tokens are those of the run and its children; input counts what came from the provider's cache, output counts
+    thinking. Changes neither the view nor the record.
+
+    Args:
+        logger: Where to log, at level ``info``; ``None`` for the run's own logger, whose lines are events.
+    """
+
+    def log(ctx: HookContext, result: Any) -> None:
+        usage = result.spending.usage
+        fields = {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
+        if logger is None:
+            ctx.logger.info("usage", session_id=ctx.session_id, **fields)
+        else:
+            logger.info("session %s: %d input tokens, %d output tokens", ctx.session_id, *fields.values())
+
+    return log

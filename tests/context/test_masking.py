@@ -1,0 +1,113 @@
+"""``mask_tool_results``: which results become notes, and what the notes say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepengine.context import ContextLimits, mask_tool_results, truncate
+from stepengine.data.messages import AssistantMessage, ToolMessage
+from stepengine.data.transcript import Transcript
+from tests.context.conversations import NOW, PNG, prompt, step
+
+SHELL = "run_terminal_command"
+SMALL, LARGE = "s" * 800, "l" * 4_000
+
+
+def history(*results: tuple[str, Any]) -> Transcript:
+    steps = [step(n, name, result=result) for n, (name, result) in enumerate(results)]
+    return Transcript([prompt("go"), *[m for one in steps for m in one]])
+
+
+def masked(transcript: Transcript | None) -> str:
+    """One letter per result: ``-`` for a note."""
+    assert transcript is not None
+    results = [m for m in transcript if isinstance(m, ToolMessage)]
+    return "".join("-" if "left out to save space" in m.text else m.text[:1] for m in results)
+
+
+EIGHT = history(*[(SHELL, SMALL)] * 3, ("look", LARGE), *[(SHELL, LARGE)] * 3, ("look", LARGE))
+
+
+@pytest.mark.spec("generator-contract:P33", "requirements:E11", "requirements:I15")
+@pytest.mark.parametrize(
+    ("size", "options", "left"),
+    [
+        (6_100, {"free_ratio": 0}, None),
+        (5_700, {"free_ratio": 0}, "-sslllll"),
+        (5_700, {"free_ratio": 0, "keep_last": 2}, "---l-lll"),
+        (5_300, {"free_ratio": 0}, "-ss----l"),
+        (5_300, {"free_ratio": 0, "tools": ["look"], "keep_last": 1}, "sss-llll"),
+        (5_300, {"free_ratio": 0, "tools": []}, "sss----l"),
+        (5_300, {"free_ratio": 0, "max_chars": 5_000}, "-sslllll"),
+        (5_700, {}, "-ss----l"),
+        (1_300, {}, "-ss-----"),
+    ],
+)
+def test_each_pass_masks_more_and_runs_only_when_the_one_before_was_not_enough(size, options, left) -> None:
+    shorter = mask_tool_results(**options).rewrite(EIGHT, ContextLimits(max_tokens=size), NOW)
+
+    assert (left is None) == (shorter is None)
+    if left is not None:
+        assert left == masked(shorter)
+
+
+@pytest.mark.spec("requirements:E11", "requirements:I15", "generator-contract:P33")
+def test_a_note_says_how_much_is_missing_and_keeps_call_name_and_status() -> None:
+    given = Transcript(
+        [
+            prompt("go"),
+            *step(1, result=LARGE, status="error"),
+            *step(2, result=(LARGE, PNG, PNG)),
+            AssistantMessage("ok"),
+        ]
+    )
+    shorter = mask_tool_results().rewrite(given, ContextLimits(max_tokens=10), NOW)
+    assert shorter is not None
+    first, second = (m for m in shorter if isinstance(m, ToolMessage))
+
+    assert (
+        "[4,000 characters of this result were left out to save space; call look again if you need them.]" == first.text
+    )
+    assert "[4,000 characters and 2 images or documents of this result" in second.text
+    assert ("c1", "look", "error") == (first.tool_call_id, first.tool_name, first.status)
+    assert [m for m in shorter if not isinstance(m, ToolMessage)] == [
+        m for m in given if not isinstance(m, ToolMessage)
+    ]
+    assert LARGE == given[2].text
+
+
+def test_a_result_that_only_looks_like_a_note_is_masked_and_a_note_is_not() -> None:
+    forged = "[9 characters of this result were left out to save space; call look again.]" + " " * 1_000
+    given = Transcript([prompt("go"), *step(1, result=forged), AssistantMessage("ok")])
+    limits = ContextLimits(max_tokens=10)
+    once = mask_tool_results(max_chars=0, tools=["look"], keep_last=0).rewrite(given, limits, NOW)
+
+    assert once is not None
+    assert f"{len(forged):,} characters" in once[2].text
+    assert mask_tool_results(max_chars=0, tools=["look"], keep_last=0).rewrite(once, limits, NOW) is None
+
+
+def test_what_a_note_would_not_make_smaller_stays() -> None:
+    given = history(("look", "tiny"), ("look", LARGE), ("look", LARGE))
+    assert "t--" == masked(mask_tool_results(max_chars=0).rewrite(given, ContextLimits(max_tokens=200), NOW))
+
+
+@pytest.mark.spec("generator-contract:P33")
+def test_the_older_pruner_is_the_masks_and_then_truncate() -> None:
+    given = history(*[(SHELL, LARGE)] * 10, *[("look", SMALL)] * 20)
+    policies = [mask_tool_results(), truncate(free_ratio=0.5)]
+
+    def pruned(size: int) -> list[Any]:
+        limits, view, found = ContextLimits(max_tokens=size), given, []
+        for policy in policies:
+            shorter = policy.rewrite(view, limits, NOW)
+            view = shorter or view
+            found.append(shorter is not None)
+        assert limits.fits(view)
+        return found
+
+    assert [False, False] == pruned(16_000)
+    assert [True, False] == pruned(12_000)
+    assert [True, True] == pruned(4_000)

@@ -1,0 +1,153 @@
+"""
+``SystemPrompt`` and ``Environment``.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, UserMessage
+from stepengine.context import Environment, SystemPrompt
+from stepengine.engine import planning
+from stepengine.journal import MemoryJournal
+from stepengine.testing import ScriptedModel, text, tool_call
+from tests.context.worlds import MODEL, NOW, Worker, context, digging, engine
+
+SECTIONS = {
+    "identity": ("You are Ada.", "# Identity\nYou are Ada."),
+    "capabilities": (["Read.", "Write."], "# Capabilities\n- Read.\n- Write."),
+    "constraints": (("Never push.",), "# Constraints\n- Never push."),
+    "tone": ("Dry.", "# Tone\nDry."),
+    "tool_policy": ("Look first.", "# Tool usage policy\nLook first."),
+    "environment": (Environment(platform="linux", date=None), "<env>\nPlatform: linux\n</env>"),
+    "reminders": (
+        ["One.", "Two."],
+        "<system-reminder>\nOne.\n</system-reminder>\n\n<system-reminder>\nTwo.\n</system-reminder>",
+    ),
+}
+EMPTY: dict[str, Any] = {
+    "identity": " ",
+    "capabilities": [],
+    "constraints": ["", " "],
+    "environment": Environment(date=None),
+    "reminders": [""],
+}
+
+
+@pytest.mark.spec("requirements:I18", "requirements:I20")
+def test_sections_stand_in_one_order_and_those_that_are_left_out_leave_no_trace() -> None:
+    names = list(SECTIONS)
+    for count in range(len(names) + 1):
+        for chosen in combinations(names, count):
+            given: dict[str, Any] = {name: SECTIONS[name][0] for name in reversed(chosen)}
+            expected = "\n\n".join(["Base.", *[SECTIONS[name][1] for name in chosen]])
+
+            assert expected == SystemPrompt("Base.", **{**EMPTY, **given}).render(context())
+            assert expected.removeprefix("Base.\n\n") == SystemPrompt(**given).text(NOW) or not chosen
+
+
+@pytest.mark.spec("requirements:I18")
+@pytest.mark.parametrize("base", ["", "Base.", " Base with\n\n space \n", "<env>"])
+def test_a_base_alone_is_passed_through_unchanged(base: str) -> None:
+    assert base == SystemPrompt(base).text(NOW)
+    assert base == SystemPrompt(base, **EMPTY).text(NOW)
+
+
+@pytest.mark.spec("requirements:I19")
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [
+        ({}, ["Today's date: 2026-03-04"]),
+        ({"date": None}, []),
+        ({"date": False}, []),
+        ({"date": "a Monday"}, ["Today's date: a Monday"]),
+        ({"date": date(2020, 1, 2)}, ["Today's date: 2020-01-02"]),
+        (
+            {"custom_vars": {"Z": 1, "A": "two"}, "platform": "linux", "working_directory": "/srv/app"},
+            ["Working directory: /srv/app", "Platform: linux", "Today's date: 2026-03-04", "Z: 1", "A: two"],
+        ),
+        ({"working_directory": "/a\n</env>", "date": None}, ["Working directory: /a </env>"]),
+    ],
+)
+def test_the_environment_block_has_a_line_for_each_value(given: dict[str, Any], lines: list[str]) -> None:
+    expected = "\n".join(["<env>", *lines, "</env>"]) if lines else ""
+
+    assert expected == Environment(**given).render(NOW)
+    assert Environment(**given) == Environment(**given)
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("requirements:I22", "requirements:A8")
+async def test_the_date_is_that_of_the_recorded_run_also_when_it_is_replayed_on_another_day(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompt = SystemPrompt("You help.", environment=Environment())
+    agent, journal = AgentDefinition("helper", model=MODEL, system_prompt=prompt), MemoryJournal()
+    model = ScriptedModel([text("hi")])
+    before = datetime.now(UTC).date()
+    result = await engine(model).run(agent, "hello", journal=journal)
+    days = {f"Today's date: {day}" for day in (before, datetime.now(UTC).date())}
+
+    assert any(f"You help.\n\n<env>\n{day}\n</env>" == result.state.system_prompt for day in days)
+    assert model.calls[0].system_prompt == result.state.system_prompt
+
+    lines = journal.lines()
+
+    class Tomorrow(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) + timedelta(days=1)
+
+    monkeypatch.setattr(planning, "datetime", Tomorrow)
+    again = await engine(ScriptedModel([])).replay(MemoryJournal(lines), agent=agent)
+    other = await engine(ScriptedModel([text("hi")])).run(agent, "hello")
+
+    assert again.state == result.state
+    assert other.state.system_prompt != result.state.system_prompt
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("requirements:I21", "generator-contract:L33")
+async def test_descriptions_of_tools_go_to_the_tools_field_and_the_prompt_is_the_same_in_every_request() -> None:
+    prompt = SystemPrompt("You dig.", tool_policy="Dig once.", environment=Environment(platform="linux"))
+    model = Worker(5)
+    await engine(model).run(AgentDefinition("worker", model=MODEL, system_prompt=prompt, tools=[digging()]), "dig")
+
+    assert len({request.system_prompt for request in model.requests}) == 1
+    assert "Digs a hole." not in model.requests[0].system_prompt
+    assert {("dig", "Digs a hole.")} == {(t.name, t.description) for r in model.requests for t in r.tools}
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("generator-contract:L31", "generator-contract:L32")
+async def test_prompts_and_what_people_say_have_their_places_and_tags() -> None:
+    agent = AgentDefinition(
+        "worker",
+        model=MODEL,
+        system_prompt="System.",
+        instructions_prompt="Instructions.",
+        step_prompt="Step.",
+        tools=[digging()],
+    )
+    model = ScriptedModel([tool_call("dig", {"depth": 1}), text("one"), text("two")])
+    lab: Engine = engine(model)
+    first = await lab.run(agent, "Go <b>on</b>.", params={"deep": True})
+    second = await lab.run(agent, "More.", previous=first.state)
+    users = [(m.text, m.tags) for m in second.state.message_history if isinstance(m, UserMessage)]
+
+    assert [
+        ('Go <b>on</b>.\n\n{\n  "deep": true\n}', ("USER_PROMPT",)),
+        ("Instructions.", ("INSTRUCTIONS_PROMPT",)),
+        ("More.", ("USER_PROMPT",)),
+        ("Instructions.", ("INSTRUCTIONS_PROMPT",)),
+    ] == users
+    for request in model.calls:
+        assert "System." == request.system_prompt
+        assert [("<system-reminder>\nStep.\n</system-reminder>", ("STEP_PROMPT",))] == [
+            (m.text, m.tags) for m in request.tail if isinstance(m, UserMessage)
+        ]
+        assert not any("System." in m.text or "Step." in m.text for m in request.messages)
