@@ -1,0 +1,121 @@
+"""What a command prints: decoded, without terminal escapes, head and tail kept (reliability SH05, HP5)."""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+from stepengine.data.json import compact
+
+__all__ = ("Capture", "fitted", "shortened")
+
+ESCAPE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS and the like
+    r"|\x1b[ -/]*[0-OQ-WYZ\\`-~]"  # what is one character long
+)
+OPENING = re.compile(r"[\x1b\x9b\x9d\x90\x98\x9e\x9f]")
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+UNFINISHED_CHARS = 512
+"""How long a terminal escape may be that arrives in pieces."""
+
+
+class Capture:
+    """
+    Keeps the beginning and the end of a stream, half of *limit* characters each.
+
+    Attributes:
+        total: How many bytes came.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._head_limit = limit // 2
+        self._tail_limit = limit - limit // 2
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._pending = ""
+        self.total = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._head = self._tail = ""
+        self._left_out = 0
+
+    def feed(self, data: bytes) -> str:
+        """Take bytes of the stream; return the text that they are."""
+        self.total += len(data)
+        return self._keep(self._stripped(self._decoder.decode(data)))
+
+    def _stripped(self, text: str, *, final: bool = False) -> str:
+        text = self._pending + text
+        if not OPENING.search(text):
+            self._pending = ""
+            return CONTROL.sub("", text)
+        text = ESCAPE.sub("", text)
+        opening = OPENING.search(text)
+        start = len(text) if opening is None else opening.start()
+        if final or len(text) - start > UNFINISHED_CHARS:
+            start = len(text)
+        self._pending = text[start:]
+        return CONTROL.sub("", text[:start])
+
+    def _keep(self, text: str) -> str:
+        room = self._head_limit - len(self._head)
+        self._head += text[:room]
+        self._tail += text[room:] if room else text
+        if len(self._tail) > 2 * self._tail_limit:
+            self._left_out += len(self._tail) - self._tail_limit
+            self._tail = self._tail[-self._tail_limit :]
+        return text
+
+    def end(self) -> str:
+        """Take note that nothing more comes; return what was held back."""
+        return self._keep(self._stripped(self._decoder.decode(b"", final=True), final=True))
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether something was left out."""
+        return bool(self._left_out) or len(self._tail) > self._tail_limit
+
+    def text(self) -> str:
+        """Return what is kept, with a note where something is missing."""
+        if not self.is_cut:
+            return self._head + self._tail
+        tail = self._tail[-self._tail_limit :]
+        missing = self._left_out + len(self._tail) - len(tail)
+        return f"{self._head}\n[... {missing:,} characters were left out here ...]\n{tail}"
+
+    def take(self) -> str:
+        """Return what is kept, and forget it."""
+        text = self.text()
+        self._clear()
+        return text
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return *text* with its middle taken out when it has more than *limit* characters; says how much is missing."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return (
+        f"{text[:half]}\n[... {len(text) - 2 * half:,} characters were left out here ...]\n{text[len(text) - half :]}"
+    )
+
+
+def fitted(texts: tuple[str, str], room: int) -> tuple[str, str]:
+    """Return two texts that together take at most *room* characters as JSON; the longer one gives way first."""
+    sizes = [len(compact(text)) for text in texts]
+    if sum(sizes) <= room:
+        return texts
+    small = min(sizes)
+    shares = [min(size, max(room - small, room // 2)) for size in sizes]
+    made = [_cut_to(text, share) for text, share in zip(texts, shares, strict=True)]
+    return made[0], made[1]
+
+
+def _cut_to(text: str, room: int) -> str:
+    limit = len(text)
+    made = text
+    while len(compact(made)) > room:
+        limit = limit * 9 // 10
+        made = shortened(text, limit)
+    return made

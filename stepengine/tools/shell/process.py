@@ -1,0 +1,357 @@
+"""
+One command: started by the launcher, read without blocking, and ended with everything that it started.
+
+The process group is killed before its leader is waited for, so its number cannot belong to anybody else. What left the
+group is found by the marker in its environment, on Linux only and as far as it did not clear it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextvars import Context
+from pathlib import Path
+from typing import Any, NoReturn
+
+import attrs
+
+from stepengine.errors import ToolError
+from stepengine.tools._caps import COMMAND_CHARS, COMMAND_DRAIN_SECONDS, COMMAND_OUTPUT_BYTES, COMMAND_TERM_SECONDS
+from stepengine.tools.shell.output import Capture
+from stepengine.tools.shell.sweep import end_marked
+
+__all__ = ("Ending", "Process", "Start", "start", "to_the_end")
+
+LAUNCHER = str(Path(__file__).with_name("launcher.py"))
+CHUNK = 65_536
+DRAIN_READS = 32
+POLL_SECONDS = 0.02
+DEATH_SECONDS = 5.0
+FULL = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
+FULL_SECONDS = 10.0
+REASONS = {
+    errno.ENOENT: "it, or the interpreter that its first line names, does not exist",
+    errno.EACCES: "it is not executable",
+    errno.ENOEXEC: "it is no program of this system, and has no first line such as #!/bin/sh that names an interpreter",
+    errno.E2BIG: "its arguments and environment are too large",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Start:
+    """
+    What is started.
+
+    Attributes:
+        program: Path of the program.
+        argv: What it is given, its own name first.
+        env: Its environment.
+        folder: Descriptor of the folder that it works in.
+        limits: Limits as the launcher takes them.
+        script: What it reads from the descriptor that ``{script}`` in *argv* stands for.
+        sink: Is given the bytes of both streams as they come.
+        shows: Is given the text as it comes.
+    """
+
+    program: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    folder: int
+    limits: str = ""
+    script: bytes | None = None
+    sink: Callable[[bytes], None] | None = None
+    shows: Callable[[str], None] | None = None
+
+
+@attrs.frozen
+class Ending:
+    """How a command ended: its exit code or the signal that ended it."""
+
+    code: int | None
+    signal: str | None
+
+
+async def to_the_end(work: asyncio.Task[Any]) -> None:
+    """Wait for a task however often this one is cancelled; a cancellation is passed on afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait((work,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    work.result()
+
+
+async def start(what: Start) -> Process:
+    """
+    Start a command.
+
+    When this process has no free descriptors or processes, it is tried again for 10 seconds.
+
+    Raises:
+        ToolError: when the program cannot be executed.
+    """
+    process, report = await _patiently(what)
+    try:
+        await process.check(report, what)
+    except BaseException:
+        await to_the_end(asyncio.create_task(process.end()))
+        raise
+    return process
+
+
+async def _patiently(what: Start) -> tuple[Process, int]:
+    """Start the launcher as soon as there are descriptors and processes for it (reliability RS05)."""
+    give_up = time.monotonic() + FULL_SECONDS
+    while True:
+        try:
+            return _launched(what)
+        except OSError as error:
+            if error.errno not in FULL or time.monotonic() > give_up:
+                msg = f"{what.argv[0]!r} could not be started: {error.strerror}"
+                raise ToolError(msg) from None
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _launched(what: Start) -> tuple[Process, int]:
+    """Start the launcher; return it and the descriptor on which it reports a failure."""
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        made: list[int] = []
+        for _ in range(3):
+            read, write = os.pipe()
+            ours.callback(os.close, read)
+            theirs.callback(os.close, write)
+            made += [read, write]
+        out, out_end, err, err_end, report, report_end = made
+        passed = [report_end, what.folder]
+        argv = what.argv
+        if what.script is not None:
+            script = theirs.enter_context(tempfile.TemporaryFile())
+            script.write(what.script)
+            script.seek(0)
+            passed.append(script.fileno())
+            argv = tuple([a.replace("{script}", f"/dev/fd/{script.fileno()}") for a in argv])
+        popen = subprocess.Popen(  # noqa: S603  (the launcher; it executes an argument list)
+            [sys.executable, "-I", "-S", "-X", "utf8", LAUNCHER, str(os.getpid()), str(report_end), str(what.folder),
+             what.limits, what.program, *argv],
+            stdin=subprocess.DEVNULL, stdout=out_end, stderr=err_end, env=dict(what.env), pass_fds=passed,
+            start_new_session=True, umask=0o022,
+        )  # fmt: skip
+        ours.pop_all()
+    return Process(popen, out, err, what), report
+
+
+class _Pipe:
+    """One stream of a command, read by the event loop; callbacks run in no context of a call, so that it may outlive it."""
+
+    def __init__(self, fd: int, feed: Callable[[bytes], None]) -> None:
+        self._fd = fd
+        self._feed = feed
+        self._loop = asyncio.get_running_loop()
+        self.closed = asyncio.Event()
+        os.set_blocking(fd, False)
+        Context().run(self._loop.add_reader, fd, self.read)
+
+    def read(self) -> bool:
+        """Read what is there; return whether there was something."""
+        if self.closed.is_set():
+            return False
+        try:
+            data = os.read(self._fd, CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if data:
+            self._feed(data)
+        else:
+            self.close()
+        return bool(data)
+
+    def close(self) -> None:
+        """Stop reading."""
+        if not self.closed.is_set():
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self.closed.set()
+
+
+class Process:
+    """
+    A command that was started.
+
+    Attributes:
+        pid: The process id; also the number of its group.
+        out: What it printed.
+        err: What it printed as errors.
+        over: Set when it ended, or printed too much.
+        news: Set when something was printed or it ended; whoever waits for that clears it.
+        flooded: Whether it printed more than 64 MiB.
+        seconds: How long it ran, until it ended or now.
+    """
+
+    def __init__(self, popen: subprocess.Popen[bytes], out: int, err: int, what: Start) -> None:
+        self._popen = popen
+        self.pid = popen.pid
+        self.out, self.err = Capture(COMMAND_CHARS), Capture(COMMAND_CHARS)
+        self.over, self._gone = asyncio.Event(), asyncio.Event()
+        self.news = asyncio.Event()
+        self.flooded = False
+        self._env = what.env
+        self._sink, self._shows = what.sink, what.shows
+        self._began, self._ended = time.monotonic(), 0.0
+        self._pipes = (
+            _Pipe(out, lambda data: self._feed(self.out, data)),
+            _Pipe(err, lambda data: self._feed(self.err, data)),
+        )
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = -1
+        Context().run(self._watch)
+
+    def _feed(self, capture: Capture, data: bytes) -> None:
+        if self.flooded:
+            return
+        text = capture.feed(data)
+        if self._sink is not None:
+            self._sink(data)
+        if self._shows is not None:
+            self._shows(text)
+        if self.out.total + self.err.total > COMMAND_OUTPUT_BYTES:
+            self.flooded = True
+            self.over.set()
+            self.send(signal.SIGKILL)
+        self.news.set()
+
+    # --- the end of the leader ---------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Have the loop tell when the leader ended; it is not waited for yet."""
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # not Linux, or no descriptor is free
+            self._poll()
+        else:
+            self._loop.add_reader(self._pidfd, self._left)
+
+    def _poll(self) -> None:
+        if self.ending() is None:
+            self._loop.call_later(POLL_SECONDS, self._poll)
+        else:
+            self._left()
+
+    def _left(self) -> None:
+        self._ended = self._ended or time.monotonic()
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        self._gone.set()
+        self.over.set()
+        self.news.set()
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran, until it ended or now."""
+        return (self._ended or time.monotonic()) - self._began
+
+    def ending(self) -> Ending | None:
+        """Return how the leader ended; ``None`` while it runs."""
+        if self._popen.returncode is None and hasattr(os, "waitid"):
+            with contextlib.suppress(ChildProcessError):
+                found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is None:
+                    return None
+                exited = found.si_code == os.CLD_EXITED
+                return Ending(found.si_status, None) if exited else Ending(None, _signal_name(found.si_status))
+        code = self._popen.poll()
+        if code is None:
+            return None
+        return Ending(code, None) if code >= 0 else Ending(None, _signal_name(-code))
+
+    # --- what somebody does with it ----------------------------------------------------------
+
+    async def check(self, report: int, what: Start) -> None:
+        """Wait until the launcher has become the program; raises ``ToolError`` when it could not."""
+        said = bytearray()
+        pipe = _Pipe(report, said.extend)
+        try:
+            await pipe.closed.wait()
+        finally:
+            pipe.close()
+        if said:
+            _refuse(what, int(said))
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    async def wait(self, seconds: float | None) -> bool:
+        """Wait until the leader ended or printed too much; return whether that was in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.over.wait()
+        except TimeoutError:
+            return False
+        await self._closed(COMMAND_DRAIN_SECONDS)
+        return True
+
+    async def _closed(self, seconds: float) -> None:
+        """Wait until nobody holds the streams any more."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._gone.wait()
+                for pipe in self._pipes:
+                    await pipe.closed.wait()
+
+    def drain(self) -> None:
+        """Read what is in the pipes, but not what somebody may still write into them."""
+        for pipe, capture in zip(self._pipes, (self.out, self.err), strict=True):
+            for _ in range(DRAIN_READS):
+                if not pipe.read():
+                    break
+            if pipe.closed.is_set():
+                capture.end()
+
+    async def end(self, number: int = signal.SIGTERM) -> Ending:
+        """End it and all that it started, first gently; return how the leader ended."""
+        if not self._gone.is_set():
+            self.send(number)
+            await self._closed(COMMAND_TERM_SECONDS)
+        if self._popen.returncode is None:
+            self.send(signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DEATH_SECONDS):
+                await self._gone.wait()
+        await end_marked(self._env)
+        self.drain()
+        for pipe in self._pipes:
+            pipe.close()
+        self.drain()
+        made = self.ending() or Ending(None, None)
+        if self._gone.is_set():
+            self._popen.wait()
+        return made
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _refuse(what: Start, number: int) -> NoReturn:
+    reason = REASONS.get(number, os.strerror(number))
+    msg = f"{what.argv[0]!r} could not be executed: {reason}"
+    raise ToolError(msg)

@@ -1,0 +1,218 @@
+"""``Shell``: from a command as the model gave it to a process, under the policy of one set of shell tools."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import attrs
+
+from stepengine.data.events import ToolProgress
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.tools._caps import COMMANDS_AT_ONCE
+from stepengine.tools.argv import Argv, Script, parse_command
+from stepengine.tools.context import ToolContext
+from stepengine.tools.files.paths import display
+from stepengine.tools.files.root import Root
+from stepengine.tools.shell.environment import Environment, Private, find_program
+from stepengine.tools.shell.process import Process, Start, start
+
+__all__ = ("LIMITS", "Launch", "Progress", "Runner", "Shell", "Slots", "limits_text")
+
+PROGRESS_SECONDS = 0.1
+PROGRESS_CHARS = 2_000
+SHELL = ("/bin/sh", "-eu", "{script}")
+LIMITS: Mapping[str, str] = {
+    "processes": "RLIMIT_NPROC",
+    "memory_bytes": "RLIMIT_AS",
+    "file_bytes": "RLIMIT_FSIZE",
+    "cpu_seconds": "RLIMIT_CPU",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Launch:
+    """
+    A command that is about to be executed.
+
+    Attributes:
+        argv: The program and its arguments; a ``Runner`` may put another program in front.
+        root: The real path of the root folder.
+        cwd: The folder to work in, relative to the root; ``"."`` is the root itself.
+        env: The clean environment.
+    """
+
+    argv: Argv
+    root: str
+    cwd: str
+    env: Mapping[str, str]
+
+
+class Runner(Protocol):
+    """Has commands executed elsewhere: in a container, a virtual machine, on another computer."""
+
+    def __call__(self, launch: Launch) -> Launch:
+        """Return what is executed here to have *launch* executed there."""
+
+
+class Slots:
+    """At most 16 commands at once, for each engine and event loop."""
+
+    def __init__(self) -> None:
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @classmethod
+    def of(cls, ctx: ToolContext) -> asyncio.Semaphore:
+        """Return the semaphore for a call."""
+        slots = ctx.resources.get(cls)
+        if slots is None:
+            slots = cls()
+            ctx.resources.insert(slots)
+        return slots._by_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(COMMANDS_AT_ONCE))
+
+
+def limits_text(limits: Mapping[str, int]) -> str:
+    """
+    Return limits as the launcher takes them; no core dump is always among them (reliability SH11, SC09).
+
+    Raises:
+        DefinitionError: for a limit that is not known, or is no positive number.
+    """
+    import resource
+
+    made = {resource.RLIMIT_CORE: 0}
+    for name, value in limits.items():
+        if name not in LIMITS or type(value) is not int or value <= 0:
+            msg = f"limits has {name!r}: {value!r}; the limits are {', '.join(LIMITS)}, each a positive whole number"
+            raise DefinitionError(msg)
+        made[getattr(resource, LIMITS[name])] = value
+    return ",".join([f"{number}={value}" for number, value in made.items()])
+
+
+class Progress:
+    """Shows what a command prints as ``ToolProgress``, at most ten times a second, its last 2,000 characters each."""
+
+    def __init__(self, ctx: ToolContext) -> None:
+        self._ctx = ctx
+        self._text = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, text: str) -> None:
+        """Take more text."""
+        self._text = (self._text + text)[-PROGRESS_CHARS:]
+        if self._timer is None and self._text:
+            self._timer = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        """Show what was not shown yet."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        text, self._text = self._text, ""
+        if text:
+            self._ctx.emit(ToolProgress(message=text))
+
+
+@attrs.frozen(kw_only=True)
+class Shell:
+    """
+    The policy of one set of shell tools; ``shell_tools`` documents it.
+
+    Attributes:
+        root: The root folder.
+        allow_shell: Whether scripts may be run.
+        environment: What commands see.
+        timeout: Seconds that a command may take, if nothing else is asked for.
+        max_timeout: Seconds that may be asked for.
+        allow_unlimited: Whether no timeout may be asked for.
+        limits: Limits of the system, as the launcher takes them.
+        runner: What has commands executed elsewhere.
+    """
+
+    root: Root
+    allow_shell: bool
+    environment: Environment
+    timeout: float
+    max_timeout: float
+    allow_unlimited: bool
+    limits: str
+    runner: Runner | None
+
+    def read(self, command: str | list[str]) -> Argv | Script:
+        """
+        Return what *command* is.
+
+        Raises:
+            ToolError: when it is nothing, or a script and none may be run.
+        """
+        read = parse_command(command)
+        if isinstance(read, Script) and not self.allow_shell:
+            msg = (
+                f"the command needs a shell, because of {read.reason}, and there is none: a program is executed directly. "
+                'Give one program with its arguments, best as a list such as ["grep", "-r", "a b", "src"]; '
+                "do several things with several calls"
+            )
+            raise ToolError(msg)
+        return read
+
+    def seconds(self, asked: float) -> float | None:
+        """Return how long a command may take when *asked* seconds were asked for (generator-contract T15)."""
+        if asked == -1:
+            return None if self.allow_unlimited else self.max_timeout
+        return min(asked, self.max_timeout) if asked > 0 else self.timeout
+
+    async def start(
+        self,
+        command: Argv | Script,
+        cwd: str | None,
+        private: Private,
+        *,
+        sink: Callable[[bytes], None] | None = None,
+        shows: Callable[[str], None] | None = None,
+    ) -> Process:
+        """
+        Start a command.
+
+        Raises:
+            PathOutsideRoot: when *cwd* leads out of the root.
+            ToolError: when it cannot be executed.
+        """
+        opened = self.root.open_folder(cwd or ".")
+        try:
+            private.make()
+            argv = SHELL if isinstance(command, Script) else command
+            launch = Launch(
+                argv=argv,
+                root="/" + "/".join(self.root.real),
+                cwd=display(opened.parts),
+                env=self.environment.variables(private),
+            )
+            if self.runner is not None:
+                launch = self.runner(launch)
+            what = Start(
+                program=self._program(launch),
+                argv=launch.argv,
+                env=launch.env,
+                folder=opened.fd,
+                limits=self.limits,
+                script=command.text.encode() if isinstance(command, Script) else None,
+                sink=sink,
+                shows=shows,
+            )
+            return await start(what)
+        finally:
+            os.close(opened.fd)
+
+    def _program(self, launch: Launch) -> str:
+        """Return the program that is executed; the search path is read once, here."""
+        name = launch.argv[0]
+        found = find_program(name, launch.env["PATH"], self.environment.root)
+        if found is None:
+            msg = f"{name!r} could not be executed: no program of that name is on the search path outside of the root folder"
+            raise ToolError(msg)
+        return found

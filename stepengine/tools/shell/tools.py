@@ -1,0 +1,270 @@
+"""``run_terminal_command``, ``check_job`` and ``kill_job``: running programs below a root (requirements F8, F9)."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from stepengine.data.json import JsonDict, compact
+from stepengine.data.results import SideEffect, ToolResult
+from stepengine.data.tools import ToolAnnotations
+from stepengine.errors import ToolError
+from stepengine.tools._caps import COMMAND_OUTPUT_BYTES, MIB, RESULT_CHARS
+from stepengine.tools.argv import Argv, Script, parse_command, shown_command
+from stepengine.tools.context import ToolContext
+from stepengine.tools.decorator import tool
+from stepengine.tools.definition import Tool, ToolPreview
+from stepengine.tools.shell.environment import Private, without_secrets
+from stepengine.tools.shell.jobs import Job, Jobs, Log
+from stepengine.tools.shell.output import fitted, shortened
+from stepengine.tools.shell.process import Ending, Process, to_the_end
+from stepengine.tools.shell.running import Progress, Shell, Slots
+
+__all__ = ("command_tools",)
+
+RUNS = ToolAnnotations(read_only=False, destructive=True, idempotent=False, open_world=True)
+LOOKS = ToolAnnotations(read_only=True, idempotent=True)
+SHOWN_CHARS = 2_000
+ACTION_CHARS = 80
+FLOODED = f"it was killed because it printed more than {COMMAND_OUTPUT_BYTES // MIB} MiB"
+FOREVER = float("inf")
+
+
+def command_tools(shell: Shell) -> list[Tool[..., Any]]:
+    """Return the tools that run programs below the root of *shell*."""
+
+    @tool(category="execute", annotations=RUNS, timeout=FOREVER, preview=_preview, aliases={"command": ("cmd", "argv")})
+    async def run_terminal_command(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        command: Annotated[str | list[str], Field(min_length=1)],
+        process_type: Literal["SYNC", "BACKGROUND"] = "SYNC",
+        cwd: str | None = None,
+        timeout_seconds: float = shell.timeout,
+    ) -> ToolResult:
+        """
+        Run a program and return what it printed.
+
+        Usage:
+            - Give the program and its arguments as a list; nothing has to be quoted.
+            - One string works too, when it only needs to be split into words, as in `git log -n 5 --format="%h %s"`.
+            - `process_type` "BACKGROUND" starts a program that goes on, such as a server, and returns a `job_id` at once.
+
+        Examples:
+            {"command": ["python", "-m", "pytest", "-q"], "timeout_seconds": 120}
+            {"command": "git status --short", "cwd": "packages/web"}
+            {"command": ["python", "-m", "http.server", "8000"], "process_type": "BACKGROUND"}
+
+        When not to use:
+            - To read, list, search or edit files, use the tools for that.
+
+        Notes:
+            - Pipes, `&&`, redirection, variables and wildcards need a shell, and are refused where none is allowed.
+            - The program has no terminal and no input; what asks a question gets none. Each call starts afresh: no
+              variables and no `cd` are left from another call.
+            - `exit_code` is 0 on success. After `timeout_seconds` it is stopped and what it printed so far is returned.
+            - At most 50,000 characters of each stream are shown, its beginning and its end.
+
+        Args:
+            command: The program and its arguments.
+            process_type: "SYNC" waits for the end, "BACKGROUND" does not.
+            cwd: The folder to run it in, relative to the root folder; the root folder by default.
+            timeout_seconds: How long it may take. Has no effect in the background.
+        """
+        read = shell.read(command)
+        if process_type == "BACKGROUND":
+            return await _started(ctx, shell, read, cwd)
+        async with Slots.of(ctx):
+            return await _finished(ctx, shell, read, cwd, shell.seconds(timeout_seconds))
+
+    @tool(category="execute", annotations=LOOKS, timeout=FOREVER)
+    async def check_job(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        job_id: Annotated[str, Field(min_length=1)],
+        wait_for: str | None = None,
+        timeout_seconds: Annotated[float, Field(ge=0)] = 0,
+    ) -> ToolResult:
+        """
+        See how a background job is doing: whether it runs, and what it printed since the last look.
+
+        Usage:
+            - With `timeout_seconds` it waits for the job's end, or with `wait_for` for a text in its output.
+
+        Examples:
+            {"job_id": "job-c4"}
+            {"job_id": "job-c4", "wait_for": "Listening on", "timeout_seconds": 10}
+
+        When not to use:
+            - To run a program to its end, use `run_terminal_command` without "BACKGROUND".
+
+        Notes:
+            - `status` is "running" or "exited"; `found` says whether the text of `wait_for` was printed.
+            - `output_file` holds everything that it printed, up to 16 MiB, until the job is over with its run.
+
+        Args:
+            job_id: The `job_id` that `run_terminal_command` returned.
+            wait_for: Text to wait for; it may have been printed before.
+            timeout_seconds: How long to wait; by default not at all.
+        """
+        job = _jobs(ctx, shell).get(job_id)
+        found = await job.wait(wait_for, min(timeout_seconds, shell.max_timeout))
+        return _job_result(job, {} if found is None else {"found": found})
+
+    @tool(category="execute", annotations=RUNS, timeout=FOREVER)
+    async def kill_job(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        job_id: Annotated[str, Field(min_length=1)],
+        signal: Literal["SIGTERM", "SIGINT", "SIGKILL"] = "SIGTERM",
+    ) -> ToolResult:
+        """
+        Stop a background job and everything that it started.
+
+        Usage:
+            - Stop servers and watchers that are not needed any more; at most four jobs run at once.
+
+        Examples:
+            {"job_id": "job-c4"}
+
+        When not to use:
+            - At the end of your work: jobs end by themselves with the run.
+
+        Notes:
+            - What has not ended 1.5 seconds after the signal is killed.
+
+        Args:
+            job_id: The `job_id` that `run_terminal_command` returned.
+            signal: The signal that it gets first.
+        """
+        job = _jobs(ctx, shell).get(job_id)
+        was_running = job.ending is None
+        await to_the_end(asyncio.create_task(job.stop(_number(signal))))
+        return _job_result(job, {} if was_running else {"message": "it had ended already"})
+
+    return [run_terminal_command, check_job, kill_job]
+
+
+def _number(name: str) -> int:
+    return signal.Signals[name].value
+
+
+def _jobs(ctx: ToolContext, shell: Shell) -> Jobs:
+    return ctx.of_run((Jobs, shell), Jobs)
+
+
+async def _finished(
+    ctx: ToolContext, shell: Shell, command: Argv | Script, cwd: str | None, seconds: float | None
+) -> ToolResult:
+    """Run a command to its end; whatever happens, nothing of it is left."""
+    private, progress = Private(), Progress(ctx)
+    process: Process | None = None
+    in_time = True
+    try:
+        process = await shell.start(command, cwd, private, shows=progress.add)
+        in_time = await process.wait(seconds)
+    finally:
+        await to_the_end(asyncio.create_task(_cleaned(process, private)))
+        progress.flush()
+    ending = process.ending() or Ending(None, None)
+    message = (
+        "" if in_time else f"it was stopped because it took longer than {seconds:g} s; this is what it had printed"
+    )
+    _log(ctx, command, process, ending)
+    frame = _frame(command, process, ending, FLOODED if process.flooded else message)
+    return _result(frame, process, "ok" if in_time and not process.flooded else "error")
+
+
+async def _cleaned(process: Process | None, private: Private) -> None:
+    try:
+        if process is not None:
+            await process.end()
+    finally:
+        private.remove()
+
+
+async def _started(ctx: ToolContext, shell: Shell, command: Argv | Script, cwd: str | None) -> ToolResult:
+    """Start a command that goes on in the background."""
+    job_id = f"job-{ctx.tool_call_id}"
+    shown = shortened(shown_command(command), SHOWN_CHARS)
+
+    async def make() -> Job:
+        private = Private()
+        log = Log(private.folder / "output")
+        try:
+            process = await shell.start(command, cwd, private, sink=log.write)
+        except BaseException:
+            log.close()
+            private.remove()
+            raise
+        return Job(job_id, shown, process, log, private)
+
+    job = await _jobs(ctx, shell).start(make)
+    effect = SideEffect("job_started", job.id, {"command": shown, "pid": job.process.pid})
+    message = "it goes on in the background; look after it with check_job, stop it with kill_job. It ends with this run"
+    value: dict[str, Any] = {"command": shown, "job_id": job.id, "pid": job.process.pid, "message": message}
+    return ToolResult.json({**value, "output_file": str(job.log.path)}, side_effects=[effect])
+
+
+def _frame(command: Argv | Script, process: Process, ending: Ending, message: str) -> dict[str, Any]:
+    frame: dict[str, Any] = {"command": shortened(shown_command(command), SHOWN_CHARS), "exit_code": ending.code}
+    if ending.signal is not None:
+        frame["signal"] = ending.signal
+    return {**frame, "duration_seconds": round(process.seconds, 3), **({"message": message} if message else {})}
+
+
+def _result(frame: Mapping[str, Any], process: Process, status: Literal["ok", "error"] = "ok") -> ToolResult:
+    """Return a result with both streams, as long as the cap of results allows."""
+    is_cut = process.out.is_cut or process.err.is_cut
+    texts = process.out.take(), process.err.take()
+    room = RESULT_CHARS - len(compact(frame)) - 100
+    out, err = fitted(texts, room)
+    value = {**frame, "stdout": out, **({"stderr": err} if err else {}), "truncated": is_cut or (out, err) != texts}
+    return ToolResult.json(value, status=status)
+
+
+def _job_result(job: Job, more: Mapping[str, Any]) -> ToolResult:
+    ending, process = job.ending, job.process
+    frame: dict[str, Any] = {"job_id": job.id, "command": job.command, "status": "exited" if ending else "running"}
+    if ending is not None:
+        frame["exit_code"] = ending.code
+        if ending.signal is not None:
+            frame["signal"] = ending.signal
+    frame |= {"duration_seconds": round(process.seconds, 3), "output_file": str(job.log.path), **more}
+    notes = [frame.get("message", ""), FLOODED if process.flooded else ""]
+    notes.append("the output file is full, the rest of the output is not in it" if job.log.is_full else "")
+    if any(notes):
+        frame["message"] = "; ".join(filter(None, notes))
+    return _result(frame, process)
+
+
+def _log(ctx: ToolContext, command: Argv | Script, process: Process, ending: Ending) -> None:
+    """Log what ran and how it went, never what it printed (rule HP7)."""
+    message = f"ran {without_secrets(shortened(shown_command(command), SHOWN_CHARS))}"
+    ctx.logger.debug(
+        message,
+        exit_code=ending.code,
+        signal=ending.signal,
+        seconds=round(process.seconds, 3),
+        bytes=process.out.total + process.err.total,
+    )
+
+
+def _preview(input: JsonDict) -> ToolPreview:
+    """Return how a call looks to a person who is asked about it (reliability UI05, PM24): all of it, nothing hidden."""
+    given: Any = input.get("command", "")
+    try:
+        command = parse_command(given)
+    except ToolError as error:
+        return ToolPreview("Run a command that will be refused", {"problem": error.message})
+    details: dict[str, Any] = {"cwd": input.get("cwd") or "."}
+    if isinstance(command, Script):
+        details |= {"script": shown_command(command), "needs_a_shell_because_of": command.reason}
+        action = "Run a shell script"
+    else:
+        details |= {"command": shown_command(command), "argv": list(command)}
+        action = f"Run {shown_command(command[:1])}"[:ACTION_CHARS]
+    if input.get("process_type") == "BACKGROUND":
+        action += " in the background"
+    return ToolPreview(action, details)
