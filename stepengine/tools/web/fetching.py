@@ -1,0 +1,274 @@
+"""``SafeFetcher``: gets pages from the web without reaching into private networks (reliability 3.10, WP1-WP5)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from stepengine.errors import BlockedAddress, DefinitionError, ToolError
+from stepengine.tools._caps import (
+    WEB_CONNECT_SECONDS,
+    WEB_FETCHES_PER_HOST,
+    WEB_IDLE_SECONDS,
+    WEB_REDIRECTS,
+    WEB_SECONDS,
+)
+from stepengine.tools.web.addresses import blocked_reason, networks, numeric_address
+from stepengine.tools.web.body import Body, check_headers, read_body
+from stepengine.tools.web.gates import Gates
+from stepengine.tools.web.trust import trusted
+from stepengine.tools.web.urls import AllowList, Target, joined, parse_url
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx2
+
+__all__ = ("Fetched", "Fetcher", "Resolve", "SafeFetcher", "is_text")
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Takes a host name and a port and returns its IP addresses."""
+
+USER_AGENT = "stepengine"
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+METHODS = ("GET", "HEAD")
+TEXTS = ("json", "xml", "javascript", "yaml", "toml", "markdown")
+UNSPECIFIED = ("", "application/octet-stream", "binary/octet-stream")
+
+
+@attrs.frozen
+class Fetched:
+    """
+    What came back.
+
+    Attributes:
+        url: The address that answered, after redirects.
+        status: The HTTP status.
+        content_type: The ``Content-Type`` header.
+        body: What it holds; empty when it is no text.
+        truncated: Whether there was more than was read.
+    """
+
+    url: str
+    status: int
+    content_type: str = ""
+    body: bytes = b""
+    truncated: bool = False
+
+
+class Fetcher(Protocol):
+    """Gets what is at an address; ``SafeFetcher`` is one. What another one may reach is for its author to decide."""
+
+    async def fetch(self, url: str) -> Fetched:
+        """Return what is at *url*, or raise ``ToolError``."""
+
+
+def is_text(content_type: str) -> bool:
+    """Return whether the body of such an answer is read: text, HTML, JSON, XML and the like."""
+    kind = content_type.partition(";")[0].strip().lower()
+    main, _, sub = kind.partition("/")
+    return main == "text" or (main == "application" and any(word in sub for word in TEXTS))
+
+
+class SafeFetcher:
+    """
+    Fetches by GET and HEAD from hosts that are allowed, and never from private addresses.
+
+    A name is resolved once per hop, every address is judged by our own table, and the connection goes to an address that
+    was judged; TLS and the ``Host`` header keep the name. Up to 5 redirects are followed, each judged like a new address,
+    none from https to http. No cookies, no environment proxies, no netrc, no credentials. At most 2,000,000 decoded bytes
+    in 20 seconds.
+
+    Args:
+        allow: Hosts, such as ``["docs.python.org", "*.example.com", "example.com:8080"]``, or ``"public"`` for every
+            public one.
+        ports: More ports than 80 and 443, for any host.
+        allow_networks: Networks that may be reached although they are private, such as ``["10.1.2.0/24"]``; who names
+            one lets the model reach what is there, as far as *allow* goes.
+        headers: Headers per host, such as ``{"docs.corp": {"Authorization": "..."}}``; sent to exactly that host and
+            only over https.
+        resolve: Takes host and port and returns addresses; the system's resolver by default.
+        ssl_context: How certificates are checked; the system's trust by default.
+        proxy: A forward proxy. It resolves names itself, so the address rules are its job then.
+        proxy_enforces_policy: Says that it does that job; needed with *proxy*.
+        seconds: How long one fetch may take, redirects included.
+
+    Raises:
+        DefinitionError: when *allow* is missing or no list of hosts, or *proxy* stands alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        allow: Sequence[str] | str,
+        ports: Sequence[int] = (),
+        allow_networks: Sequence[str] = (),
+        headers: Mapping[str, Mapping[str, str]] | None = None,
+        resolve: Resolve | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        proxy: str | None = None,
+        proxy_enforces_policy: bool = False,
+        seconds: float = WEB_SECONDS,
+    ) -> None:
+        if proxy is not None and not proxy_enforces_policy:
+            msg = (
+                "a proxy resolves names itself, so SafeFetcher cannot keep it from private addresses; "
+                "pass proxy_enforces_policy=True if the proxy refuses them"
+            )
+            raise DefinitionError(msg)
+        self._allow = AllowList(allow, ports)
+        try:
+            self._networks = networks(allow_networks)
+        except ValueError as error:
+            msg = f"allow_networks: {error}"
+            raise DefinitionError(msg) from None
+        self._headers = {host.lower(): dict(values) for host, values in (headers or {}).items()}
+        self._resolve = resolve or system_addresses
+        self._ssl = ssl_context
+        self._proxy = proxy
+        self._seconds = seconds
+        self._gates = Gates(WEB_FETCHES_PER_HOST)
+
+    async def fetch(self, url: str, *, method: str = "GET") -> Fetched:
+        """
+        Return what is at *url*.
+
+        Args:
+            url: An http or https address.
+            method: ``"GET"`` or ``"HEAD"``.
+
+        Raises:
+            BlockedAddress: when the address, or one that it redirects to, is not allowed.
+            ToolError: when nothing could be got: no connection, no answer in time, too many redirects, a broken answer.
+        """
+        if method not in METHODS:
+            msg = f"{method!r} is not sent; only {' and '.join(METHODS)} are"
+            raise ToolError(msg)
+        target = parse_url(url)
+        try:
+            return await self._followed(target, method)
+        except TimeoutError:
+            msg = f"{target.url} did not answer within {self._seconds:g} s"
+            raise ToolError(msg) from None
+
+    async def _followed(self, target: Target, method: str) -> Fetched:
+        now, left = asyncio.get_running_loop().time, self._seconds
+        for _ in range(WEB_REDIRECTS + 1):
+            self._allow.check(target)
+            async with self._gates.at(target.host):  # waiting for its turn is not the host's fault
+                began = now()
+                async with asyncio.timeout(left):
+                    found = await self._one(target, method)
+            left -= now() - began
+            if isinstance(found, Fetched):
+                return found
+            if target.scheme == "https" and found.scheme == "http":
+                msg = f"{target.url} redirects from https to {found.url}, which is not followed"
+                raise BlockedAddress(msg)
+            target = found
+        msg = f"{target.url} was reached after {WEB_REDIRECTS} redirects and redirects again"
+        raise ToolError(msg)
+
+    async def _one(self, target: Target, method: str) -> Fetched | Target:
+        """Send one request; return the answer, or where it redirects to."""
+        import httpx2
+
+        addresses = [target.host] if self._proxy else await self._addresses(target)
+        transport = httpx2.AsyncHTTPTransport(
+            verify=self._ssl or trusted(),
+            trust_env=False,
+            limits=httpx2.Limits(max_connections=1, max_keepalive_connections=0),
+            proxy=None if self._proxy is None else httpx2.Proxy(self._proxy),
+        )
+        try:
+            response = await self._sent(transport, target, method, addresses)
+            try:
+                return await _answer(response, target, method)
+            finally:
+                await response.aclose()
+        except httpx2.TimeoutException:
+            msg = f"{target.url} did not answer: no data for {WEB_IDLE_SECONDS:g} s"
+            raise ToolError(msg) from None
+        except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError) as error:
+            msg = f"{target.url} cannot be read: {type(error).__name__}: {error}"
+            raise ToolError(msg) from None
+        finally:
+            await transport.aclose()
+
+    async def _addresses(self, target: Target) -> Sequence[str]:
+        """Return the addresses of a host when every one of them may be used (NW04)."""
+        literal = numeric_address(target.host)
+        if literal is not None:
+            found: Sequence[str] = [str(literal)]
+        else:
+            try:
+                async with asyncio.timeout(WEB_CONNECT_SECONDS):
+                    found = await self._resolve(target.host, target.port)
+            except (OSError, UnicodeError) as error:
+                msg = f"the host {target.host!r} cannot be found: {error}"
+                raise ToolError(msg) from None
+        if not found:
+            msg = f"the host {target.host!r} has no address"
+            raise ToolError(msg)
+        for address in found:
+            why = blocked_reason(address, self._networks)
+            if why:
+                msg = f"{target.url} is not fetched: {target.host!r} is at {address}, which is not allowed ({why})"
+                raise BlockedAddress(msg)
+        return found
+
+    async def _sent(
+        self, transport: httpx2.AsyncHTTPTransport, target: Target, method: str, addresses: Sequence[str]
+    ) -> httpx2.Response:
+        """Return the answer of the first address that takes a connection."""
+        import httpx2
+
+        for position, address in enumerate(addresses):
+            request = self._request(target, method, address)
+            try:
+                return await transport.handle_async_request(request)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                if position == len(addresses) - 1:
+                    raise
+        msg = f"{target.url} has no address"
+        raise ToolError(msg)
+
+    def _request(self, target: Target, method: str, address: str) -> httpx2.Request:
+        import httpx2
+
+        url = httpx2.URL(scheme=target.scheme, host=address, port=target.port, raw_path=target.path.encode("ascii"))
+        own = self._headers.get(target.host, {}) if target.scheme == "https" else {}
+        headers = {
+            "Host": target.authority,
+            "User-Agent": USER_AGENT,
+            "Accept": "text/*, application/json",
+            "Accept-Encoding": "gzip",
+            **own,
+        }
+        waits = {"connect": WEB_CONNECT_SECONDS, **dict.fromkeys(("read", "write", "pool"), WEB_IDLE_SECONDS)}
+        extensions: dict[str, Any] = {"timeout": waits}
+        if numeric_address(target.host) is None:
+            extensions["sni_hostname"] = target.host
+        return httpx2.Request(method, url, headers=headers, extensions=extensions)
+
+
+async def _answer(response: httpx2.Response, target: Target, method: str) -> Fetched | Target:
+    check_headers(response, target.url)
+    location = response.headers.get("location")
+    if response.status_code in REDIRECTS and location:
+        return joined(target, location)
+    content_type = str(response.headers.get("content-type", ""))
+    readable = is_text(content_type) or content_type in UNSPECIFIED
+    body = await read_body(response, target.url) if method == "GET" and readable else Body(b"")
+    return Fetched(target.url, response.status_code, content_type, body.data, body.truncated)
+
+
+async def system_addresses(host: str, port: int) -> Sequence[str]:
+    """Return what the system's resolver says, each address once."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))

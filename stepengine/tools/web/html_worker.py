@@ -1,0 +1,121 @@
+"""
+Turns HTML into Markdown in a process of its own: untrusted input, bounded time and memory (reliability NW12, NW13).
+
+This file is run as a script, ``python -I html_worker.py FOLDER SECONDS BYTES``, and imports nothing of stepengine. It reads
+a line of JSON (``base``, ``encoding``) and the HTML on stdin, and writes one JSON object: ``title``, ``description``,
+``text``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from typing import Any
+from urllib.parse import urljoin
+
+__all__ = ("main", "readable")
+
+# fmt: off
+DROPPED = frozenset((
+    "script", "style", "template", "noscript", "svg", "math", "iframe", "object", "embed", "canvas", "audio", "video", "form",
+    "button", "select", "input", "textarea", "dialog", "nav", "footer", "aside", "head", "link", "meta",
+))
+# fmt: on
+HIDING = re.compile(r"display:none|visibility:hidden|opacity:0(?:\.0+)?(?:;|$)|font-size:0(?:px|em|rem|%)?(?:;|$)")
+URLS = ("href", "src")
+MAX_NODES = 400_000
+MAX_DEPTH = 400
+
+
+def readable(html: bytes, base: str, encoding: str | None) -> dict[str, str]:
+    """Return title, description and the readable text of a page as Markdown."""
+    from justhtml import JustHTML
+
+    page = JustHTML(html, sanitize=False, encoding=encoding)
+    title, description = _heading(page)
+    _clean(page.root, base)
+    parts = page.query("main") or page.query("article")
+    text = _markdown(parts) or _markdown([page.root])
+    return {"title": title, "description": description, "text": text}
+
+
+def _markdown(nodes: list[Any]) -> str:
+    return "\n\n".join(text for node in nodes if (text := node.to_markdown().strip()))
+
+
+def _heading(page: Any) -> tuple[str, str]:
+    title = page.query_one("title")
+    named: dict[str, str] = {}
+    for meta in page.query("meta"):
+        name = (meta.attrs.get("name") or meta.attrs.get("property") or "").lower()
+        named.setdefault(name, meta.attrs.get("content") or "")
+    text = title.to_text() if title is not None else named.get("og:title", "")
+    return _line(text), _line(named.get("description") or named.get("og:description") or "")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:1_000]
+
+
+def _clean(root: Any, base: str) -> None:
+    """Take out what is not shown to readers, and make links absolute; without recursion, however deep the page is."""
+    open_nodes = [(root, 0)]
+    seen = 0
+    while open_nodes:
+        node, depth = open_nodes.pop()
+        seen += 1
+        for child in list(node.children or ()):
+            name = str(child.name).lower()
+            if name.startswith("#text"):
+                continue
+            if _is_dropped(child, name) or depth > MAX_DEPTH or seen > MAX_NODES:
+                node.remove_child(child)
+            else:
+                _absolute(child, base)
+                open_nodes.append((child, depth + 1))
+
+
+def _is_dropped(node: Any, name: str) -> bool:
+    if name in DROPPED or name.startswith(("#comment", "!", "?")):
+        return True
+    given = getattr(node, "attrs", None) or {}
+    style = re.sub(r"\s+", "", given.get("style") or "").lower()
+    return "hidden" in given or (given.get("aria-hidden") or "").lower() == "true" or bool(HIDING.search(style))
+
+
+def _absolute(node: Any, base: str) -> None:
+    given = getattr(node, "attrs", None) or {}
+    for name in URLS:
+        if name in given:
+            link = ""
+            with contextlib.suppress(ValueError):
+                link = urljoin(base, (given[name] or "").strip())
+            if link.startswith(("http://", "https://")):
+                given[name] = link
+            else:
+                del given[name]
+
+
+def _limit(seconds: int, size: int) -> None:
+    """Bound what this process may use, where the system can."""
+    import resource
+
+    for kind, bound in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, size), (resource.RLIMIT_NOFILE, 64)):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (bound, bound))
+
+
+def main() -> None:
+    """Read a page from stdin and write what it says to stdout."""
+    folder, seconds, size = sys.argv[1:4]
+    sys.path.append(folder)
+    _limit(int(seconds), int(size))
+    head, _, html = sys.stdin.buffer.read().partition(b"\n")
+    said = json.loads(head)
+    sys.stdout.write(json.dumps(readable(html, said["base"], said["encoding"])))
+
+
+if __name__ == "__main__":
+    main()

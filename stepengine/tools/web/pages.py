@@ -1,0 +1,133 @@
+"""What a fetched page says: HTML as Markdown, other text as it is, within a number of characters (reliability NW12, NW13)."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from stepengine.errors import ToolError
+from stepengine.tools._caps import WEB_PARSE_BYTES, WEB_PARSE_SECONDS
+from stepengine.tools.web.fetching import UNSPECIFIED, Fetched, is_text
+from stepengine.tools.web.gates import Gates
+
+__all__ = ("Page", "page_of")
+
+SNIFFED = 8_192
+HTML = ("text/html", "application/xhtml+xml")
+MARKUP = re.compile(rb"\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
+BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+"""Controls, and what has no width: text that a reader of the page would not see."""
+WORKERS = Gates(4)
+BUSY = 3
+"""How much longer than its time on a processor a worker may take by the clock, for machines that have other work."""
+
+
+@attrs.frozen
+class Page:
+    """
+    A page as text.
+
+    Attributes:
+        text: What it says; empty when it is no text.
+        title: Its title, if it has one.
+        description: What it says of itself, if it does.
+        is_text: Whether it is text at all.
+    """
+
+    text: str
+    title: str = ""
+    description: str = ""
+    is_text: bool = True
+
+
+async def page_of(fetched: Fetched) -> Page:
+    """
+    Return what a page says.
+
+    Raises:
+        ToolError: when it is HTML and the extra ``web`` is not installed, or it cannot be read in time.
+    """
+    kind, charset = _kind_of(fetched)
+    if kind in HTML or (kind in ("", "text/plain") and not charset and MARKUP.match(fetched.body[:SNIFFED])):
+        return await _html_page(fetched, charset)
+    bom = any(fetched.body.startswith(mark) for mark, _ in BOMS)
+    if not is_text(kind) and kind not in UNSPECIFIED:
+        return Page("", is_text=False)
+    if b"\0" in fetched.body[:SNIFFED] and not bom and not charset.startswith(("utf-16", "utf-32")):
+        return Page("", is_text=False)
+    return Page(_seen(_decoded(fetched.body, charset)))
+
+
+def _kind_of(fetched: Fetched) -> tuple[str, str]:
+    """Return type and charset; an unknown charset counts as none."""
+    kind, _, rest = fetched.content_type.partition(";")
+    found = re.search(r"charset\s*=\s*[\"']?([\w.:-]+)", rest, re.IGNORECASE)
+    charset = found[1].lower() if found else ""
+    try:
+        is_known = bool(charset) and codecs.lookup(charset)._is_text_encoding  # noqa: SLF001
+    except (LookupError, ValueError):
+        is_known = False
+    return kind.strip().lower(), charset if is_known else ""
+
+
+def _decoded(data: bytes, charset: str) -> str:
+    encoding = next((name for mark, name in BOMS if data.startswith(mark)), charset or "utf-8")
+    try:
+        return data.decode(encoding, "replace")
+    except (LookupError, ValueError):  # a codec that does more than decode
+        return data.decode("utf-8", "replace")
+
+
+def _seen(text: str) -> str:
+    return UNSEEN.sub("", text.replace("\r\n", "\n").replace("\r", "\n")).strip()
+
+
+async def _html_page(fetched: Fetched, charset: str) -> Page:
+    found = find_spec("justhtml")
+    if found is None or found.origin is None:
+        msg = f"{fetched.url} is HTML, and reading HTML needs the extra 'web': pip install 'stepengine[web]'"
+        raise ToolError(msg)
+    folder = str(Path(found.origin).parent.parent)
+    async with WORKERS.at("html"):
+        said = await _converted(fetched, charset, folder)
+    return Page(_seen(said["text"]), _seen(said["title"]), _seen(said["description"]))
+
+
+async def _converted(fetched: Fetched, charset: str, folder: str) -> dict[str, Any]:
+    """Have the worker convert a page; it is killed when it takes too long, or when nobody waits for it any more."""
+    script = str(Path(__file__).with_name("html_worker.py"))
+    limits = (str(int(WEB_PARSE_SECONDS)), str(WEB_PARSE_BYTES))
+    worker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", script, folder, *limits),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={},
+        start_new_session=True,
+    )
+    head = json.dumps({"base": fetched.url, "encoding": charset or None}).encode()
+    try:
+        async with asyncio.timeout(WEB_PARSE_SECONDS * BUSY):
+            out, _ = await worker.communicate(head + b"\n" + fetched.body)
+    except TimeoutError:
+        out = b""
+    finally:
+        if worker.returncode is None:
+            worker.kill()
+            await worker.wait()
+    if worker.returncode != 0 or not out:
+        msg = f"the HTML of {fetched.url} could not be turned into text within {WEB_PARSE_SECONDS:g} s and a bounded memory"
+        raise ToolError(msg)
+    said: dict[str, Any] = json.loads(out)
+    return said
