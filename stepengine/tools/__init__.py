@@ -8,19 +8,35 @@ documentation describes.
 from __future__ import annotations
 
 from stepengine.data.results import ToolResult
-from stepengine.tools.bundled import file_tools, search_tools
+from stepengine.tools.bundled import change_hook_tools, file_tools, followup_tools, search_tools, shell_tools, web_tools
+from stepengine.tools.changes import FileChangeHook
 from stepengine.tools.context import ResourceMap, ToolContext, Workspace
-from stepengine.tools.control import ask_user_tool, control_tools, spawn_tools
+from stepengine.tools.control import ask_user_tool, control_tools
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
 from stepengine.tools.depends import Depends
 from stepengine.tools.registry import ToolRegistry
+from stepengine.tools.spawning import agent_tool, spawn_tools, task_tool
 from stepengine.tools.threads import ThreadPool
 from stepengine.tools.typed import decode_result
+from stepengine.tools.web.docs import DocsBackend, DocsSites, SearchedDocs
+from stepengine.tools.web.fetching import Fetched, Fetcher, SafeFetcher
+from stepengine.tools.web.searching import BraveSearch, SearchBackend, SearchHit, SearxngSearch
 
 __all__ = (
+    "BraveSearch",
     "Depends",
+    "DocsBackend",
+    "DocsSites",
+    "Fetched",
+    "Fetcher",
+    "FileChangeHook",
     "ResourceMap",
+    "SafeFetcher",
+    "SearchBackend",
+    "SearchHit",
+    "SearchedDocs",
+    "SearxngSearch",
     "ThreadPool",
     "Tool",
     "ToolContext",
@@ -28,11 +44,17 @@ __all__ = (
     "ToolRegistry",
     "ToolResult",
     "Workspace",
+    "agent_tool",
     "ask_user_tool",
+    "change_hook_tools",
     "control_tools",
     "decode_result",
     "file_tools",
+    "followup_tools",
     "search_tools",
+    "shell_tools",
     "spawn_tools",
+    "task_tool",
     "tool",
+    "web_tools",
 )

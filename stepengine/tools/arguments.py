@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails, ValidationError
 
-__all__ = ("FunctionInputs",)
+__all__ = ("FunctionInputs", "without_titles")
 
 SCALARS = frozenset({str, int, float, bool, type(None)})
 IN_SCHEMA_ORDER = inspect.Parameter.KEYWORD_ONLY
@@ -48,19 +48,19 @@ def _adapter(signature: Signature) -> TypeAdapter[Any]:
         raise DefinitionError(msg) from error
 
 
-def _without_titles(schema: Any) -> Any:
+def without_titles(schema: Any) -> Any:
     """Return a schema without the titles that pydantic makes from names; they tell a model nothing."""
     if isinstance(schema, list):
-        return [_without_titles(s) for s in schema]
+        return [without_titles(s) for s in schema]
     if not isinstance(schema, dict):
         return schema
     names = ("properties", "$defs", "patternProperties")
     return {
-        key: {n: _without_titles(s) for n, s in value.items()}
+        key: {n: without_titles(s) for n, s in value.items()}
         if key in names
         else value
         if key in {"default", "const", "enum", "examples"}
-        else _without_titles(value)
+        else without_titles(value)
         for key, value in schema.items()
         if key != "title"
     }
@@ -110,7 +110,7 @@ class FunctionInputs:
         from pydantic.errors import PydanticInvalidForJsonSchema
 
         try:
-            schema = _without_titles(self._adapter.json_schema())
+            schema = without_titles(self._adapter.json_schema())
         except PydanticInvalidForJsonSchema as error:
             fn = self._signature.body.fn
             msg = f"{place_of(fn)}: the parameters of tool {self._name!r} have no JSON Schema: {error}"

@@ -1,5 +1,5 @@
 """
-The bundled sets of tools: ``file_tools`` and ``search_tools``.
+The bundled sets of tools: ``file_tools``, ``search_tools``, ``shell_tools`` and ``web_tools``.
 
 A set is built with a root folder and a policy, and holds the posture of the reliability page. What it needs is imported
 when it is built, not when stepengine is imported.
@@ -8,19 +8,28 @@ when it is built, not when stepengine is imported.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from stepengine.errors import DefinitionError
+from stepengine.tools._caps import COMMAND_MAX_SECONDS, COMMAND_SECONDS
 
 if TYPE_CHECKING:
+    from stepengine.tools.changes import FileChangeHook
     from stepengine.tools.definition import Tool
+    from stepengine.tools.shell.running import Runner
+    from stepengine.tools.web.docs import DocsBackend
+    from stepengine.tools.web.fetching import Fetcher
+    from stepengine.tools.web.searching import SearchBackend
 
-__all__ = ("file_tools", "search_tools")
+__all__ = ("change_hook_tools", "file_tools", "followup_tools", "search_tools", "shell_tools", "web_tools")
 
 
 def file_tools(
     root: str | os.PathLike[str],
     *,
     write: bool = False,
+    propose: bool = False,
     allow_secrets: Sequence[str] = (),
     allow_protected: Sequence[str] = (),
     refuse_hardlinks: bool = False,
@@ -28,7 +37,9 @@ def file_tools(
     allow_wide_root: bool = False,
 ) -> list[Tool[..., Any]]:
     """
-    Return ``read_files`` and ``list_directory``, and with *write* also ``write_file`` and ``str_replace``.
+    Return ``read_files``, ``list_directory`` and ``read_subtree``, and with *write* also ``write_file`` and ``str_replace``.
+
+    With *propose* come ``propose_write_file`` and ``propose_str_replace``, which show a change and make none.
 
     The root is opened now and held. No path leads out of it: not ``..``, not an absolute path, not a symbolic link, and
     not a folder that is swapped for a link while a tool runs. Files are written atomically.
@@ -36,6 +47,7 @@ def file_tools(
     Args:
         root: The folder that the tools are confined to.
         write: Whether files may be written.
+        propose: Whether changes may be proposed; they are kept in the run's context and written nowhere.
         allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
         allow_protected: Patterns of files that are protected from being written, such as ``".github/workflows/"``, and
             may be written.
@@ -46,9 +58,11 @@ def file_tools(
     Raises:
         DefinitionError: when the root is no folder or too wide, or the system cannot confine the tools.
     """
+    from stepengine.tools.files.proposing import proposing_tools
     from stepengine.tools.files.reading import reading_tools
     from stepengine.tools.files.root import Policy, Root
     from stepengine.tools.files.writing import writing_tools
+    from stepengine.tools.search.subtree import subtree_tool
 
     policy = Policy(
         allow_secrets=tuple(allow_secrets),
@@ -58,7 +72,8 @@ def file_tools(
         allow_wide_root=allow_wide_root,
     )
     held = Root(root, policy)
-    return [*reading_tools(held), *(writing_tools(held) if write else ())]
+    changing = [*(writing_tools(held) if write else ()), *(proposing_tools(held) if propose else ())]
+    return [*reading_tools(held), subtree_tool(held), *changing]
 
 
 def search_tools(
@@ -71,7 +86,7 @@ def search_tools(
     prefer_python: bool = False,
 ) -> list[Tool[..., Any]]:
     """
-    Return ``glob`` and ``code_search``, confined to *root* like ``file_tools``.
+    Return ``glob``, ``code_search`` and ``find_files``, confined to *root* like ``file_tools``.
 
     Args:
         root: The folder that the tools are confined to.
@@ -94,3 +109,146 @@ def search_tools(
         allow_wide_root=allow_wide_root,
     )
     return searching_tools(Root(root, policy), prefer_python=prefer_python)
+
+
+def shell_tools(
+    root: str | os.PathLike[str],
+    *,
+    allow_shell: bool = False,
+    env: Sequence[str] = (),
+    timeout: float = COMMAND_SECONDS,
+    max_timeout: float = COMMAND_MAX_SECONDS,
+    runner: Runner | None = None,
+    home: Literal["private", "real"] = "private",
+    env_secrets: bool = False,
+    allow_unlimited: bool = False,
+    limits: Mapping[str, int] | None = None,
+    allow_wide_root: bool = False,
+) -> list[Tool[..., Any]]:
+    """
+    Return ``run_terminal_command``, ``check_job`` and ``kill_job``.
+
+    A command is an argument list, or text that every shell would only split into words; it is executed without a shell.
+    With *allow_shell* other text is a script for ``/bin/sh -eu``. A command runs in a session of its own, without
+    terminal and input, in a folder below the root, and sees a clean environment with an empty home folder. When it
+    ends, is stopped after its timeout, or its run is cancelled, everything that it started is killed. Background jobs
+    end with their run.
+
+    **This is no sandbox.** A program that is allowed to run can do whatever your user can do, also outside of the root;
+    nothing limits its processes, memory, files and network unless you say so with *limits* and *runner*.
+
+    Args:
+        root: The folder below which commands work.
+        allow_shell: Whether text that needs a shell is run by one, instead of being refused.
+        env: Names of variables of this process that commands may see, such as ``["JAVA_HOME"]``.
+        timeout: Seconds that a command may take when the model does not say; 30 by default.
+        max_timeout: The most seconds that the model may ask for; 600 by default.
+        runner: Has commands executed elsewhere; see below.
+        home: ``"private"`` for an empty home folder for each command, ``"real"`` for the user's.
+        env_secrets: Accept names in *env* that look like those of secrets.
+        allow_unlimited: Whether ``timeout_seconds=-1`` means no timeout instead of *max_timeout*.
+        limits: Limits of the system for each command: ``processes`` (of the user, not of the command),
+            ``memory_bytes``, ``file_bytes`` and ``cpu_seconds``. None by default, except that there are no core dumps.
+        allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
+
+    A runner takes the ``Launch`` of a command (``argv``, ``root``, ``cwd``, ``env``) and returns the one that is executed
+    instead. This one uses bubblewrap, without a network and with nothing but the system and the root in sight::
+
+        def sandboxed(launch):
+            argv = [
+                "bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--proc", "/proc", "--dev", "/dev",
+                "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib",
+                "--tmpfs", "/tmp", "--bind", launch.root, "/project", "--chdir", f"/project/{launch.cwd}",
+                "--setenv", "HOME", "/tmp", "--setenv", "TMPDIR", "/tmp", "--", *launch.argv,
+            ]
+            return attrs.evolve(launch, argv=argv)
+
+        tools = shell_tools("project", runner=sandboxed)
+
+    The program in front is found on this computer, the command wherever that program looks. A script arrives on a
+    descriptor, which a runner for another computer cannot pass on.
+
+    Raises:
+        DefinitionError: when the root is no folder or too wide, an option makes no sense, or the system has no process
+            groups (Windows).
+    """
+    from stepengine.tools.shell.options import tools_for
+
+    return tools_for(
+        root,
+        allow_shell=allow_shell,
+        env=env,
+        timeout=timeout,
+        max_timeout=max_timeout,
+        runner=runner,
+        home=home,
+        env_secrets=env_secrets,
+        allow_unlimited=allow_unlimited,
+        limits=limits or {},
+        allow_wide_root=allow_wide_root,
+    )
+
+
+def web_tools(
+    search: SearchBackend | None = None, docs: DocsBackend | None = None, fetch: Fetcher | None = None
+) -> list[Tool[..., Any]]:
+    """
+    Return ``web_search``, ``read_docs`` and ``read_url``: each only when what it works with is given.
+
+    Their category is ``"network"``, and none of them is read-only: what a model puts into an address or a query leaves the
+    machine. What a page says is data of whoever wrote it.
+
+    Args:
+        search: Searches the web, such as ``SearxngSearch("http://localhost:8080")`` or ``BraveSearch(key)``.
+        docs: Looks up documentation, such as ``DocsSites(fetcher, {"pydantic": "https://docs.pydantic.dev/latest"})``.
+        fetch: Gets pages, such as ``SafeFetcher(allow=["docs.python.org"])`` or ``SafeFetcher(allow="public")``. The rules
+            against private addresses are those of ``SafeFetcher``; another fetcher answers for itself.
+
+    Raises:
+        DefinitionError: when none of them is given.
+    """
+    from stepengine.tools.web.tools import reaching_tools
+
+    made = reaching_tools(search, docs, fetch)
+    if not made:
+        msg = 'web_tools needs something to work with, such as search=SearxngSearch(url) or fetch=SafeFetcher(allow="public")'
+        raise DefinitionError(msg)
+    return made
+
+
+def change_hook_tools(
+    root: str | os.PathLike[str],
+    hooks: Sequence[FileChangeHook],
+    *,
+    env: Sequence[str] = (),
+    runner: Runner | None = None,
+    allow_wide_root: bool = False,
+) -> list[Tool[..., Any]]:
+    """
+    Return ``run_file_change_hooks``, which runs the checks that are configured for changed files.
+
+    The checks are the caller's: a model says which files changed, never what is run. They run as commands of
+    ``shell_tools`` do.
+
+    Args:
+        root: The folder that files and commands are below.
+        hooks: The checks, such as ``FileChangeHook("types", ["mypy", "src"], pattern="**/*.py")``.
+        env: Names of variables of this process that the checks may see.
+        runner: Has the checks executed elsewhere; see ``shell_tools``.
+        allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
+
+    Raises:
+        DefinitionError: when there are no hooks, a pattern cannot be used, or the root is no folder or too wide.
+    """
+    from stepengine.tools.checks import checking_tool
+    from stepengine.tools.files.root import Policy, Root
+
+    run, *_ = shell_tools(root, env=env, runner=runner, allow_wide_root=allow_wide_root)
+    return [checking_tool(Root(root, Policy(allow_wide_root=allow_wide_root)), hooks, run)]
+
+
+def followup_tools() -> list[Tool[..., Any]]:
+    """Return ``suggest_followups``, by which a model suggests to the user what could be asked next, as an event."""
+    from stepengine.tools.followups import followup_tool
+
+    return [followup_tool()]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -13,9 +14,10 @@ from stepengine.data.events import Event
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.logger import RunLogger
 from stepengine.data.state import AgentState
+from stepengine.errors import StepEngineError
 from stepengine.tools.threads import ThreadPool
 
-__all__ = ("CallScope", "CancelSignal", "ResourceMap", "ToolContext", "Workspace")
+__all__ = ("Belongings", "CallScope", "CancelSignal", "Closable", "ResourceMap", "ToolContext", "Workspace")
 
 T = TypeVar("T")
 
@@ -92,6 +94,42 @@ class ResourceMap:
         return len(self._values)
 
 
+class Closable(Protocol):
+    """Something of a run that has to be ended with it."""
+
+    def aclose(self) -> Awaitable[Iterable[str]]:
+        """End it; return what its run's result should mention, such as what was still going on."""
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class Belongings:
+    """What tools keep for one run; all of it is ended with the run, the last one first."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values: dict[Hashable, Closable] = {}
+
+    def get(self, key: Hashable, make: Callable[[], C]) -> C:
+        """Return what is kept under *key*; what *make* returns, the first time."""
+        if key not in self._values:
+            self._values[key] = make()
+        return cast("C", self._values[key])
+
+    async def aclose(self) -> list[str]:
+        """End everything, also when the end of something fails; return what they mention."""
+        mentioned: list[str] = []
+        while self._values:
+            _, value = self._values.popitem()
+            try:
+                mentioned += await value.aclose()
+            except Exception as error:  # noqa: BLE001  (it is a tool's code; the others are ended all the same)
+                mentioned.append(f"{type(value).__name__} could not be ended: {type(error).__name__}: {error}")
+        return mentioned
+
+
 class CallScope:
     """What one call keeps while it runs; a context serves one call at a time."""
 
@@ -165,13 +203,16 @@ class ToolContext:
     _threads: ThreadPool | None = attrs.field(default=None, repr=False)
     _leaked: list[str] | None = attrs.field(default=None, repr=False)
     _scope: CallScope = attrs.field(factory=CallScope, repr=False)
+    _belongings: Callable[[], Belongings] | None = attrs.field(default=None, repr=False)
+    _sleep: Callable[[float], Awaitable[None]] = attrs.field(default=asyncio.sleep, repr=False)
 
     @classmethod
     def for_test(cls, **overrides: Any) -> ToolContext:
         """
         Return a context for a unit test; every field can be given.
 
-        ``emit=events.append`` collects events; ``threads=`` takes a ``ThreadPool``, without one each call makes its own.
+        ``emit=events.append`` collects events; ``threads=`` takes a ``ThreadPool``, without one each call makes its own;
+        ``belongings=lambda: mine`` takes the ``Belongings`` of a run, which the test ends with ``await mine.aclose()``.
         """
         return cls(**{"tool_call_id": "c1", "run_id": "test-run", "agent_id": "test-agent", **overrides})
 
@@ -180,6 +221,24 @@ class ToolContext:
         if getattr(event, "tool_call_id", None) == "":
             event = attrs.evolve(event, tool_call_id=self.tool_call_id, tool_name=self.tool_name)  # type: ignore[call-arg]
         self._emit(event)
+
+    def of_run(self, key: Hashable, make: Callable[[], C]) -> C:
+        """
+        Return what tools keep under *key* for this run; what *make* returns, the first time.
+
+        Its ``aclose()`` is awaited when the run ends, in whatever way. The runs of one tree keep things apart.
+
+        Raises:
+            StepEngineError: outside of a run, where nobody would end it.
+        """
+        if self._belongings is None:
+            msg = f"tool {self.tool_name!r} keeps something for its run, and is not called by one"
+            raise StepEngineError(msg)
+        return self._belongings().get(key, make)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait by the run's clock, before the body is tried again."""
+        await self._sleep(seconds)
 
     def request_truncation(self, max_chars: int) -> None:
         """Have this call's result cut to *max_chars* characters; the cut result says how much was removed."""

@@ -6,17 +6,21 @@ What they mean stands in the machine; here they become tools that an agent or en
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
+from stepengine.data.definition import AgentDefinition
 from stepengine.data.questions import Interactor
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec
 from stepengine.machine.control import CONTROL_BINDINGS, CONTROL_SPECS, HANDLER_ONLY
 from stepengine.tools.repair import Aliases, repairer
 
-__all__ = ("MachineTool", "ask_user_tool", "control_tools", "spawn_tools")
+__all__ = ("MachineTool", "ask_user_tool", "control_tools", "machine_tool")
 
 ALIASES: Aliases = {
     "agents.agent_type": ("agent", "agent_id", "agentId"),
+    "agent_type": ("agent", "agent_id", "agentId"),
     "questions.multi_select": ("multiple",),
 }
 
@@ -29,10 +33,12 @@ class MachineTool:
     Attributes:
         spec: What is known of it.
         interactor: Who answers in process; only for ``ask_user``.
+        agents: The agents that it carries; whoever has the tool may run them.
     """
 
     spec: ToolSpec
     interactor: Interactor | None = None
+    agents: tuple[AgentDefinition[Any], ...] = ()
     _binding: ToolBinding = attrs.field(alias="binding", kw_only=True, repr=False)
 
     def binding(self) -> ToolBinding:
@@ -40,7 +46,8 @@ class MachineTool:
         return self._binding
 
 
-def _machine_tool(name: str, interactor: Interactor | None = None) -> MachineTool:
+def machine_tool(name: str, interactor: Interactor | None = None) -> MachineTool:
+    """Return a tool that every machine knows, with repair of what models often get wrong."""
     binding = CONTROL_BINDINGS[name]
     mended = attrs.evolve(binding, repair=repairer(binding.spec.input_schema, ALIASES))
     return MachineTool(binding.spec, interactor, binding=mended)
@@ -53,7 +60,7 @@ def control_tools() -> list[ToolLike]:
     Handlers may always use these; passing them to an agent offers them to its model. ``set_messages`` and
     ``add_message`` are for handlers alone and not among them.
     """
-    return [_machine_tool(name) for name in CONTROL_SPECS if name not in HANDLER_ONLY]
+    return [machine_tool(name) for name in CONTROL_SPECS if name not in HANDLER_ONLY]
 
 
 def ask_user_tool(interactor: Interactor | None = None) -> ToolLike:
@@ -63,9 +70,4 @@ def ask_user_tool(interactor: Interactor | None = None) -> ToolLike:
     Args:
         interactor: Who answers in process; without one the engine's interactor does, or the run suspends.
     """
-    return _machine_tool("ask_user", interactor)
-
-
-def spawn_tools() -> list[ToolLike]:
-    """Return ``spawn_agents``, by which a model runs the agents that its own agent may spawn."""
-    return [_machine_tool("spawn_agents")]
+    return machine_tool("ask_user", interactor)

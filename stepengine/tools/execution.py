@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.results import ToolResult
-from stepengine.tools._caps import TOOL_SECONDS
+from stepengine.tools._caps import RETRY_WAIT_SECONDS, RETRY_WAIT_SECONDS_MAX, TOOL_SECONDS
 from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import as_result, error_text
 from stepengine.tools.depends import Overrides, Resolver, is_asynchronous
@@ -43,7 +43,7 @@ class Raised:
 async def execute(
     tool: Tool[..., Any], arguments: Mapping[str, Any], ctx: ToolContext, overrides: Overrides
 ) -> ToolResult:
-    """Run the body, again as often as the tool allows when it fails, and return its result."""
+    """Run the body, again as often as the tool allows when it fails, longer and longer waits between; return its result."""
     body, spec = tool.body, tool.spec
     tries = spec.retries
     while True:
@@ -63,6 +63,7 @@ async def execute(
         _log(spec.name, outcome, ctx, tries)
         if not tries:
             return _failure(spec.name, outcome)
+        await ctx.pause(min(RETRY_WAIT_SECONDS * 2 ** (spec.retries - tries), RETRY_WAIT_SECONDS_MAX))
         tries -= 1
 
 

@@ -81,7 +81,13 @@ async def test_tools_are_executed_without_an_engine_and_never_raise() -> None:
 
 
 def bundled(root: Path) -> list[ToolLike]:
-    return [*file_tools(root, write=True), *search_tools(root), *control_tools(), ask_user_tool(), *spawn_tools()]
+    return [
+        *file_tools(root, write=True, propose=True),
+        *search_tools(root),
+        *control_tools(),
+        ask_user_tool(),
+        *spawn_tools(),
+    ]
 
 
 @pytest.mark.spec(
@@ -91,9 +97,11 @@ def test_the_bundled_sets_hold_these_tools(tmp_path: Path) -> None:
     def names(tools: list[Any]) -> list[str]:
         return [t.spec.name for t in tools]
 
-    assert ["read_files", "list_directory"] == names(file_tools(tmp_path))
-    assert ["read_files", "list_directory", "write_file", "str_replace"] == names(file_tools(tmp_path, write=True))
-    assert ["glob", "code_search"] == names(search_tools(tmp_path))
+    reads, writes = ["read_files", "list_directory", "read_subtree"], ["write_file", "str_replace"]
+    assert reads == names(file_tools(tmp_path))
+    assert [*reads, *writes] == names(file_tools(tmp_path, write=True))
+    assert [*reads, *[f"propose_{n}" for n in writes]] == names(file_tools(tmp_path, propose=True))
+    assert ["glob", "code_search", "find_files"] == names(search_tools(tmp_path))
     assert {"set_output", "end_turn", "task_completed", "write_todos", "think_deeply"} == set(names(control_tools()))
     assert ["ask_user", "spawn_agents"] == names([ask_user_tool(), *spawn_tools()])
 
@@ -106,15 +114,20 @@ def test_handler_only_tools_are_never_offered() -> None:
 @pytest.mark.spec("requirements:F21", "requirements:E16", "requirements:E17")
 def test_every_bundled_tool_declares_category_and_annotations(tmp_path: Path) -> None:
     specs = {t.spec.name: t.spec for t in bundled(tmp_path)}
-    reads, writes = ("read_files", "list_directory", "glob", "code_search"), ("write_file", "str_replace")
+    reads = ("read_files", "list_directory", "read_subtree", "glob", "code_search", "find_files")
+    writes, proposals = ("write_file", "str_replace"), ("propose_write_file", "propose_str_replace")
 
     assert all(specs[n].category == "read" and specs[n].annotations.read_only and specs[n].parallel_safe for n in reads)
     assert all(
         specs[n].category == "write" and specs[n].annotations.destructive and not specs[n].parallel_safe for n in writes
     )
+    assert all(
+        specs[n].category == "read" and specs[n].annotations.read_only and not specs[n].parallel_safe for n in proposals
+    )
     assert all(spec.category for spec in specs.values())
-    assert {"ordinary"} == {specs[n].kind for n in (*reads, *writes)}
-    assert {"control", "expanding"} == {spec.kind for n, spec in specs.items() if n not in (*reads, *writes)}
+    ordinary = (*reads, *writes, *proposals)
+    assert {"ordinary"} == {specs[n].kind for n in ordinary}
+    assert {"control", "expanding"} == {spec.kind for n, spec in specs.items() if n not in ordinary}
 
 
 def described(schema: Any, path: str = "") -> list[str]:

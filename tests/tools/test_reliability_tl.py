@@ -496,6 +496,21 @@ async def test_only_an_idempotent_tool_is_tried_again() -> None:
     assert 3 == len(tries)
 
 
+@pytest.mark.spec("requirements:E15")
+async def test_a_tool_is_tried_again_after_waits_that_double_up_to_a_bound_by_the_clock_of_the_run() -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    @tool(retries=8, annotations=ToolAnnotations(idempotent=True))
+    def down() -> str:
+        raise OSError("down")
+
+    assert (await run(down, ToolContext.for_test(sleep=sleep))).is_error
+    assert [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0] == waits
+
+
 @pytest.mark.spec("requirements:E10")
 @pytest.mark.parametrize("in_thread", [True, False])
 async def test_a_body_emits_events_in_order_with_its_name_and_call(in_thread: bool) -> None:

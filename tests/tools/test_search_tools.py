@@ -290,6 +290,22 @@ async def test_files_are_found_newest_first_with_their_exact_number(root: Path) 
     assert {"sub/b.py", "sub/c.txt"} == set(below.data["files"])  # type: ignore[index,call-overload]
 
 
+@pytest.mark.spec("generator-contract:D29", "generator-contract:T11")
+async def test_the_number_of_files_is_exact_beyond_ten_thousand(tmp_path: Path) -> None:
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+        for n in range(3_335):
+            os.close(os.open(tmp_path / folder / f"{n}.txt", os.O_CREAT | os.O_WRONLY))
+    os.utime(tmp_path / "b" / "7.txt", (4_000_000_000, 4_000_000_000))
+    result = await ToolRegistry(search_tools(tmp_path)).execute("glob", {"pattern": "**/*.txt", "max_results": 1})
+
+    assert {
+        "files": ["b/7.txt"],
+        "count": 10_005,
+        "message": "Found 10,005 files; the newest 1 are shown",
+    } == result.data
+
+
 @pytest.mark.spec("reliability:FS23")
 @pytest.mark.parametrize("pattern", ["../**", "/etc/*", "a/../../b", "{a,b}" * 7, "x" * 600, "/".join("a" * 70)])
 async def test_patterns_that_leave_the_root_or_explode_are_refused(root: Path, pattern: str) -> None:

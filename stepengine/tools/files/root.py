@@ -26,7 +26,7 @@ from stepengine.tools._caps import SYMLINK_HOPS
 from stepengine.tools.files.paths import parts_of, target_parts
 from stepengine.tools.files.rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
 
-__all__ = ("Opened", "Policy", "Root")
+__all__ = ("Missing", "Opened", "Policy", "Root")
 
 T = TypeVar("T")
 
@@ -34,6 +34,10 @@ WALK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 LINK = {errno.ELOOP, errno.ENOTDIR, errno.EMLINK}
+
+
+class Missing(ToolError):
+    """Nothing stands under a path; never leaves the tools, a model gets its message."""
 
 
 @attrs.frozen(kw_only=True)
@@ -293,6 +297,7 @@ class Root:
             msg = f"{path!r} goes through the symbolic link {link!r}; files are not written through links"
         elif error.errno == errno.ENOENT:
             msg = f"{path!r} does not exist"
+            raise Missing(msg) from None
         elif error.errno == errno.ENOTDIR:
             msg = f"{path!r} goes through something that is no folder"
         else:

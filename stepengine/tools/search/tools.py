@@ -1,4 +1,4 @@
-"""``glob`` and ``code_search``: finding files and text below a root (requirements F11, F13)."""
+"""``glob`` and ``code_search``, and with ``find_files`` the whole set: finding files and text below a root (requirements F11, F13)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from stepengine.tools.definition import Tool
 from stepengine.tools.files.paths import display
 from stepengine.tools.files.reading import READS
 from stepengine.tools.files.root import Root
-from stepengine.tools.files.walk import Budget, walk
+from stepengine.tools.files.walk import Budget
 from stepengine.tools.search.fallback import python_hits
+from stepengine.tools.search.finding import finding_tool
 from stepengine.tools.search.flags import Flags, parse_flags
 from stepengine.tools.search.hits import Report
-from stepengine.tools.search.ignore import Ignore
+from stepengine.tools.search.listing import visible
 from stepengine.tools.search.patterns import GlobPattern
 from stepengine.tools.search.ripgrep import Ripgrep, find_ripgrep
 
@@ -110,26 +111,18 @@ def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool[..., Any]]:
         budget = Budget(FILES_SEEN, SEARCH_SECONDS, ctx.cancelled)
         return _searched(root, ripgrep, pattern, parse_flags(flags), cwd or ".", max_results, budget)
 
-    return [glob, code_search]
+    return [glob, code_search, finding_tool(root)]
 
 
 def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: Budget) -> dict[str, Any]:
-    ignore = Ignore(root)
     opened = root.open_folder(cwd)
     depth = len(opened.parts)
-
-    def enter(place: tuple[str, ...], _: int) -> bool:
-        return not root.secrets.match(place) and not ignore.is_ignored(place, is_folder=True)
-
     found: list[tuple[int, tuple[str, ...]]] = []
     try:
-        with closing(walk(root, opened.fd, opened.parts, budget, enter)) as entries:
-            for place, entry in entries:
-                if entry.is_dir(follow_symlinks=False) or not pattern.match(place[depth:]):
-                    continue
-                if root.secrets.match(place) or ignore.is_ignored(place, is_folder=False):
-                    continue
-                found.append((-entry.stat(follow_symlinks=False).st_mtime_ns, place))
+        with closing(visible(root, opened, budget, lambda place: pattern.match(place[depth:]))) as entries:
+            for place, entry, is_folder in entries:
+                if not is_folder:
+                    found.append((-entry.stat(follow_symlinks=False).st_mtime_ns, place))
     finally:
         os.close(opened.fd)
     found.sort()

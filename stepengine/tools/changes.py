@@ -1,0 +1,43 @@
+"""``FileChangeHook``: a check that a caller configures for files that change (generator-contract T16)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from stepengine.errors import DefinitionError
+from stepengine.tools._caps import COMMAND_MAX_SECONDS
+
+__all__ = ("FileChangeHook",)
+
+
+def _argv(value: Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+@attrs.frozen
+class FileChangeHook:
+    """
+    A check for files that were changed.
+
+    Attributes:
+        name: What it is called in results.
+        command: The program and its arguments, as a list.
+        pattern: Which files it is for, such as ``"**/*.py"``; every file by default.
+        cwd: The folder to work in, relative to the root.
+        timeout: Seconds that it may take.
+    """
+
+    name: str
+    command: tuple[str, ...] = attrs.field(converter=_argv)
+    pattern: str = "**"
+    cwd: str = "."
+    timeout: float = COMMAND_MAX_SECONDS
+
+    @command.validator
+    def _check_command(self, _: Any, value: tuple[str, ...]) -> None:
+        if not value or not value[0]:
+            msg = f"the hook {self.name!r} has no command; write a list such as ['mypy', 'src']"
+            raise DefinitionError(msg)

@@ -1,0 +1,98 @@
+"""
+The top-level names of source files, by a pattern per language (requirements F12, F14).
+
+A pattern looks at the beginning of lines, so it needs no parser, no grammar and no working code; what it finds is good
+enough to choose a file by. Every repetition in a pattern is bounded or cannot overlap with its neighbour.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from stepengine.errors import ToolError
+from stepengine.tools.files.text import decode, read_capped
+
+if TYPE_CHECKING:
+    from stepengine.tools.files.root import Root
+
+__all__ = ("has_symbols", "symbols_of", "top_level_names")
+
+FILE_BYTES = 512 * 1024
+LINE_CHARS = 300
+NAMES = 200
+
+PYTHON = r"(?:async +)?def +(\w+)|class +(\w+)|([A-Za-z]\w*) *(?::[^=]*)?=(?!=)"
+SCRIPT = (
+    r"(?:export +)?(?:default +)?(?:declare +)?(?:abstract +)?(?:async +)?"
+    r"(?:function\b *\*?|class|interface|type|enum|const|let|var|namespace) *\b([A-Za-z_$][\w$]*)"
+)
+GO = r"func +(?:\([^)]*\) *)?(\w+)|(?:type|var|const) +(\w+)"
+RUST = (
+    r"(?:pub(?:\([^)]*\))? +)?(?:(?:async|unsafe|const|extern) +)*"
+    r"(?:fn|struct|enum|trait|mod|type|static|const|union) +(\w+)|macro_rules! *(\w+)"
+)
+CLASSES = (
+    r"(?:(?:public|private|protected|internal|abstract|final|sealed|static|open|data|partial|export|case|override) +)*"
+    r"(?:class|interface|enum|record|object|struct|protocol|trait|extension|namespace|fun|func|function|def|module) +"
+    r"(\w+)"
+)
+C = r"(?:typedef +)?(?:struct|class|enum|union|namespace) +(\w+)|# *define +(\w+)|[A-Za-z_][\w \t*&:<>,]{0,120}\b(\w+)\("
+SHELL = r"(?:function +)?([\w-]+) *\(\)"
+
+# fmt: off
+LANGUAGES: Mapping[str, str] = {
+    **dict.fromkeys(("py", "pyi"), PYTHON),
+    **dict.fromkeys(("js", "jsx", "mjs", "cjs", "ts", "tsx", "mts", "cts", "vue", "svelte"), SCRIPT),
+    "go": GO, "rs": RUST,
+    **dict.fromkeys(("java", "kt", "kts", "scala", "cs", "swift", "php", "rb", "groovy", "dart"), CLASSES),
+    **dict.fromkeys(("c", "h", "cc", "hh", "cpp", "hpp", "cxx", "m", "mm"), C),
+    **dict.fromkeys(("sh", "bash", "zsh"), SHELL),
+}
+# fmt: on
+COMPILED = {pattern: re.compile(rf"(?:{pattern})") for pattern in set(LANGUAGES.values())}
+
+
+def _suffix(name: str) -> str:
+    return name.rpartition(".")[2].lower() if "." in name else ""
+
+
+def has_symbols(name: str) -> bool:
+    """Return whether the names in such a file can be found."""
+    return _suffix(name) in LANGUAGES
+
+
+def top_level_names(text: str, name: str) -> list[str]:
+    """Return the names that stand at the top level of a source file, in order, each once, at most 200."""
+    pattern = LANGUAGES.get(_suffix(name))
+    if pattern is None:
+        return []
+    match = COMPILED[pattern].match
+    found: dict[str, None] = {}
+    for line in text.split("\n"):
+        made = match(line[:LINE_CHARS]) if line and not line[0].isspace() else None
+        if made is not None:
+            found.setdefault(made[made.lastindex or 0])
+            if len(found) == NAMES:
+                break
+    return list(found)
+
+
+def symbols_of(root: Root, parts: tuple[str, ...]) -> list[str]:
+    """Return the top-level names of a file below the root; none for one that cannot be read or is very large."""
+    if not has_symbols(parts[-1]):
+        return []
+    try:
+        opened = root.open_file("/".join(parts))
+    except (ToolError, UnicodeError):
+        return []
+    try:
+        data = read_capped(opened.fd, FILE_BYTES) if opened.parts == parts else None
+    except OSError:
+        return []
+    finally:
+        os.close(opened.fd)
+    text = None if data is None else decode(data)
+    return [] if text is None else top_level_names(text.shown, parts[-1])
