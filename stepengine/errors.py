@@ -372,7 +372,7 @@ class ReplayDivergence(JournalError):
     A replayed run did something else than its journal says (reliability R13).
 
     Attributes:
-        kind: ``"changed"``, ``"kind"``, ``"extra"``, ``"unused"``, ``"undecodable"``.
+        kind: ``"changed"``, ``"kind"``, ``"extra"``, ``"unused"``, ``"undecodable"``, ``"live_result"``.
         address: The first effect that differs, such as ``"#5"`` or ``"3.2#1"``.
         step: The model step of that run in which it happened, from 1; 0 before the first one.
         site: ``file:line`` of the author's ``yield``; ``""`` when no handler was waiting.

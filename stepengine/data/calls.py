@@ -272,39 +272,61 @@ class Parallel(Generic[T_co]):
     ``yield from`` gives a tuple in order: ``ToolResult``, ``ChildResult``, value or ``PerformError``, answer. A failure
     stays inside its own entry.
 
+    Attributes:
+        calls: The members.
+        fail_fast: Cancel the other children as soon as one member fails; each cancelled child has an entry that says so.
+
     Raises:
         BadYield: for anything else inside, such as ``STEP``.
     """
 
     calls: tuple[Member[Any], ...]
+    fail_fast: bool
 
     @overload
-    def __init__(self: Parallel[tuple[()]]) -> None: ...
+    def __init__(self: Parallel[tuple[()]], *, fail_fast: bool = ...) -> None: ...
     @overload
-    def __init__(self: Parallel[tuple[A]], a: Member[A], /) -> None: ...
+    def __init__(self: Parallel[tuple[A]], a: Member[A], /, *, fail_fast: bool = ...) -> None: ...
     @overload
-    def __init__(self: Parallel[tuple[A, B]], a: Member[A], b: Member[B], /) -> None: ...
-    @overload
-    def __init__(self: Parallel[tuple[A, B, C]], a: Member[A], b: Member[B], c: Member[C], /) -> None: ...
+    def __init__(self: Parallel[tuple[A, B]], a: Member[A], b: Member[B], /, *, fail_fast: bool = ...) -> None: ...
     @overload
     def __init__(
-        self: Parallel[tuple[A, B, C, D]], a: Member[A], b: Member[B], c: Member[C], d: Member[D], /
+        self: Parallel[tuple[A, B, C]], a: Member[A], b: Member[B], c: Member[C], /, *, fail_fast: bool = ...
     ) -> None: ...
     @overload
     def __init__(
-        self: Parallel[tuple[A, B, C, D, E]], a: Member[A], b: Member[B], c: Member[C], d: Member[D], e: Member[E], /
+        self: Parallel[tuple[A, B, C, D]],
+        a: Member[A],
+        b: Member[B],
+        c: Member[C],
+        d: Member[D],
+        /,
+        *,
+        fail_fast: bool = ...,
     ) -> None: ...
     @overload
-    def __init__(self: Parallel[tuple[A, ...]], *calls: Member[A]) -> None: ...
+    def __init__(
+        self: Parallel[tuple[A, B, C, D, E]],
+        a: Member[A],
+        b: Member[B],
+        c: Member[C],
+        d: Member[D],
+        e: Member[E],
+        /,
+        *,
+        fail_fast: bool = ...,
+    ) -> None: ...
     @overload
-    def __init__(self: Parallel[tuple[A, ...]], calls: Sequence[Member[A]], /) -> None: ...
-    def __init__(self, *calls: Any) -> None:
+    def __init__(self: Parallel[tuple[A, ...]], *calls: Member[A], fail_fast: bool = ...) -> None: ...
+    @overload
+    def __init__(self: Parallel[tuple[A, ...]], calls: Sequence[Member[A]], /, *, fail_fast: bool = ...) -> None: ...
+    def __init__(self, *calls: Any, fail_fast: bool = False) -> None:
         members = tuple(calls[0]) if len(calls) == 1 and isinstance(calls[0], list | tuple) else calls
         for call in members:
             if not isinstance(call, Member):
                 msg = f"Parallel holds ToolCall, AgentCall, Perform and Ask, not {call!r}"
                 raise BadYield(msg)
-        self.__attrs_init__(members)
+        self.__attrs_init__(members, fail_fast)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, T_co]:
         value: T_co = (yield self).value

@@ -146,13 +146,12 @@ class _Member(NamedTuple):
     default: Any
     computed: Callable[[Any], Any] | None = None
 
-    @property
-    def required(self) -> bool:
-        return self.default is attrs.NOTHING and self.computed is None
 
-    def is_default(self, owner: Any, value: Any) -> bool:
-        default = self.computed(owner) if self.computed else self.default
-        return value is default or bool(value == default)
+class _Shape(NamedTuple):
+    """What a stored class is made of; *required* holds the fields without a default."""
+
+    members: Mapping[str, _Member]
+    required: tuple[str, ...]
 
 
 def _encode_object(value: Any) -> dict[str, Any]:
@@ -167,54 +166,59 @@ def _encode_object(value: Any) -> dict[str, Any]:
         if cls is Transcript:
             field, data["messages"] = "messages", _MESSAGES.encode(value[:])
             return data
-        for field, member in _members(cls).items():
+        for field, (codec, _, default, computed) in _shape(cls).members.items():
             item = getattr(value, field)
-            if not member.is_default(value, item):
-                data[field] = member.codec.encode(item)
+            usual = default if computed is None else computed(value)
+            if item is not usual and item != usual:
+                data[field] = codec.encode(item)
     except DataError as error:
         raise within(error, f".{field}") from None
     return data
 
 
 def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any:
-    if not isinstance(data, Mapping) or not isinstance(data.get("type"), str):
+    name = data.get("type") if isinstance(data, (dict, Mapping)) else None
+    if not isinstance(name, str):
         msg = f"expected an object with a 'type', not {shown(data)}"
         raise fault(msg)
-    name = data["type"]
     cls = STORED.get(name)
     if cls is None or not issubclass(cls, allowed):
         known = "" if allowed == (object,) else f"; it can be {[c.__name__ for c in allowed]}"
         msg = f"unknown type {shown(name)}{known}"
         raise fault(msg)
-    members = _members(cls)
+    members, required = _shape(cls)
     values: dict[str, Any] = {}
     for field, item in data.items():
         if field == "type":
             continue
-        if field not in members:
+        member = members.get(field)
+        if member is None:
             raise within(fault(f"unknown field of {name}, which has {sorted(members)}"), f".{field}")
         try:
-            values[members[field].alias] = members[field].codec.decode(item)
+            values[member.alias] = member.codec.decode(item)
         except DataError as error:
             raise within(error, f".{field}") from None
-    return _made(cls, members, values)
-
-
-def _made(cls: type[Any], members: Mapping[str, _Member], values: dict[str, Any]) -> Any:
-    for field, member in members.items():
-        if member.required and member.alias not in values:
-            raise within(fault(f"{cls.__name__} needs this field"), f".{field}")
+    for field in required:
+        if field not in data:
+            raise within(fault(f"{name} needs this field"), f".{field}")
     try:
         return cls(**values)
     except (TypeError, ValueError, StepEngineError) as error:
-        msg = f"this is no {cls.__name__}: {error}"
+        msg = f"this is no {name}: {error}"
         raise fault(msg) from error
 
 
-def _members(cls: type[Any]) -> Mapping[str, _Member]:
-    if cls not in _MEMBERS:
-        _MEMBERS[cls] = _members_of_error(cls) if issubclass(cls, StepEngineError) else _members_of_attrs(cls)
-    return _MEMBERS[cls]
+def _shape(cls: type[Any]) -> _Shape:
+    known = _SHAPES.get(cls)
+    if known is None:
+        members = _members_of_error(cls) if issubclass(cls, StepEngineError) else _members_of_attrs(cls)
+        known = _SHAPES[cls] = _shape_of(members)
+    return known
+
+
+def _shape_of(members: Mapping[str, _Member]) -> _Shape:
+    required = [f for f, m in members.items() if m.default is attrs.NOTHING and m.computed is None]
+    return _Shape(members, tuple(required))
 
 
 def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:
@@ -279,6 +283,8 @@ def _union(options: tuple[Any, ...]) -> Codec:
     codecs = [_codec(o) for o in options if o is not type(None) and not _is_stored(get_origin(o) or o)]
     if classes:
         codecs.append(_objects(classes))
+    if len(codecs) == 1:
+        return _or_none(codecs[0]) if optional else codecs[0]
 
     def first(way: str) -> Callable[[Any], Any]:
         def convert(value: Any) -> Any:
@@ -298,6 +304,13 @@ def _union(options: tuple[Any, ...]) -> Codec:
     return Codec(first("encode"), first("decode"))
 
 
+def _or_none(codec: Codec) -> Codec:
+    encode, decode = codec
+    return Codec(
+        lambda value: None if value is None else encode(value), lambda data: None if data is None else decode(data)
+    )
+
+
 def _encode_any(value: Any) -> Any:
     if _is_stored(type(value)):
         return _encode_object(value)
@@ -307,7 +320,7 @@ def _encode_any(value: Any) -> Any:
 
 
 def _decode_any(data: Any) -> Any:
-    kind = data.get("type") if isinstance(data, Mapping) else None
+    kind = data.get("type") if isinstance(data, (dict, Mapping)) else None
     for name, member, codec in (("json", "value", RAW), ("tuple", "items", _ITEMS)):
         if kind == name:
             if data.keys() != {"type", member}:
@@ -331,9 +344,9 @@ def _names() -> dict[str, Any]:
     return {**names, **STORED, "JsonDict": JsonDict, "JsonValue": _Raw}
 
 
-_MEMBERS: dict[type[Any], Mapping[str, _Member]] = {}
+_SHAPES: dict[type[Any], _Shape] = {}
 _NAMES = _names()
 _ANY = Codec(_encode_any, _decode_any)
 _ITEMS = sequence(_objects((object,)))
 _MESSAGES = sequence(_objects((messages.UserMessage, messages.AssistantMessage, messages.ToolMessage)))
-_MEMBERS[Transcript] = {"messages": _Member(_MESSAGES, "messages", attrs.NOTHING)}
+_SHAPES[Transcript] = _shape_of({"messages": _Member(_MESSAGES, "messages", attrs.NOTHING)})

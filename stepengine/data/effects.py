@@ -81,6 +81,8 @@ class Spawn:
         tool_call_id: The call that spawned it; ``""`` for a handler's ``AgentCall``.
         definition: The definition, when the handler gave one; else the engine looks *agent_id* up.
         parent: Gives the parent's state as the child may inherit it.
+        is_inline: Whether the child goes on from the parent's history, and leaves its own in ``ChildResult.left``.
+        is_only: Whether it is the only child that is asked for at once.
     """
 
     seq: int
@@ -90,6 +92,8 @@ class Spawn:
     tool_call_id: str = ""
     definition: Any = _hidden(default=None)
     parent: Callable[[], AgentState] = _hidden(default=AgentState)
+    is_inline: bool = _hidden(default=False)
+    is_only: bool = _hidden(default=True)
 
 
 @attrs.frozen
@@ -136,10 +140,12 @@ class Gather:
     Attributes:
         effects: The members.
         concurrency: How many may run at once; ``None`` for all.
+        fail_fast: Whether the other children are cancelled as soon as one fails.
     """
 
     effects: tuple[Leaf, ...]
     concurrency: int | None = None
+    fail_fast: bool = False
 
 
 @attrs.frozen

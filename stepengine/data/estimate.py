@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from stepengine.data.json import compact
 from stepengine.data.messages import Message
 from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, OpaquePart, ToolCallPart
+from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 
-__all__ = ("estimate_tokens", "message_tokens", "tokens_since", "transcript_tokens")
+__all__ = ("Measured", "estimate_tokens", "message_tokens", "tokens_since", "tool_tokens", "transcript_tokens")
 
 MEDIA_TOKENS = 1_600
 MESSAGE_TOKENS = 8
@@ -55,3 +58,43 @@ def tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | Non
     if view.shared_prefix(sent) < len(sent):
         return None
     return reported + transcript_tokens(view) - transcript_tokens(sent)
+
+
+class _Same:
+    """A mapping as a key that is equal only to itself: looking it up does not read what it holds."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Mapping[str, ToolSpec]) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@lru_cache(maxsize=64)
+def _tool_tokens(tools: _Same) -> int:
+    specs = tools.value.values()
+    return sum([estimate_tokens(t.description) + estimate_tokens(t.input_schema) for t in specs])
+
+
+def tool_tokens(tools: Mapping[str, ToolSpec]) -> int:
+    """Return the estimated size of tool definitions in tokens; *tools* is immutable and measured once."""
+    return _tool_tokens(_Same(tools))
+
+
+class Measured(NamedTuple):
+    """What a provider said about one prompt: how many *tokens* this system prompt and these messages have."""
+
+    system_prompt: str
+    messages: Transcript
+    tokens: int
+
+    def tokens_of(self, system_prompt: str, view: Transcript) -> int | None:
+        """Return how large the next prompt is, or ``None`` when it does not go on from this one (requirements X45)."""
+        if system_prompt != self.system_prompt:
+            return None
+        return tokens_since(view, self.messages, self.tokens)

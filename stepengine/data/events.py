@@ -15,50 +15,25 @@ from stepengine.data.event import EVENTS, Event
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.questions import Question
-from stepengine.data.results import ToolResult
 from stepengine.data.run import RunPhase, RunResult, RunStatus
+from stepengine.data.tool_events import (
+    FileChanged,
+    FollowupsSuggested,
+    ToolFinished,
+    ToolLog,
+    ToolProgress,
+    ToolStarted,
+)
 from stepengine.data.usage import Usage
 
 __all__ = (
-    "EVENTS",
-    "AgentFinished",
-    "AgentSpawned",
-    "AnswerReceived",
-    "Event",
-    "EventsDropped",
-    "FileChanged",
-    "HandlerNotice",
-    "HookFailed",
-    "LogLine",
-    "ModelFinished",
-    "ModelRetry",
-    "ModelStarted",
-    "Notification",
-    "PerformFinished",
-    "PerformStarted",
-    "PermissionDecided",
-    "PermissionRequested",
-    "PhaseChanged",
-    "QuestionAsked",
-    "RateLimited",
-    "Repeat",
-    "ReplyDiscarded",
-    "RunFailed",
-    "RunFinished",
-    "RunStarted",
-    "StepFinished",
-    "StepStarted",
-    "TextCompleted",
-    "TextDelta",
-    "ThinkingCompleted",
-    "ThinkingDelta",
-    "ToolFinished",
-    "ToolInputDelta",
-    "ToolLog",
-    "ToolProgress",
-    "ToolStarted",
-    "Warned",
-)
+    "EVENTS", "AgentFinished", "AgentSpawned", "AnswerReceived", "Compacted", "Event", "EventsDropped",
+    "FileChanged", "FollowupsSuggested", "HandlerNotice", "HookFailed", "LogLine", "ModelFinished", "ModelRetry",
+    "ModelStarted", "Notification", "PerformFinished", "PerformStarted", "PermissionDecided", "PermissionRequested",
+    "PhaseChanged", "QuestionAsked", "RateLimited", "Repeat", "ReplyDiscarded", "RunFailed", "RunFinished",
+    "RunStarted", "StepFinished", "StepStarted", "TextCompleted", "TextDelta", "ThinkingCompleted", "ThinkingDelta",
+    "ToolFinished", "ToolInputDelta", "ToolLog", "ToolProgress", "ToolStarted", "Warned",
+)  # fmt: skip
 
 
 @attrs.frozen(kw_only=True)
@@ -188,56 +163,6 @@ class ThinkingCompleted(Event):
 
 
 @attrs.frozen(kw_only=True)
-class ToolStarted(Event):
-    """A tool call began."""
-
-    tool_name: str
-    tool_call_id: str = ""
-    input: JsonValue = attrs.field(default=None, converter=freeze)
-    source: str = "model"
-
-
-@attrs.frozen(kw_only=True)
-class ToolFinished(Event):
-    """A tool call ended; *result* has ``is_error`` when it failed."""
-
-    tool_name: str
-    tool_call_id: str = ""
-    result: ToolResult
-    duration_ms: int = 0
-
-
-@attrs.frozen(kw_only=True)
-class ToolProgress(Event):
-    """A tool says how far it is; *percent* is 0 to 100 (requirements E10)."""
-
-    message: str
-    percent: float | None = None
-    tool_name: str = ""
-    tool_call_id: str = ""
-
-
-@attrs.frozen(kw_only=True)
-class ToolLog(Event):
-    """A tool logs a line."""
-
-    message: str
-    level: str = "info"
-    tool_name: str = ""
-    tool_call_id: str = ""
-
-
-@attrs.frozen(kw_only=True)
-class FileChanged(Event):
-    """A tool changed a file; *action* is ``"created"``, ``"modified"`` or ``"deleted"``."""
-
-    file: str
-    action: str
-    tool_name: str = ""
-    tool_call_id: str = ""
-
-
-@attrs.frozen(kw_only=True)
 class PerformStarted(Event):
     """A ``Perform`` began."""
 
@@ -289,11 +214,16 @@ class PermissionDecided(Event):
 
 @attrs.frozen(kw_only=True)
 class AgentSpawned(Event):
-    """A child run starts; its own events have *child_path*."""
+    """A child run starts; its own events have *child_path*. *only_child* says that no other was asked for with it."""
 
     agent_id: str
     child_path: str
     prompt: str = ""
+    params: JsonValue = attrs.field(default=None, converter=freeze)
+    display_name: str = ""
+    parent_agent_id: str = ""
+    only_child: bool = True
+    tool_call_id: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -331,6 +261,28 @@ class HookFailed(Event):
     point: str
     hook: str
     error: str
+
+
+@attrs.frozen(kw_only=True)
+class Compacted(Event):
+    """
+    What the model sees became smaller: a context policy, or a handler, cut, masked or summarised it (requirements I11).
+
+    Attributes:
+        by: The hook, or ``"set_messages"``.
+        record: Whether the record itself was replaced, or only the view.
+        tokens_before: The estimated size of the messages that the model saw, in tokens.
+        tokens_after: The same, afterwards.
+        messages_before: How many messages the model saw.
+        messages_after: The same, afterwards.
+    """
+
+    by: str
+    record: bool
+    tokens_before: int
+    tokens_after: int
+    messages_before: int
+    messages_after: int
 
 
 @attrs.frozen(kw_only=True)

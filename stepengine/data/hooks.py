@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from stepengine.data.estimate import Measured
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import Message
 from stepengine.data.parts import tuple_of
 from stepengine.data.results import ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
+from stepengine.errors import ContextOverflow
 
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
@@ -75,6 +77,9 @@ class HookContext:
         now: The run's recorded time.
         logger: Log lines that carry run, agent and step.
         added: ``post_run`` only: the messages that this run added.
+        context_window: The model's context length in tokens, when known; looked up for agents with ``pre_step`` hooks.
+        overflow: ``pre_step`` only: what the provider said when it refused this step's request as too long. The hooks are
+            then called once more, and the call is repeated when one of them changed what the model sees (requirements I17).
     """
 
     state: AgentState
@@ -88,6 +93,21 @@ class HookContext:
     now: datetime
     logger: RunLogger
     added: tuple[Message, ...] = ()
+    context_window: int | None = None
+    overflow: ContextOverflow | None = None
+    _measured: Measured | None = attrs.field(default=None, repr=False)
+
+    @property
+    def context_tokens(self) -> int:
+        """
+        How large the next prompt is in tokens (requirements X45).
+
+        What the provider last reported plus the estimate of what came after; where nothing was reported, or the prompt
+        was rewritten since, all of it is estimated.
+        """
+        state, known = self.state, self._measured
+        tokens = None if known is None else known.tokens_of(state.system_prompt, state.view)
+        return state.context_tokens if tokens is None else tokens
 
     @property
     def system_prompt(self) -> str:

@@ -24,8 +24,19 @@ from stepengine.data.parts import (
     user_parts,
 )
 from stepengine.data.results import ResultStatus, ToolResult
+from stepengine.errors import DataError
 
-__all__ = ("AssistantMessage", "Message", "ToolMessage", "UserMessage")
+__all__ = ("AssistantMessage", "Message", "TimeToLive", "ToolMessage", "UserMessage", "system_reminder")
+
+TimeToLive: TypeAlias = Literal["agent_step", "user_prompt"]
+"""When a message leaves the history: at the end of the step that it is there for, or of the run (generator-contract L34)."""
+
+
+def _ttl(value: TimeToLive | None) -> TimeToLive | None:
+    if value is None or value in ("agent_step", "user_prompt"):
+        return value
+    msg = f"the time-to-live of a message is 'agent_step', 'user_prompt' or None, not {value!r}"
+    raise DataError(msg)
 
 
 def _memo_slot() -> Any:
@@ -40,11 +51,13 @@ class UserMessage:
     Attributes:
         content: The parts; a string is one text part.
         tags: What the message is, for hooks and pruning: ``USER_PROMPT``, ``INSTRUCTIONS_PROMPT``, ``STEP_PROMPT`` ...
+        ttl: When it leaves the history; ``None`` keeps it.
     """
 
     role: ClassVar[Literal["user"]] = "user"
     content: tuple[UserPart, ...] = attrs.field(converter=user_parts)
     tags: tuple[str, ...] = attrs.field(default=(), converter=strings)
+    ttl: TimeToLive | None = attrs.field(default=None, converter=_ttl, kw_only=True)
     _memo: dict[Any, Any] | None = _memo_slot()
 
     @property
@@ -61,11 +74,13 @@ class AssistantMessage:
     Attributes:
         content: The parts; a string is one text part.
         tags: What the message is, for hooks and pruning.
+        ttl: When it leaves the history; ``None`` keeps it, and so do tool calls in it.
     """
 
     role: ClassVar[Literal["assistant"]] = "assistant"
     content: tuple[AssistantPart, ...] = attrs.field(converter=assistant_parts)
     tags: tuple[str, ...] = attrs.field(default=(), converter=strings)
+    ttl: TimeToLive | None = attrs.field(default=None, converter=_ttl, kw_only=True)
     _memo: dict[Any, Any] | None = _memo_slot()
 
     @property
@@ -97,6 +112,7 @@ class ToolMessage:
     """
 
     role: ClassVar[Literal["tool"]] = "tool"
+    ttl: ClassVar[None] = None
     tool_call_id: str
     tool_name: str
     content: tuple[ResultPart, ...] = attrs.field(converter=result_parts)
@@ -125,3 +141,8 @@ class ToolMessage:
 
 
 Message: TypeAlias = UserMessage | AssistantMessage | ToolMessage
+
+
+def system_reminder(text: str) -> str:
+    """Return *text* as a model is told of it beside what people say (requirements I20, generator-contract L32)."""
+    return f"<system-reminder>\n{text}\n</system-reminder>"

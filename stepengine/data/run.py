@@ -61,6 +61,7 @@ class ChildResult(Generic[Out]):
         error: Why it failed.
         spending: What it and its own children spent.
         questions: Its open questions when it is suspended.
+        left: Of an inline child, the state that it leaves to its parent; never stored.
     """
 
     agent_id: str
@@ -71,6 +72,7 @@ class ChildResult(Generic[Out]):
     error: StepEngineError | None = None
     spending: Spending = Spending()
     questions: tuple[Question, ...] = attrs.field(default=(), converter=tuple_of)
+    left: AgentState | None = attrs.field(default=None, eq=False, repr=False, metadata={"stored": False})
 
     @property
     def is_error(self) -> bool:

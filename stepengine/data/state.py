@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.estimate import estimate_tokens, transcript_tokens
+from stepengine.data.estimate import estimate_tokens, tool_tokens, transcript_tokens
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import Message, ToolMessage
 from stepengine.data.parts import tuple_of
@@ -82,9 +82,7 @@ class AgentState:
     @property
     def context_tokens(self) -> int:
         """The estimated size of the next request in tokens: view, system prompt and tools (generator-contract G14)."""
-        tools = sum(
-            estimate_tokens(t.description) + estimate_tokens(t.input_schema) for t in self.tool_definitions.values()
-        )
+        tools = tool_tokens(self.tool_definitions)
         return transcript_tokens(self.view) + estimate_tokens(self.system_prompt) + tools
 
     @classmethod

@@ -18,9 +18,10 @@ from stepengine.data.calls import AgentCall, Ask, Member, Parallel, Perform, Too
 from stepengine.data.json import text_of
 from stepengine.data.messages import Message, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings
+from stepengine.data.parts import tuple_of
 from stepengine.data.results import ToolResult
 from stepengine.data.state import AgentState
-from stepengine.data.tools import ToolChoice, ToolLike
+from stepengine.data.tools import ToolChoice, ToolLike, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import BadYield
 
@@ -178,15 +179,17 @@ def _messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
 @attrs.frozen
 class Complete:
     """
-    One model call beside the conversation, without tools (design 4).
+    One model call beside the conversation (design 4).
 
-    ``yield from`` gives the ``ModelReply``.
+    ``yield from`` gives the ``ModelReply``. Calls in it are not run.
 
     Attributes:
         messages: The messages to send; a string is one user message.
         model: Another model string than the run's.
         system_prompt: A system prompt; none by default.
         settings: Settings instead of the agent's.
+        tools: Tools to show, none by default. With the run's own, ``state.tool_definitions.values()``, and its system prompt
+            the request begins like that of a step, so that a provider's prompt cache hits.
 
     Raises:
         TranscriptError: when *messages* do not pair.
@@ -196,6 +199,7 @@ class Complete:
     model: str | None = attrs.field(default=None, kw_only=True)
     system_prompt: str | None = attrs.field(default=None, kw_only=True)
     settings: ModelSettings | None = attrs.field(default=None, kw_only=True)
+    tools: tuple[ToolSpec, ...] = attrs.field(default=(), converter=tuple_of, kw_only=True)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, ModelReply]:
         reply: ModelReply = (yield self).value

@@ -57,6 +57,7 @@ def best_of(
     params: Any = None,
     *,
     n: int = 3,
+    concurrency: int = 8,
     judge: Callable[[Sequence[Out]], int | Steps[int]],
 ) -> Generator[Yieldable, StepResult, Out]:
     """
@@ -67,6 +68,7 @@ def best_of(
         prompt: The prompt of every child.
         params: The params of every child.
         n: How many children.
+        concurrency: Children per wave, as for ``map_agents``.
         judge: Gets the outputs of the children that completed and returns the index of the best; it may be a generator
             function, to ask another agent.
 
@@ -74,7 +76,8 @@ def best_of(
         ChildError: when no child completed.
         BadYield: when *judge* gives an index that is none.
     """
-    children = yield from Parallel([AgentCall(agent, prompt, params) for _ in range(max(n, 1))])
+    many = range(max(n, 1))
+    children = yield from map_agents(agent, many, prompt=prompt, params=lambda _: params, concurrency=concurrency)
     outputs = [child.output for child in children if not child.is_error]
     if not outputs:
         return children[0].unwrap()

@@ -8,11 +8,12 @@ Results are always in call order, and every call has one, whatever happens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from typing import Any
 
 from stepengine.data import events as ev
 from stepengine.data.effects import Leaf
+from stepengine.data.hooks import Change
 from stepengine.data.outcomes import Single, Stop
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Answer, Decision, Question
@@ -51,17 +52,27 @@ def model_slots(live: Live, calls: Sequence[ToolCallPart], offered: Sequence[str
     """Return the slots of a model's calls; a call of a tool that was not offered already has its error result."""
     slots = []
     for call in calls:
-        known = call.tool_name in offered
-        slot = Slot(call, "model", live.bindings[call.tool_name] if known else None, lenient=True)
-        if not known:
+        name = called(call.tool_name, offered)
+        slot = Slot(call, "model", None if name is None else live.bindings[name], lenient=True)
+        if name is None:
             slot.fail(unavailable(live, call.tool_name, offered))
         slots.append(slot)
     return slots
 
 
-def run_batch(live: Live, members: Sequence[Slot | Beside], *, at_once: bool = False) -> Steps:
+def called(name: str, offered: Container[str]) -> str | None:
+    """Return the offered tool that a model means: an agent's tool may be called by its id, too (generator-contract L28)."""
+    if name in offered:
+        return name
+    other = name.replace("-", "_")
+    return other if other in offered else None
+
+
+def run_batch(live: Live, members: Sequence[Slot | Beside], *, at_once: bool = False, fail_fast: bool = False) -> Steps:
     """
     Give every slot its result; *at_once* runs them together whatever their tools say.
+
+    With *fail_fast* the first failure cancels the children among the members.
 
     Raises:
         Stopped: when the world ended the run; every slot has a result even so.
@@ -72,7 +83,7 @@ def run_batch(live: Live, members: Sequence[Slot | Beside], *, at_once: bool = F
     before = live.limit
     try:
         if at_once or (len(slots) > 1 and _is_parallel(slots)):
-            yield from _together(live, members, slots)
+            yield from _together(live, members, slots, fail_fast=fail_fast)
         else:
             yield from _in_turn(live, slots)
     except Stopped as stopped:
@@ -103,6 +114,7 @@ def _in_turn(live: Live, slots: Sequence[Slot]) -> Steps:
             continue
         try:
             yield from _one(live, slot)
+            _share_context(live, slot)
         except LimitReached:
             why = "a limit of the run was spent"
         except StepEngineError:
@@ -110,6 +122,13 @@ def _in_turn(live: Live, slots: Sequence[Slot]) -> Steps:
                 raise
         if slot.ended_turn:
             why = f"{slot.call.tool_name} ended the turn"
+
+
+def _share_context(live: Live, slot: Slot) -> None:
+    """Let the next call of the batch see what this one set in the context (generator-contract T6, T8)."""
+    change = None if slot.result is None else slot.result.change
+    if change is not None and change.context is not None:
+        live.apply(Change(context=change.context))
 
 
 def _one(live: Live, slot: Slot) -> Steps:
@@ -188,7 +207,7 @@ def _after(live: Live, slot: Slot) -> Steps:
         slot.result = named((yield from hooks.post_tool(live, slot.call, slot.result)), slot.call)
 
 
-def _together(live: Live, members: Sequence[Slot | Beside], slots: Sequence[Slot]) -> Steps:
+def _together(live: Live, members: Sequence[Slot | Beside], slots: Sequence[Slot], *, fail_fast: bool) -> Steps:
     """Run a batch in four passes; whatever stops it, finished members keep their results."""
     asking: list[tuple[Slot, Question]] = []
     for slot in slots:
@@ -202,7 +221,7 @@ def _together(live: Live, members: Sequence[Slot | Beside], slots: Sequence[Slot
     for member in members:
         effects += yield from _begin(live, member)
     limit = live.limits.max_concurrent_children if len(slots) < len(members) else None
-    outcomes = yield from live.gather(effects, limit)
+    outcomes = yield from live.gather(effects, limit, fail_fast=fail_fast)
     stops = _distribute(live, members, outcomes)
     for slot in ran:
         yield from _after(live, slot)

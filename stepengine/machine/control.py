@@ -7,33 +7,26 @@ effects; the batch does that, here stand only their specifications.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze
-from stepengine.data.messages import AssistantMessage, Message, UserMessage
+from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.results import ToolResult
 from stepengine.data.tools import ToolAnnotations, ToolBinding, ToolSpec, Validated
 from stepengine.data.wire import from_dicts
-from stepengine.errors import DataError, OutputMissing, ToolInputError, TranscriptError
+from stepengine.errors import AgentError, DataError, OutputMissing, TranscriptError
+from stepengine.machine.checks import STRING, checked, described, issues_of, object_schema
+from stepengine.machine.spawning import SPAWN_BINDINGS, SPAWN_SPECS
 
 if TYPE_CHECKING:
     from stepengine.machine.live import Live
 
 __all__ = ("CONTROL_BINDINGS", "CONTROL_SPECS", "EXPANDING_SPECS", "HANDLER_ONLY", "run_control", "set_output_binding")
 
-STRING = {"type": "string"}
 HARMLESS = ToolAnnotations(read_only=True, idempotent=True)
-
-
-def _object(required: tuple[str, ...] = (), **properties: Any) -> JsonDict:
-    schema = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
-    return JsonDict(freeze(schema))
-
-
-def _described(schema: Mapping[str, Any], text: str) -> dict[str, Any]:
-    return {**schema, "description": text}
 
 
 def _control(name: str, description: str, schema: JsonDict, **flags: Any) -> ToolSpec:
@@ -78,13 +71,13 @@ When not to use: to talk to the user; nobody is shown the thought as an answer.
 Notes: it changes nothing and does not end the turn by itself."""
 ADD_MESSAGE = "Append a message to the history. For handlers; never shown to a model."
 SET_MESSAGES = "Replace the history. For handlers; never shown to a model."
-SPAWN_AGENTS = """\
-Run one or more agents at the same time and get their results in order.
+LOOKUP_AGENT_INFO = """\
+Look up what an agent is for, what it takes, and what it gives.
 
-Usage: give one entry per agent with its id in `agent_type`, what it should do in `prompt`, and `params` if it takes any.
-Examples: {"agents": [{"agent_type": "code-searcher", "params": {"search_queries": [{"pattern": "retry"}]}}]}
-When not to use: for what one of your own tools does directly.
-Notes: a child that fails gives an entry with `error`; the others are not affected."""
+Usage: give the agent's id.
+Examples: {"agent_id": "code-searcher"}
+When not to use: for agents that are described to you already.
+Notes: an agent that does not exist gives found=false."""
 ASK_USER = """\
 Ask the person one or more questions and wait for the answers.
 
@@ -96,20 +89,10 @@ Notes: the run pauses until somebody answers."""
 _TODO = {
     "type": "object",
     "properties": {
-        "task": _described(STRING, "What to do."),
+        "task": described(STRING, "What to do."),
         "completed": {"type": "boolean", "description": "Whether it is done."},
     },
     "required": ["task", "completed"],
-    "additionalProperties": False,
-}
-_AGENT = {
-    "type": "object",
-    "properties": {
-        "agent_type": _described(STRING, "The agent's id."),
-        "prompt": _described(STRING, "What the agent should do."),
-        "params": {"type": "object", "description": "The agent's parameters."},
-    },
-    "required": ["agent_type"],
     "additionalProperties": False,
 }
 _OPTION = {
@@ -121,8 +104,8 @@ _OPTION = {
 _QUESTION = {
     "type": "object",
     "properties": {
-        "question": _described(STRING, "The question."),
-        "header": _described(STRING, "A short title."),
+        "question": described(STRING, "The question."),
+        "header": described(STRING, "A short title."),
         "options": {
             "type": "array",
             "items": {"anyOf": [STRING, _OPTION]},
@@ -145,49 +128,57 @@ CONTROL_SPECS: Mapping[str, ToolSpec] = MappingProxyType(
         spec.name: spec
         for spec in (
             _control("set_output", SET_OUTPUT, FREE_OUTPUT),
-            _control("set_messages", SET_MESSAGES, _object(("messages",), messages={"type": "array"})),
+            _control("set_messages", SET_MESSAGES, object_schema(("messages",), messages={"type": "array"})),
             _control(
                 "add_message",
                 ADD_MESSAGE,
-                _object(("role", "content"), role={"enum": ["user", "assistant"]}, content=STRING),
+                object_schema(
+                    ("role", "content"),
+                    role={"enum": ["user", "assistant"]},
+                    content=STRING,
+                    tags={"type": "array", "items": STRING},
+                    ttl={"enum": ["agent_step", "user_prompt"]},
+                ),
             ),
             _control(
                 "end_turn",
                 END_TURN,
-                _object(message=_described(STRING, "A last word.")),
+                object_schema(message=described(STRING, "A last word.")),
                 ends_turn=True,
                 forces_next_step=True,
             ),
-            _control("task_completed", TASK_COMPLETED, _object(), ends_turn=True),
+            _control("task_completed", TASK_COMPLETED, object_schema(), ends_turn=True),
             _control(
                 "write_todos",
                 WRITE_TODOS,
-                _object(("todos",), todos={"type": "array", "items": _TODO, "description": "The whole list."}),
+                object_schema(("todos",), todos={"type": "array", "items": _TODO, "description": "The whole list."}),
                 forces_next_step=True,
             ),
-            _control("think_deeply", THINK_DEEPLY, _object(("thought",), thought=_described(STRING, "The thought."))),
+            _control(
+                "think_deeply", THINK_DEEPLY, object_schema(("thought",), thought=described(STRING, "The thought."))
+            ),
         )
     }
 )
 """The specifications of the control tools by name."""
 
+LOOKUP_SPEC = ToolSpec(
+    "lookup_agent_info",
+    LOOKUP_AGENT_INFO,
+    object_schema(("agent_id",), agent_id=described(STRING, "The agent's id.")),
+    kind="control",
+    category="read",
+    annotations=HARMLESS,
+    requires_permission=False,
+)
+
 EXPANDING_SPECS: Mapping[str, ToolSpec] = MappingProxyType(
     {
-        "spawn_agents": ToolSpec(
-            "spawn_agents",
-            SPAWN_AGENTS,
-            _object(
-                ("agents",),
-                agents={"type": "array", "items": _AGENT, "minItems": 1, "description": "The agents to run."},
-            ),
-            kind="expanding",
-            category="agent",
-            requires_permission=False,
-        ),
+        **SPAWN_SPECS,
         "ask_user": ToolSpec(
             "ask_user",
             ASK_USER,
-            _object(
+            object_schema(
                 ("questions",),
                 questions={"type": "array", "items": _QUESTION, "minItems": 1, "description": "The questions."},
             ),
@@ -201,66 +192,6 @@ EXPANDING_SPECS: Mapping[str, ToolSpec] = MappingProxyType(
 
 HANDLER_ONLY = ("set_messages", "add_message")
 """Control tools that no model is ever offered (requirements F18)."""
-
-
-def _refused(tool: ToolSpec, issues: Sequence[str]) -> ToolInputError:
-    listed = "; ".join(issues)
-    msg = f"Invalid parameters for {tool.name}: {listed}"
-    return ToolInputError(msg, tool_name=tool.name, issues=issues)
-
-
-def _checked(spec: ToolSpec, also: Callable[[JsonDict], Iterator[str]] | None = None) -> ToolBinding:
-    """Return a binding that checks the flat schemas of this file: known members, required ones, and simple types."""
-
-    def validate(value: JsonDict) -> Validated:
-        issues = list(_issues(spec.input_schema, value, ""))
-        if also is not None and not issues:
-            issues.extend(also(value))
-        if issues:
-            raise _refused(spec, issues)
-        return Validated(value, value)
-
-    return ToolBinding(spec, validate)
-
-
-_TYPES: Mapping[str, tuple[Any, str]] = {
-    "string": (str, "text"),
-    "boolean": (bool, "true or false"),
-    "array": (list, "a list"),
-    "object": (Mapping, "an object"),
-}
-
-
-def _issues(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[str]:
-    kind, word = _TYPES.get(schema.get("type", ""), (object, ""))
-    if not isinstance(value, kind):
-        yield f"{path or 'input'}: expected {word}, not {type(value).__name__}"
-    elif "enum" in schema and value not in schema["enum"]:
-        yield f"{path}: expected one of {list(schema['enum'])}, not {value!r}"
-    elif kind is Mapping:
-        yield from _member_issues(schema, value, path)
-    elif kind is list:
-        yield from _item_issues(schema, value, path)
-
-
-def _item_issues(schema: Mapping[str, Any], value: Sequence[Any], path: str) -> Iterator[str]:
-    if len(value) < schema.get("minItems", 0):
-        yield f"{path}: at least {schema['minItems']} needed"
-    for index, item in enumerate(value):
-        yield from _issues(schema.get("items", {}), item, f"{path}[{index}]")
-
-
-def _member_issues(schema: Mapping[str, Any], value: Mapping[str, Any], path: str) -> Iterator[str]:
-    prefix = f"{path}." if path else ""
-    properties = schema.get("properties", {})
-    for name in schema.get("required", ()):
-        if name not in value:
-            yield f"{prefix}{name}: missing"
-    for name, member in value.items():
-        if name in properties:
-            yield from _issues(properties[name], member, f"{prefix}{name}")
-        elif not schema.get("additionalProperties", True):
-            yield f"{prefix}{name}: unknown; known are {sorted(properties)}"
 
 
 def _message_issues(value: JsonDict) -> Iterator[str]:
@@ -277,15 +208,16 @@ def _question_issues(value: JsonDict) -> Iterator[str]:
             yield f"{path}: none or at least two, not one"
         for position, option in enumerate(options):
             if not isinstance(option, str):
-                yield from _issues(_OPTION, option, f"{path}[{position}]")
+                yield from issues_of(_OPTION, option, f"{path}[{position}]")
 
 
 CONTROL_BINDINGS: Mapping[str, ToolBinding] = MappingProxyType(
     {
-        **{name: _checked(spec) for name, spec in CONTROL_SPECS.items()},
-        "set_messages": _checked(CONTROL_SPECS["set_messages"], _message_issues),
-        "spawn_agents": _checked(EXPANDING_SPECS["spawn_agents"]),
-        "ask_user": _checked(EXPANDING_SPECS["ask_user"], _question_issues),
+        **{name: checked(spec) for name, spec in CONTROL_SPECS.items()},
+        "set_messages": checked(CONTROL_SPECS["set_messages"], _message_issues),
+        **SPAWN_BINDINGS,
+        "lookup_agent_info": checked(LOOKUP_SPEC),
+        "ask_user": checked(EXPANDING_SPECS["ask_user"], _question_issues),
     }
 )
 """What every machine knows, control and expanding tools alike."""
@@ -294,7 +226,7 @@ CONTROL_BINDINGS: Mapping[str, ToolBinding] = MappingProxyType(
 def set_output_binding(schema: JsonDict) -> ToolBinding:
     """Return ``set_output`` as an agent with an ``output_schema`` has it: the schema itself, or wrapped in ``data``."""
     is_object = schema.get("type") == "object"
-    shown = schema if is_object else _object(("data",), data=schema)
+    shown = schema if is_object else object_schema(("data",), data=schema)
     spec = CONTROL_SPECS["set_output"]
     described = ToolSpec(spec.name, spec.description, shown, **_flags(spec))
     return ToolBinding(described, lambda value: Validated(value, value))
@@ -338,13 +270,13 @@ def _set_output(live: Live, value: JsonDict) -> ToolResult:
 
 def _set_messages(live: Live, value: JsonDict) -> ToolResult:
     history = from_dicts(value["messages"])
-    live.replace_history(history)
+    live.apply(Change(messages=history), "set_messages")
     return ToolResult.text(f"History replaced by {len(history)} messages.")
 
 
 def _add_message(live: Live, value: JsonDict) -> ToolResult:
-    message: Message = UserMessage(value["content"]) if value["role"] == "user" else AssistantMessage(value["content"])
-    live.add([message])
+    kind = UserMessage if value["role"] == "user" else AssistantMessage
+    live.add([kind(value["content"], value.get("tags", ()), ttl=value.get("ttl"))])
     return ToolResult.text("Message added.")
 
 
@@ -357,13 +289,24 @@ def _task_completed(_: Live, __: JsonDict) -> ToolResult:
 
 
 def _write_todos(live: Live, value: JsonDict) -> ToolResult:
-    live.set_context("todos", value["todos"])
+    live.apply(Change(context=JsonDict({"todos": value["todos"]})))
     done = sum(bool(todo["completed"]) for todo in value["todos"])
     return ToolResult.text(f"{done} of {len(value['todos'])} done.")
 
 
 def _think_deeply(_: Live, __: JsonDict) -> ToolResult:
     return ToolResult.text("Thought noted.")
+
+
+def _lookup_agent_info(live: Live, value: JsonDict) -> ToolResult:
+    lookup = live.plan.agent_info
+    try:
+        if lookup is not None:
+            return ToolResult.json({"found": True, "agent": lookup(value["agent_id"])})
+        problem = "no other agents are known here"
+    except AgentError as error:
+        problem = error.message
+    return ToolResult.json({"found": False, "error": problem})
 
 
 _ACTIONS: Mapping[str, Callable[[Any, JsonDict], ToolResult]] = {
@@ -374,4 +317,5 @@ _ACTIONS: Mapping[str, Callable[[Any, JsonDict], ToolResult]] = {
     "task_completed": _task_completed,
     "write_todos": _write_todos,
     "think_deeply": _think_deeply,
+    "lookup_agent_info": _lookup_agent_info,
 }

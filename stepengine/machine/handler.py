@@ -8,6 +8,7 @@ returning, or yielding ``end_turn``, ends the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any, assert_never
 
 from stepengine.data import events as ev
@@ -26,6 +27,7 @@ from stepengine.machine.author import Author, Returned, describe_yield
 from stepengine.machine.batch import Beside, run_batch
 from stepengine.machine.blocks import Block, Broken, Text, split_blocks
 from stepengine.machine.control import CONTROL_SPECS
+from stepengine.machine.inheriting import inheritable
 from stepengine.machine.live import Live
 from stepengine.machine.signals import EndRun
 from stepengine.machine.slots import Slot, failed_child, unavailable
@@ -158,9 +160,18 @@ def _agent_call(live: Live, asked: y.AgentCall[Any]) -> Answer:
     return _result(live, value=child)
 
 
-def _spawn(live: Live, asked: y.AgentCall[Any]) -> Spawn:
+def _spawn(live: Live, asked: y.AgentCall[Any], *, alone: bool = True) -> Spawn:
     definition = None if isinstance(asked.agent, str) else asked.agent
-    return Spawn(live.number(), asked.agent_id, asked.prompt, asked.params, definition=definition, parent=live.state)
+    parent = partial(inheritable, live)
+    return Spawn(
+        live.number(),
+        asked.agent_id,
+        asked.prompt,
+        asked.params,
+        definition=definition,
+        parent=parent,
+        is_only=alone,
+    )
 
 
 def _perform(live: Live, asked: y.Perform[Any]) -> Answer:
@@ -188,13 +199,14 @@ def _complete(live: Live, asked: y.Complete) -> Answer:
 
 def _parallel(live: Live, asked: y.Parallel[Any]) -> Answer:
     live.count_actions(max(1, len(asked.calls)))
-    members = [_member(live, call) for call in asked.calls]
+    alone = sum(isinstance(call, y.AgentCall) for call in asked.calls) == 1
+    members = [_member(live, call, alone=alone) for call in asked.calls]
     slots = [member for member in members if type(member) is Slot]
     for slot in slots:
         slot.validate()
     calls = [call for call in asked.calls if isinstance(call, y.ToolCall)]
     try:
-        yield from run_batch(live, members, at_once=True)
+        yield from run_batch(live, members, at_once=True, fail_fast=asked.fail_fast)
     finally:
         _record(live, calls, slots)
     _check_end(*slots)
@@ -202,7 +214,7 @@ def _parallel(live: Live, asked: y.Parallel[Any]) -> Answer:
     return _result(live, tuple([slot.result for slot in slots if slot.result is not None]), value)
 
 
-def _member(live: Live, call: Any) -> Slot | Beside:
+def _member(live: Live, call: Any, *, alone: bool) -> Slot | Beside:
     if isinstance(call, y.ToolCall):
         slot = _slot(live, call)
         if slot.binding is not None and slot.binding.spec.kind == "expanding":
@@ -210,7 +222,9 @@ def _member(live: Live, call: Any) -> Slot | Beside:
             raise ToolInputError(msg, tool_name=call.tool, issues=(msg,))
         return slot
     if isinstance(call, y.AgentCall):
-        return Beside(lambda: _spawn(live, call), lambda outcome, effect: _child(live, call, outcome, effect))
+        return Beside(
+            lambda: _spawn(live, call, alone=alone), lambda outcome, effect: _child(live, call, outcome, effect)
+        )
     if isinstance(call, y.Ask):
         question = _question(call)
         return Beside(

@@ -133,7 +133,7 @@ _ACTS: Mapping[type, Callable[[Live, Any], Steps]] = {Perform: _perform, Complet
 
 def _apply(live: Live, point: str, hook: Hook, change: Change) -> None:
     """Make a hook's change; what it changes is logged (reliability GN37)."""
-    live.apply(change)
+    live.apply(change, _name(hook))
     changed = [name for name in CHANGES if getattr(change, name) is not None]
     if changed:
         live.notes.debug(f"{_what(live, point, hook)} changed {', '.join(changed)}")

@@ -17,13 +17,13 @@ import attrs
 
 from stepengine.data import events as ev
 from stepengine.data.effects import Ask, CallModel, CallTool, Effect, Gather, Leaf, Notify, Spawn
+from stepengine.data.estimate import Measured
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
-from stepengine.data.parts import TextPart, ToolCallPart
 from stepengine.data.questions import Question
 from stepengine.data.results import ToolCallLog, ToolResult
 from stepengine.data.run import ChildResult, RunPhase
@@ -31,8 +31,9 @@ from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolBinding, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
-from stepengine.errors import LimitExceeded, LimitReached, OutputMissing, StepEngineError
+from stepengine.errors import ContextOverflow, LimitExceeded, LimitReached, OutputMissing, StepEngineError
 from stepengine.machine.control import CONTROL_BINDINGS, HANDLER_ONLY, set_output_binding
+from stepengine.machine.lifetimes import Lifetimes
 from stepengine.machine.notes import Notes
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.signals import Stopped
@@ -71,6 +72,8 @@ class Live:
         self.warnings: list[str] = []
         self.problems: tuple[str, ...] = ()
         self.refusals = 0
+        self.measured: Measured | None = None
+        self.overflow: ContextOverflow | None = None
         self.tool_log: list[ToolCallLog] = []
         self.thinking: list[str] = []
 
@@ -90,8 +93,12 @@ class Live:
         self.actions = 0
         self.bindings = self._all_bindings()
         self.offered = self._offered_specs()
-        self.specs = tuple(self.offered.values())
-        self.definitions = JsonDict(self.offered)
+        sent = self.plan.sent
+        self.specs = tuple(self.offered.values()) if sent is None else sent
+        self.definitions = JsonDict(self.offered) if sent is None else JsonDict({s.name: s for s in sent})
+        self.lifetimes = Lifetimes()
+        self.lifetimes.note(self.record)
+        self.opening: tuple[Message, ...] = ()
         self._find_ephemeral()
         self._state: AgentState | None = None
 
@@ -156,21 +163,6 @@ class Live:
             )
         return self._state
 
-    def inheritable(self, call_id: str) -> AgentState:
-        """Return the state as a child of the call *call_id* may inherit it: with what the open reply said before it."""
-        state, said = self.state(), []
-        for part in self.open_reply.content if self.open_reply is not None else ():
-            if type(part) is ToolCallPart and part.tool_call_id == call_id:
-                break
-            if type(part) is TextPart and part.text.strip():
-                said.append(part)
-        if not said:
-            return state
-        message = AssistantMessage(tuple(said))
-        record = state.message_history.append(message)
-        view = record if state.view is state.message_history else state.view.append(message)
-        return attrs.evolve(state, message_history=record, view=view)
-
     def hook_context(self, added: Sequence[Message] = ()) -> HookContext:
         """Return what every hook gets first."""
         plan = self.plan
@@ -186,6 +178,9 @@ class Live:
             now=self.time,
             logger=self.notes,
             added=tuple(added),
+            context_window=plan.context_window,
+            overflow=self.overflow,
+            measured=self.measured,
         )
 
     def number(self) -> int:
@@ -243,12 +238,14 @@ class Live:
             yield from self._before(effect)
         return self.unwrap((yield effect), effect)
 
-    def gather(self, effects: Sequence[Leaf], concurrency: int | None = None) -> Generator[Effect, Any, list[Single]]:
+    def gather(
+        self, effects: Sequence[Leaf], concurrency: int | None = None, *, fail_fast: bool = False
+    ) -> Generator[Effect, Any, list[Single]]:
         """Hand out several effects at once and return one outcome per effect, in their order."""
         if not effects:
             return []
         yield from self._before(effects[0])
-        outcome = yield Gather(tuple(effects), concurrency)
+        outcome = yield Gather(tuple(effects), concurrency, fail_fast)
         if type(outcome) is not Gathered or len(outcome.outcomes) != len(effects):
             msg = f"the driver answered a Gather of {len(effects)} with {outcome!r}"
             raise StepEngineError(msg)
@@ -328,7 +325,7 @@ class Live:
 
     def count_child(self, child: ChildResult[Any]) -> None:
         """Add a child and what it spent to the run."""
-        self.spent.count_child(child)
+        self.spent.count_child(child if child.left is None else attrs.evolve(child, left=None))
         self._state = None
 
     def add(self, messages: Sequence[Message]) -> None:
@@ -336,6 +333,7 @@ class Live:
         record = self.record.extend(messages)
         self.view = record if self.view is self.record else self.view.extend(messages)
         self.record = record
+        self.lifetimes.note(messages)
         if self.ephemeral:
             self._note_ephemeral(messages)
         self._state = None
@@ -356,9 +354,10 @@ class Live:
         self.inbox = []
         return True
 
-    def apply(self, change: Change) -> None:
-        """Make a change that a hook or tool asked for."""
+    def apply(self, change: Change, by: str = "") -> None:
+        """Make a change that a hook or tool asked for; *by* names it in the event about a smaller prompt."""
         self._state = None
+        before = self.view
         if change.messages is not None:
             self.record = self.view = change.messages
             self.start = min(self.start, len(self.record))
@@ -366,6 +365,8 @@ class Live:
             self.view = change.view
         if change.messages is not None or change.view is not None:
             self._find_ephemeral()
+            self.lifetimes.note(self.view)
+            self.notes.compacted(by, before, self.view, record=change.messages is not None)
         if change.system_prompt is not None:
             self.system_prompt = change.system_prompt
         if change.context is not None:
@@ -385,14 +386,6 @@ class Live:
         """Show the model another view of the same history."""
         self.view = view
         self._state = None
-
-    def set_context(self, name: str, value: Any) -> None:
-        """Set one member of the shared context."""
-        self.apply(Change(context=JsonDict({name: value})))
-
-    def replace_history(self, history: Transcript) -> None:
-        """Replace record and view."""
-        self.apply(Change(messages=history))
 
     def added(self) -> tuple[Message, ...]:
         """Return the messages that this run added to the record."""

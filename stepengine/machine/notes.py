@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data import events as ev
+from stepengine.data.estimate import transcript_tokens
 from stepengine.data.json import freeze
 from stepengine.errors import AgentError, DataError
 
 if TYPE_CHECKING:
+    from stepengine.data.transcript import Transcript
     from stepengine.machine.live import Live
 
 __all__ = ("Notes",)
@@ -40,6 +42,23 @@ class Notes:
         """Remember a notification."""
         live = self._speaker("ctx.notify")
         self.waiting.append(ev.Notification(path=live.plan.path, seq=live.seq, message=str(message), data=_shown(data)))
+
+    def compacted(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
+        """Remember that *by* made what the model sees smaller, if it did (requirements I11)."""
+        live, tokens = self._live, (transcript_tokens(before), transcript_tokens(after))
+        if tokens[1] >= tokens[0]:
+            return
+        event = ev.Compacted(
+            path=live.plan.path,
+            seq=live.seq,
+            by=by,
+            record=record,
+            tokens_before=tokens[0],
+            tokens_after=tokens[1],
+            messages_before=len(before),
+            messages_after=len(after),
+        )
+        self.waiting.append(event)
 
     def debug(self, message: str, /, **data: Any) -> None:
         """Log for developers."""

@@ -22,8 +22,8 @@ __all__ = ("ANYWHERE", "FIRST", "LAST", "ORDER", "SILENT", "STOPPED", "advance",
 
 FIRST, LAST, STOPPED = "start", "ended", "stopped"
 
-ANYWHERE = ("LogLine", "Notification", "PhaseChanged")
-"""What says something on the side: log lines, notifications, and the phase before an effect."""
+ANYWHERE = ("Compacted", "LogLine", "Notification", "PhaseChanged")
+"""What says something on the side: log lines, notifications, smaller prompts, and the phase before an effect."""
 
 HOOKS = ("Perform", "CallModel:complete", "CallTool:hook", "HookFailed")
 """What hooks may cause at their points."""
@@ -49,7 +49,8 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "handler_control": {"ToolFinished": "handler"},
         "pre_step": {**_stay("pre_step", *HOOKS), "CallModel:step": "asking"},
-        "asking": {"Value": "replied", "Failure": "handler"},
+        "asking": {"Value": "replied", "Failure": "refused"},
+        "refused": {},
         "replied": {
             "CallModel:step": "asking",
             "ThinkingCompleted": "thought",
@@ -87,6 +88,8 @@ SILENT: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "pre_run": ("handler",),
         # No model, or a hook that fails: the step ends before it asked.
         "pre_step": ("handler",),
+        # A request that was too long is made shorter by the hooks, once; any other failure is the handler's.
+        "refused": ("handler", "pre_step"),
         # A reply without thinking or text goes straight to its calls; one that ends with an error counts for nothing.
         "replied": ("tools", "handler"),
         "thought": ("tools",),

@@ -12,15 +12,17 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
+from stepengine.data.messages import Message
 from stepengine.data.models import StopReason
 from stepengine.data.parts import tuple_of
 from stepengine.data.questions import Question
 from stepengine.data.results import ToolCallLog
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.state import AgentState
-from stepengine.data.tools import ToolBinding
+from stepengine.data.tools import ToolBinding, ToolSpec
 from stepengine.data.usage import Spending
 from stepengine.errors import StepEngineError
+from stepengine.machine.inheriting import left_by
 
 if TYPE_CHECKING:
     from random import Random
@@ -50,7 +52,13 @@ class RunPlan:
         model: The model string in force, or ``None``.
         tools: Every tool of the engine and the agent by name, ordinary and expanding ones; control tools are built in.
         offered: Names of the tools that the agent itself has, in order.
-        agents: Normalised ids of the agents that it may spawn.
+        sent: Tool definitions that are sent in the place of its own: those of the parent whose system prompt it inherits.
+        agents: Normalised ids of the agents that it may spawn, each with its display name; ``None`` leaves it to
+            whoever performs a ``Spawn`` to know them.
+        known: What whoever made the plan wants to find again with it.
+        is_inline: Whether it goes on from the history of the run that spawned it, and leaves its own there.
+        note: What is added to its instructions: which agents there are, and what it may call.
+        agent_info: Tells of an agent of the engine, for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
         hooks: The engine's hooks followed by the agent's.
         limits: The effective limits; gaps count as the defaults.
         prompt: The prompt; ``""`` when there is none.
@@ -63,7 +71,7 @@ class RunPlan:
         session_id: The conversation's id.
         user_id: The user's id.
         metadata: The caller's metadata.
-        context_window: The model's context length in tokens, when known.
+        context_window: The model's context length in tokens, when known; looked up for agents with ``pre_step`` hooks.
         here: Whether the caller is in the run's own thread; only there may a handler or hook say something.
         watched: Whether anybody looks at step, phase and text events; while nobody does, they are not made.
     """
@@ -76,7 +84,12 @@ class RunPlan:
     model: str | None = None
     tools: Mapping[str, ToolBinding] = attrs.field(factory=dict)
     offered: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
-    agents: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
+    sent: tuple[ToolSpec, ...] | None = None
+    agents: Mapping[str, str] | None = None
+    known: Any = attrs.field(default=None, eq=False, repr=False)
+    is_inline: bool = False
+    note: str = ""
+    agent_info: Callable[[str], JsonValue] | None = attrs.field(default=None, eq=False, repr=False)
     hooks: Hooks = attrs.field(factory=Hooks)
     limits: Limits = attrs.field(default=DEFAULT_LIMITS, converter=_complete)
     prompt: str = ""
@@ -111,6 +124,7 @@ class Finished:
         thinking: The thinking texts in order.
         children: The results of its children in spawn order.
         warnings: What was logged and dropped.
+        opening: The messages that it began with: what the user said, and the instructions.
     """
 
     status: RunStatus
@@ -125,8 +139,9 @@ class Finished:
     thinking: tuple[str, ...] = ()
     children: tuple[ChildResult[Any], ...] = ()
     warnings: tuple[str, ...] = ()
+    opening: tuple[Message, ...] = attrs.field(default=(), repr=False)
 
-    def as_child(self) -> ChildResult[Any]:
+    def as_child(self, *, is_inline: bool = False) -> ChildResult[Any]:
         """Return what a parent gets of this run."""
         error = self.error if isinstance(self.error, StepEngineError) else None
         return ChildResult(
@@ -138,4 +153,5 @@ class Finished:
             error=error,
             spending=self.spending,
             questions=self.pending,
+            left=left_by(self.state, self.opening) if is_inline else None,
         )

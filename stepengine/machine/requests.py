@@ -7,7 +7,7 @@ from typing import Any
 
 from stepengine.data import yields as y
 from stepengine.data.effects import Ask, CallModel, Leaf, Perform
-from stepengine.data.messages import Message, UserMessage
+from stepengine.data.messages import Message, UserMessage, system_reminder
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Answer, Question
@@ -52,16 +52,19 @@ def step_request(live: Live, over: y.StepWith, tail: Sequence[Message]) -> Model
 def step_prompt(live: Live) -> list[Message]:
     """Return the step prompt as a step-scoped message, if the agent has one (requirements A10)."""
     text = live.agent.step_prompt
-    return [UserMessage(f"<system-reminder>\n{text}\n</system-reminder>", ("STEP_PROMPT",))] if text else []
+    return [UserMessage(system_reminder(text), ("STEP_PROMPT",))] if text else []
 
 
 def complete(live: Live, asked: y.Complete) -> Generator[Any, Any, ModelReply]:
     """Carry out a ``Complete``."""
+    settings = asked.settings or live.agent.settings
     request = ModelRequest(
         model_of(live, asked.model),
         asked.system_prompt or "",
         Transcript(asked.messages),
-        settings=asked.settings or live.agent.settings,
+        asked.tools,
+        settings.tool_choice if asked.tools else None,
+        settings,
     )
     return (yield from live.call_model(CallModel(live.number(), request, "complete")))
 

@@ -24,6 +24,7 @@ from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEng
 from stepengine.machine import hooks
 from stepengine.machine.author import Author, blamed
 from stepengine.machine.handler import converse, default_handler
+from stepengine.machine.lifetimes import expire
 from stepengine.machine.live import Live
 from stepengine.machine.output import last_text, output_of, settle_output
 from stepengine.machine.plan import Finished, RunPlan
@@ -114,6 +115,7 @@ def _limited(live: Live, error: LimitExceeded, returned: Any = None) -> _Ending:
 
 
 def _with_output(live: Live, status: RunStatus, returned: Any) -> _Ending:
+    _expire_at_end(live, status)
     try:
         return _Ending(status, output=output_of(live, returned))
     except HandlerError as error:
@@ -127,8 +129,10 @@ def _open(live: Live) -> None:
     content = "\n\n".join([t for t in (plan.prompt, _shown_params(plan)) if t])
     if content:
         added.append(UserMessage(content, ("USER_PROMPT",)))
-    if live.agent.instructions_prompt:
-        added.append(UserMessage(_instructions(live), ("INSTRUCTIONS_PROMPT",)))
+    instructions = _instructions(live)
+    if instructions:
+        added.append(UserMessage(instructions, ("INSTRUCTIONS_PROMPT",)))
+    live.opening = tuple(added)
     live.add(added)
 
 
@@ -137,11 +141,12 @@ def _shown_params(plan: RunPlan) -> str:
 
 
 def _instructions(live: Live) -> str:
-    text, schema = live.agent.instructions_prompt, live.plan.output_json_schema
-    if schema is None:
-        return text
-    note = "The output of set_output must fit this JSON Schema; its fields may stand at the top level or inside `data`:"
-    return f"{text}\n\n{note}\n{compact(schema)}"
+    plan, text = live.plan, live.agent.instructions_prompt
+    parts = [text, plan.note]
+    if plan.output_json_schema is not None and (text or plan.note):
+        note = "The output of set_output must fit this JSON Schema; its fields may stand at the top level or inside `data`:"
+        parts.append(f"{note}\n{compact(plan.output_json_schema)}")
+    return "\n\n".join([part for part in parts if part])
 
 
 def _handle(live: Live) -> Steps:
@@ -193,6 +198,7 @@ def _context(live: Live) -> StepContext:
 def _finish(live: Live, ending: _Ending) -> Generator[Any, Any, Finished]:
     """Tell the end, let the hooks look at it, and return it; nothing that was sent to the run is lost."""
     live.take_inbox()
+    _expire_at_end(live, ending.status)
     if ending.error is not None:
         for problem in live.problems:
             ending.error.add_note(problem)
@@ -205,6 +211,13 @@ def _finish(live: Live, ending: _Ending) -> Generator[Any, Any, Finished]:
             yield from _tell(live, ending)
     yield from live.flush()
     return _finished(live, ending)
+
+
+def _expire_at_end(live: Live, status: RunStatus) -> None:
+    """Remove what is over with the run; one that is suspended goes on, and so does the one around an inline child."""
+    expire(live, "agent_step")
+    if status is not RunStatus.SUSPENDED and not live.plan.is_inline:
+        expire(live, "user_prompt")
 
 
 def _tell(live: Live, ending: _Ending) -> Generator[Any, Any, None]:
@@ -237,4 +250,5 @@ def _finished(live: Live, ending: _Ending) -> Finished:
         thinking=tuple(live.thinking),
         children=tuple(live.spent.children),
         warnings=tuple(live.warnings),
+        opening=live.opening,
     )

@@ -8,7 +8,6 @@ its tool: control tools on the run itself, expanding tools as other effects, ord
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from functools import partial
 from typing import Any, Literal
 
 from stepengine.data import events as ev
@@ -24,8 +23,10 @@ from stepengine.data.yields import ToolCall
 from stepengine.errors import LimitReached, StepEngineError, ToolInputError, ToolNotAvailable
 from stepengine.machine import requests
 from stepengine.machine.control import run_control
+from stepengine.machine.inheriting import take_history
 from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped, merged
+from stepengine.machine.spawning import SpawnBinding, children_of
 
 __all__ = ("Slot", "execute", "hook_call", "log", "named", "settle", "start", "unavailable")
 
@@ -40,6 +41,7 @@ class Slot:
     __slots__ = (
         "binding",
         "call",
+        "children",
         "closed",
         "duration",
         "effects",
@@ -61,6 +63,7 @@ class Slot:
         self.validated: Validated | None = None
         self.result: ToolResult | None = None
         self.effects: list[Leaf] = []
+        self.children: list[Spawn | ChildResult[Any]] = []
         self.started = 0
         self.duration = 0
         self.closed = False
@@ -151,7 +154,7 @@ def unavailable(live: Live, name: str, known: Sequence[str], hint: str = "") -> 
 
 
 def start(live: Live, slot: Slot) -> list[Leaf]:
-    """Return the effects that an allowed call needs: none for control tools, several for ``spawn_agents``."""
+    """Return the effects that an allowed call needs: none for control tools, one per child for those that spawn."""
     assert slot.binding is not None  # noqa: S101
     assert slot.validated is not None  # noqa: S101
     slot.started = live.now
@@ -168,25 +171,15 @@ def start(live: Live, slot: Slot) -> list[Leaf]:
             step_index=live.step,
         )
         slot.effects = [effect]
-    elif call.tool_name == "spawn_agents":
-        slot.effects = [_spawn(live, call, entry) for entry in value["agents"]]
+    elif isinstance(slot.binding, SpawnBinding):
+        slot.children = children_of(live, call, slot.binding, value)
+        slot.effects = [child for child in slot.children if isinstance(child, Spawn)]
     elif call.tool_name == "ask_user":
         asked = [
             Question("", q["question"], q.get("options", ()), q.get("multi_select", False)) for q in value["questions"]
         ]
         slot.effects = [requests.ask_effect(live, *asked, tool_call_id=call.tool_call_id)]
     return slot.effects
-
-
-def _spawn(live: Live, call: ToolCallPart, entry: Any) -> Spawn:
-    return Spawn(
-        live.number(),
-        entry["agent_type"],
-        entry.get("prompt", ""),
-        entry.get("params"),
-        call.tool_call_id,
-        parent=partial(live.inheritable, call.tool_call_id),
-    )
 
 
 def execute(live: Live, slot: Slot) -> Steps:
@@ -199,10 +192,10 @@ def execute(live: Live, slot: Slot) -> Steps:
         StepEngineError: when the call's outcome is unknown; the result says so.
     """
     effects = start(live, slot)
-    if not effects:
-        yield from _control(live, slot)
-    elif type(effects[0]) is Spawn:
+    if slot.children:
         settle(live, slot, (yield from live.gather(effects, live.limits.max_concurrent_children)))
+    elif not effects:
+        yield from _control(live, slot)
     else:
         try:
             value = yield from live.perform(effects[0])
@@ -271,36 +264,26 @@ def failed_child(agent_id: str, error: Any) -> ChildResult[Any]:
 
 def _take(live: Live, slot: Slot, values: Sequence[Any]) -> None:
     slot.duration = live.now - slot.started
-    first = values[0]
-    if isinstance(first, ChildResult):
-        slot.finish(_children(values))
-    elif isinstance(first, ToolResult):
-        slot.finish(first)
+    if slot.children:
+        _take_children(live, slot, values)
+    elif isinstance(values[0], ToolResult):
+        slot.finish(values[0])
     else:
-        slot.finish(_answers(first))
+        slot.finish(_answers(values[0]))
     assert slot.result is not None  # noqa: S101
     if slot.result.credits_used:
         live.spent.own_credits += slot.result.credits_used
         live.changed()
 
 
-def _children(children: Sequence[ChildResult[Any]]) -> ToolResult:
-    entries: list[Any] = []
-    for child in children:
-        if child.is_error:
-            why = child.error.message if child.error else f"ended as {child.status.value}"
-            entries.append({"agent_type": child.agent_id, "error": why})
-        else:
-            entry = {"run_id": child.run_id, "status": child.status.value, "output": _shown(child.output)}
-            entries.append({"agent_type": child.agent_id, **entry})
-    all_failed = all("error" in entry for entry in entries)
-    return ToolResult.json(entries, status="error" if all_failed else "ok")
-
-
-def _shown(output: Any) -> Any:
-    """Return a child's output as JSON: a pydantic model as its JSON form."""
-    dump = getattr(output, "model_dump", None)
-    return dump(mode="json") if dump else output
+def _take_children(live: Live, slot: Slot, values: Sequence[Any]) -> None:
+    """Set the result of a call that spawned; those that never could be have theirs in their place."""
+    assert isinstance(slot.binding, SpawnBinding)  # noqa: S101
+    ran = iter(values)
+    children = [next(ran) if isinstance(child, Spawn) else child for child in slot.children]
+    if slot.binding.is_inline:
+        take_history(live, slot.call.tool_call_id, children[0])
+    slot.finish(slot.binding.shown(children))
 
 
 def _answers(answers: Sequence[Answer]) -> ToolResult:

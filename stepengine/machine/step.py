@@ -14,16 +14,18 @@ import attrs
 
 from stepengine.data import events as ev
 from stepengine.data.effects import CallModel
+from stepengine.data.estimate import Measured
 from stepengine.data.json import compact
-from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, UserMessage, system_reminder
 from stepengine.data.models import ModelReply, ModelRequest, StopReason
 from stepengine.data.parts import AssistantPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.results import ToolResult
 from stepengine.data.usage import Usage, add_cost
 from stepengine.data.yields import StepWith
-from stepengine.errors import LimitExceeded, LimitReached, ModelError, StepEngineError
+from stepengine.errors import ContextOverflow, LimitExceeded, LimitReached, ModelError, StepEngineError
 from stepengine.machine import hooks, requests
 from stepengine.machine.batch import model_slots, run_batch
+from stepengine.machine.lifetimes import expire
 from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped
 from stepengine.machine.slots import Slot
@@ -84,12 +86,14 @@ def _spent(live: Live) -> Steps:
 def _final_answer(live: Live) -> Steps:
     """Ask once more without tools what was done; a failure leaves the run as ``stop`` would."""
     text = (
-        "<system-reminder>\nThe step budget of this run is spent and no tool can be called any more. "
-        "Say briefly what was done and what is still open.\n</system-reminder>"
+        "The step budget of this run is spent and no tool can be called any more. "
+        "Say briefly what was done and what is still open."
     )
     try:
         live.take_inbox()
-        request = requests.step_request(live, StepWith(tools=(), tool_choice=None), [UserMessage(text)])
+        request = requests.step_request(
+            live, StepWith(tools=(), tool_choice=None), [UserMessage(system_reminder(text))]
+        )
         reply = yield from _call(live, request, "final_answer")
     except (StepEngineError, LimitReached):
         return
@@ -119,6 +123,8 @@ def _step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
             )
     finally:
         live.step = live.step_index
+        if live.lifetimes.known:
+            expire(live, "agent_step")
     if spent:
         raise spent
     return ended
@@ -130,30 +136,62 @@ def _ask_model(live: Live, over: StepWith) -> Generator[Any, Any, tuple[Reply, l
     tail = yield from hooks.pre_step(live)
     live.take_inbox()
     request = requests.step_request(live, over, [*tail, *requests.step_prompt(live)])
-    reply = yield from _call(live, request, "step")
+    try:
+        reply = yield from _call(live, request, "step")
+    except ContextOverflow as error:
+        request = yield from _shorter(live, over, error)
+        reply = yield from _call(live, request, "step")
     live.steps_remaining -= 1
     live.step_index += 1
     live.changed()
     numbered = _numbered(live, reply)
     live.stop_reason = reply.stop_reason
     live.truncated = reply.stop_reason is StopReason.MAX_TOKENS
-    return numbered, model_slots(live, numbered.calls, [spec.name for spec in request.tools])
+    return numbered, model_slots(live, numbered.calls, _callable(live, request))
+
+
+def _callable(live: Live, request: ModelRequest) -> Sequence[str]:
+    """Return the tools that the model may call: its own, whatever definitions it inherited (generator-contract L18)."""
+    return tuple(live.offered) if request.tools is live.specs else [spec.name for spec in request.tools]
+
+
+def _shorter(live: Live, over: StepWith, error: ContextOverflow) -> Generator[Any, Any, ModelRequest]:
+    """Return the request as the hooks make it when told that it was too long, or raise *error* (requirements I17)."""
+    live.take_inbox()
+    before = (live.system_prompt, live.view)
+    live.overflow = error
+    try:
+        tail = yield from hooks.pre_step(live)
+    finally:
+        live.overflow = None
+    if (live.system_prompt, live.view) == before:
+        raise error
+    live.take_inbox()
+    return requests.step_request(live, over, [*tail, *requests.step_prompt(live)])
 
 
 def _call(live: Live, request: ModelRequest, purpose: Any) -> Generator[Any, Any, ModelReply]:
     """Call the model; a reply that the provider paused is continued (reliability MP56)."""
-    reply = yield from live.call_model(CallModel(live.number(), request, purpose))
+    reply = yield from _asked(live, request, purpose)
     for _ in range(MAX_CONTINUES):
         if reply.stop_reason is not StopReason.PAUSE:
             break
         tail = (*request.tail, AssistantMessage(reply.content))
         again = attrs.evolve(request, tail=tail)
-        reply = _joined(reply, (yield from live.call_model(CallModel(live.number(), again, purpose))))
+        reply = _joined(reply, (yield from _asked(live, again, purpose)))
     if reply.stop_reason is StopReason.ERROR:
         msg = (
             f"the model {request.model!r} ended its reply with an error ({reply.raw_stop_reason or 'no reason given'})"
         )
         raise ModelError(msg, kind="reply_error")
+    return reply
+
+
+def _asked(live: Live, request: ModelRequest, purpose: Any) -> Generator[Any, Any, ModelReply]:
+    """Call the model once, and take note of how large it found the prompt (requirements X45)."""
+    reply = yield from live.call_model(CallModel(live.number(), request, purpose))
+    if reply.usage is not None and reply.usage.prompt_tokens:
+        live.measured = Measured(request.system_prompt, request.messages, reply.usage.prompt_tokens)
     return reply
 
 

@@ -19,7 +19,7 @@ TODOS = [{"task": "a", "completed": True}, {"task": "b", "completed": False}]
 
 
 def test_the_tables_of_control_tools_agree():
-    assert {*CONTROL_SPECS, *EXPANDING_SPECS} == set(CONTROL_BINDINGS)
+    assert {*CONTROL_SPECS, *EXPANDING_SPECS, "lookup_agent_info"} == set(CONTROL_BINDINGS)
     assert {spec.kind for spec in CONTROL_SPECS.values()} == {"control"}
     assert {name for name, spec in CONTROL_SPECS.items() if spec.ends_turn} == {"end_turn", "task_completed"}
     quiet = {"set_output", "set_messages", "add_message", "task_completed", "think_deeply"}

@@ -13,7 +13,7 @@ from stepengine.data.questions import Answer, Question
 from stepengine.data.run import RunStatus
 from stepengine.errors import LimitExceeded, StepEngineError
 from tests.machine.batches import ANY, NAMES, run, statuses
-from tests.machine.world import World, call, child, reply, thought
+from tests.machine.world import World, agent, call, child, play, reply, thought
 
 
 @pytest.mark.spec(
@@ -155,3 +155,25 @@ WRONG = {
 def test_wrong_input_of_ask_user_is_refused(value, issues):
     played = run(reply(call("ask_user", value)), reply("x"), tools=["ask_user"])
     assert played.history[2].text == f"Invalid parameters for ask_user: {issues}"
+
+
+@pytest.mark.spec("generator-contract:T31")
+def test_looking_up_an_agent_where_none_is_known_says_so():
+    played = run(reply(call("lookup_agent_info", agent_id="a")), reply("x"), tools=["lookup_agent_info"])
+
+    assert played.tool_calls[0].result.data == {"found": False, "error": "no other agents are known here"}
+
+
+@pytest.mark.spec("generator-contract:L25")
+def test_an_inline_child_without_messages_of_its_own_leaves_the_whole_history():
+    def spawned(effect):
+        played = play(agent(None), World(replies=[reply("inside")]), state=effect.parent(), prompt="")
+        return played.finished.as_child(is_inline=True)
+
+    world = World(
+        replies=[reply("a", call("spawn_agent_inline", agent_type="a")), reply("end")], children={"a": spawned}
+    )
+    played = run(world=world, tools=["spawn_agent_inline"])
+
+    assert [m.text for m in played.history if m.role != "tool"] == ["go", "inside", "a", "end"]
+    assert played.children[0].left is None

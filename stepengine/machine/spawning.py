@@ -1,0 +1,243 @@
+"""
+Tools that become children: ``spawn_agents``, ``spawn_agent_inline``, and whatever else is bound by a ``SpawnBinding``.
+
+Every entry that is asked for has its result in its place: agents that may not be spawned get an error entry and start
+nothing, the others run (generator-contract L2 to L6).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import attrs
+
+from stepengine.data.definition import normalised_id
+from stepengine.data.effects import Spawn
+from stepengine.data.json import JsonDict, JsonValue, compact, freeze
+from stepengine.data.parts import ToolCallPart
+from stepengine.data.results import ToolResult
+from stepengine.data.run import ChildResult
+from stepengine.data.tools import ToolBinding, ToolSpec
+from stepengine.errors import AgentError, DataError
+from stepengine.machine.checks import STRING, described, object_schema, validator
+from stepengine.machine.inheriting import inheritable
+
+if TYPE_CHECKING:
+    from stepengine.machine.live import Live
+
+__all__ = (
+    "SPAWN_BINDINGS",
+    "SPAWN_SPECS",
+    "Entry",
+    "SpawnBinding",
+    "child_entry",
+    "children_of",
+    "listed",
+    "matching_id",
+    "not_allowed",
+    "output_as_json",
+)
+
+SHOWN_CHARS = 100_000
+"""Characters of a child's output that its parent's model is shown (reliability SP12, section 4.9)."""
+TAIL_SHARE = 5
+
+SPAWN_AGENTS = """\
+Run one or more agents at the same time and get their results in order.
+
+Usage: give one entry per agent with its id in `agent_type`, what it should do in `prompt`, and `params` if it takes any.
+Examples: {"agents": [{"agent_type": "code-searcher", "params": {"search_queries": [{"pattern": "retry"}]}}]}
+When not to use: for what one of your own tools does directly.
+Notes: a child that fails gives an entry with `error`; the others are not affected."""
+SPAWN_AGENT_INLINE = """\
+Run one agent in this conversation: it goes on from your history, and what it leaves replaces your history.
+
+Usage: give its id in `agent_type`, what it should do in `prompt`, and `params` if it takes any.
+Examples: {"agent_type": "context-pruner", "params": {"max_context_length": 200000}}
+When not to use: when you want an answer from the agent; its output is dropped.
+Notes: when it fails, the history stays as it was."""
+
+_ENTRY = {
+    "agent_type": described(STRING, "The agent's id."),
+    "prompt": described(STRING, "What the agent should do."),
+    "params": {"type": "object", "description": "The agent's parameters."},
+}
+_AGENT = {"type": "object", "properties": _ENTRY, "required": ["agent_type"], "additionalProperties": False}
+PARTS = re.compile(r"(?:(?P<publisher>[^/@]+)/)?(?P<name>[^/@]+)(?:@(?P<version>[^/@]+))?")
+
+
+class Entry(NamedTuple):
+    """One child that is asked for; *definition* is given by tools that carry the agents which they run."""
+
+    agent_id: str
+    prompt: str = ""
+    params: JsonValue = None
+    definition: Any = None
+
+
+@attrs.frozen
+class SpawnBinding(ToolBinding):
+    """
+    A tool that becomes children.
+
+    Attributes:
+        entries: Turns a validated input into what is asked for.
+        shown: Turns the children's results, in that order, into the tool's result.
+        is_inline: Whether the one child goes on from the run's history and leaves its own in its place.
+    """
+
+    entries: Callable[[JsonDict], Sequence[Entry]] = attrs.field(kw_only=True)
+    shown: Callable[[Sequence[ChildResult[Any]]], ToolResult] = attrs.field(kw_only=True)
+    is_inline: bool = attrs.field(default=False, kw_only=True)
+
+
+def _parts(agent_id: str) -> tuple[str | None, str | None, str | None]:
+    found = PARTS.fullmatch(normalised_id(agent_id.strip()))
+    return (found["publisher"], found["name"], found["version"]) if found else (None, None, None)
+
+
+def matching_id(wanted: str, allowed: Sequence[str] | Mapping[str, Any]) -> str | None:
+    """
+    Return the first id in *allowed* that *wanted* means, or ``None`` (generator-contract L2).
+
+    Ids are ``[publisher/]name[@version]``, and ``_`` counts as ``-``. What *wanted* leaves out matches anything.
+    """
+    key = normalised_id(wanted.strip())
+    if key in allowed:
+        return key
+    publisher, name, version = _parts(wanted)
+    if name is None:
+        return None
+    for candidate in allowed:
+        theirs = _parts(candidate)
+        if name == theirs[1] and publisher in (None, theirs[0]) and version in (None, theirs[2]):
+            return candidate
+    return None
+
+
+def not_allowed(agent_id: str, wanted: str, allowed: Sequence[str] | Mapping[str, Any], hint: str = "") -> AgentError:
+    """Return the error for an agent that *agent_id* may not spawn, which lists those that it may (reliability SP04)."""
+    msg = f"agent {agent_id!r} may not spawn {wanted!r}; it may spawn: {', '.join(allowed) or 'none'}{hint}"
+    return AgentError(msg)
+
+
+def children_of(
+    live: Live, call: ToolCallPart, binding: SpawnBinding, value: JsonDict
+) -> list[Spawn | ChildResult[Any]]:
+    """Return one effect for each child that *call* asks for, and a failed result in the place of each that may not be."""
+    entries = binding.entries(value)
+    parent = partial(inheritable, live, call.tool_call_id)
+    alone = len(entries) == 1
+    return [_child(live, call, entry, parent, is_inline=binding.is_inline, alone=alone) for entry in entries]
+
+
+def _child(
+    live: Live, call: ToolCallPart, entry: Entry, parent: Callable[[], Any], *, is_inline: bool, alone: bool
+) -> Spawn | ChildResult[Any]:
+    agents, agent_id = live.plan.agents, entry.agent_id
+    if entry.definition is None and agents is not None:
+        found = matching_id(agent_id, agents)
+        if found is None:
+            hint = f". {agent_id!r} is a tool: call it directly" if agent_id in live.offered else ""
+            error = not_allowed(live.agent.id, agent_id, agents, hint)
+            return ChildResult(agent_id=agent_id, status="failed", error=error)
+        agent_id = found
+    return Spawn(
+        live.number(),
+        agent_id,
+        entry.prompt,
+        entry.params,
+        call.tool_call_id,
+        definition=entry.definition,
+        parent=parent,
+        is_inline=is_inline,
+        is_only=alone,
+    )
+
+
+# --- what a parent is shown -----------------------------------------------------------------------------------------
+
+
+def listed(children: Sequence[ChildResult[Any]]) -> ToolResult:
+    """Return one entry per child; an error result when every one of them failed (generator-contract L6, L13)."""
+    entries: list[Any] = [_shown(child) for child in children]
+    all_failed = all("error" in entry for entry in entries)
+    return ToolResult.json(entries, status="error" if all_failed else "ok")
+
+
+def _shown(child: ChildResult[Any]) -> dict[str, Any]:
+    if child.is_error:
+        why = child.error.message if child.error else f"ended as {child.status.value}"
+        return {"agent_type": child.agent_id, "error": why}
+    try:
+        output = output_as_json(child.output)
+    except DataError as error:
+        return {"agent_type": child.agent_id, "error": f"the output is not JSON: {error.message}"}
+    entry = {"run_id": child.run_id, "status": child.status.value, "output": output}
+    return {"agent_type": child.agent_id, **entry}
+
+
+def output_as_json(output: Any) -> JsonValue:
+    """
+    Return a child's output as a parent's model is shown it: a pydantic model as its JSON form, a very long one cut.
+
+    Raises:
+        DataError: when it is not JSON; the message names the place.
+    """
+    dump = getattr(output, "model_dump", None)
+    frozen: JsonValue = freeze(dump(mode="json") if dump else output, "output")
+    text = frozen if isinstance(frozen, str) else compact(frozen)
+    if len(text) <= SHOWN_CHARS:
+        return frozen
+    tail = SHOWN_CHARS // TAIL_SHARE
+    missing = len(text) - SHOWN_CHARS
+    return f"{text[: SHOWN_CHARS - tail]}\n[... {missing} characters of this output are not shown ...]\n{text[-tail:]}"
+
+
+def child_entry(value: JsonDict) -> Entry:
+    """Return what one object of ``agents`` asks for."""
+    return Entry(value["agent_type"], value.get("prompt", ""), value.get("params"))
+
+
+def _inline_result(children: Sequence[ChildResult[Any]]) -> ToolResult:
+    (child,) = children
+    if child.is_error:
+        why = child.error.message if child.error else f"it ended as {child.status.value}"
+        return ToolResult.error(f"Agent {child.agent_id} did not complete, the history stays as it was: {why}")
+    return ToolResult.json({"message": f"Agent {child.agent_id} ran in this conversation."})
+
+
+def _binding(name: str, description: str, schema: JsonDict, **how: Any) -> SpawnBinding:
+    spec = ToolSpec(name, description, schema, kind="expanding", category="agent", requires_permission=False)
+    return SpawnBinding(spec, validator(spec), **how)
+
+
+SPAWN_BINDINGS: Mapping[str, SpawnBinding] = MappingProxyType(
+    {
+        "spawn_agents": _binding(
+            "spawn_agents",
+            SPAWN_AGENTS,
+            object_schema(
+                ("agents",),
+                agents={"type": "array", "items": _AGENT, "minItems": 1, "description": "The agents to run."},
+            ),
+            entries=lambda value: [child_entry(entry) for entry in value["agents"]],
+            shown=listed,
+        ),
+        "spawn_agent_inline": _binding(
+            "spawn_agent_inline",
+            SPAWN_AGENT_INLINE,
+            object_schema(("agent_type",), **_ENTRY),
+            entries=lambda value: [child_entry(value)],
+            shown=_inline_result,
+            is_inline=True,
+        ),
+    }
+)
+"""The tools that every machine knows by which children are spawned."""
+
+SPAWN_SPECS: Mapping[str, ToolSpec] = MappingProxyType({name: b.spec for name, b in SPAWN_BINDINGS.items()})

@@ -1,0 +1,208 @@
+"""
+How long messages stay, and where the messages that the engine adds stand.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepengine.data import yields as y
+from stepengine.data.codec import from_json, to_json
+from stepengine.data.hooks import Change
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.outcomes import Stop
+from stepengine.data.parts import TextPart, ToolCallPart
+from stepengine.data.run import RunStatus
+from stepengine.data.state import AgentState
+from stepengine.data.transcript import Transcript
+from stepengine.errors import DataError, ModelError
+from tests.machine.batches import ANY, NAMES, run
+from tests.machine.world import STEP, World, agent, call, child, hooks, play, reply, thought
+
+
+def add(content, role="user", **fields):
+    return y.ToolCall("add_message", {"role": role, "content": content, **fields}, include_tool_call=False)
+
+
+def texts(messages):
+    return [m.text for m in messages]
+
+
+@pytest.mark.spec("generator-contract:L34", "generator-contract:L35")
+def test_a_message_for_a_step_is_gone_after_it_and_one_for_the_prompt_after_the_run():
+    seen = []
+
+    def handler(ctx):
+        yield add("for the step", ttl="agent_step", tags=["HINT"])
+        yield add("for the run", ttl="user_prompt")
+        yield add("a note", role="assistant", ttl="agent_step")
+        before = yield add("for good")
+        seen.append(texts(before.agent_state.message_history))
+        for _ in range(2):
+            after = yield STEP
+            seen.append(texts(after.agent_state.message_history))
+
+    world = World(replies=[reply("one"), reply("two")])
+    played = play(agent(handler), world)
+
+    assert seen[0] == ["go", "for the step", "for the run", "a note", "for good"]
+    assert texts(world.requests[0].messages) == seen[0]
+    assert seen[1] == ["go", "for the run", "for good", "one"]
+    assert texts(world.requests[1].messages) == seen[1]
+    assert seen[2] == [*seen[1], "two"]
+    assert texts(played.history) == ["go", "for good", "one", "two"]
+    assert world.requests[0].messages[1].tags == ("HINT",)
+
+
+@pytest.mark.spec("generator-contract:L35")
+@pytest.mark.parametrize("how", ["model error", "cancelled", "suspended", "failed"])
+def test_no_result_shows_a_message_whose_time_is_over_however_the_run_ends(how):
+    def handler(ctx):
+        yield add("for the step", ttl="agent_step")
+        yield add("for the run", ttl="user_prompt")
+        try:
+            after = yield STEP
+        except ModelError:
+            after = yield add("seen")
+        if how == "suspended":
+            yield y.Ask("?")
+        if how == "failed":
+            raise RuntimeError
+        return texts(after.agent_state.message_history)
+
+    outcome = {"model error": ModelError("down"), "cancelled": Stop("cancelled")}.get(how, reply("one"))
+    played = play(agent(handler), World(replies=[outcome]))
+    left = texts(played.history)
+
+    assert "for the step" not in left
+    assert ("for the run" in left) is (how == "suspended")
+    if how == "model error":
+        assert played.output == ["go", "for the run", "seen"]
+    assert (
+        played.status
+        is {
+            "model error": RunStatus.COMPLETED,
+            "cancelled": RunStatus.CANCELLED,
+            "suspended": RunStatus.SUSPENDED,
+            "failed": RunStatus.FAILED,
+        }[how]
+    )
+
+
+@pytest.mark.spec("generator-contract:L35")
+def test_what_is_over_leaves_an_inherited_history_and_a_separate_view_too_and_what_was_added_is_still_known():
+    old = [UserMessage("old step", ttl="agent_step"), UserMessage("old run", ttl="user_prompt"), UserMessage("old")]
+    state = AgentState(run_id="r1", agent_id="tester", message_history=Transcript(old))
+    shorten = hooks(pre_run=[lambda ctx: Change(view=[*ctx.state.view][1:])])
+    world = World(replies=[reply("one")])
+    played = play(agent(None, hooks=shorten, output_mode="all_messages"), world, state=state)
+
+    assert texts(world.requests[0].messages) == ["old run", "old", "go"]
+    assert texts(played.history) == texts(played.finished.state.view) == ["old", "go", "one"]
+    assert [m["content"][0]["text"] for m in played.output] == ["go", "one"]
+
+
+@pytest.mark.spec("generator-contract:L35")
+def test_an_output_of_all_messages_holds_none_whose_time_is_over():
+    def handler(ctx):
+        yield add("for the run", ttl="user_prompt")
+
+    played = play(agent(handler, output_mode="all_messages"), World())
+
+    assert [m["content"][0]["text"] for m in played.output] == ["go"]
+
+
+def test_tool_calls_never_expire_and_a_message_says_how_long_it_stays_in_every_form():
+    spoken = AssistantMessage((TextPart("x"), ToolCallPart("c1", "add", {})), ttl="agent_step")
+    answered = ToolMessage("c1", "add", (TextPart("1"),))
+    start = AgentState(message_history=Transcript([spoken, answered]))
+    played = play(agent(None), World(replies=[reply("one")]), state=start)
+
+    assert list(played.history)[:2] == [spoken, answered]
+    assert spoken == from_json(to_json(spoken))
+    assert "ttl" not in to_json(UserMessage("x"))
+    with pytest.raises(DataError, match="'agent_step', 'user_prompt' or None, not 'for ever'"):
+        UserMessage("x", ttl="for ever")
+
+
+@pytest.mark.spec("generator-contract:L34")
+def test_a_handler_sets_messages_with_their_tags_and_lifetimes():
+    def handler(ctx):
+        kept = [UserMessage("a", ("T",), ttl="agent_step"), UserMessage("b", ttl="user_prompt"), UserMessage("c")]
+        yield y.ToolCall("set_messages", {"messages": kept}, include_tool_call=False)
+        after = yield STEP
+        return texts(after.agent_state.message_history)
+
+    world = World(replies=[reply("one")])
+    played = play(agent(handler), world)
+
+    assert [(m.text, m.tags) for m in world.requests[0].messages] == [("a", ("T",)), ("b", ()), ("c", ())]
+    assert played.output == ["b", "c", "one"]
+    assert texts(played.history) == ["c", "one"]
+
+
+@pytest.mark.spec("generator-contract:L15")
+def test_a_child_does_not_inherit_what_is_there_for_one_step():
+    seen = []
+
+    def spawned(effect):
+        state = effect.parent()
+        seen.append((texts(state.message_history), texts(state.view)))
+        return child()
+
+    def handler(ctx):
+        yield add("for the step", ttl="agent_step")
+        yield add("for the run", ttl="user_prompt")
+        yield y.AgentCall("helper")
+
+    shortened = hooks(pre_run=[lambda ctx: Change(view=[UserMessage("short", ttl="agent_step")])])
+    play(agent(handler), World(children={"helper": spawned}))
+    play(agent(handler, hooks=shortened), World(children={"helper": spawned}))
+
+    assert seen == [(["go", "for the run"],) * 2, (["go", "for the run"], ["for the run"])]
+
+
+@pytest.mark.spec(
+    "generator-contract:L31", "generator-contract:L32", "generator-contract:D33", "requirements:A9", "requirements:A10"
+)
+def test_prompts_stand_where_the_contract_says_and_step_prompts_come_last_and_are_never_stored():
+    world = World(replies=[reply(call("add")), reply("done")], tools=ANY)
+    played = run(
+        world=world,
+        system_prompt="The system.",
+        instructions_prompt="Be exact.",
+        step_prompt="Mind the step.",
+        tools=NAMES,
+    )
+    reminder = "<system-reminder>\nMind the step.\n</system-reminder>"
+
+    for request in world.requests:
+        assert [(m.text, m.tags) for m in request.messages[:2]] == [
+            ("go", ("USER_PROMPT",)),
+            ("Be exact.", ("INSTRUCTIONS_PROMPT",)),
+        ]
+        assert [(m.role, m.text, m.tags) for m in request.tail] == [("user", reminder, ("STEP_PROMPT",))]
+        assert "The system." not in str(texts(request.all_messages))
+    assert reminder not in texts(played.history)
+    assert 1 == texts(played.history).count("Be exact.")
+    shared = len(world.requests[0].messages)
+    assert world.requests[1].messages[:shared] == world.requests[0].messages[:shared]
+
+
+@pytest.mark.spec("generator-contract:L32")
+def test_prompt_and_params_are_one_user_message_and_users_text_goes_in_as_it_is():
+    world = World(replies=[reply("x")])
+    play(agent(None), world, prompt="<b>do</b>", params_json={"k": [1]})
+
+    assert texts(world.requests[0].messages) == ['<b>do</b>\n\n{\n  "k": [\n    1\n  ]\n}']
+
+
+@pytest.mark.spec("generator-contract:L40", "generator-contract:D10")
+def test_a_reply_is_one_message_with_its_parts_in_the_order_received_and_results_follow_in_call_order():
+    parts = [thought("a"), "one", call("add", a=1), "two", thought("b"), call("safe", a=2)]
+    played = run(reply(*parts), reply("x"))
+    message = played.history[1]
+
+    kinds = [type(p).__name__ for p in message.content]
+    assert kinds == ["ThinkingPart", "TextPart", "ToolCallPart", "TextPart", "ThinkingPart", "ToolCallPart"]
+    assert [m.tool_call_id for m in played.history[2:4]] == [c.tool_call_id for c in message.tool_calls]
