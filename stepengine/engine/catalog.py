@@ -14,13 +14,16 @@ import attrs
 
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.hooks import HOOK_POINTS, Hooks
-from stepengine.data.json import JsonDict
+from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.tools import ToolBinding, ToolLike
 from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
-from stepengine.machine.control import CONTROL_BINDINGS
+from stepengine.machine.control import CONTROL_BINDINGS, EXPANDING_SPECS
+from stepengine.machine.spawning import SpawnBinding, matching_id
 from stepengine.runtime.toolcalls import BoundTool
+from stepengine.tools.control import machine_tool
+from stepengine.tools.spawning import carried_by, direct_tool, params_schema
 
 __all__ = ("Agent", "Catalog", "check_hooks")
 
@@ -82,7 +85,7 @@ class Catalog:
         self._tools = _by_name("the engine", tools)
         self._bound = {name: _bound(tool) for name, tool in self._tools.items()}
         self._agents: dict[str, Agent] = {}
-        self._agents = self._family(list(agents))
+        self._agents = self._family(list(agents), carried_by(self._tools.values()))
         self._met: dict[int, Agent] = {}
 
     @property
@@ -121,34 +124,66 @@ class Catalog:
             self._met[id(definition)] = known
         return known
 
-    def _family(self, given: Sequence[AgentDefinition[Any]]) -> dict[str, Agent]:
+    def info(self, agent_id: str) -> JsonDict:
+        """
+        Return what is told of an agent of this engine (generator-contract T31).
+
+        Raises:
+            AgentError: when no agent has that id.
+        """
+        agent = self.find(matching_id(agent_id, self._agents) or agent_id)
+        definition = agent.definition
+        prompt = definition.input_schema.prompt if definition.input_schema is not None else None
+        told = {
+            "id": definition.id,
+            "full_agent_id": definition.id,
+            "display_name": definition.display_name,
+            "model": definition.model,
+            "tool_names": definition.tool_names,
+            "spawnable_agents": agent.spawnable,
+            "include_message_history": definition.include_message_history,
+            "spawner_prompt": definition.description,
+            "input_schema": {"prompt": prompt, "params": params_schema(definition)},
+            "output_mode": definition.output_mode,
+            "output_schema": agent.schemas.output_schema,
+        }
+        return JsonDict(freeze(told))
+
+    def _family(
+        self, given: Sequence[AgentDefinition[Any]], also: Iterable[AgentDefinition[Any]] = ()
+    ) -> dict[str, Agent]:
         """Return *given* and what they may spawn, checked; where they name others by id, those are the engine's."""
-        definitions = _collected(given)
+        definitions = _collected(given, also)
         family: dict[str, Agent] = dict(self._agents)
         made = {key: self._checked(d, family, {**self._agents, **definitions}) for key, d in definitions.items()}
         family.update(made)
         return made
 
-    def _checked(self, definition: AgentDefinition[Any], family: Mapping[str, Agent], ids: Iterable[str]) -> Agent:
+    def _checked(
+        self,
+        definition: AgentDefinition[Any],
+        family: Mapping[str, Agent],
+        ids: Mapping[str, Agent | AgentDefinition[Any]],
+    ) -> Agent:
         own = _by_name(f"agent {definition.id!r}", [t for t in definition.tools if not isinstance(t, str)])
         tools: dict[str, ToolBinding] = {**self._bound, **{n: _bound(t) for n, t in own.items()}}
+        for name in {*EXPANDING_SPECS, "lookup_agent_info"}.intersection(definition.tool_names).difference(tools):
+            tools[name] = machine_tool(name).binding()
         known = {**CONTROL_BINDINGS, **tools}
         for name in definition.tool_names:
             if name not in known:
                 raise _no_tool(definition, name, known)
         check_hooks(f"agent {definition.id!r}", definition.hooks)
-        spawnable = tuple([normalised_id(i) for i in definition.spawnable_ids])
-        for key in spawnable:
-            if key not in ids:
-                msg = (
-                    f"agent {definition.id!r} may spawn {key!r}, which no agent is called; known are: {', '.join(ids)}"
-                )
-                raise DefinitionError(msg)
+        spawnable = tuple([_spawnable(definition, wanted, ids) for wanted in definition.spawnable_ids])
+        direct = _direct(definition, [ids[key] for key in spawnable], known)
+        tools |= direct
+        known |= direct
+        offered = (*definition.tool_names, *direct)
         return Agent(
             definition=definition,
             tools=tools,
-            offered=definition.tool_names,
-            specs=JsonDict({name: known[name].spec for name in definition.tool_names}),
+            offered=offered,
+            specs=JsonDict({name: known[name].spec for name in offered}),
             spawnable=spawnable,
             schemas=compiled(definition),
             hooks=self._hooks + definition.hooks if definition.hooks else self._hooks,
@@ -157,19 +192,51 @@ class Catalog:
         )
 
 
-def _collected(given: Iterable[Any]) -> dict[str, AgentDefinition[Any]]:
-    """Return definitions and those that they may spawn, by normalised id."""
+def _spawnable(definition: AgentDefinition[Any], wanted: str, ids: Mapping[str, Any]) -> str:
+    key = matching_id(wanted, ids)
+    if key is None:
+        msg = f"agent {definition.id!r} may spawn {wanted!r}, which no agent is called; known are: {', '.join(ids)}"
+        raise DefinitionError(msg)
+    return key
+
+
+def _direct(
+    definition: AgentDefinition[Any], children: Iterable[Agent | AgentDefinition[Any]], known: Mapping[str, Any]
+) -> dict[str, ToolBinding]:
+    """Return a tool for each agent that the model of *definition* may spawn (generator-contract L28, L29)."""
+    made: dict[str, ToolBinding] = {}
+    for child in children if "spawn_agents" in definition.tool_names else ():
+        tool = direct_tool(child.definition if isinstance(child, Agent) else child)
+        name = tool.spec.name
+        if name in known:
+            msg = (
+                f"agent {definition.id!r}: its spawnable agent {name.replace('_', '-')!r} is offered as the tool {name!r}, "
+                "but there is a tool of that name; rename one of them"
+            )
+            raise DefinitionError(msg)
+        made[name] = tool.binding()
+    return made
+
+
+def _collected(given: Iterable[Any], also: Iterable[AgentDefinition[Any]] = ()) -> dict[str, AgentDefinition[Any]]:
+    """Return definitions and those that they may spawn, or carry in their tools, by normalised id."""
     found = _unique(given)
     waiting = list(found.values())
-    while waiting:
-        for child in [c for c in waiting.pop(0).spawnable_agents if not isinstance(c, str)]:
+    met = list(also)
+    while waiting or met:
+        for child in met:
             key = normalised_id(child.id)
             if key not in found:
                 found[key] = child
                 waiting.append(child)
             elif found[key] is not child and found[key] != child:
                 raise _twice(child.id)
+        met = _children(waiting.pop(0)) if waiting else []
     return found
+
+
+def _children(definition: AgentDefinition[Any]) -> list[AgentDefinition[Any]]:
+    return [*[c for c in definition.spawnable_agents if not isinstance(c, str)], *carried_by(definition.tools)]
 
 
 def _unique(given: Iterable[Any]) -> dict[str, AgentDefinition[Any]]:
@@ -206,8 +273,10 @@ def check_hooks(owner: str, hooks: Hooks) -> None:
                 raise DefinitionError(msg)
 
 
-def _bound(tool: ToolLike) -> BoundTool:
+def _bound(tool: ToolLike) -> ToolBinding:
     binding = tool.binding()
+    if isinstance(binding, SpawnBinding):
+        return binding
     return BoundTool(binding.spec, binding.validate, binding.repair, tool=tool)
 
 

@@ -12,7 +12,7 @@ from stepengine.data.events import Event, RunFailed, RunFinished, RunStarted
 from stepengine.data.outcomes import Outcome, Stop
 from stepengine.data.run import RunResult, RunStatus
 from stepengine.data.state import AgentState
-from stepengine.errors import LimitExceeded, StepEngineError
+from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.tree import Machine, Tree
@@ -47,6 +47,7 @@ class LiveRun:
 
         Raises:
             asyncio.CancelledError: when the task was cancelled; the run has ended nevertheless.
+            ReplayDivergence: when the run went otherwise than the journal of a test says.
             LimitExceeded: at the step limit with ``on_max_steps="raise"``; it carries the result.
         """
         result = await self.run()
@@ -75,6 +76,8 @@ class LiveRun:
                 self.session.close()
         if tree.reraise is not None:
             raise tree.reraise
+        if self.session is not None and self.session.raises and isinstance(result.error, ReplayDivergence):
+            raise result.error
         if tree.root.cancelled:
             raise asyncio.CancelledError
         return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "AgentLike",
+    "ExtendOptions",
     "ForkOptions",
     "ModelsLike",
     "Override",
@@ -74,10 +75,16 @@ class ReplayOptions(TypedDict, total=False):
 
     Attributes:
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
+        live: Kinds of effects that are performed for real (replay D12): ``"call_tool"`` and ``"perform"``, whose results
+            must be the recorded ones; ``"call_model"``, for a new model against the recorded tools.
+        speed: How fast results come: 1.0 as they did, 2.0 twice as fast, no pause longer than ten seconds; by default all
+            at once.
         on_divergence: ``"raise"`` (default), or ``"stop"`` for a result with status ``failed``.
     """
 
     agent: AgentLike | None
+    live: Collection[str]
+    speed: float | None
     on_divergence: OnDivergence
 
 
@@ -98,6 +105,21 @@ class ResumeOptions(TypedDict, total=False):
     agent: AgentLike | None
     limits: Limits | None
     in_doubt: InDoubt
+
+
+class ExtendOptions(TypedDict, total=False):
+    """
+    What ``extend`` takes beside a journal.
+
+    Attributes:
+        answers: Answers to questions that the run will ask, by question id or text.
+        agent: Id or definition of the agent; by default the engine's agent that the journal names.
+        limits: Other limits than the recorded ones.
+    """
+
+    answers: Mapping[str, AnswerLike] | None
+    agent: AgentLike | None
+    limits: Limits | None
 
 
 class ForkOptions(TypedDict, total=False):

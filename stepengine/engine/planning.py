@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import Spawn
 from stepengine.data.events import LogLine
 from stepengine.data.hooks import HookContext
@@ -26,8 +26,10 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog
-from stepengine.errors import AgentError, HandlerError, InputError, StepEngineError, UnknownModel
+from stepengine.engine.notes import instructions_note
+from stepengine.errors import HandlerError, InputError, StepEngineError, UnknownModel
 from stepengine.machine.plan import RunPlan
+from stepengine.machine.spawning import matching_id, not_allowed
 from stepengine.models import Models
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, Lines
@@ -126,7 +128,6 @@ class Planner:
         self._watched = watched
         self._here = _OwnThread()
         self._known = known
-        self._agents: dict[str, Agent] = {}
 
     def root(self, request: Request) -> tuple[RunPlan, AgentState]:
         """
@@ -162,7 +163,8 @@ class Planner:
             StepEngineError: when it must not start: unknown, not allowed, wrong params, no model.
         """
         agent = self._allowed(parent, effect)
-        definition = agent.definition
+        definition, inherited = agent.definition, effect.parent()
+        inherits = definition.inherit_parent_system_prompt or effect.is_inline
         plan = self._plan(
             agent,
             run_id=f"{parent.run_id.removesuffix(_suffix(parent.path))}{_suffix(path)}",
@@ -171,20 +173,21 @@ class Planner:
             params=effect.params,
             model=self._model(definition.model or parent.model or self._default_model),
             limits=_within(agent.limits, parent.limits),
+            sent=tuple(inherited.tool_definitions.values()) if inherits else None,
+            is_inline=effect.is_inline,
             created=parent.created,
             session_id=parent.session_id,
             user_id=parent.user_id,
             metadata=parent.metadata,
         )
-        state = _child_state(plan, agent, effect.parent())
-        return plan, state if definition.inherit_parent_system_prompt else with_prompt(plan, state)
+        state = _child_state(plan, agent, inherited)
+        return plan, state if inherits else with_prompt(plan, state)
 
     def _plan(self, agent: Agent, *, prompt: str, params: Any, model: str | None, path: str, **fields: Any) -> RunPlan:
         if not isinstance(prompt, str):
             msg = f"the prompt of agent {agent.definition.id!r} is a string, not a {type(prompt).__name__}"
             raise InputError(msg, issues=("prompt should be a string",))
         given = agent.schemas.params(params)
-        self._agents[path] = agent
         return RunPlan(
             definition=agent.definition,
             path=path,
@@ -192,7 +195,10 @@ class Planner:
             model=model,
             tools=agent.tools,
             offered=agent.offered,
-            agents=agent.spawnable,
+            agents={key: agent.child(key).definition.display_name for key in agent.spawnable},
+            note=instructions_note(agent, fields.get("sent")),
+            agent_info=self._catalog.info,
+            known=agent,
             hooks=agent.hooks,
             prompt=prompt,
             params=given.value,
@@ -200,7 +206,7 @@ class Planner:
             validate_output=agent.schemas.validate_output,
             decode_output=agent.schemas.decode_output,
             output_json_schema=agent.schemas.output_schema,
-            context_window=self._window(model) if model and agent.hooks else None,
+            context_window=self._window(model) if model and agent.hooks.pre_step else None,
             here=self._here,
             watched=self._watched,
             **fields,
@@ -221,14 +227,17 @@ class Planner:
         return model if self._keep_names or model in known.models else str(self._models.parse(model))
 
     def _allowed(self, parent: RunPlan, effect: Spawn) -> Agent:
-        key = normalised_id(effect.agent_id)
-        if key not in parent.agents:
-            allowed = ", ".join(parent.agents) or "none"
-            msg = f"agent {parent.definition.id!r} may not spawn {effect.agent_id!r}; it may spawn: {allowed}"
-            raise AgentError(msg)
-        if isinstance(effect.definition, AgentDefinition):
-            return self._catalog.find(effect.definition)
-        return self._agents[parent.path].child(key)
+        given = effect.definition
+        if isinstance(given, AgentDefinition) and effect.tool_call_id:
+            return self._catalog.find(given)  # a tool of the parent carries it
+        agents = parent.agents or {}
+        key = matching_id(effect.agent_id, agents)
+        if key is None:
+            raise not_allowed(parent.definition.id, effect.agent_id, agents)
+        if isinstance(given, AgentDefinition):
+            return self._catalog.find(given)
+        spawner: Agent = parent.known
+        return spawner.child(key)
 
 
 def new_run_id() -> str:
@@ -345,9 +354,9 @@ def _continued(plan: RunPlan, agent: Agent, previous: AgentState | None) -> Agen
 
 def _child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentState:
     definition = agent.definition
-    inherits = definition.include_message_history
+    inherits = definition.include_message_history or plan.is_inline
     history = parent.message_history if inherits else Transcript()
-    same_prompt = definition.inherit_parent_system_prompt
+    same_prompt = plan.sent is not None
     return AgentState(
         run_id=plan.run_id,
         agent_id=definition.id,
@@ -358,6 +367,7 @@ def _child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentState:
         system_prompt=parent.system_prompt if same_prompt else "",
         tool_definitions=parent.tool_definitions if same_prompt else agent.specs,
         steps_remaining=plan.limits.max_steps or 0,
+        context=parent.context if plan.is_inline else JsonDict(),
         next_call=parent.next_call if inherits else 1,
         id_prefix=f"c{plan.path.replace('.', '_')}_" if inherits else "c",
     )

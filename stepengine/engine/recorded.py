@@ -6,16 +6,16 @@ The journal's own code is loaded when the first journal is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
-from stepengine.data.effects import CallModel
+import attrs
+
 from stepengine.data.limits import Limits
 from stepengine.data.run import RunResult
 from stepengine.engine.base import Base
 from stepengine.engine.live import LiveRun
-from stepengine.engine.options import AgentLike, ForkOptions, ReplayOptions, ResumeOptions, RunOptions
+from stepengine.engine.options import AgentLike, ExtendOptions, ForkOptions, ReplayOptions, ResumeOptions, RunOptions
 from stepengine.engine.planning import Known, Request
 
 if TYPE_CHECKING:
@@ -33,9 +33,12 @@ class Recorded(Base):
         request = Request(agent=self._catalog.find(agent), prompt=prompt, **given)
         if journal is None:
             return self._begin_request(request)
-        from stepengine.journal import Session, as_journal
+        from stepengine.journal import begin
 
-        return self._begin_session(Session.record(as_journal(journal), request.answers), request)
+        session = begin(journal, request.answers)
+        if session.past is None:
+            return self._begin_session(session, request)
+        return self._begin_session(session, attrs.evolve(request, answers=session.answers), _known(session, None))
 
     async def _launch(
         self,
@@ -55,7 +58,7 @@ class Recorded(Base):
             session_id=opening.session_id,
             user_id=opening.user_id,
             metadata=opening.metadata,
-            limits=limits or opening.limits,
+            limits=opening.limits if limits is None else _at_least_spent(limits, session),
             answers=session.answers,
         )
         return await self._begin_session(session, request, _known(session, forked))()
@@ -87,6 +90,8 @@ class Recorded(Base):
         """
         Repeat a recorded run; nothing is performed, so no model, no tool, no network and no key is needed.
 
+        With ``live={"call_tool"}`` tools really run, and must come to the recorded results.
+
         The result's journal is what the replay would have recorded: that of an unchanged agent is equal byte for byte.
 
         Args:
@@ -102,6 +107,31 @@ class Recorded(Base):
 
         given: dict[str, Any] = dict(options)
         return await journals.replay(journal, partial(self._launch, agent=given.pop("agent", None)), **given)
+
+    async def extend(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult[Any]:
+        """
+        Record a run again after its agent was changed: what is recorded and still equal is kept, the rest goes live.
+
+        The journal is replaced when the run has ended or waits for an answer; it stays as it is when the run fails.
+
+        Args:
+            journal: The journal, or the path of its file.
+            options: See ``ExtendOptions``.
+
+        Raises:
+            AgentError: when the engine has no agent of the recorded id.
+            JournalError: when the journal is damaged, of a newer version, holds no run, or cannot be written.
+            MissingKey: when there is no key for the model.
+        """
+        from stepengine import journal as journals
+
+        given: dict[str, Any] = dict(options)
+        launch = partial(self._launch, agent=given.pop("agent", None), limits=given.pop("limits", None))
+        return await journals.extend(journal, launch, **given)
+
+    def extend_sync(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult[Any]:
+        """Do what ``extend`` does for synchronous code."""
+        return self._loop_thread.run(lambda: self.extend(journal, **options))
 
     async def fork(self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]) -> RunResult[Any]:
         """
@@ -138,19 +168,27 @@ class Recorded(Base):
         return self._loop_thread.run(lambda: self.fork(journal, at=at, **options))
 
 
+def _at_least_spent(limits: Limits, session: Session) -> Limits:
+    """Return *limits* with room for what is recorded: new ones hold for what is live, spent is spent (reliability JR29)."""
+    assert session.past is not None  # noqa: S101 - only recorded runs are started again
+    own = [i for (path, seq), i in session.past.history.intents.items() if not path and seq >= 0]
+    spent = {"max_steps": sum(i.type == "CallModel" for i in own), "max_actions": len(own)}
+    given = {name: getattr(limits, name) for name in spent}
+    return attrs.evolve(limits, **{n: max(v, spent[n]) for n, v in given.items() if v is not None})
+
+
 def _known(session: Session, forked: Journal | None) -> Known:
     """Return what the journal of *session* tells of models, or the one that it was forked from."""
     assert session.past is not None  # noqa: S101 - only recorded runs are started again
     history = session.past.history if forked is None else forked.history()
     models: dict[str, str] = {}
     for (path, _), intent in history.intents.items():
-        effect = intent.effect
-        if type(effect) is CallModel:
-            models.setdefault(effect.request.model, path)
-        elif isinstance(effect, Mapping) and effect["type"] == "CallModel":
-            # The stored form as it is: putting blobs back in would cost more than the model is worth.
-            model = effect["request"].get("model")
-            models.setdefault(model if isinstance(model, str) else history.form(intent)["request"]["model"], path)
-    root = next((model for model, path in models.items() if not path), None)
-    is_whole = session.mode == "replay" or (session.mode == "resume" and session.past.history.is_complete)
+        if intent.type == "CallModel":
+            models.setdefault(history.model(intent), path)
+    root = history.root.get("model") or next((model for model, path in models.items() if not path), None)
+    if root is not None:
+        models.setdefault(root, "")
+    is_whole = (session.mode == "replay" and not session.past.is_loose) or (
+        session.mode == "resume" and session.past.history.is_complete
+    )
     return Known(frozenset(models), root, is_whole)

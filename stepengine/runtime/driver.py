@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stepengine.data.effects import CallTool, Gather, Notify, Spawn
 from stepengine.data.outcomes import Gathered, Outcome, Single
 from stepengine.machine.plan import Finished
+from stepengine.runtime.failfast import Group
 from stepengine.runtime.performer import Item, child_path
 from stepengine.runtime.reports import finished, started
 from stepengine.runtime.scope import Scope
@@ -109,7 +110,11 @@ async def _gather(scope: Scope, effect: Gather) -> Gathered:
     scope.busy = True
     try:
         await scope.tree.performer.begin(items)
-        await _lanes(scope, items, outcomes, effect.concurrency)
+        if effect.fail_fast:
+            with Group(scope.tree.brake, items) as group:
+                await _lanes(scope, items, outcomes, effect.concurrency, group)
+        else:
+            await _lanes(scope, items, outcomes, effect.concurrency)
     except asyncio.CancelledError:
         scope.interrupted()
     except Exception as error:  # noqa: BLE001
@@ -119,7 +124,13 @@ async def _gather(scope: Scope, effect: Gather) -> Gathered:
     return Gathered(tuple([outcome or scope.halt() for outcome in outcomes]))
 
 
-async def _lanes(scope: Scope, items: Sequence[Item], outcomes: list[Single | None], concurrency: int | None) -> None:
+async def _lanes(
+    scope: Scope,
+    items: Sequence[Item],
+    outcomes: list[Single | None],
+    concurrency: int | None,
+    group: Group | None = None,
+) -> None:
     numbered = list(enumerate(items))
     limits = scope.plan.limits
     bounds = {Spawn: limits.max_concurrent_children, CallTool: limits.max_concurrent_tools}
@@ -128,7 +139,7 @@ async def _lanes(scope: Scope, items: Sequence[Item], outcomes: list[Single | No
     for kind in kinds:
         members = [pair for pair in numbered if type(pair[1].effect) is kind]
         lanes += _shared(members, concurrency, bounds.get(kind))
-    tasks = [asyncio.create_task(_work(scope, lane, outcomes)) for lane in lanes]
+    tasks = [asyncio.create_task(_work(scope, lane, outcomes, group)) for lane in lanes]
     pending: set[asyncio.Task[None]] = set(tasks)
     while pending:
         try:
@@ -145,10 +156,16 @@ def _shared(members: list[tuple[int, Item]], *bounds: int | None) -> list[Iterat
     return [iter(members)] * width
 
 
-async def _work(scope: Scope, members: Iterator[tuple[int, Item]], outcomes: list[Single | None]) -> None:
+async def _work(
+    scope: Scope, members: Iterator[tuple[int, Item]], outcomes: list[Single | None], group: Group | None
+) -> None:
     for index, item in members:
         if scope.stopping is None:
-            outcomes[index] = await _perform(scope, item, alone=False)
+            if group is not None:
+                group.begins(item)
+            outcomes[index] = outcome = await _perform(scope, item, alone=False)
+            if group is not None:
+                group.ended(outcome)
         else:
             outcomes[index] = scope.halt()
 

@@ -130,6 +130,10 @@ class Hub:
         """Say which run is at *path*, for its log lines."""
         self._seats[path] = _Seat(run_id, agent_id)
 
+    def unseat(self, path: str) -> None:
+        """Forget the run at *path*, which has ended."""
+        self._seats.pop(path, None)
+
     def emit(self, event: Event) -> None:
         """Give *event* its index and show it, if it is news."""
         if self._shows is not None and not self._shows(event):

@@ -134,7 +134,7 @@ class Leaves:
             return self._value(item, refused)
         self._tree.spawned_by[path] = effect.tool_call_id
         finished = await io.drive(plan, state, path)
-        child = finished.as_child()
+        child = finished.as_child(is_inline=effect.is_inline)
         if finished.status is RunStatus.SUSPENDED:
             return Stop("suspended", self._elapsed(), questions=finished.pending, child=child)
         return self._value(item, child)

@@ -19,7 +19,7 @@ from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Value
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.usage import Usage
-from stepengine.errors import LimitExceeded, ModelError
+from stepengine.errors import LimitExceeded, ModelError, StepEngineError
 from stepengine.runtime.performer import IO, Item, Performer, child_path
 from stepengine.runtime.sizes import estimated_tokens
 
@@ -106,20 +106,24 @@ class Ledger:
                 msg = f"the run tree has started {ledger.children} children, and max_total_children is {most}"
                 return LimitExceeded(msg, kind="children", limit=most)
             ledger = ledger.parent
-        ledger = self
-        while ledger is not None:
-            ledger.children += 1
-            ledger = ledger.parent
+        self.count_child(1)
         return None
+
+    def count_child(self, count: int) -> None:
+        """Count children here and above; a negative number takes back what never started."""
+        ledger: Ledger | None = self
+        while ledger is not None:
+            ledger.children += count
+            ledger = ledger.parent
 
 
 class Refusals:
-    """What the meter found no room for, by address; the gate takes it out."""
+    """What must not begin, by address: what the meter found no room for, and given up children; the gate takes it out."""
 
     __slots__ = ("known",)
 
     def __init__(self) -> None:
-        self.known: dict[tuple[str, int], LimitExceeded] = {}
+        self.known: dict[tuple[str, int], StepEngineError] = {}
 
 
 class Gate:
@@ -139,10 +143,11 @@ class Gate:
                 return self._refused(item, error)
         return self._inner.perform(item, io)
 
-    async def _refused(self, item: Item, error: LimitExceeded) -> Single:
+    async def _refused(self, item: Item, error: StepEngineError) -> Single:
         if type(item.effect) is not Spawn:
             return Failure(error, self._now())
-        return Value(ChildResult(agent_id=item.effect.agent_id, status=RunStatus.FAILED, error=error), self._now())
+        status = RunStatus.FAILED if isinstance(error, LimitExceeded) else RunStatus.CANCELLED
+        return Value(ChildResult(agent_id=item.effect.agent_id, status=status, error=error), self._now())
 
 
 class Meter:
@@ -162,6 +167,7 @@ class Meter:
         self._ledgers = ledgers
         self._price = price
         self._reserved: dict[tuple[str, int], tuple[int, Decimal]] = {}
+        self._admitted: set[tuple[str, int]] = set()
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
         """Reserve for every model call and child of the batch, in order."""
@@ -176,12 +182,15 @@ class Meter:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Pass an effect on, and count it if it was reserved for."""
+        if type(item.effect) is Spawn:
+            return self._spawned(item, io)
         if self._reserved and (item.path, item.effect.seq) in self._reserved:
             return self._counted(item, io)
         return self._inner.perform(item, io)
 
     def forget(self, path: str) -> None:
         """Give back what was reserved for effects of a run that ended before they were performed."""
+        self._admitted = {address for address in self._admitted if address[0] != path}
         for address in [a for a in self._reserved if a[0] == path]:
             tokens, cost = self._reserved.pop(address)
             self._ledgers[path].reserve(-tokens, -cost)
@@ -210,8 +219,22 @@ class Meter:
         limits = ledger.limits
         error = _too_deep(child_path(item.path, effect.seq), limits) or _too_many(effect, limits, spawned)
         error = error or ledger.admit_child()
+        address = (item.path, effect.seq)
         if error is not None:
-            self._refusals.known[(item.path, effect.seq)] = error
+            self._refusals.known[address] = error
+        else:
+            self._admitted.add(address)
+
+    async def _spawned(self, item: Item, io: IO) -> Single:
+        """Pass a child on; one that never started, because its params were wrong or the like, does not count."""
+        address = (item.path, item.effect.seq)
+        outcome = await self._inner.perform(item, io)
+        admitted = address in self._admitted
+        self._admitted.discard(address)
+        child = outcome.value if type(outcome) is Value else None
+        if admitted and isinstance(child, ChildResult) and not child.run_id:
+            self._ledgers[item.path].count_child(-1)
+        return outcome
 
     async def _counted(self, item: Item, io: IO) -> Single:
         tokens, cost = self._reserved.pop((item.path, item.effect.seq))

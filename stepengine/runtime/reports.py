@@ -49,8 +49,19 @@ def started(item: Item) -> list[Event]:
         case Ask():
             return [QuestionAsked(**at, question=q) for q in effect.questions]
         case Spawn():
-            child = child_path(item.path, effect.seq)
-            return [AgentSpawned(**at, agent_id=effect.agent_id, child_path=child, prompt=effect.prompt)]
+            return [
+                AgentSpawned(
+                    **at,
+                    agent_id=effect.agent_id,
+                    child_path=child_path(item.path, effect.seq),
+                    prompt=effect.prompt,
+                    params=effect.params,
+                    display_name=_display_name(item, effect),
+                    parent_agent_id=item.plan.definition.id,
+                    only_child=effect.is_only,
+                    tool_call_id=effect.tool_call_id,
+                )
+            ]
         case _ as never:
             assert_never(never)
 
@@ -87,6 +98,13 @@ def finished(item: Item, outcome: Single, duration_ms: int) -> list[Event]:
             ]
         case _ as never:
             assert_never(never)
+
+
+def _display_name(item: Item, effect: Spawn) -> str:
+    if effect.definition is not None:
+        name: str = effect.definition.display_name
+        return name
+    return (item.plan.agents or {}).get(effect.agent_id, effect.agent_id)
 
 
 def _error(outcome: Single) -> str:

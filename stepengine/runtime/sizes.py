@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
 
-from stepengine.data.estimate import estimate_tokens, message_tokens, tokens_since, transcript_tokens
+from stepengine.data.estimate import Measured, estimate_tokens, message_tokens, transcript_tokens
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolSpec
-from stepengine.data.transcript import Transcript
 
 __all__ = ("Sizes", "estimated_tokens", "expected_tokens")
 
@@ -30,24 +28,20 @@ def expected_tokens(request: ModelRequest) -> int:
     return estimated_tokens(request) + (request.settings.max_tokens or 0)
 
 
-class _Measured(NamedTuple):
-    """What a provider said about one prompt."""
-
-    system_prompt: str
-    messages: Transcript
-    tokens: int
-
-
 class Sizes:
     """How large the prompts of the runs of one tree are, by path."""
 
     def __init__(self) -> None:
-        self._measured: dict[str, _Measured] = {}
+        self._measured: dict[str, Measured] = {}
 
     def note(self, path: str, request: ModelRequest, reply: ModelReply) -> None:
         """Take note of how many prompt tokens a step's reply reports, if it does."""
         if reply.usage is not None and reply.usage.prompt_tokens:
-            self._measured[path] = _Measured(request.system_prompt, request.messages, reply.usage.prompt_tokens)
+            self._measured[path] = Measured(request.system_prompt, request.messages, reply.usage.prompt_tokens)
+
+    def forget(self, path: str) -> None:
+        """Forget a run that has ended."""
+        self._measured.pop(path, None)
 
     def knows(self, path: str) -> bool:
         """Return whether the provider of a run has reported a prompt."""
@@ -60,7 +54,5 @@ class Sizes:
         Where nothing was reported, or the prompt was rewritten since, all of it is estimated.
         """
         known = self._measured.get(path)
-        if known is None or known.system_prompt != state.system_prompt:
-            return state.context_tokens
-        tokens = tokens_since(state.view, known.messages, known.tokens)
+        tokens = None if known is None else known.tokens_of(state.system_prompt, state.view)
         return state.context_tokens if tokens is None else tokens

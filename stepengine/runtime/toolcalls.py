@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -109,6 +110,8 @@ def _context(item: Item, effect: CallTool, tree: Tree) -> ToolContext:
         emit=voice.emit,
         threads=setting.threads,
         leaked=tree.leaked,
+        belongings=partial(tree.belongings, item.path),
+        sleep=tree.services.clock.sleep,
     )
 
 

@@ -30,6 +30,7 @@ from stepengine.runtime.asking import Desk
 from stepengine.runtime.calls import ModelCaller, ModelRegistry, Pricing
 from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.driver import drive
+from stepengine.runtime.failfast import Brake
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.leaves import Leaves
 from stepengine.runtime.limits import Gate, Ledger, Meter, Refusals
@@ -41,6 +42,7 @@ from stepengine.runtime.scope import Scope
 from stepengine.runtime.sizes import Sizes
 from stepengine.runtime.toolcalls import ToolSetting
 from stepengine.runtime.watchdog import Watchdog
+from stepengine.tools.context import Belongings
 
 __all__ = ("Machine", "Planner", "Services", "Tree")
 
@@ -141,6 +143,7 @@ class Tree:
         self._now_ms = services.clock.now_ms
         self._start = self._now_ms()
         self._ledgers: dict[str, Ledger] = {}
+        self._belongings: dict[str, Belongings] = {}
         self.sizes = Sizes()
         self.performer: Performer = self._wrapped(plan)
 
@@ -150,7 +153,8 @@ class Tree:
         clock, rates = services.clock, services.rates
         caller = ModelCaller(services.models, services.pricing, retries, clock, self.now, rates=rates)
         leaves = Leaves(self, caller)
-        performer: Performer = Gate(leaves, refusals, self.elapsed)
+        self.brake = Brake(leaves, refusals, self.elapsed)
+        performer: Performer = Gate(self.brake, refusals, self.elapsed)
         for wrap in services.middlewares:
             performer = wrap(performer)
         performer = self._meter = Meter(performer, refusals, self._ledgers, self._price)
@@ -192,8 +196,25 @@ class Tree:
 
     def _let_go(self) -> None:
         """Cut the circles, so that a finished tree is freed at once and not by the collector."""
-        del self.performer, self._meter, self._repeats
+        del self.performer, self._meter, self._repeats, self.brake
         self.root.release()
+
+    def belongings(self, path: str) -> Belongings:
+        """Return what tools keep for the run at *path* until it ends."""
+        return self._belongings.setdefault(path, Belongings())
+
+    async def _end_belongings(self, scope: Scope) -> None:
+        """End what tools kept for a run, to the end however often this task is cancelled; the result mentions it."""
+        kept = self._belongings.pop(scope.path, None)
+        if kept is None:
+            return
+        work = asyncio.create_task(kept.aclose())
+        while not work.done():
+            try:
+                await asyncio.wait((work,))
+            except asyncio.CancelledError:
+                scope.notice_cancel()
+        self.hub.warnings += work.result()
 
     def emit_from_anywhere(self, event: Event) -> None:
         """Show an event of a tool, which may run in a thread of its own; the order of one caller's events is kept."""
@@ -238,9 +259,19 @@ class Tree:
         finally:
             if timer is not None:
                 timer.cancel()
+            await self._end_belongings(scope)
             scope.leave()
-            self._meter.forget(scope.path)
-            self._repeats.forget(scope.path)
+            self._forget(scope.path)
+
+    def _forget(self, path: str) -> None:
+        """Keep nothing of a run that has ended, so that ten thousand children leave no more behind than one."""
+        self._meter.forget(path)
+        self._repeats.forget(path)
+        if path:
+            self.sizes.forget(path)
+            self.hub.unseat(path)
+            self.spawned_by.pop(path, None)
+            del self._ledgers[path]
 
 
 class _Signal:

@@ -1,0 +1,63 @@
+"""What an agent's instructions say beside its own: which agents it may run, and which tools are its own (L18, L19)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.json import compact
+from stepengine.data.messages import system_reminder
+from stepengine.data.tools import ToolSpec
+from stepengine.engine.catalog import Agent
+from stepengine.tools.spawning import params_schema
+
+__all__ = ("instructions_note",)
+
+SPAWNERS = ("spawn_agents", "spawn_agent_inline")
+
+
+def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
+    """
+    Return what is added to the instructions of a run; ``""`` when there is nothing to say.
+
+    Args:
+        agent: The agent that runs.
+        sent: The tool definitions that it inherits, if it does; then it is told what it may really call.
+    """
+    children = [agent.child(key).definition for key in agent.spawnable] if _may_spawn(agent) else []
+    if sent is None:
+        lines = [f"- {child.id}: {_purpose(child)}" for child in children]
+        text = "\n".join(["You may run these agents:", *lines]) if lines else ""
+    else:
+        text = "\n\n".join([_own_tools(agent, sent), *[_in_full(child) for child in children]])
+    return system_reminder(text) if text else ""
+
+
+def _may_spawn(agent: Agent) -> bool:
+    return any(name in agent.offered for name in SPAWNERS)
+
+
+def _purpose(child: AgentDefinition[object]) -> str:
+    return child.description or child.display_name
+
+
+def _own_tools(agent: Agent, sent: Sequence[ToolSpec]) -> str:
+    own = [*agent.offered, *(["set_output"] if agent.schemas.output_schema is not None else [])]
+    names = ", ".join(dict.fromkeys(own)) or "none"
+    shown = {spec.name for spec in sent}
+    told = "You are shown the tools of the agent that started you. Of these and all others you may call only"
+    lines = [f"{told}: {names}. A call of any other tool is refused."]
+    for name, spec in agent.specs.items():
+        if name not in shown:
+            lines.append(f"- {name}: {spec.description}\n  Its input: {compact(spec.input_schema)}")
+    return "\n".join(lines)
+
+
+def _in_full(child: AgentDefinition[object]) -> str:
+    lines = [f"You may run the agent {child.id}: {_purpose(child)}"]
+    if child.input_schema is not None and child.input_schema.prompt:
+        lines.append(f"Its prompt: {child.input_schema.prompt}")
+    params = params_schema(child)
+    if params is not None:
+        lines.append(f"Its params: {compact(params)}")
+    return "\n".join(lines)

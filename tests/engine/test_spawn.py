@@ -1,0 +1,455 @@
+"""
+The tools by which models run agents: what is asked for, what comes back, and what a model is told of them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pydantic
+import pytest
+
+from stepengine import (
+    AgentCall,
+    AgentDefinition,
+    Engine,
+    Limits,
+    RunStatus,
+    ToolCall,
+    tool,
+)
+from stepengine.errors import DefinitionError
+from stepengine.events import AgentFinished, AgentSpawned, RunStarted
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from stepengine.tools import agent_tool, spawn_tools, task_tool
+
+pytestmark = pytest.mark.anyio
+
+
+class Wanted(pydantic.BaseModel):
+    name: str
+    size: int = 1
+
+
+def echo(ctx):
+    return f"{ctx.prompt}/{json.dumps(dict(ctx.params)) if isinstance(ctx.params, dict) else ctx.params.name}"
+    yield
+
+
+def crash(ctx):
+    raise RuntimeError("broke")
+    yield
+
+
+ECHO = AgentDefinition("echo-one", display_name="The Echo", description="Repeats what it is told.", handle_steps=echo)
+TYPED = AgentDefinition("typed", description="Needs a name.", input_schema=Wanted, handle_steps=echo)
+CRASH = AgentDefinition("crash", handle_steps=crash)
+FORBIDDEN = AgentDefinition("forbidden", handle_steps=echo)
+
+
+@tool(in_thread=False)
+def add(a: int, b: int) -> int:
+    """
+    Add two numbers.
+
+    Args:
+        a: One.
+        b: Another.
+    """
+    return a + b
+
+
+def boss(*replies: Any, **fields: Any) -> tuple[Engine, AgentDefinition[Any], ScriptedModel]:
+    scripted = ScriptedModel([*replies, text("end")])
+    given = {"tools": [*spawn_tools(), add], "spawnable_agents": [ECHO, TYPED, CRASH], **fields}
+    made = AgentDefinition("boss", model="test/m", **given)
+    return Engine([made, FORBIDDEN], models=scripted), made, scripted
+
+
+async def spawned(*entries: Any, given: Any = None, **fields: Any) -> Any:
+    """
+    Return the result of one call of ``spawn_agents`` by a model, and the run that it belongs to.
+    """
+    engine, agent, _ = boss(tool_call("spawn_agents", {"agents": list(entries)} if given is None else given), **fields)
+    result = await engine.run(agent, "go")
+    return result.tool_calls[0].result, result
+
+
+@pytest.mark.spec(
+    "generator-contract:L3",
+    "generator-contract:L4",
+    "generator-contract:L6",
+    "generator-contract:D15",
+    "requirements:J4",
+    "requirements:J9",
+    "reliability:SP04",
+    "requirements:X16",
+)
+async def test_every_entry_has_its_result_in_its_place_and_bad_ones_start_nothing():
+    engine, agent, _ = boss(
+        tool_call(
+            "spawn_agents",
+            {
+                "agents": [
+                    {"agent_type": "forbidden", "prompt": "x"},
+                    {"agent_type": "echo-one", "prompt": "a", "params": {"k": 1}},
+                    {"agent_type": "nobody"},
+                    {"agent_type": "crash"},
+                    {"agent_type": "typed", "params": {"size": "much"}},
+                    {"agent_type": "add"},
+                    {"agent_type": "typed", "params": {"name": "n"}},
+                ]
+            },
+        )
+    )
+    result = await engine.run(agent, "go", limits=Limits(max_total_children=4))
+    data = result.tool_calls[0].result.data
+    run_id = result.state.run_id
+
+    assert [e["agent_type"] for e in data] == ["forbidden", "echo-one", "nobody", "crash", "typed", "add", "typed"]
+    assert data[1] == {"agent_type": "echo-one", "run_id": f"{run_id}-1", "status": "completed", "output": 'a/{"k": 1}'}
+    assert data[6]["output"] == "/n"
+    for index in (0, 2, 5):
+        assert "it may spawn: echo-one, typed, crash" in data[index]["error"]
+    assert data[5]["error"].endswith("'add' is a tool: call it directly")
+    assert "broke" in data[3]["error"]
+    assert "name: Field required" in data[4]["error"]
+    assert "size: " in data[4]["error"]
+    assert [c.agent_id for c in result.children] == ["echo-one", "crash", "typed", "typed"]
+    assert result.status is RunStatus.COMPLETED
+
+
+@pytest.mark.spec("generator-contract:L3", "generator-contract:L13", "generator-contract:D16")
+async def test_a_call_of_which_every_entry_is_bad_is_an_error_result_for_models_and_handlers_alike():
+    failed, result = await spawned({"agent_type": "nobody"}, {"agent_type": "forbidden"})
+
+    assert failed.is_error
+    assert ["nobody", "forbidden"] == [e["agent_type"] for e in failed.data]
+    assert result.children == ()
+
+    def handle(ctx):
+        answer = yield ToolCall("spawn_agents", {"agents": [{"agent_type": "nobody"}]})
+        return answer.tool_result.is_error, answer.tool_result.data[0]["error"]
+
+    engine, agent, _ = boss(handle_steps=handle)
+    is_error, why = (await engine.run(agent)).output
+
+    assert is_error
+    assert "it may spawn: echo-one" in why
+
+
+COERCED = {
+    "a list": {"agents": [{"agent_type": "echo-one", "prompt": "p", "params": {"k": 1}}]},
+    "one object": {"agents": {"agent_type": "echo-one", "prompt": "p", "params": {"k": 1}}},
+    "a list as text": {"agents": '[{"agent_type": "echo-one", "prompt": "p", "params": {"k": 1}}]'},
+    "an object as text": {"agents": '{"agent_type": "echo-one", "prompt": "p", "params": {"k": 1}}'},
+    "params as text": {"agents": [{"agent_type": "echo-one", "prompt": "p", "params": '{"k": 1}'}]},
+    "camel case": {"agents": [{"agentType": "echo-one", "prompt": "p", "params": {"k": 1}}]},
+    "an older name": {"agents": [{"agent": "echo-one", "prompt": "p", "params": {"k": 1}}]},
+}
+
+
+@pytest.mark.spec("generator-contract:L1")
+@pytest.mark.parametrize("named", [True, False], ids=["by name", "as tool"])
+@pytest.mark.parametrize("given", COERCED.values(), ids=COERCED)
+async def test_what_models_write_instead_of_a_list_of_objects_is_understood(given, named):
+    result, _ = await spawned(given=given, tools=["spawn_agents"] if named else spawn_tools())
+
+    assert 'p/{"k": 1}' == result.data[0]["output"]
+
+
+@pytest.mark.spec("generator-contract:L2", "requirements:J2")
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("echo-one", True),
+        ("echo_one", True),
+        (" echo-one ", True),
+        ("Echo-one", False),
+        ("acme/echo-one", False),
+        ("echo-one@1.0.0", False),
+        ("echo", False),
+        ("", False),
+        ("a/b/c", False),
+    ],
+)
+async def test_an_id_matches_when_every_part_that_it_gives_is_equal(wanted, found):
+    result, _ = await spawned({"agent_type": wanted, "prompt": "p"})
+
+    assert found is ("error" not in result.data[0])
+    assert ("echo-one" if found else wanted) == result.data[0]["agent_type"]
+
+
+@pytest.mark.spec("generator-contract:L2")
+def test_parts_that_a_request_leaves_out_match_anything_and_the_first_match_wins():
+    from stepengine.machine.spawning import matching_id
+
+    allowed = ["acme/helper@1", "other/helper@2", "helper"]
+
+    assert [
+        matching_id(w, allowed) for w in ("helper", "acme/helper", "helper@2", "other/helper@2", "other/helper@1")
+    ] == [
+        "helper",
+        "acme/helper@1",
+        "other/helper@2",
+        "other/helper@2",
+        None,
+    ]
+    assert matching_id("helper", allowed[:2]) == "acme/helper@1"
+
+
+# --- agents as tools --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("generator-contract:L28", "generator-contract:L19")
+@pytest.mark.parametrize("name", ["echo_one", "echo-one"])
+async def test_each_spawnable_agent_is_offered_as_a_tool_and_a_call_of_it_is_one_of_spawn_agents(name):
+    engine, agent, scripted = boss(tool_call(name, {"prompt": "hi", "params": {"k": 2}}))
+    result = await engine.run(agent, "go")
+    first = scripted.calls[0]
+    specs = {s.name: s for s in first.tools}
+
+    assert ["spawn_agents", "add", "echo_one", "typed", "crash"] == list(specs) == list(result.state.tool_definitions)
+    assert "Repeats what it is told." == specs["echo_one"].description
+    assert {"name"} == {*specs["typed"].input_schema["properties"]["params"]["required"]}
+    assert (["params"], []) == (specs["typed"].input_schema["required"], specs["echo_one"].input_schema["required"])
+    entry = {"agent_type": "echo-one", "run_id": f"{result.state.run_id}-1", "status": "completed"}
+    assert [{**entry, "output": 'hi/{"k": 2}'}] == result.tool_calls[0].result.data
+    assert name == result.tool_calls[0].tool_name == result.state.message_history[2].tool_calls[0].tool_name
+    told = first.messages[1]
+    assert ("INSTRUCTIONS_PROMPT",) == told.tags
+    assert "- echo-one: Repeats what it is told.\n- typed: Needs a name.\n- crash: crash" in told.text
+
+
+@pytest.mark.spec("generator-contract:L28")
+@pytest.mark.parametrize(
+    ("given", "output"),
+    [
+        ({"prompt": ["no text"], "params": "no object"}, "/{}"),
+        ({"params": '{"k": 3}'}, '/{"k": 3}'),
+        ({}, "/{}"),
+    ],
+)
+async def test_a_prompt_that_is_no_text_and_params_that_are_no_object_are_dropped(given, output):
+    engine, agent, _ = boss(tool_call("echo_one", given))
+
+    assert output == (await engine.run(agent, "go")).tool_calls[0].result.data[0]["output"]
+
+
+@pytest.mark.spec("generator-contract:L28", "requirements:J9")
+async def test_wrong_params_of_an_agents_tool_are_an_error_entry_that_names_the_fields():
+    engine, agent, _ = boss(tool_call("typed", {"prompt": "x", "params": {"size": 1}}))
+    result = (await engine.run(agent, "go")).tool_calls[0].result
+
+    assert result.is_error
+    assert "name: Field required" in result.data[0]["error"]
+
+
+@pytest.mark.spec("generator-contract:L29", "generator-contract:L30")
+def test_agents_that_cannot_be_offered_as_tools_are_refused_when_the_engine_is_built():
+    class Strange(pydantic.BaseModel):
+        call: Any = None
+
+        @classmethod
+        def model_json_schema(cls, *args, **kwargs):
+            raise TypeError("no schema for this")
+
+    def built(child, tools=("spawn_agents",)):
+        return Engine([AgentDefinition("boss", tools=list(tools), spawnable_agents=[child])])
+
+    with pytest.raises(DefinitionError, match="its spawnable agent 'add' is offered as the tool 'add'"):
+        built(AgentDefinition("add"), ["spawn_agents", add])
+    with pytest.raises(DefinitionError, match="offered as the tool 'set_output'"):
+        built(AgentDefinition("set-output"))
+    with pytest.raises(DefinitionError, match=r"'odd': its params have no JSON Schema.*no schema for this"):
+        built(AgentDefinition("odd", input_schema=Strange))
+    with pytest.raises(DefinitionError, match="'listy': params are an object, but their schema says 'array'"):
+        built(AgentDefinition("listy", input_schema={"type": "array"}))
+
+
+@pytest.mark.spec("generator-contract:L28")
+async def test_definitions_inside_the_params_schema_still_hold_when_it_is_part_of_a_tools_schema():
+    class Leaf(pydantic.BaseModel):
+        n: int
+
+    class Tree(pydantic.BaseModel):
+        leaves: list[Leaf]
+
+    kid = AgentDefinition("kid", input_schema=Tree, handle_steps=echo)
+    plain = AgentDefinition(
+        "plain", handle_steps=echo, input_schema={"type": "object", "properties": {"a": {"$ref": "#/properties/b"}}}
+    )
+    made = {t.spec.name: t.spec.input_schema for t in (agent_tool(kid), agent_tool(plain))}
+
+    assert {"Leaf"} == {*made["kid"]["$defs"]}
+    assert "#/$defs/Leaf" == made["kid"]["properties"]["params"]["properties"]["leaves"]["items"]["$ref"]
+    assert "#/properties/params/properties/b" == made["plain"]["properties"]["params"]["properties"]["a"]["$ref"]
+
+
+@pytest.mark.spec("requirements:J17", "requirements:X15")
+async def test_an_agent_is_an_ordinary_tool_with_a_name_and_description_of_its_own():
+    structured = AgentDefinition(
+        "counter", output_schema={"type": "object"}, handle_steps=lambda ctx: (yield from two())
+    )
+    counting = agent_tool(structured, name="count", description="Counts.")
+    scripted = ScriptedModel(
+        [
+            tool_calls(
+                tool_call("count", {"prompt": "x"}), tool_call("crash", {}), tool_call("echo_one", {"prompt": "e"})
+            ),
+            text("end"),
+        ]
+    )
+    made = AgentDefinition("boss", model="test/m", tools=[counting, agent_tool(CRASH), agent_tool(ECHO)])
+    engine = Engine([made], models=scripted)
+    result = await engine.run("boss", "go")
+    one, two_, three = [c.result for c in result.tool_calls]
+
+    assert [("count", "Counts."), ("crash", "Run the agent crash."), ("echo_one", "Repeats what it is told.")] == [
+        (s.name, s.description) for s in scripted.calls[0].tools
+    ]
+    assert {"n": 2} == one.data
+    assert two_.is_error
+    assert "Agent crash failed:" in two_.text
+    assert ("e/{}", False) == (three.text, three.is_error)
+    assert ["counter", "crash", "echo-one"] == [c.agent_id for c in result.children]
+    assert "counter" in [d.id for d in engine.agents]
+
+
+def two():
+    return {"n": 2}
+    yield
+
+
+@pytest.mark.spec("requirements:J17", "reliability:SP12")
+async def test_an_output_that_is_no_json_is_an_error_of_the_agents_own_tool_that_names_the_place():
+    def strange(ctx):
+        return {"deep": [object()]}
+        yield
+
+    tool = agent_tool(AgentDefinition("strange", handle_steps=strange))
+    scripted = ScriptedModel([tool_call("strange", {}), text("end")])
+    made = AgentDefinition("boss", model="test/m", tools=[tool])
+    result = (await Engine([made], models=scripted).run("boss", "go")).tool_calls[0].result
+
+    assert result.is_error
+    assert "output.deep[0]" in result.text
+
+
+@pytest.mark.spec("requirements:J11", "requirements:F18", "requirements:X15")
+async def test_the_task_tool_lists_its_agents_and_gives_the_final_text():
+    talker = AgentDefinition("talker", model="test/m", description="Talks.", display_name="The Talker")
+    made = task_tool([talker, ECHO, CRASH])
+    schema = made.spec.input_schema
+    scripted = ScriptedModel(
+        [
+            tool_call("task", {"agent": "talker", "prompt": "say"}),
+            text("I said it"),
+            tool_call("task", {"agent": "crash", "prompt": "x"}),
+            text("end"),
+        ]
+    )
+    root = AgentDefinition("boss", model="test/m", tools=[made])
+    result = await Engine([root], models=scripted).run("boss", "go")
+
+    assert "task" == made.spec.name
+    assert ["talker", "echo-one"] == [*schema["properties"]["agent"]["enum"]]
+    assert "- talker: Talks.\n- echo-one: Repeats what it is told." in made.spec.description
+    assert 2 == made.spec.description.count('Use {"agent": ')
+    assert ("I said it", False) == (result.tool_calls[0].result.text, result.tool_calls[0].result.is_error)
+    assert "agent: expected one of ['talker', 'echo-one'], not 'crash'" in result.tool_calls[1].result.text
+    assert ["say"] == [m.text for m in scripted.calls[1].messages]
+
+    with pytest.raises(DefinitionError, match=r"no agent has a description.*'crash'"):
+        task_tool([CRASH])
+    with pytest.raises(DefinitionError, match="nothing to offer"):
+        task_tool([])
+    with pytest.raises(DefinitionError, match="two agents have the same id"):
+        task_tool([talker, talker])
+
+
+@pytest.mark.spec("requirements:X15", "reliability:SP02")
+async def test_every_way_to_spawn_is_counted_by_the_same_limits():
+    def handle(ctx):
+        yield AgentCall("echo-one")
+        yield ToolCall("spawn_agents", {"agents": [{"agent_type": "echo-one"}]})
+        yield ToolCall("echo_one", {"prompt": "x"})
+        yield ToolCall("echo", {"prompt": "x"})
+        yield ToolCall("task", {"agent": "echo-one", "prompt": "x"})
+        inline = yield ToolCall("spawn_agent_inline", {"agent_type": "echo-one"})
+        return inline.tool_result.text
+
+    agent = AgentDefinition(
+        "boss",
+        tools=["spawn_agents", agent_tool(ECHO, name="echo"), task_tool([ECHO])],
+        spawnable_agents=[ECHO],
+        handle_steps=handle,
+    )
+    result = await Engine([agent], models=ScriptedModel([])).run("boss", limits=Limits(max_total_children=5))
+
+    assert ["completed"] * 5 + ["failed"] == [c.status.value for c in result.children]
+    assert "max_total_children is 5" in result.output
+
+
+@pytest.mark.spec("generator-contract:T31", "requirements:J18")
+async def test_an_agent_of_the_engine_can_be_looked_up_by_its_id():
+    engine, agent, _ = boss(
+        tool_calls(
+            tool_call("lookup_agent_info", {"agent_id": "typed"}),
+            tool_call("lookup_agent_info", {"agentId": "no_body"}),
+            tool_call("lookup_agent_info", {"agent_id": "boss"}),
+        ),
+        tools=spawn_tools(lookup=True),
+    )
+    found, missing, itself = [c.result.data for c in (await engine.run(agent, "go")).tool_calls]
+
+    assert {
+        "id": "typed",
+        "full_agent_id": "typed",
+        "display_name": "typed",
+        "model": None,
+        "tool_names": [],
+        "spawnable_agents": [],
+        "include_message_history": False,
+        "spawner_prompt": "Needs a name.",
+        "input_schema": {
+            "prompt": None,
+            "params": {
+                "type": "object",
+                "properties": {"name": {"type": "string"}, "size": {"type": "integer", "default": 1}},
+                "required": ["name"],
+            },
+        },
+        "output_mode": "last_message",
+        "output_schema": None,
+    } == found["agent"]
+    assert found["found"]
+    assert ["echo-one", "typed", "crash"] == itself["agent"]["spawnable_agents"]
+    assert not missing["found"]
+    assert "no agent has the id 'no_body'" in missing["error"]
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("generator-contract:L9", "generator-contract:D34", "requirements:J12")
+async def test_the_events_of_children_say_who_started_whom_with_what_also_when_they_fail():
+    engine, agent, _ = boss(
+        tool_call("spawn_agents", {"agents": [{"agent_type": "echo-one", "prompt": "p", "params": {"k": 1}}]}),
+        tool_call("spawn_agents", {"agents": [{"agent_type": "crash"}, {"agent_type": "echo-one"}]}),
+    )
+    events = [event async for event in engine.stream(agent, "go")]
+    spawned = [e for e in events if isinstance(e, AgentSpawned)]
+    ended = [e for e in events if isinstance(e, AgentFinished)]
+    began = {e.path: e for e in events if isinstance(e, RunStarted)}
+
+    assert [
+        ("echo-one", "boss", True, {"k": 1}),
+        ("crash", "boss", False, None),
+        ("echo-one", "boss", False, None),
+    ] == [(e.agent_id, e.parent_agent_id, e.only_child, e.params) for e in spawned]
+    assert ["The Echo", "crash", "The Echo"] == [e.display_name for e in spawned]
+    assert {("echo-one", "completed"), ("crash", "failed")} == {(e.agent_id, e.status.value) for e in ended}
+    assert sorted(e.child_path for e in spawned) == sorted(e.child_path for e in ended)
+    assert {e.child_path: e.agent_id for e in spawned} == {p: e.agent_id for p, e in began.items() if p}

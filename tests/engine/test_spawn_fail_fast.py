@@ -1,0 +1,216 @@
+"""
+`fail_fast`: one child that fails ends its siblings, and a replay ends them where they ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from stepengine import AgentCall, AgentDefinition, Engine, Limits, Parallel, Perform, RunStatus
+from stepengine.journal import MemoryJournal, check
+from stepengine.testing import ScriptedModel
+
+pytestmark = pytest.mark.anyio
+
+
+def empty() -> ScriptedModel:
+    return ScriptedModel([])
+
+
+class Nursery:
+    """
+    Eight children, of which one fails while some work, some hang, and some have not begun.
+    """
+
+    def __init__(self, fail: int = 1, *, replayed: bool = False) -> None:
+        self.done: list[str] = []
+        self.closed: list[str] = []
+        self.replayed = replayed
+        self.fail = fail
+        self.early = asyncio.Event()
+
+    async def after_the_first(self) -> None:
+        await self.early.wait()
+
+    async def work(self, name: str, seconds: float) -> str:
+        assert not self.replayed, name
+        self.done.append(name)
+        await asyncio.sleep(seconds)
+        return name
+
+    def kid(self, ctx):
+        index = int(ctx.prompt)
+        try:
+            yield from Perform(self.work, f"{index} begins", 0)
+            if index == self.fail:
+                yield from Perform(self.after_the_first)
+                raise RuntimeError("broke")
+            if index == 0:
+                self.early.set()
+                return "early"
+            yield from Perform(self.work, f"{index} hangs", 30)
+        finally:
+            self.closed.append(ctx.prompt)
+
+    def boss(self, ctx):
+        calls = [AgentCall("kid", str(i)) for i in range(8)]
+        children = yield Parallel(calls, fail_fast=True)
+        return [[c.agent_id, c.status.value, c.error.message if c.error else ""] for c in children.value]
+
+    def engine(self) -> Engine:
+        kid = AgentDefinition("kid", handle_steps=self.kid)
+        boss = AgentDefinition("boss", spawnable_agents=[kid], handle_steps=self.boss)
+        return Engine([boss], models=empty(), limits=Limits(max_concurrent_children=4))
+
+
+@pytest.mark.spec("reliability:SP05", "requirements:J14")
+async def test_fail_fast_cancels_the_siblings_and_each_of_them_says_so_live_and_on_replay():
+    live, journal = Nursery(), MemoryJournal()
+    result = await asyncio.wait_for(live.engine().run("boss", journal=journal), 20)
+    states = [status for _, status, _ in result.output]
+
+    assert RunStatus.COMPLETED is result.status
+    assert states[0] == "completed"
+    assert states[1] == "failed"
+    assert ["cancelled"] * 6 == states[2:]
+    assert ["kid"] * 8 == [agent for agent, _, _ in result.output]
+    assert 1 <= sum("before it started" in why for _, _, why in result.output)
+    assert Counter(live.closed) == Counter({p for p, c in zip("01234567", result.children, strict=True) if c.run_id})
+    assert check(journal).problems == ()
+
+    for _ in range(3):
+        again = Nursery(replayed=True)
+        replayed = await asyncio.wait_for(again.engine().replay(journal), 20)
+        assert (result.output, result.children) == (replayed.output, replayed.children)
+
+
+@pytest.mark.spec("reliability:SP05")
+async def test_without_fail_fast_the_siblings_finish():
+    class Patient(Nursery):
+        async def work(self, name: str, seconds: float) -> str:
+            return await super().work(name, 0)
+
+        def boss(self, ctx):
+            children = yield Parallel([AgentCall("kid", str(i)) for i in range(8)])
+            return [c.status.value for c in children.value]
+
+    result = await Patient().engine().run("boss")
+
+    assert ["completed", "failed", *["completed"] * 6] == result.output
+
+
+class Nested:
+    """
+    A group in which one waits for a child that hangs, and one had a group of its own that failed before.
+    """
+
+    def __init__(self) -> None:
+        self.closed: list[str] = []
+        self.states: list[list[str]] = []
+        self.hanging = 0
+        self.two, self.four = asyncio.Event(), asyncio.Event()
+
+    async def hang(self) -> None:
+        self.hanging += 1
+        if self.hanging == 2:
+            self.two.set()
+        if self.hanging == 4:
+            self.four.set()
+        await asyncio.sleep(30)
+
+    async def until(self, hanging: int) -> None:
+        await (self.two if hanging == 2 else self.four).wait()
+
+    def leaf(self, ctx):
+        try:
+            yield from Perform(self.hang)
+        finally:
+            self.closed.append("leaf")
+
+    def middle(self, ctx):
+        try:
+            yield AgentCall("leaf")
+        finally:
+            self.closed.append("middle")
+
+    def broken(self, ctx):
+        yield from Perform(self.until, 4)
+        raise RuntimeError("broke")
+
+    def inner(self, ctx):
+        yield from Perform(self.until, 2)
+        raise RuntimeError("inner broke")
+
+    def nested(self, ctx):
+        children = yield Parallel(AgentCall("leaf"), AgentCall("inner"), fail_fast=True)
+        self.states.append([c.status.value for c in children.value])
+        yield Parallel(AgentCall("leaf"), AgentCall("leaf"), fail_fast=True)
+
+    def boss(self, ctx):
+        calls = [AgentCall(name) for name in ("middle", "nested", "broken")]
+        children = yield Parallel(*calls, fail_fast=True)
+        return [c.status.value for c in children.value]
+
+    def engine(self) -> Engine:
+        leaf = AgentDefinition("leaf", handle_steps=self.leaf)
+        inner = AgentDefinition("inner", handle_steps=self.inner)
+        children = [
+            AgentDefinition("middle", handle_steps=self.middle, spawnable_agents=[leaf]),
+            AgentDefinition("nested", handle_steps=self.nested, spawnable_agents=[leaf, inner]),
+            AgentDefinition("broken", handle_steps=self.broken),
+        ]
+        return Engine([AgentDefinition("boss", spawnable_agents=children, handle_steps=self.boss)], models=empty())
+
+
+@pytest.mark.spec("reliability:SP05", "reliability:SP08")
+async def test_a_sibling_that_waits_for_children_of_its_own_is_cancelled_with_them():
+    live, journal = Nested(), MemoryJournal()
+    result = await asyncio.wait_for(live.engine().run("boss", journal=journal), 20)
+
+    assert ["cancelled", "cancelled", "failed"] == result.output
+    assert [["cancelled", "failed"]] == live.states
+    assert Counter({"leaf": 4, "middle": 1}) == Counter(live.closed)
+    assert check(journal).problems == ()
+    replayed = await asyncio.wait_for(Nested().engine().replay(journal), 20)
+    assert (result.output, result.children) == (replayed.output, replayed.children)
+
+
+@pytest.mark.spec("reliability:SP05")
+async def test_any_member_that_fails_cancels_the_children_and_other_members_finish():
+    class Mixed(Nested):
+        def fail(self) -> None:
+            raise OSError("broke")
+
+        async def finish(self) -> str:
+            await asyncio.sleep(0)
+            return "finished"
+
+        def boss(self, ctx):
+            members = [AgentCall("middle"), Perform(self.fail), Perform(self.finish)]
+            child, error, value = yield from Parallel(members, fail_fast=True)
+            return [child.status.value, error.message, value]
+
+    status, error, value = (await asyncio.wait_for(Mixed().engine().run("boss"), 20)).output
+
+    assert ("cancelled", "finished") == (status, value)
+    assert "OSError: broke" in error
+
+
+@pytest.mark.spec("reliability:SP08", "generator-contract:L12")
+async def test_a_run_that_is_stopped_while_nobody_failed_closes_the_whole_group():
+    class Waiting(Nested):
+        def boss(self, ctx):
+            yield Parallel([AgentCall("middle")] * 4, fail_fast=True)
+
+    waiting, before = Waiting(), asyncio.all_tasks()
+    async with waiting.engine().start("boss") as handle:
+        await asyncio.wait_for(waiting.four.wait(), 20)
+        handle.interrupt()
+        result = await asyncio.wait_for(handle.result(), 20)
+
+    assert RunStatus.CANCELLED is result.status
+    assert Counter({"leaf": 4, "middle": 4}) == Counter(waiting.closed)
+    assert asyncio.all_tasks() <= before

@@ -1,0 +1,154 @@
+"""
+Many children: what is reserved before they start, what they leave behind, and what stops them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Engine,
+    Limits,
+    ModelSettings,
+    Parallel,
+    RunStatus,
+    Usage,
+)
+from stepengine.data.estimate import estimate_tokens
+from stepengine.events import AgentFinished, AgentSpawned, RunStarted
+from stepengine.models import ModelReply, Provider
+from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.tools import spawn_tools
+
+pytestmark = pytest.mark.anyio
+
+
+def quick(ctx):
+    return ctx.prompt
+    yield
+
+
+QUICK = AgentDefinition("quick", handle_steps=quick)
+
+
+def entries(count: int, agent: str = "quick") -> dict[str, Any]:
+    return {"agents": [{"agent_type": agent, "prompt": str(i)} for i in range(count)]}
+
+
+@pytest.mark.spec("reliability:SP02", "generator-contract:D35", "generator-contract:L11", "reliability:I8")
+@pytest.mark.parametrize("way", ["model", "handler", "parallel"])
+async def test_of_100_children_exactly_as_many_start_as_the_tree_may_have_and_the_rest_are_told(way):
+    def handle(ctx):
+        if way == "parallel":
+            done = yield Parallel([AgentCall("quick", str(i)) for i in range(100)])
+            return [c.status.value for c in done.value]
+        yield STEP
+
+    agent = AgentDefinition(
+        "boss",
+        model="test/m",
+        tools=spawn_tools(),
+        spawnable_agents=[QUICK],
+        handle_steps=None if way == "model" else handle,
+    )
+    scripted = ScriptedModel([tool_call("spawn_agents", entries(100)), text("end")])
+    limits = Limits(max_children=100, max_total_children=37)
+    events = [event async for event in Engine([agent], models=scripted).stream("boss", "go", limits=limits)]
+    result = events[-1].result
+    started = [e.path for e in events if isinstance(e, RunStarted) and e.path]
+
+    assert 37 == len(started) == sum(not c.is_error for c in result.children)
+    assert 100 == len(result.children)
+    assert ["completed"] * 37 + ["failed"] * 63 == [c.status.value for c in result.children]
+    assert all("max_total_children is 37" in c.error.message for c in result.children[37:])
+    assert 100 == sum(isinstance(e, AgentSpawned) for e in events) == sum(isinstance(e, AgentFinished) for e in events)
+    if way != "parallel":
+        data = result.tool_calls[0].result.data
+        assert [str(i) for i in range(37)] == [e["output"] for e in data[:37]]
+        assert all("max_total_children" in e["error"] for e in data[37:])
+
+
+@pytest.mark.spec("reliability:SP02", "generator-contract:L4")
+async def test_a_child_that_never_started_does_not_count_as_one():
+    picky = AgentDefinition("picky", input_schema={"type": "object", "required": ["a"]}, handle_steps=quick)
+
+    def handle(ctx):
+        bad = yield Parallel([AgentCall("picky", params={}) for _ in range(10)])
+        good = yield Parallel([AgentCall("picky", params={"a": i}) for i in range(4)])
+        return [[c.status.value for c in r.value] for r in (bad, good)]
+
+    agent = AgentDefinition("boss", spawnable_agents=[picky], handle_steps=handle)
+    result = await Engine([agent], models=ScriptedModel([])).run("boss", limits=Limits(max_total_children=3))
+
+    assert [["failed"] * 10, ["completed"] * 3 + ["failed"]] == result.output
+
+
+class Honest(Provider):
+    """
+    A provider that takes its time, in an order of its own, and uses what it was asked for or less.
+    """
+
+    name = "honest"
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.spent = 0
+        self.peak = 0
+
+    async def complete(self, request: Any) -> ModelReply:
+        for _ in range(self.random.randrange(6)):
+            await asyncio.sleep(0)
+        prompt = sum(estimate_tokens(m.text) for m in request.all_messages)
+        output = self.random.randint(0, request.settings.max_tokens)
+        self.spent += prompt + output
+        return ModelReply("x", usage=Usage(input_tokens=prompt, output_tokens=output))
+
+
+def price(model: str, usage: Usage, at: Any) -> Decimal:
+    return Decimal(usage.total_tokens) / 1000
+
+
+def tree_of(random: Random) -> AgentDefinition[Any]:
+    """
+    An agent that calls a model, starts children that do the same, and goes on whatever happens.
+    """
+
+    def handle(ctx):
+        for _ in range(ctx.random.randint(1, 2)):
+            yield STEP
+            if ctx.agent_state.agent_id != "leaf":
+                yield Parallel(
+                    [AgentCall("leaf" if ctx.agent_state.parent_id else "middle")] * ctx.random.randint(1, 3)
+                )
+
+    settings = ModelSettings(max_tokens=random.choice([5, 40, 90]))
+    leaf = AgentDefinition("leaf", handle_steps=handle, settings=settings)
+    middle = AgentDefinition("middle", handle_steps=handle, settings=settings, spawnable_agents=[leaf])
+    return AgentDefinition("root", model="test/m", handle_steps=handle, settings=settings, spawnable_agents=[middle])
+
+
+@pytest.mark.spec("reliability:SP07", "reliability:SP06", "reliability:I8", "reliability:R6")
+async def test_no_schedule_of_a_tree_spends_more_than_its_limits():
+    refused = 0
+    for seed in range(1000):
+        random = Random(seed)
+        provider = Honest(random)
+        cap = random.randint(20, 300)
+        in_tokens = seed % 2 == 0
+        limits = Limits(max_tokens=cap) if in_tokens else Limits(max_cost_usd=Decimal(cap) / 1000)
+        engine = Engine([tree_of(random)], models=provider, pricing=price)
+        result = await engine.run("root", limits=limits)
+
+        assert result.usage.total_tokens == provider.spent <= cap, seed
+        assert result.cost is not None
+        assert result.cost <= Decimal(cap) / 1000, seed
+        refused += result.status is RunStatus.FAILED or any(c.is_error for c in result.children)
+    assert 200 < refused

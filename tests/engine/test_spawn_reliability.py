@@ -1,0 +1,491 @@
+"""
+Children that fail, hang, crash, are cancelled, or want more than they may have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import json
+import weakref
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Decision,
+    Engine,
+    Hooks,
+    Limits,
+    Parallel,
+    Perform,
+    RunStatus,
+    ToolCall,
+    best_of,
+    map_agents,
+    tool,
+)
+from stepengine.data.tools import ToolAnnotations
+from stepengine.journal import MemoryJournal, check
+from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.tools import spawn_tools
+
+pytestmark = pytest.mark.anyio
+
+MANY = Limits(max_children=100_000, max_total_children=100_000, max_actions=100_000)
+
+
+def empty() -> ScriptedModel:
+    return ScriptedModel([])
+
+
+def quick(ctx):
+    return ctx.prompt
+    yield
+
+
+QUICK = AgentDefinition("quick", handle_steps=quick)
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:SP12", "requirements:D14", "requirements:J5")
+async def test_outputs_that_are_too_long_no_json_or_against_their_schema_are_shown_as_such():
+    def huge(ctx):
+        return "a" * 10_000_000
+        yield
+
+    def listy(ctx):
+        return [{"x": "b" * 1_000_000}]
+        yield
+
+    def strange(ctx):
+        return {"fine": 1, "deep": [{"bad": object()}]}
+        yield
+
+    def wrong(ctx):
+        return {"n": "many"}
+        yield
+
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    kids = [
+        AgentDefinition("huge", handle_steps=huge),
+        AgentDefinition("listy", handle_steps=listy),
+        AgentDefinition("strange", handle_steps=strange),
+        AgentDefinition("wrong", model="test/m", handle_steps=wrong, output_schema=schema),
+        QUICK,
+    ]
+    agents = [{"agent_type": k.id, "prompt": "p"} for k in kids]
+    boss = AgentDefinition("boss", model="test/m", tools=spawn_tools(), spawnable_agents=kids)
+    scripted = ScriptedModel([tool_call("spawn_agents", {"agents": agents}), text("no"), text("end")])
+    result = await Engine([boss], models=scripted).run("boss", "go")
+    long, listed, odd, against, fine = result.tool_calls[0].result.data
+
+    assert 100_000 < len(long["output"]) < 101_000
+    assert "9900000 characters of this output are not shown" in long["output"]
+    assert listed["output"].startswith('[{"x":"bbb')
+    assert "not shown" in listed["output"]
+    assert "output.deep[0].bad" in odd["error"]
+    assert "n" in against["error"]
+    assert "integer" in against["error"]
+    assert "p" == fine["output"]
+    assert "a" * 10_000_000 == result.children[0].output
+
+
+# --- orders -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:SP13", "reliability:I2", "requirements:J4", "requirements:J3")
+async def test_whatever_order_children_finish_in_addresses_history_and_replay_are_the_same():
+    def engine(order: Any, *, dead: bool = False) -> Engine:
+        turns = {name: asyncio.Event() for name in order}
+
+        async def wait(name: str) -> str:
+            assert not dead
+            before = order[: order.index(name)]
+            for other in before:
+                await turns[other].wait()
+            turns[name].set()
+            return name
+
+        def kid(ctx):
+            done = yield from Perform(wait, ctx.prompt)
+            yield from Perform.idempotent(str, done)
+            return done
+
+        boss = AgentDefinition(
+            "boss",
+            model="test/m",
+            tools=spawn_tools(),
+            spawnable_agents=[AgentDefinition("kid", handle_steps=kid)],
+        )
+        agents = [{"agent_type": "kid", "prompt": n} for n in "abcd"]
+        return Engine([boss], models=ScriptedModel([tool_call("spawn_agents", {"agents": agents}), text("end")]))
+
+    seen = set()
+    for order in itertools.permutations("abcd"):
+        journal = MemoryJournal()
+        made = engine(order)
+        with_seed = await made.run("boss", "go", journal=journal)
+        history = journal.history()
+        intents = {a: history.form(i) for a, i in history.intents.items()}
+        shown = [m.text.replace(with_seed.state.run_id, "ROOT") for m in with_seed.state.message_history]
+        seen.add(
+            json.dumps([sorted([*a, str(f)] for a, f in intents.items()), shown], default=str).replace(
+                with_seed.state.run_id, "R"
+            )
+        )
+        replayed = await engine(order, dead=True).replay(journal)
+        assert replayed.state.message_history == with_seed.state.message_history
+        assert replayed.children == with_seed.children
+    assert 1 == len(seen)
+
+
+# --- what a child cannot gain -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:SP14", "requirements:J8", "requirements:A18")
+async def test_nothing_that_a_child_brings_lifts_what_is_denied_for_the_tree():
+    asked: list[tuple[str, str]] = []
+    ran: list[str] = []
+
+    @tool(in_thread=False)
+    def wipe() -> str:
+        """Wipe."""
+        ran.append("wipe")
+        return "wiped"
+
+    def deny(ctx, call):
+        asked.append((ctx.agent.id, ctx.path))
+        return Decision.deny("not here") if call.tool_name == "wipe" else None
+
+    def allow(ctx, call):
+        return Decision.allow()
+
+    kid = AgentDefinition(
+        "kid",
+        model="test/m",
+        tools=[wipe],
+        hooks=Hooks(pre_tool=[allow]),
+        limits=Limits(max_depth=50, max_total_children=1000, max_tokens=10**9),
+    )
+    seen: dict[str, Any] = {}
+
+    def greedy(ctx):
+        denied = yield ToolCall("wipe", {})
+        seen["denied"] = denied.tool_result.text
+        deeper = (yield AgentCall("greedy")).value.error
+        seen.setdefault("deep", deeper)
+
+    own = AgentDefinition(
+        "greedy",
+        tools=[wipe],
+        spawnable_agents=["greedy"],
+        handle_steps=greedy,
+        hooks=Hooks(pre_tool=[allow]),
+        limits=Limits(max_depth=50),
+    )
+
+    def handle(ctx):
+        yield AgentCall("kid", "go")
+        yield AgentCall("greedy", "go")
+
+    boss = AgentDefinition("boss", model="test/m", spawnable_agents=[kid, own], handle_steps=handle)
+    scripted = ScriptedModel([tool_call("wipe", {}), text("gave up")])
+    engine = Engine([boss], models=scripted, hooks=Hooks(pre_tool=[deny]))
+    result = await engine.run("boss", limits=Limits(max_depth=2))
+
+    assert [] == ran
+    assert "not here" in scripted.calls[1].messages[-1].text
+    assert "not here" in seen["denied"]
+    assert "max_depth is 2" in str(seen["deep"])
+    assert ("kid", "0") in asked
+    assert ("greedy", "1") in asked
+    assert RunStatus.COMPLETED is result.status
+
+
+@pytest.mark.spec("reliability:SP14")
+async def test_an_approval_of_one_childs_call_is_none_for_its_siblings():
+    ran: list[str] = []
+
+    @tool(in_thread=False)
+    def wipe(who: str) -> str:
+        """
+        Wipe.
+
+        Args:
+            who: Who.
+        """
+        ran.append(who)
+        return "wiped"
+
+    def ask(ctx, call):
+        return Decision.ask("May it?")
+
+    def kid(ctx):
+        done = yield ToolCall("wipe", {"who": ctx.path if hasattr(ctx, "path") else ctx.agent_state.run_id[-1]})
+        return done.tool_result.status
+
+    def handle(ctx):
+        done = yield Parallel(AgentCall("kid"), AgentCall("kid"))
+        return [c.output for c in done.value]
+
+    kids = AgentDefinition("kid", tools=[wipe], handle_steps=kid)
+    boss = AgentDefinition("boss", spawnable_agents=[kids], handle_steps=handle)
+    engine, journal = Engine([boss], models=empty(), hooks=Hooks(pre_tool=[ask])), MemoryJournal()
+    open_ = await engine.run("boss", journal=journal)
+    first, second = open_.pending_questions
+
+    assert ["0", "1"] == [first.path, second.path]
+    once = await engine.resume(journal, answers={first.id: True})
+    assert (RunStatus.SUSPENDED, [second.id], 1) == (once.status, [q.id for q in once.pending_questions], len(ran))
+    done = await engine.resume(journal, answers={second.id: False})
+    assert (["ok", "denied"], ["0"]) == (done.output, ran)
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------
+
+
+class Office:
+    """
+    Eight children, each in another phase when the process is cut off: models, tools, own I/O, children of their own.
+    """
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def note(self, what: str) -> str:
+        self.done.append(what)
+        return what
+
+    def engine(self) -> Engine:
+        @tool(in_thread=False, annotations=ToolAnnotations(idempotent=True))
+        def stamp(what: str) -> str:
+            """
+            Stamp.
+
+            Args:
+                what: What.
+            """
+            return self.note(f"stamp {what}")
+
+        def leaf(ctx):
+            return (yield from Perform.idempotent(self.note, f"leaf {ctx.prompt}"))
+
+        def kid(ctx):
+            index = int(ctx.prompt)
+            for turn in range(index % 4):
+                yield from Perform.idempotent(self.note, f"kid {index} {turn}")
+            if index % 2:
+                yield ToolCall("stamp", {"what": ctx.prompt})
+            if index % 3 == 0:
+                yield AgentCall("leaf", ctx.prompt)
+            if index % 4 == 1:
+                yield STEP
+            return ctx.prompt
+
+        def boss(ctx):
+            children = yield Parallel([AgentCall("kid", str(i)) for i in range(8)])
+            return [c.output for c in children.value]
+
+        leaves = AgentDefinition("leaf", handle_steps=leaf)
+        kids = AgentDefinition("kid", model="test/m", tools=[stamp], spawnable_agents=[leaves], handle_steps=kid)
+        made = AgentDefinition("boss", spawnable_agents=[kids], handle_steps=boss)
+
+        return Engine([made], models=ScriptedModel([self.reply] * 8), pricing=None)
+
+    def reply(self, request: Any) -> Any:
+        self.note(f"model {request.messages[0].text}")
+        return text("said")
+
+
+def sure(journal: MemoryJournal) -> tuple[set[tuple[str, int]], Counter[str]]:
+    """
+    Return the addresses that have a result, and what their effects have left in the world.
+    """
+    history = journal.history()
+    deeds: Counter[str] = Counter()
+    for address, intent in history.intents.items():
+        form = history.form(intent)
+        if address in history.results:
+            if form["type"] == "CallTool":
+                deeds[f"stamp {form['input']['what']}"] += 1
+            elif form["type"] == "Perform":
+                deeds[form["args"][0]] += 1
+    return set(history.results), deeds
+
+
+@pytest.mark.spec("reliability:SP15", "reliability:I11")
+async def test_a_crash_at_any_record_while_eight_children_run_repeats_nothing_that_has_a_result():
+    whole, journal = Office(), MemoryJournal()
+    expected = await whole.engine().run("boss", journal=journal)
+    lines = journal.lines()
+    everything = Counter(whole.done)
+
+    assert [str(i) for i in range(8)] == expected.output
+    assert 1 == max(everything.values())
+    for cut in range(2, len(lines)):
+        left = MemoryJournal(lines[:cut])
+        _, known = sure(left)
+        office = Office()
+        result = await office.engine().resume(left)
+        again = Counter(office.done)
+
+        assert expected.output == result.output, cut
+        assert expected.usage.requests == result.usage.requests, cut
+        assert not known & again, cut
+        assert 1 == max(again.values(), default=1), cut
+        assert everything.keys() - {k for k in everything if k.startswith("model")} <= (known | again).keys(), cut
+        assert check(left).problems == (), cut
+
+
+# --- ten thousand -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:SP17", "requirements:J13", "requirements:X26")
+async def test_ten_thousand_items_are_drawn_as_they_are_needed_and_leave_nothing_behind():
+    drawn, most = 0, 0
+    alive: list[int] = []
+    ended: list[weakref.ref[Any]] = []
+
+    def items():
+        nonlocal drawn, most
+        for index in range(10_000):
+            if index % 3_000 == 2_999:
+                gc.collect()
+                alive.append(sum(ref() is not None for ref in ended))
+            drawn += 1
+            most = max(most, drawn - len(ended))
+            yield index
+
+    def kid(ctx):
+        ended.append(weakref.ref(ctx.random))
+        return int(ctx.prompt)
+        yield
+
+    def boss(ctx):
+        children = yield from map_agents("kid", items(), prompt=str, concurrency=8)
+        return sum(c.output for c in children)
+
+    kids = AgentDefinition("kid", handle_steps=kid)
+    made = AgentDefinition("boss", spawnable_agents=[kids], handle_steps=boss)
+    engine = Engine([made], models=empty())
+    result = await engine.run("boss", limits=MANY)
+
+    assert sum(range(10_000)) == result.output
+    assert 10_000 == len(result.children)
+    assert most <= 8
+    assert 3 == len(alive)
+    assert max(alive) <= 8, "plans, states and handlers of children that have ended are still there"
+
+
+class Endless:
+    """
+    Children without end, of which each waits for a child that hangs; `full` when four do.
+    """
+
+    def __init__(self, helper: str) -> None:
+        self.helper = helper
+        self.drawn = 0
+        self.begun: list[str] = []
+        self.closed: list[str] = []
+        self.full = asyncio.Event()
+
+    def items(self):
+        for index in itertools.count():
+            self.drawn += 1
+            yield index
+
+    async def hang(self, name: str) -> None:
+        self.begun.append(name)
+        if len(self.begun) == 4:
+            self.full.set()
+        await asyncio.sleep(30)
+
+    def leaf(self, ctx):
+        try:
+            yield from Perform(self.hang, ctx.prompt)
+        finally:
+            self.closed.append("leaf")
+
+    def kid(self, ctx):
+        try:
+            yield AgentCall("leaf", ctx.prompt)
+        finally:
+            self.closed.append("kid")
+
+    def boss(self, ctx):
+        try:
+            if self.helper == "map_agents":
+                yield from map_agents("kid", self.items(), prompt=str, concurrency=4)
+            else:
+                yield from best_of("kid", "x", n=10_000, concurrency=4, judge=lambda _: 0)
+        finally:
+            self.closed.append("boss")
+
+    def engine(self) -> Engine:
+        leaf = AgentDefinition("leaf", handle_steps=self.leaf)
+        kid = AgentDefinition("kid", handle_steps=self.kid, spawnable_agents=[leaf])
+        return Engine([AgentDefinition("boss", spawnable_agents=[kid], handle_steps=self.boss)], models=empty())
+
+
+@pytest.mark.spec("reliability:SP17", "generator-contract:L12", "requirements:J14")
+@pytest.mark.parametrize("helper", ["map_agents", "best_of"])
+async def test_a_run_that_is_stopped_draws_no_more_items_and_closes_every_child(helper):
+    endless, before = Endless(helper), asyncio.all_tasks()
+    async with endless.engine().start("boss", limits=MANY) as handle:
+        await asyncio.wait_for(endless.full.wait(), 20)
+        handle.interrupt()
+        result = await asyncio.wait_for(handle.result(), 20)
+
+    assert RunStatus.CANCELLED is result.status
+    assert endless.drawn == (4 if helper == "map_agents" else 0)
+    assert 4 == len(endless.begun)
+    assert Counter({"leaf": 4, "kid": 4, "boss": 1}) == Counter(endless.closed)
+    assert "boss" == endless.closed[-1]
+    assert ["cancelled"] * 4 == [c.status.value for c in result.children]
+    assert asyncio.all_tasks() <= before
+
+
+@pytest.mark.spec("generator-contract:L7", "generator-contract:L8", "requirements:J6")
+async def test_a_child_has_a_fresh_state_with_a_budget_of_its_own_and_everything_it_used_counts_above():
+    seen: dict[str, Any] = {}
+
+    def look(ctx):
+        seen[ctx.agent_state.run_id] = ctx.agent_state
+        after = yield STEP
+        if ctx.prompt:
+            raise RuntimeError(ctx.prompt)
+        return after.agent_state.usage.requests
+
+    kid = AgentDefinition("kid", model="test/m", handle_steps=look, limits=Limits(max_steps=7))
+
+    def boss(ctx):
+        yield STEP
+        children = yield Parallel(AgentCall("kid"), AgentCall("kid", "broken"))
+        return [c.run_id for c in children.value], children.agent_state
+
+    made = AgentDefinition("boss", model="test/m", spawnable_agents=[kid], handle_steps=boss)
+    result = await Engine([made], models=ScriptedModel(["a", "b", "c"])).run("boss", limits=Limits(max_steps=3))
+    ids, state = result.output
+    root = result.state.run_id
+
+    assert [f"{root}-1", f"{root}-2"] == ids == list(state.child_run_ids)
+    for run_id in ids:
+        child = seen[run_id]
+        assert (root, (root,), (), None, 0, 7) == (
+            child.parent_id,
+            child.ancestor_run_ids,
+            child.child_run_ids,
+            child.output,
+            child.usage.requests,
+            child.steps_remaining,
+        )
+    assert ["completed", "failed"] == [c.status.value for c in result.children]
+    assert (3, 3, 2) == (result.usage.requests, state.usage.requests, result.usage_by_agent["kid"].requests)
+    assert state.steps_remaining == 2
