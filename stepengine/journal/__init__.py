@@ -13,33 +13,51 @@ from stepengine.journal.files import FileJournal
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.forks import branch
 from stepengine.journal.redaction import Redactor, SecretFound
-from stepengine.journal.runs import Launch, OnDivergence, extend, fork, record, replay, resume
+from stepengine.journal.redaction_rules import Field, Header, Pattern, Value, machine_data
+from stepengine.journal.replayer import live_kinds
+from stepengine.journal.runs import Deciding, Launch, OnDivergence, begin, extend, fork, record, replay, resume
+from stepengine.journal.scanning import Leak, scan
+from stepengine.journal.sealing import Edit, Sealed, repair, sealed
 from stepengine.journal.session import InDoubt, Session
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.store import Journal, MemoryJournal
 
 __all__ = (
+    "Deciding",
     "Difference",
+    "Edit",
+    "Field",
     "FileJournal",
+    "Header",
     "InDoubt",
     "Journal",
     "JournalLike",
     "Launch",
+    "Leak",
     "MemoryJournal",
     "OnDivergence",
+    "Pattern",
     "Redactor",
     "Report",
+    "Sealed",
     "SecretFound",
     "Session",
     "SqliteJournal",
+    "Value",
     "as_journal",
+    "begin",
     "branch",
     "check",
     "diff",
     "extend",
     "fork",
+    "live_kinds",
+    "machine_data",
     "record",
+    "repair",
     "replay",
     "resume",
+    "scan",
     "scrub",
+    "sealed",
 )

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.effects import CallModel
-from stepengine.errors import StepEngineError
+from stepengine.errors import JournalError, StepEngineError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.fingerprints import Fingerprints, fingerprint
 from stepengine.journal.history import History
@@ -117,8 +117,12 @@ def scrub(journal: JournalLike) -> MemoryJournal:
     Raises:
         JournalError: when the journal cannot be read.
     """
-    history = as_journal(journal).history()
-    copy = MemoryJournal(redact="all", link=history.head.link if history.head is not None else True)
+    source = as_journal(journal)
+    history = source.history()
+    if history.head is None:
+        msg = f"{source.name} holds no run, so there is nothing to copy"
+        raise JournalError(msg)
+    copy = MemoryJournal(redact="all", link=history.head.link)
     copy.replace([_anew(history, record) for record in history.records if type(record) is not Blob])
     return MemoryJournal(copy.lines(), redact="all", link=copy.link)
 

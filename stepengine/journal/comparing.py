@@ -16,6 +16,7 @@ from stepengine.journal.forms import outcome_members
 from stepengine.journal.history import History
 from stepengine.journal.records import ROOT, Address, Intent, shown_address
 from stepengine.journal.redaction import Redactor
+from stepengine.journal.transcripts import spending_of
 from stepengine.runtime.performer import child_path
 
 __all__ = ("Difference", "RunChange", "diff")
@@ -73,7 +74,7 @@ class Difference:
     def __str__(self) -> str:
         if not self.changes:
             return "no difference"
-        numbers = [f"{name} {a} -> {b}" for name, (a, b) in self.totals.items() if a != b]
+        numbers = [f"{name} {a} -> {b}" for name, (a, b) in self.totals.items() if a != b and None not in (a, b)]
         return "\n".join([*map(str, self.changes), *([", ".join(numbers)] if numbers else [])])
 
     def to_json(self) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class _Sides:
                 yield from self._pair(left, right, equal=tag == "equal")
 
     def _pair(self, a: Intent | None, b: Intent | None, *, equal: bool) -> Iterator[RunChange]:
-        if a is None or b is None or (not equal and _kind(a) != _kind(b)):
+        if a is None or b is None or (not equal and a.type != b.type):
             if a is not None:
                 yield RunChange("removed", shown_address(a.path, a.seq), "", verb(a.effect))
             if b is not None:
@@ -134,18 +135,27 @@ class _Sides:
         if not equal:
             fields = _other_fields(self._a, self._b, a, b, self._plain)
             yield RunChange("changed", *places, verb(b.effect), tuple(fields))
-        if _kind(a) == "Spawn":
+        if a.type == "Spawn":
             yield from self._runs(child_path(a.path, a.seq), child_path(b.path, b.seq))
         yield from self._outcomes((a.path, a.seq), (b.path, b.seq), "outcome", verb(b.effect))
 
     def _outcomes(self, a: Address, b: Address, kind: ChangeKind, what: str) -> Iterator[RunChange]:
-        fields = tuple(fields_between(_outcome(self._a, a), _outcome(self._b, b)))
+        ours, theirs = _outcome(self._a, a), _outcome(self._b, b)
+        if (ours is None) != (theirs is None):
+            known = ("no result", "a result") if kind == "outcome" else ("not ended", "ended")
+            yield RunChange(kind, shown_address(*a), shown_address(*b), what, (_presence(ours, theirs, known),))
+            return
+        fields = tuple(fields_between(ours, theirs))
         if fields:
             yield RunChange(kind, shown_address(*a), shown_address(*b), what, fields)
 
     def totals(self) -> dict[str, tuple[Any, Any]]:
         a, b = _numbers(self._a), _numbers(self._b)
         return {name: (a[name], b[name]) for name in a}
+
+
+def _presence(ours: Any, theirs: Any, words: tuple[str, str]) -> Field:
+    return Field("/", words[ours is not None], words[theirs is not None])
 
 
 def _effects(history: History, path: str) -> list[Intent]:
@@ -155,12 +165,8 @@ def _effects(history: History, path: str) -> list[Intent]:
     return found
 
 
-def _kind(intent: Intent) -> str:
-    return "CallModel" if type(intent.effect) is CallModel else str(intent.effect["type"])  # type: ignore[index]
-
-
 def _other_fields(a: History, b: History, ours: Intent, theirs: Intent, plain: Redactor) -> list[Field]:
-    if _kind(ours) == "CallModel":
+    if ours.type == "CallModel":
         now = Intent(theirs.path, theirs.seq, CallModel(theirs.seq, b.request(theirs)))
         return fields_of_effects(a, ours, now, plain)
     return fields_of_effects(a, ours, Intent(theirs.path, theirs.seq, b.form(theirs)), plain)
@@ -178,13 +184,11 @@ def _lasting(value: Any) -> Any:
 
 
 def _numbers(history: History) -> dict[str, Any]:
-    end = history.results.get(ROOT)
-    value: Any = history.outcome(end) if end is not None else None
-    spending = getattr(getattr(value, "value", None), "spending", None)
+    spending = spending_of(history)
     return {
         "effects": len(history.intents) - 1,
-        "model calls": sum(_kind(i) == "CallModel" for i in history.intents.values()),
-        "tokens": spending.usage.total_tokens if spending is not None else None,
-        "cost": str(spending.cost) if spending is not None and spending.cost is not None else None,
+        "model calls": sum(i.type == "CallModel" for i in history.intents.values()),
+        "tokens": spending.usage.total_tokens,
+        "cost": None if spending.cost is None else str(spending.cost),
         "milliseconds": history.last_at,
     }

@@ -15,13 +15,13 @@ from stepengine.data.effects import CallModel
 from stepengine.errors import ReplayDivergence
 from stepengine.journal.fingerprints import seen
 from stepengine.journal.history import History
-from stepengine.journal.records import Address, Intent, shown_address
+from stepengine.journal.records import Address, Intent, file_of, shown_address
 from stepengine.journal.redaction import Redactor
 from stepengine.machine.author import Author
 
 __all__ = ("DivergenceKind", "Field", "diverged", "fields_between", "parked_at", "request_fields", "shown_value")
 
-DivergenceKind: TypeAlias = Literal["changed", "kind", "extra", "unused", "undecodable"]
+DivergenceKind: TypeAlias = Literal["changed", "kind", "extra", "unused", "undecodable", "live_result"]
 MAX_FIELDS = 12
 WINDOW = 200
 SHOWN = 60
@@ -80,7 +80,7 @@ def diverged(
         now_calls_model: Whether the run asked for a model call here, which then belongs to the step it opens.
     """
     path, seq = address
-    before = sum(1 for (p, s), i in history.intents.items() if p == path and s < seq and _calls_model(i))
+    before = sum(1 for (p, s), i in history.intents.items() if p == path and s < seq and i.type == "CallModel")
     step = before + now_calls_model
     whose = f" of {agent_id}" if agent_id else ""
     lines = [f"the run diverged from {history.name} at step {step}, effect {shown_address(*address)}{whose}: {asked}"]
@@ -91,23 +91,25 @@ def diverged(
         lines.append(f"    and {len(fields) - MAX_FIELDS} more")
     if hint:
         lines.append(f"  cause looks like: {hint}")
-    lines.append(_advice(path, seq))
+    lines.append(_advice(history, path, seq))
     return ReplayDivergence(
         "\n".join(lines), kind=kind, address=shown_address(*address), step=step, site=location, diff=fields
     )
 
 
-def _calls_model(intent: Intent) -> bool:
-    effect = intent.effect
-    return type(effect) is CallModel or (isinstance(effect, Mapping) and effect.get("type") == "CallModel")
-
-
-def _advice(path: str, seq: int) -> str:
-    keep = f"engine.fork(journal, at={shown_address(path, seq - 1)!r})" if seq > 0 else "recording it again"
-    return (
-        f"  to go on from here with the new code: {keep}, or --stepengine-record=extend in a test; to compare two "
-        "journals: diff(a, b)"
-    )
+def _advice(history: History, path: str, seq: int) -> str:
+    file = file_of(history.name)
+    lines = [
+        "  to go on from here with the new code:",
+        f"    engine.extend(journal)  or  stepengine extend {file}   keeps what is still equal and records the rest again",
+    ]
+    if seq > 0:
+        at = shown_address(path, seq - 1)
+        lines.append(
+            f"    engine.fork(journal, at={at!r})  or  stepengine fork {file} --at '{at}'   goes on in another journal"
+        )
+    lines.append("    --stepengine-record=extend in a test, or =rewrite to record it all again")
+    return "\n".join([*lines, "  to compare two journals: diff(a, b)  or  stepengine diff A B"])
 
 
 def verb(form: CallModel | Mapping[str, Any]) -> str:
@@ -223,5 +225,9 @@ CAUSES = {
     "recorded: the clock (use ctx.now()), chance (use ctx.random), the environment, the order of a set",
     "/input": "the handler was edited, or computes the input from something that is not recorded: the clock (use "
     "ctx.now()), chance (use ctx.random), files, the environment",
+    "/name": "the function was renamed, or another one is called; its name and its arguments are what it is known by",
+    "/args": "the handler was edited, or computes an argument from something that is not recorded: the clock (use "
+    "ctx.now()), chance (use ctx.random), the environment, the order of a set",
+    "/kwargs": "the handler was edited, or computes an argument from something that is not recorded",
     "/type": "the handler yields something else here",
 }

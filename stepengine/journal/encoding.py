@@ -87,8 +87,9 @@ class Encoder:
         return made
 
     def _all_members(self, record: Record) -> Iterator[Mapping[str, Any]]:
-        if record.line is not None:
-            yield {name: value for name, value in record.line.items() if name != "crc"}
+        line = record.line
+        if line is not None:
+            yield {name: value for name, value in line.items() if name != "crc"}
             return
         members = self._members(record)
         text = to_text(members)

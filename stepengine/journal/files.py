@@ -20,7 +20,7 @@ from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
 from stepengine.journal.linewriter import LineWriter
 from stepengine.journal.locking import lock_file
-from stepengine.journal.reading import Reading, read_lines
+from stepengine.journal.reading import Reading, read_file
 from stepengine.journal.records import Record
 from stepengine.journal.reserve import Reserve
 from stepengine.journal.store import Journal, Writer
@@ -64,19 +64,31 @@ class FileJournal(Journal):
 
     def content(self) -> bytes:
         """Return the file's bytes; those of a file that does not exist are none."""
-        try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        descriptor = self._descriptor()
+        if descriptor is None:
             return b""
-        except OSError as error:
-            raise _unusable(self.path, error) from error
         with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
             _check_regular(self.path, descriptor)
             return file.read()
 
+    def _descriptor(self) -> int | None:
+        try:
+            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+
     def records(self) -> list[Record]:
         """Return all records; a torn tail is left out."""
-        return read_lines(self.content(), self.name).records
+        descriptor = self._descriptor()
+        if descriptor is None:
+            return []
+        try:
+            _check_regular(self.path, descriptor)
+            return read_file(descriptor, self.path, self.name).records
+        finally:
+            os.close(descriptor)
 
     def writer(self) -> Writer:
         """Take the file over for writing; it is created when there is none."""
@@ -142,9 +154,8 @@ class FileWriter(LineWriter):
 
     def _repaired(self, journal: FileJournal) -> Reading:
         """Return what the file holds, after a torn tail was cut off and a missing newline was added."""
-        data = _read_all(self._fd)
-        reading = read_lines(data, journal.name)
-        self._size = len(data)
+        self._size = os.fstat(self._fd).st_size
+        reading = read_file(self._fd, journal.path, journal.name)
         try:
             if reading.torn:
                 os.ftruncate(self._fd, reading.end)
@@ -257,12 +268,6 @@ def _check_regular(path: Path, descriptor: int) -> None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         msg = f"{path} is no regular file; a journal is one"
         raise JournalError(msg)
-
-
-def _read_all(descriptor: int) -> bytes:
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    with open(descriptor, "rb", closefd=False) as file:
-        return file.read()
 
 
 def _said(error: OSError) -> str:

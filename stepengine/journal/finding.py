@@ -7,16 +7,19 @@ from typing import TypeAlias
 
 from stepengine.errors import JournalError
 from stepengine.journal.files import FileJournal
+from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.store import Journal
 
-__all__ = ("JournalLike", "as_journal")
+__all__ = ("JournalLike", "as_journal", "database_of")
 
 JournalLike: TypeAlias = "Journal | str | Path"
+
+DATABASES = (".db", ".sqlite", ".sqlite3")
 
 
 def as_journal(journal: JournalLike) -> Journal:
     """
-    Return *journal*, or the ``FileJournal`` at a path.
+    Return *journal*, or the one at a path: a ``SqliteJournal`` for ``RUNS.db`` and ``RUNS.db#RUN``, else a ``FileJournal``.
 
     Raises:
         JournalError: for anything else.
@@ -24,6 +27,13 @@ def as_journal(journal: JournalLike) -> Journal:
     if isinstance(journal, Journal):
         return journal
     if isinstance(journal, str | Path):
-        return FileJournal(journal)
+        database = database_of(str(journal))
+        return FileJournal(journal) if database is None else SqliteJournal(database[0], database[1] or None)
     msg = f"a journal is a MemoryJournal, FileJournal or SqliteJournal, or the path of a file, not a {type(journal).__name__}"
     raise JournalError(msg)
+
+
+def database_of(text: str) -> tuple[str, str] | None:
+    """Return the SQLite file and the run (empty when none is named) that *text* names; ``None`` for any other file."""
+    name, _, run = (text, "", "") if Path(text).suffix in DATABASES or "#" not in text else text.rpartition("#")
+    return (name, run) if Path(name).suffix in DATABASES else None

@@ -142,10 +142,11 @@ class Fingerprints:
         return transcript.memo(self._digest_key, self.digest)
 
     def digest(self, message: Message) -> bytes:
-        """Return the digest of a message as a model sees it: without its tags."""
+        """Return the digest of a message as a model sees it: without its tags and lifetime."""
         data = to_json(message)
         del data["stepengine"]
         data.pop("tags", None)
+        data.pop("ttl", None)
         return hashlib.sha256(self._clean(data).encode()).digest()
 
     def _link(self, before: bytes, message: Message) -> bytes:

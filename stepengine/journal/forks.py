@@ -31,6 +31,7 @@ from stepengine.journal.store import Journal, MemoryJournal
 
 __all__ = ("address_of", "branch")
 
+MAX_FORKS = 10_000
 TEXT_FORM = re.compile(r"(?:(?P<path>\d+(?:\.\d+)*)?#)?(?P<seq>-1|\d+)")
 
 
@@ -73,6 +74,9 @@ def branch(
             repeated.
     """
     source = as_journal(journal)
+    if source.forks >= MAX_FORKS:
+        msg = f"{source.name} has {source.forks} forks already, as many as one run may have; fork one of those"
+        raise JournalError(msg)
     history = source.history()
     root = history.root
     address = address_of(at)
@@ -90,6 +94,7 @@ def branch(
         msg = f"{target.name} holds a run already; a fork needs a journal of its own"
         raise JournalError(msg)
     target.replace(records)
+    source.forks += 1
     return target
 
 
@@ -122,7 +127,7 @@ def _check_repeats(history: History, cut: Cut, address: Address) -> None:
         more = f" and {len(lost) - 10} more" if len(lost) > 10 else ""  # noqa: PLR2004 - as many as are listed
         msg = (
             f"forking at {shown_address(*address)} cuts off effects that changed the world and may happen again: "
-            f"{listed}{more}. Pass allow_repeat=True to go on"
+            f"{listed}{more}. Pass allow_repeat=True (--allow-repeat) to go on"
         )
         raise JournalError(msg)
 

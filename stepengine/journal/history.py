@@ -55,6 +55,7 @@ class History:
         results: Results by address.
         inputs: Inputs in order.
         prompts: System prompts that were computed, by path.
+        windows: Context lengths of models in tokens, by path.
         blobs: Blob values by fingerprint.
         last_at: The latest time in milliseconds since the root run was created.
 
@@ -70,10 +71,12 @@ class History:
         self.results: dict[Address, Result] = {}
         self.inputs: list[Input] = []
         self.prompts: dict[str, str] = {}
+        self.windows: dict[str, int] = {}
         self.blobs: dict[str, Any] = {}
         self.last_at = 0
         self._built: dict[Address, Transcript] = {}
         self._next: dict[str, int] = {}
+        self._tools: dict[str, set[str]] | None = None
         for number, record in enumerate(self.records, 1):
             problem = self._take(record)
             if problem:
@@ -91,7 +94,7 @@ class History:
         """What the root run was started with: the effect of its intent."""
         intent = self.intents.get(ROOT)
         if intent is None:
-            msg = f"{self.name} holds no run; record one with engine.run(..., journal=...)"
+            msg = f"{self.name} does not exist or holds no run; record one with engine.run(..., journal=...)"
             raise JournalCorrupt(msg)
         return self.form(intent)
 
@@ -119,6 +122,8 @@ class History:
         self.last_at = max(self.last_at, record.at)
         if record.input.get("type") == "SystemPrompt":
             self.prompts[record.path] = record.input["text"]
+        elif record.input.get("type") == "ContextWindow":
+            self.windows[record.path] = record.input["tokens"]
         elif record.input.get("type") == "Gap":
             self._next[record.path] = record.seq
 
@@ -180,7 +185,7 @@ class History:
         if type(effect) is CallModel:
             request = request_members(effect.request, [bare(m) for m in effect.request.messages], whole=True)
             return {"type": "CallModel", "purpose": effect.purpose, "request": request}
-        form: Mapping[str, Any] = unpacked(effect, self.blobs) if intent.line is not None else cast("Any", effect)
+        form: Mapping[str, Any] = unpacked(effect, self.blobs) if intent.is_stored else cast("Any", effect)
         return form
 
     def outcome(self, result: Result) -> Value | Failure:
@@ -190,13 +195,30 @@ class History:
         Raises:
             DataError: when it does not fit the codec any more, or a blob of it is missing.
         """
-        if result.outcome is None:
-            try:
-                result.outcome = outcome_of(unpacked(result.line, self.blobs))
-            except KeyError as error:
-                msg = f"the blob {error} of {shown_address(result.path, result.seq)} is missing"
-                raise DataError(msg) from error
-        return result.outcome
+        if result.outcome is not None:
+            return result.outcome
+        # Not kept: what of it is still needed stands in the state of the run.
+        try:
+            place = result.place
+            return outcome_of(unpacked(result.line, self.blobs) if place is None else place.filled(self.blobs))
+        except KeyError as error:
+            msg = f"the blob {error} of {shown_address(result.path, result.seq)} is missing"
+            raise DataError(msg) from error
+
+    def tools_of(self, path: str) -> frozenset[str]:
+        """Return the names of the tools that the run at *path* called."""
+        if self._tools is None:
+            self._tools = {}
+            for intent in self.intents.values():
+                if intent.type == "CallTool":
+                    self._tools.setdefault(intent.path, set()).add(intent.subject)
+        return frozenset(self._tools.get(path, ()))
+
+    def model(self, intent: Intent) -> str:
+        """Return the model of a recorded model call."""
+        # The stored form as it is: putting blobs back in would cost more than the model is worth.
+        model = intent.subject
+        return str(model if isinstance(model, str) else unpacked(model, self.blobs))
 
     def messages(self, intent: Intent) -> list[Mapping[str, Any]]:
         """Return the history of a recorded request as JSON, its slices put together."""
@@ -272,7 +294,7 @@ class History:
         answered = {i.input["question_id"] for i in self.inputs if i.input.get("type") == "Answered"}
         found: dict[str, tuple[Address, Question]] = {}
         for address, intent in self.intents.items():
-            if address in self.results or type(intent.effect) is CallModel:
+            if address in self.results or intent.type != "Ask":
                 continue
             for question in questions_of(self.form(intent)):
                 if question.id not in answered:

@@ -20,7 +20,15 @@ from stepengine.journal.history import History
 from stepengine.journal.records import Head
 from stepengine.machine.plan import RunPlan
 
-__all__ = ("STABLE_CREATED", "Opening", "created_of", "new_head", "opening_of", "root_form")
+__all__ = (
+    "STABLE_CREATED",
+    "Opening",
+    "changes_since",
+    "created_of",
+    "new_head",
+    "opening_of",
+    "root_form",
+)
 
 STABLE_CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -74,9 +82,25 @@ def new_head(plan: RunPlan, seed: str, *, link: bool) -> Head:
         run=plan.run_id,
         seed=seed,
         created=_text(plan.created),
-        hooks=tuple([name_of(h) for point in attrs.astuple(plan.hooks, recurse=False) for h in point]),
+        hooks=_hooks_of(plan),
         link=link,
     )
+
+
+def _hooks_of(plan: RunPlan) -> tuple[str, ...]:
+    return tuple([name_of(h) for point in attrs.astuple(plan.hooks, recurse=False) for h in point])
+
+
+def changes_since(head: Head, plan: RunPlan, name: str) -> list[str]:
+    """Return what is not as it was when *head* was written; only effects decide whether that matters (reliability JR24)."""
+    changes: list[str] = []
+    if head.engine != _version():
+        changes.append(f"{name} was recorded by stepengine {head.engine}; this is {_version()}")
+    hooks = _hooks_of(plan)
+    if tuple(head.hooks) != hooks:
+        was, now = ", ".join(head.hooks) or "none", ", ".join(hooks) or "none"
+        changes.append(f"{name} was recorded with other hooks; then: {was}; now: {now}")
+    return changes
 
 
 def _text(when: datetime) -> str:
@@ -97,13 +121,14 @@ def created_of(head: Head) -> datetime:
         raise JournalCorrupt(msg) from error
 
 
-def root_form(plan: RunPlan, state: AgentState, limits: Limits | None) -> dict[str, Any]:
-    """Return the stored form of the Spawn that starts a root run."""
+def root_form(plan: RunPlan, state: AgentState, limits: Limits | None, model: str | None) -> dict[str, Any]:
+    """Return the stored form of the Spawn that starts a root run; *model* is one that the agent itself does not name."""
     form: dict[str, Any] = {"type": "Spawn", "agent_id": plan.definition.id, "prompt": plan.prompt}
     form |= {"params": plan.params_json, "run_id": plan.run_id}
     if state.message_history or state.context or state.next_call != 1:
         form["previous"] = bare(attrs.evolve(state, system_prompt="", tool_definitions=JsonDict(), steps_remaining=0))
     form |= {name: getattr(plan, name) for name in ("session_id", "user_id", "metadata") if getattr(plan, name)}
+    form |= {"model": model} if model is not None else {}
     return form | ({"limits": bare(limits)} if limits is not None else {})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stepengine.journal.records import Blob, Head, Input, Record, to_text
+from stepengine.journal.records import Blob, Head, Input, Intent, Record, Result, to_text
 
 __all__ = ("as_recorded", "in_address_order")
 
@@ -33,17 +33,22 @@ def as_recorded(records: Sequence[Record], original: Sequence[Record]) -> list[R
     What came from outside, such as a stop, did not come again and is taken over.
     """
     places = {_name(record): number for number, record in enumerate(original)}
-    made = {_name(record) for record in records}
+    made = {_name(record) for record in records if type(record) is Input}
     outside = [r for r in original if type(r) is Input and _name(r) not in made]
     return sorted([*records, *outside], key=lambda record: places.get(_name(record), LAST))
 
 
 def _name(record: Record) -> tuple[Any, ...]:
-    if type(record) is Blob:
-        return record.kind, record.fp
-    said = record.input if type(record) is Input else {}
-    what = (said.get("type"), said.get("question_id"), getattr(record, "at", 0) if said.get("type") == "Stop" else 0)
-    return record.kind, getattr(record, "path", ""), getattr(record, "seq", 0), *what
+    match record:
+        case Intent() | Result():
+            return record.kind, record.path, record.seq
+        case Blob():
+            return record.kind, record.fp
+        case Input(input=said):
+            kind = said.get("type")
+            return record.kind, record.path, record.seq, kind, said.get("question_id"), kind == "Stop" and record.at
+        case Head():
+            return (record.kind,)
 
 
 def _key(record: Record) -> tuple[tuple[tuple[int, int], ...], int]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
+
 from stepengine.data.effects import CallModel
-from stepengine.data.outcomes import Single, Stop, Value
+from stepengine.data.json import JsonDict
+from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.errors import LimitExceeded, ReplayDivergence
 from stepengine.journal.cut import Cut
 from stepengine.journal.divergence import (
@@ -21,9 +25,11 @@ from stepengine.journal.divergence import (
     verb,
 )
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.forms import comparable
+from stepengine.journal.forms import comparable, outcome_members
 from stepengine.journal.history import History
+from stepengine.journal.openings import changes_since
 from stepengine.journal.records import ROOT, Address, Intent, Result
+from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import Item
 
 __all__ = ("Past", "is_refused", "stop_of")
@@ -39,12 +45,17 @@ class Past:
 
     Attributes:
         cut: Where the record does not hold any more.
+        is_loose: Whether models answer anew, so that not everything recorded will be asked for again.
+        grew: Whether the run asked for something that is not recorded, and got it.
     """
 
     def __init__(self, history: History, prints: Fingerprints) -> None:
         self.history = history
         self.prints = prints
         self.cut = Cut(history.last_together)
+        self.grew = False
+        self.is_loose = False
+        self._by_print: dict[str, list[Address]] | None = None
         self._used: set[Address] = {ROOT}
 
     def intent(self, address: Address) -> Intent | None:
@@ -56,6 +67,52 @@ class Past:
         """Return the recorded result at an address that still holds."""
         known = self.history.results.get(address)
         return known if known is None or not self.cut or self.cut.keeps_result(address) else None
+
+    def start_over(self) -> None:
+        """Keep nothing of the record: the run is started with something else."""
+        self.cut.at(("", 0))
+        self.history.prompts.clear()
+        self.history.windows.clear()
+
+    @property
+    def left(self) -> int:
+        """How many recorded effects the run did not come by."""
+        return len(self.history.intents) - len(self._used)
+
+    def same_elsewhere(self, asked: Intent) -> Address | None:
+        """Return where an equal effect with a result stands that the run did not come by yet (replay D12)."""
+        if self._by_print is None:
+            self._by_print = {}
+            for address, intent in reversed(self.history.intents.items()):
+                if intent.type not in ("CallModel", "Spawn") and address in self.history.results:
+                    intent.fp = intent.fp or self.prints.of(intent.effect)
+                    self._by_print.setdefault(intent.fp, []).append(address)
+        asked.fp = asked.fp or self.prints.of(asked.effect)
+        waiting = self._by_print.get(asked.fp, [])
+        while waiting:
+            address = waiting.pop()
+            if address not in self._used:
+                return address
+        return None
+
+    def changes(self, plan: RunPlan) -> list[str]:
+        """Return what is not as it was when the run was recorded; only effects decide whether it matters (JR24)."""
+        head = self.history.head
+        return [] if head is None else changes_since(head, plan, self.history.name)
+
+    def with_gone_tools(self, plan: RunPlan) -> RunPlan:
+        """
+        Return *plan* with a stand-in for each recorded tool that the agent does not have any more (reliability JR23).
+
+        What it did is in the record; a call that is not recorded fails, because nobody can carry it out.
+        """
+        gone = [name for name in self.history.tools_of(plan.path) if name not in plan.tools]
+        if not gone:
+            return plan
+        stand_ins = {
+            name: ToolBinding(ToolSpec(name, "", JsonDict()), lambda given: Validated(given, given)) for name in gone
+        }
+        return attrs.evolve(plan, tools={**plan.tools, **stand_ins})
 
     def use(self, address: Address) -> None:
         """Note that the run has come by this address."""
@@ -114,13 +171,33 @@ class Past:
         hint = "the child's handler computes its output differently"
         return self._error((item.path, item.effect.seq), "changed", said, (item, machine), fields=fields, hint=hint)
 
+    def not_recorded(self, asked: Intent, item: Item, machine: Any) -> ReplayDivergence:
+        """Return the error for an effect that no model call led to when the run was recorded."""
+        said = f"{verb(asked.effect)} with this input is not recorded, and only models are live here"
+        return self._error((item.path, item.effect.seq), "extra", said, (item, machine))
+
+    def other_result(self, known: Value | Failure, now: Value | Failure, item: Item, machine: Any) -> ReplayDivergence:
+        """Return the error for an effect that was performed again and had another result."""
+        fields = self._result_fields(known, now)
+        said = f"{verb(self.history.intents[item.path, item.effect.seq].effect)} has another result than was recorded"
+        place = (item.path, item.effect.seq)
+        return self._error(place, "live_result", said, (item, machine), fields=fields)
+
+    def same_result(self, known: Value | Failure, now: Value | Failure) -> bool:
+        """Return whether an effect that was performed again had the recorded result."""
+        return not self._result_fields(known, now)
+
+    def _result_fields(self, known: Value | Failure, now: Value | Failure) -> Sequence[Field]:
+        clean = self.prints.redactor.value
+        return list(fields_between(clean(outcome_members(known)), clean(outcome_members(now))))
+
     def unused(self, agent_id: str) -> ReplayDivergence | None:
         """Return the error for records that the run did not come by, if there are any (reliability JR26)."""
-        if len(self._used) == len(self.history.intents) or self.cut:
+        if len(self._used) == len(self.history.intents) or self.cut or self.is_loose:
             return None
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)
         said = f"the run ended, but {verb(left.effect)} was recorded here"
-        left_calls_model = type(left.effect) is CallModel
+        left_calls_model = left.type == "CallModel"
         return diverged(
             self.history, address, "unused", asked=said, agent_id=agent_id, now_calls_model=left_calls_model
         )

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from stepengine.data.effects import Perform
+from stepengine.data.effects import CallTool, Perform
+from stepengine.data.json import compact
 from stepengine.data.outcomes import Failure, Stop
 from stepengine.data.questions import Answer, AnswerLike, Question, answered
 from stepengine.errors import AnswerRejected, UnknownOutcome
@@ -18,6 +19,7 @@ from stepengine.runtime.performer import Item
 
 __all__ = ("DOUBT", "check_answers", "decision_about", "kept_answers")
 
+SHOWN_CHARS = 1_000
 DOUBT = "doubt:"
 """What the id of a question about an effect in doubt starts with; its address follows."""
 
@@ -40,7 +42,7 @@ def check_answers(history: History, answers: Mapping[str, AnswerLike]) -> None:
 
 
 def _why(history: History, key: str) -> str:
-    for intent in history.intents.values():
+    for intent in [i for i in history.intents.values() if i.type == "Ask"]:
         for question in questions_of(intent.effect):
             if key in (question.id, question.text):
                 return "was answered already"
@@ -98,6 +100,9 @@ def decision_about(
         return None
     msg = (
         f"{what} ({address}) was begun, but the process ended before its result was recorded; it may or may not have "
-        'happened. Look, then handle this error in the handler, or resume with in_doubt="retry" or "ask"'
+        'happened. Look, then handle this error in the handler, or resume with in_doubt="retry" or "ask" (--in-doubt). '
+        "Where this error has ended the run, fork it at the effect before"
     )
+    if type(effect) is CallTool:
+        msg += f". Its input was: {compact(effect.input)[:SHOWN_CHARS]}"
     return Failure(UnknownOutcome(msg), at)

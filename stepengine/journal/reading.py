@@ -5,13 +5,19 @@ Bytes to records: lines, checksums, the torn tail (replay J1, J9, J30, J34, reli
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import os
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 from stepengine.errors import JournalCorrupt
-from stepengine.journal.records import Head, Record, checked, record_of, to_text
+from stepengine.journal.lines import FileSource, Line, Source, glimpsed, members_of
+from stepengine.journal.records import Head, Record, checked, file_of, record_of, to_text
 
-__all__ = ("Reading", "read_lines", "strict_members")
+__all__ = ("Reading", "read_file", "read_lines", "strict_members")
+
+MAX_HELD = 4 * 1024 * 1024
 
 
 class Reading(NamedTuple):
@@ -35,54 +41,73 @@ class Reading(NamedTuple):
 
 def read_lines(data: bytes, name: str) -> Reading:
     """
-    Return the records that *data*, a whole journal, holds.
+    Return the records that *data*, a whole journal, holds; most of them are read only when somebody needs them.
 
     Raises:
         JournalCorrupt: for a damaged record that is not the last one; it names record and offset.
         JournalVersion: when a newer version wrote it.
     """
+    return _read(BytesIO(data), Source(data, name))
+
+
+def read_file(descriptor: int, path: Path, name: str) -> Reading:
+    """
+    Return the records of an open file as ``read_lines`` does; a long one stays in the file.
+
+    Args:
+        descriptor: The open file.
+        path: Its path.
+        name: The journal's name, for errors.
+    """
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with open(descriptor, "rb", closefd=False) as file:
+        if os.fstat(descriptor).st_size <= MAX_HELD:
+            return read_lines(file.read(), name)
+        # A descriptor of its own: one that was duplicated would keep the lock of the first.
+        source = FileSource(os.open(path, os.O_RDONLY | os.O_CLOEXEC), name)
+        return _read(file, source)
+
+
+def _read(lines: BinaryIO, source: Source) -> Reading:
     records: list[Record] = []
     offset, previous, link = 0, 0, False
-    while offset < len(data):
-        end = data.find(b"\n", offset)
-        line = data[offset:] if end < 0 else data[offset:end]
-        where = f"record {len(records) + 1} (byte {offset}) of {name}"
-        crc = checked(line, previous)
+    for line in lines:
+        end = offset + len(line)
+        body = line[:-1] if line.endswith(b"\n") else line
+        crc = checked(body, previous)
         if crc is None:
-            if end < 0 or end + 1 == len(data):
-                return Reading(records, offset, len(data) - offset, crc=previous)
-            raise _damaged(where, line, previous, link=link)
-        record = record_of(_members(line, where), where)
-        if type(record) is Head:
-            link = record.link
+            if next(lines, None) is None:
+                return Reading(records, offset, end - offset, crc=previous)
+            raise _damaged(_where(records, offset, source), body, previous, link=link)
+        place = Line(source, offset, offset + len(body))
+        record: Record | None = glimpsed(body, place)
+        if record is None:
+            where = _where(records, offset, source)
+            record = record_of(members_of(body, where), where)
+            if type(record) is Head:
+                link = record.link
         previous = crc if link else 0
         records.append(record)
-        if end < 0:
-            return Reading(records, len(data), 0, open_end=True, crc=previous)
-        offset = end + 1
+        if body is line:
+            return Reading(records, end, open_end=True, crc=previous)
+        offset = end
     return Reading(records, offset, crc=previous)
+
+
+def _where(records: Sequence[Record], offset: int, source: Source) -> str:
+    return f"record {len(records) + 1} (byte {offset}) of {source.name}"
 
 
 def _damaged(where: str, line: bytes, previous: int, *, link: bool) -> JournalCorrupt:
     moved = link and previous and checked(line, 0) is not None
     why = "its checksum does not follow from the record before it" if moved else "its checksum is wrong"
+    number, file = where.split()[1], file_of(where.rpartition(" of ")[2])
     msg = (
-        f"{where} is damaged: {why}. Nothing was run. The records before it are whole: "
-        "a copy of the lines before it is a journal that can be resumed"
+        f"{where} is damaged: {why}. Nothing was run. If it was edited by hand: `stepengine seal {file}` shows what was "
+        f"edited and makes it valid. The records before it are whole: `stepengine repair {file} --until {int(number) - 1}` "
+        "keeps them in a new file, which can be resumed"
     )
     return JournalCorrupt(msg)
-
-
-def _members(line: bytes, where: str) -> Mapping[str, Any]:
-    try:
-        members = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        msg = f"{where} is not JSON: {error}"
-        raise JournalCorrupt(msg) from error
-    if not isinstance(members, dict):
-        msg = f"{where} is no JSON object"
-        raise JournalCorrupt(msg)
-    return members
 
 
 def strict_members(line: bytes, where: str) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 import attrs
 
@@ -23,9 +23,14 @@ from stepengine.data.effects import CallModel
 from stepengine.data.outcomes import Failure, Value
 from stepengine.errors import JournalCorrupt, JournalVersion
 
+if TYPE_CHECKING:
+    from stepengine.journal.lines import Line
+
 __all__ = (
     "FORMAT",
     "ROOT",
+    "TAIL",
+    "TAIL_FORM",
     "Address",
     "Blob",
     "Head",
@@ -34,6 +39,7 @@ __all__ = (
     "Record",
     "Result",
     "checked",
+    "file_of",
     "record_of",
     "shown_address",
     "to_line",
@@ -88,6 +94,10 @@ class Head:
     line: Mapping[str, Any] | None = None
 
 
+def _read(line: Mapping[str, Any] | Line | None) -> Mapping[str, Any] | None:
+    return line if line is None or isinstance(line, Mapping) else line.members()
+
+
 @attrs.define(eq=False)
 class Intent:
     """
@@ -96,19 +106,60 @@ class Intent:
     Attributes:
         path: The path of the run that asks.
         seq: The effect's number on it.
-        effect: Its stored form; for a model call of this process the effect itself.
         fp: Its fingerprint; ``""`` until somebody needs it.
         gather: The number of the first effect of those that began together; ``None`` for one that began alone.
-        line: Everything that stood in the line it was read from.
     """
 
     kind: ClassVar[str] = "intent"
     path: str
     seq: int
-    effect: CallModel | Mapping[str, Any]
+    _effect: CallModel | Mapping[str, Any] | None
     fp: str = ""
     gather: int | None = None
-    line: Mapping[str, Any] | None = None
+    _line: Mapping[str, Any] | Line | None = None
+    _type: str = ""
+    _subject: str | None = None
+
+    @property
+    def effect(self) -> CallModel | Mapping[str, Any]:
+        """The effect's stored form; for a model call of this process the effect itself."""
+        if self._effect is None:
+            form: Mapping[str, Any] = cast("Any", self.line)["effect"]
+            return form
+        return self._effect
+
+    @property
+    def type(self) -> str:
+        """The name of the effect's type, such as ``"CallModel"``."""
+        if not self._type:
+            effect = self.effect
+            self._type = "CallModel" if type(effect) is CallModel else str(cast("Any", effect)["type"])
+        return self._type
+
+    @property
+    def subject(self) -> Any:
+        """The model of a model call, the tool of a tool call, in the stored form; ``None`` of any other effect."""
+        if self._subject is None:
+            effect: Any = self.effect
+            if type(effect) is CallModel:
+                return effect.request.model
+            return effect["request"]["model"] if self.type == "CallModel" else effect.get("tool_name")
+        return self._subject
+
+    @property
+    def is_live(self) -> bool:
+        """Whether this is a model call of this process, which is kept as it is."""
+        return type(self._effect) is CallModel
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it was read from a line."""
+        return self._line is not None
+
+    @property
+    def line(self) -> Mapping[str, Any] | None:
+        """Everything that stood in the line it was read from."""
+        return _read(self._line)
 
 
 @attrs.define(eq=False)
@@ -120,9 +171,7 @@ class Result:
         path: The path of the run that asked.
         seq: The effect's number on it.
         at: Milliseconds since the root run was created.
-        outcome: What the machine is sent; ``None`` until it is decoded from *line*.
-        attempts: The failed attempts before it, as JSON objects.
-        line: Everything that stood in the line it was read from.
+        outcome: What the machine is sent; ``None`` for one that stands in a line.
     """
 
     kind: ClassVar[str] = "result"
@@ -130,8 +179,26 @@ class Result:
     seq: int
     at: int
     outcome: Value | Failure | None = None
-    attempts: Sequence[Mapping[str, Any]] = ()
-    line: Mapping[str, Any] | None = None
+    _attempts: Sequence[Mapping[str, Any]] | None = ()
+    _line: Mapping[str, Any] | Line | None = None
+
+    @property
+    def attempts(self) -> Sequence[Mapping[str, Any]]:
+        """The failed attempts before it, as JSON objects."""
+        if self._attempts is None:
+            found: Sequence[Mapping[str, Any]] = cast("Any", self.line).get("attempts", ())
+            return found
+        return self._attempts
+
+    @property
+    def line(self) -> Mapping[str, Any] | None:
+        """Everything that stood in the line it was read from."""
+        return _read(self._line)
+
+    @property
+    def place(self) -> Line | None:
+        """Where it stands, if it is read only when somebody needs it."""
+        return None if self._line is None or isinstance(self._line, Mapping) else self._line
 
 
 @attrs.frozen(eq=False)
@@ -169,6 +236,11 @@ Record: TypeAlias = Head | Intent | Result | Input | Blob
 
 
 _ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def file_of(name: str) -> str:
+    """Return how a journal is written in a command: its path, where its name is one."""
+    return "FILE" if " " in name else name
 
 
 def shown_address(path: str, seq: int) -> str:
@@ -259,7 +331,7 @@ def _address(members: Mapping[str, Any]) -> Address:
 
 def _intent(members: Mapping[str, Any]) -> Intent:
     effect, fp = _typed(members, "effect", dict), _typed(members, "fp", str)
-    return Intent(*_address(members), effect, fp, members.get("gather"), members)
+    return Intent(*_address(members), effect, fp, members.get("gather"), members, _typed(effect, "type", str))
 
 
 def _result(members: Mapping[str, Any]) -> Result:

@@ -13,11 +13,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 from urllib.parse import quote
 
+import attrs
+
 from stepengine.errors import DataError
+from stepengine.journal.redaction_rules import RedactRule, Rules, digest_of
 
 __all__ = ("SHAPE", "SHAPE_HINTS", "Redact", "Redactor", "SecretFound", "known_in_environment", "redactor_for")
 
@@ -31,6 +34,8 @@ SECRET_MEMBERS = frozenset({
 })  # fmt: skip
 MIN_KNOWN = 8
 NESTED_JSON = 3
+NO_RULES = Rules()
+PLACEHOLDER = re.compile(r"<redacted:[^<>]*>|<(?:home|cwd|tmp|host|user)>")
 
 _BEFORE, _AFTER = r"(?<![A-Za-z0-9+/_-])", r"(?![A-Za-z0-9+/_-])"
 SHAPES = (
@@ -49,9 +54,10 @@ SHAPE_HINTS = (
     "sk-", "AIza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xox", "AKIA", "eyJ", "-----BEGIN", "earer ",
     "EARER ",
 )  # fmt: skip
-MEMBER_HINT = re.compile(
-    r"(?i)(?:access|refresh|id)[-_]?token|api[-_]?key|private[-_]?key|secret|passw|authoriz|cookie"
-)
+# A pattern that ignores case takes a hundred times as long over a long text as these take together; what has several
+# spellings is looked for only when its last word is there.
+TELLING_WORDS = ("secret", "passw", "authoriz", "cookie")
+TELLING_PAIRS = {"token": ("access", "refresh", "id"), "key": ("api", "private")}
 
 
 class SecretFound(DataError):
@@ -75,24 +81,33 @@ def known_in_environment(environment: Mapping[str, str] | None = None) -> dict[s
     return {v: n for n, v in variables.items() if n.upper().endswith(SECRET_SUFFIXES) and len(v) >= MIN_KNOWN}
 
 
-def redactor_for(redact: Redact, secrets: Mapping[str, str] | None = None) -> Redactor:
+def redactor_for(
+    redact: Redact | Sequence[RedactRule],
+    secrets: Mapping[str, str] | None = None,
+    *,
+    allow_secrets: Iterable[str] = (),
+    machine: Mapping[str, str] | None = None,
+) -> Redactor:
     """
     Return the redactor of a journal.
 
     Args:
-        redact: Which rules hold.
+        redact: Which rules hold; a list of rules of your own holds beside those of ``"all"`` (replay K10).
         secrets: Further known values, each with the name that stands for it.
+        allow_secrets: Hashes of values that look like secrets and are none (replay K9).
+        machine: Texts that tell of this machine, each with its placeholder (replay K7); none by default.
 
     Raises:
-        DataError: when *redact* is none of the three words.
+        DataError: when *redact* is neither one of the three words nor a list of rules.
     """
-    if redact not in ("known", "all", "off"):
-        msg = f"redact is 'known', 'all' or 'off', not {redact!r}"
+    if isinstance(redact, str) and redact not in ("known", "all", "off"):
+        msg = f"redact is 'known', 'all', 'off' or a list of rules, not {redact!r}"
         raise DataError(msg)
     if redact == "off":
         return Redactor({}, shapes=False)
+    rules = Rules(given=() if isinstance(redact, str) else redact, allowed=allow_secrets, machine=machine or {})
     given = {v: n for v, n in (secrets or {}).items() if len(v) >= MIN_KNOWN}
-    return Redactor({**known_in_environment(), **given}, shapes=redact == "all")
+    return Redactor({**known_in_environment(), **given}, shapes=redact != "known", rules=rules)
 
 
 class Redactor:
@@ -102,33 +117,52 @@ class Redactor:
     Args:
         known: Secret values and the name that stands for each.
         shapes: Whether texts that look like keys, and members with telling names, are replaced too.
+        rules: What users add and except.
 
     Attributes:
         shapes: As given.
+        rules: As given.
         key: Equal for redactors with equal rules; it tells nothing about the values.
     """
 
-    def __init__(self, known: Mapping[str, str], *, shapes: bool) -> None:
-        longest = sorted(known, key=len, reverse=True)
-        self._written = {form: known[value] for value in longest for form in forms_of(value)}
-        abridged = [rf"{re.escape(v[:2])}[\w-]*(?:\*{{3,}}|\.{{3,}}|\u2026)[\w*.-]*{re.escape(v[-4:])}" for v in known]
+    def __init__(self, known: Mapping[str, str], *, shapes: bool, rules: Rules = NO_RULES) -> None:
+        self._known = {v: n for v, n in {**known, **rules.values}.items() if digest_of(v) not in rules.allowed}
+        longest = sorted(self._known, key=len, reverse=True)
+        self._written = {form: self._known[value] for value in longest for form in forms_of(value)}
+        abridged = [
+            rf"{re.escape(v[:2])}[\w-]*(?:\*{{3,}}|\.{{3,}}|\u2026)[\w*.-]*{re.escape(v[-4:])}"
+            for v in longest
+            if len(v) >= MIN_KNOWN
+        ]
         self._abridged = re.compile("|".join(abridged)) if abridged else None
+        self._machine = _machine_pattern(rules.machine)
         self.shapes = shapes
-        rules = json.dumps([sorted(known.items()), shapes])
-        self.key = hashlib.sha256(rules.encode()).hexdigest()[:16] if known or shapes else ""
+        self.rules = rules
+        is_off = not self._known and not shapes and rules == NO_RULES
+        told = json.dumps([sorted(self._known.items()), shapes, rules.told_apart()])
+        self.key = "" if is_off else hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
         return f"Redactor({len(self._written)} forms, shapes={self.shapes})"
+
+    def with_known(self, known: Mapping[str, str]) -> Redactor:
+        """Return a redactor that replaces further *known* values."""
+        return Redactor({**self._known, **known}, shapes=self.shapes, rules=self.rules) if known else self
 
     def suspicious(self, text: str) -> bool:
         """Return whether *text*, plain or JSON, may hold something to replace; cheap, and true too often."""
         if not self.key:
             return False
-        if any(form in text for form in self._written):
+        rules = self.rules
+        if rules.functions or any(form in text for form in self._written):
             return True
         if self._abridged is not None and self._abridged.search(text):
             return True
-        return self.shapes and (looks_secret(text) or MEMBER_HINT.search(text) is not None)
+        if any(place in text for place in rules.machine) or any(steps[-1] in text for steps in rules.fields):
+            return True
+        if any(pattern.regex.search(text) for pattern in rules.patterns):
+            return True
+        return self.shapes and (looks_secret(text) or _may_tell(text))
 
     def text(self, text: str) -> str:
         """Return *text* with a placeholder for each secret in it."""
@@ -137,20 +171,65 @@ class Redactor:
                 text = text.replace(form, f"<redacted:{name}>")
         if self._abridged is not None:
             text = self._abridged.sub("<redacted:abridged>", text)
+        for pattern in self.rules.patterns:
+            text = pattern.regex.sub(lambda found, rule=pattern: self._put(found, rule.name), text)  # type: ignore[misc]
+        if self._machine is not None:
+            text = self._machine.sub(lambda found: self.rules.machine[found[0]], text)
         if not self.shapes or not looks_secret(text):
             return text
-        return SHAPE.sub(lambda found: f"<redacted:{shape_name(found)}>", text)
+        return SHAPE.sub(lambda found: self._put(found, shape_name(found)), text)
 
-    def value(self, value: Any, level: int = 0) -> Any:
-        """Return a JSON value with every secret replaced, keys and JSON inside strings included."""
-        if isinstance(value, Mapping):
-            return {self.text(k): self._member(k, v, level) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.value(v, level) for v in value]
-        if not isinstance(value, str):
-            return value
-        nested = level < NESTED_JSON and value[:1] in ("{", "[")
-        return self._nested(value, level + 1) if nested else self.text(value)
+    def binary(self, data: bytes) -> bytes:
+        """Return *data*, which is no text, without known values; nothing else is looked for in it (replay K12)."""
+        for form, name in self._written.items():
+            data = data.replace(form.encode(), f"<redacted:{name}>".encode())
+        return data
+
+    def value(self, value: Any) -> Any:
+        """
+        Return a JSON value with every secret replaced, keys and JSON inside strings included.
+
+        Raises:
+            SecretFound: when a function of the user fails, since what it was to hide is not known then (replay K10).
+        """
+        for steps in self.rules.fields:
+            value = _without_field(value, steps)
+        return _asked(self.rules.functions, self._walk(value, 0))
+
+    def seen(self, value: Any) -> Any:
+        """Return *value* as a run may see it: without secrets, but with what tells of the machine it runs on."""
+        if not self.rules.machine:
+            return self.value(value)
+        return Redactor(self._known, shapes=self.shapes, rules=attrs.evolve(self.rules, machine={})).value(value)
+
+    def json_text(self, text: str, level: int = 0) -> str:
+        """Return *text* cleaned as the JSON that it is, or as text."""
+        tree = json_in(text)
+        if isinstance(tree, str):
+            return self.text(text)
+        clean = self._walk(tree, level) if level else self.value(tree)
+        return text if clean == tree else json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
+
+    def member(self, name: str, value: Any, level: int = 0) -> Any:
+        """Return the value of the member *name*, replaced when the name tells that it is secret."""
+        return f"<redacted:{name}>" if self._telling(name, value) else self._walk(value, level)
+
+    def secrets(self, text: str, level: int = 0) -> dict[str, str]:
+        """Return each secret in *text* and its rule; JSON is looked into, since an escape may hide where a key begins."""
+        found = {form: name for form, name in self._written.items() if form in text}
+        if self._abridged is not None:
+            found.update({match[0]: "abridged" for match in self._abridged.finditer(text)})
+        for pattern in self.rules.patterns:
+            found.update({match[0]: pattern.name for match in pattern.regex.finditer(text) if match[0]})
+        if self.shapes and looks_secret(text):
+            found.update({match[0]: shape_name(match) for match in SHAPE.finditer(text)})
+            tree = json_in(text) if level < NESTED_JSON else text
+            for inner in _strings(tree) if tree is not text else ():
+                found.update(self.secrets(inner, level + 1))
+        allowed = self.rules.allowed
+        return {
+            t: n for t, n in found.items() if not PLACEHOLDER.fullmatch(t) and not (allowed and digest_of(t) in allowed)
+        }
 
     def findings(self, value: Any, place: str = "") -> Iterator[tuple[str, str]]:
         """Give the JSON pointer and the rule of each secret that is in a JSON value."""
@@ -159,13 +238,13 @@ class Redactor:
                 inner = f"{place}/{key}"
                 if self._telling(key, member):
                     yield inner, key
-                yield from ((f"{place} (a key)", rule) for rule in self._rules(key))
+                yield from ((f"{place} (a key)", rule) for rule in self.secrets(key).values())
                 yield from self.findings(member, inner)
         elif isinstance(value, list | tuple):
             for index, member in enumerate(value):
                 yield from self.findings(member, f"{place}/{index}")
         elif isinstance(value, str):
-            yield from ((place, rule) for rule in self._rules(value))
+            yield from ((place, rule) for rule in self.secrets(value).values())
 
     def refuse(self, value: Any, where: str) -> None:
         """
@@ -181,35 +260,65 @@ class Redactor:
             )
             raise SecretFound(msg, path=place or "/", rule=rule)
 
-    def _rules(self, text: str) -> Iterable[str]:
-        return self._secrets(text).values()
+    def _walk(self, value: Any, level: int) -> Any:
+        if isinstance(value, Mapping):
+            return {self.text(k): self.member(k, v, level) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._walk(v, level) for v in value]
+        if not isinstance(value, str):
+            return value
+        nested = level < NESTED_JSON and value[:1] in ("{", "[")
+        return self.json_text(value, level + 1) if nested else self.text(value)
 
-    def _secrets(self, text: str, level: int = 0) -> dict[str, str]:
-        """Return each secret in *text* and its rule; JSON is looked into, since an escape may hide where a key begins."""
-        found = {form: name for form, name in self._written.items() if form in text}
-        if self._abridged is not None:
-            found.update({match[0]: "abridged" for match in self._abridged.finditer(text)})
-        if self.shapes and looks_secret(text):
-            found.update({match[0]: shape_name(match) for match in SHAPE.finditer(text)})
-            tree = json_in(text) if level < NESTED_JSON else text
-            for inner in _strings(tree) if tree is not text else ():
-                found.update(self._secrets(inner, level + 1))
-        return found
-
-    def _nested(self, text: str, level: int) -> str:
-        tree = json_in(text)
-        if isinstance(tree, str):
-            return self.text(text)
-        clean = self.value(tree, level)
-        return text if clean == tree else json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
-
-    def _member(self, name: str, value: Any, level: int) -> Any:
-        return f"<redacted:{name}>" if self._telling(name, value) else self.value(value, level)
+    def _put(self, found: re.Match[str], name: str) -> str:
+        text = found[0]
+        is_kept = (
+            not text or PLACEHOLDER.fullmatch(text) or (self.rules.allowed and digest_of(text) in self.rules.allowed)
+        )
+        return text if is_kept else f"<redacted:{name}>"
 
     def _telling(self, name: str, value: Any) -> bool:
         if not self.shapes or not isinstance(value, str) or not value or value.startswith("<redacted:"):
             return False
-        return re.sub(r"[-_]", "", name).lower() in SECRET_MEMBERS
+        if re.sub(r"[-_]", "", name).lower() not in SECRET_MEMBERS:
+            return False
+        return not self.rules.allowed or digest_of(value) not in self.rules.allowed
+
+
+def _machine_pattern(machine: Mapping[str, str]) -> re.Pattern[str] | None:
+    """Return what finds the texts of *machine* where they stand alone or begin a path."""
+    longest = sorted(machine, key=len, reverse=True)
+    texts = "|".join(map(re.escape, longest))
+    return re.compile(rf"(?<![\w.-])(?:{texts})(?![\w-]|\.\w)") if texts else None
+
+
+def _without_field(value: Any, steps: tuple[str, ...], wanted: tuple[str, ...] | None = None) -> Any:
+    """Return *value* with a placeholder at each place that *steps* lead to; *wanted* is what is left of them here."""
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    members = value.items() if isinstance(value, Mapping) else enumerate(value)
+    made: list[tuple[Any, Any]] = []
+    for key, member in members:
+        changed = member
+        for left in {steps, *([wanted] if wanted else [])}:
+            if left[0] not in ("*", str(key)):
+                continue
+            changed = f"<redacted:{steps[-1]}>" if len(left) == 1 else _without_field(changed, steps, left[1:])
+            if len(left) == 1:
+                break
+        made.append((key, _without_field(changed, steps) if changed is member else changed))
+    return dict(made) if isinstance(value, Mapping) else [member for _, member in made]
+
+
+def _asked(functions: Iterable[Callable[[Any], Any]], value: Any) -> Any:
+    for function in functions:
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        try:
+            value = function(value)
+        except Exception as error:  # noqa: BLE001 - it is told without what it holds
+            msg = f"the redact function {name!r} raised {type(error).__name__}; nothing was written"
+            raise SecretFound(msg, rule=name) from None  # what it raised may quote the value
+    return value
 
 
 def forms_of(value: str) -> Iterator[str]:
@@ -224,6 +333,20 @@ def forms_of(value: str) -> Iterator[str]:
 def looks_secret(text: str) -> bool:
     """Return whether *text* may hold a secret by its shape; a cheap test before the real one."""
     return any(hint in text for hint in SHAPE_HINTS)
+
+
+def _may_tell(text: str) -> bool:
+    """Return whether *text* may hold a member with a telling name."""
+    lower = text.lower()
+    if any(word in lower for word in TELLING_WORDS):
+        return True
+    return any(
+        f"{first}{between}{last}" in lower
+        for last, firsts in TELLING_PAIRS.items()
+        if last in lower
+        for first in firsts
+        for between in ("", "-", "_")
+    )
 
 
 def shape_name(found: re.Match[str]) -> str:

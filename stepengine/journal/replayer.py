@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.data.outcomes import Single, Stop, Value
+from stepengine.data.effects import CallModel
+from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.run import ChildResult
-from stepengine.errors import DataError
+from stepengine.errors import DataError, JournalError
 from stepengine.journal.forms import restored
 from stepengine.journal.history import parent_of
 from stepengine.journal.past import is_refused, stop_of
@@ -20,7 +22,24 @@ if TYPE_CHECKING:
     from stepengine.journal.past import Past
     from stepengine.journal.session import Session
 
-__all__ = ("Replayer",)
+__all__ = ("Replayer", "live_kinds")
+
+KINDS = {"call_model": "CallModel", "call_tool": "CallTool", "perform": "Perform"}
+
+
+def live_kinds(names: Collection[str]) -> frozenset[str]:
+    """
+    Return the types of effects that a replay is to perform for real.
+
+    Raises:
+        JournalError: when a name is none of theirs.
+    """
+    given = (names,) if isinstance(names, str) else names
+    wrong = [name for name in given if name not in KINDS]
+    if wrong:
+        msg = f"live={wrong[0]!r} is no kind of effect that a replay can perform; those are: {', '.join(KINDS)}"
+        raise JournalError(msg)
+    return frozenset([KINDS[name] for name in given])
 
 
 class Replayer:
@@ -37,6 +56,24 @@ class Replayer:
         self._past = past
         self._copies = session.mode != "resume"
         self._closed = session.mode == "replay" or (session.mode == "resume" and past.history.is_complete)
+        self._live: frozenset[str] = frozenset()
+        # Where the results of effects stand that are answered although they have another address now.
+        self._elsewhere: dict[Address, Address] = {}
+
+    def perform_live(self, kinds: frozenset[str]) -> None:
+        """
+        Let effects of these types be performed for real (replay D12).
+
+        The results of tools must be the recorded ones. With models, whatever they say, tools answer what they did to an
+        equal call, wherever in the run that was.
+        """
+        self._live = kinds
+        self._past.is_loose = "CallModel" in kinds
+        self._closed = self._closed and not self._past.is_loose
+
+    def is_performed(self, item: Item) -> bool:
+        """Return whether an effect that is recorded is performed nevertheless, to see if its result is still the same."""
+        return type(item.effect).__name__ in self._live and type(item.effect) is not CallModel
 
     def meets(self, item: Item, asked: Intent) -> bool:
         """
@@ -47,13 +84,20 @@ class Replayer:
         """
         session, past = self._session, self._past
         address = (item.path, item.effect.seq)
+        if past.is_loose:
+            return self._meets_anywhere(address, asked, item)
         known = past.intent(address)
         if known is None:
             ended = self._end_of(item.path)
             over = self._closed and past.history.is_complete if ended is None else self._stop_in(ended) is None
+            if over and session.mode == "extend":
+                past.cut.at(address)
+                return False
             if over:
                 raise session.fail(past.beyond(asked, item, session.machines.get(item.path)))
-            return self._closed or ended is not None
+            ends = self._closed or ended is not None
+            past.grew = past.grew or not ends
+            return ends
         if not past.equals(known, asked):
             if session.mode != "extend":
                 raise session.fail(past.changed(known, asked, item, session.machines.get(item.path)))
@@ -66,8 +110,24 @@ class Replayer:
             session.remember(asked)
         return True
 
+    def _meets_anywhere(self, address: Address, asked: Intent, item: Item) -> bool:
+        """Return whether an effect is recorded, at this address or at another one; models and children are new."""
+        session, past = self._session, self._past
+        if asked.type in ("CallModel", "Spawn"):
+            return False
+        place = past.same_elsewhere(asked)
+        if place is None:
+            raise session.fail(past.not_recorded(asked, item, session.machines.get(item.path)))
+        past.use(place)
+        self._elsewhere[address] = place
+        session.append(asked)
+        return True
+
     def result(self, address: Address) -> Result | None:
         """Return the recorded result at an address."""
+        if self._past.is_loose:
+            place = self._elsewhere.get(address)
+            return None if place is None else self._past.result(place)
         return self._past.result(address)
 
     def is_live(self, path: str) -> bool:
@@ -78,7 +138,7 @@ class Replayer:
         """Return the recorded result of the child at *path*, or of the nearest run around it that has one."""
         while path:
             address = parent_of(path)
-            known = self._past.result(address)
+            known = self.result(address)
             if known is not None:
                 return known
             path = address[0]
@@ -91,26 +151,41 @@ class Replayer:
 
     def was_begun(self, address: Address) -> bool:
         """Return whether an effect was begun by a process that ended before it had a result."""
-        return self._past.intent(address) is not None
+        return not self._past.is_loose and self._past.intent(address) is not None
 
-    def answer(self, known: Result, item: Item) -> Single:
+    def answer(self, known: Result, item: Item) -> Value | Failure:
         """Return the recorded outcome of an effect."""
         session = self._session
         try:
             outcome = self._past.history.outcome(known)
         except DataError as error:
             raise session.fail(self._past.undecodable(error.message, item, session.machines.get(item.path))) from error
-        self._came_by(known)
+        self._came_by(known, outcome, item)
         return outcome
 
-    def _came_by(self, known: Result) -> None:
+    def compare(self, known: Result, outcome: Single, item: Item) -> Single:
+        """
+        Return the recorded outcome of an effect that was performed again.
+
+        Raises:
+            ReplayDivergence: when it had another one.
+        """
+        session, past = self._session, self._past
+        recorded = self.answer(known, item)
+        if isinstance(outcome, Stop):
+            return outcome
+        if not past.same_result(recorded, outcome):
+            raise session.fail(past.other_result(recorded, outcome, item, session.machines.get(item.path)))
+        return recorded
+
+    def _came_by(self, known: Result, outcome: Value | Failure, item: Item) -> None:
         self._session.timing.came_by(known.at)
         if self._copies:
-            self._session.append(Result(known.path, known.seq, known.at, known.outcome, known.attempts))
+            self._session.append(Result(item.path, item.effect.seq, known.at, outcome, known.attempts))
 
     def refused_child(self, address: Address, item: Item) -> Single | None:
         """Return the recorded result of a child that never started; it must not start now."""
-        known = self._past.result(address)
+        known = self.result(address)
         if known is None:
             return None
         outcome = self._past.history.outcome(known)
@@ -127,7 +202,7 @@ class Replayer:
         session, past = self._session, self._past
         recorded: Any = past.history.outcome(known)
         if type(outcome) is Value and past.same_child(recorded, outcome.value):
-            self._came_by(known)
+            self._came_by(known, recorded, item)
             return Value(outcome.value, known.at, recorded.inputs)
         if session.mode == "extend":
             past.cut.at((item.path, item.effect.seq + 1))

@@ -7,7 +7,8 @@ An engine gives its own: it builds plan and services from ``session.opening``, a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import abc
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -17,12 +18,34 @@ from stepengine.data.run import RunResult
 from stepengine.errors import ReplayDivergence
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.forks import branch
+from stepengine.journal.replayer import live_kinds
 from stepengine.journal.session import InDoubt, Session
+from stepengine.journal.store import Journal
+from stepengine.journal.timing import Pace
 
-__all__ = ("Launch", "OnDivergence", "extend", "fork", "record", "replay", "resume")
+__all__ = ("Deciding", "Launch", "OnDivergence", "begin", "extend", "fork", "record", "replay", "resume")
 
 Launch: TypeAlias = Callable[[Session], Awaitable[RunResult[Any]]]
 OnDivergence: TypeAlias = Literal["raise", "stop"]
+
+
+class Deciding(Journal):
+    """A journal that decides itself what a run does that is given it, such as that of a test, which records or repeats."""
+
+    @abc.abstractmethod
+    def session(self, answers: Mapping[str, AnswerLike] | None = None) -> Session:
+        """Return the session of the run."""
+
+
+def begin(journal: JournalLike, answers: Mapping[str, AnswerLike] | None = None) -> Session:
+    """
+    Return the session of a run that is given *journal*: it records, unless the journal decides otherwise.
+
+    Raises:
+        JournalError: for what is no journal.
+    """
+    made = as_journal(journal)
+    return made.session(answers) if isinstance(made, Deciding) else Session.record(made, answers)
 
 
 async def record(journal: JournalLike, launch: Launch, *, answers: Mapping[str, AnswerLike] | None = None) -> Any:
@@ -64,17 +87,37 @@ async def resume(
     return await _run(Session.resume(as_journal(journal), answers, in_doubt), launch, on_divergence)
 
 
-async def replay(journal: JournalLike, launch: Launch, *, on_divergence: OnDivergence = "raise") -> RunResult[Any]:
+async def replay(
+    journal: JournalLike,
+    launch: Launch,
+    *,
+    live: Collection[str] = (),
+    speed: float | None = None,
+    on_divergence: OnDivergence = "raise",
+) -> RunResult[Any]:
     """
     Repeat a run from its record: no model, no tool, no network, no key is needed, and nothing is performed.
 
     The result's journal is what the replay would have recorded.
 
+    Args:
+        journal: The journal, or the path of its file.
+        launch: Runs a session to its end.
+        live: Kinds of effects that are performed for real: ``"call_tool"`` and ``"perform"``, whose results must be the
+            recorded ones; ``"call_model"``, for a new model against the recorded tools (replay D12).
+        speed: How fast results come: 1.0 as they did, 2.0 twice as fast; ``None`` all at once.
+        on_divergence: ``"raise"``, or ``"stop"`` for a result with status ``failed``.
+
     Raises:
         JournalError: when the journal is damaged or of a newer version.
         ReplayDivergence: when the handler does something else than is recorded, or less.
     """
-    return await _run(Session.replay(as_journal(journal)), launch, on_divergence)
+    kinds, pace = live_kinds(live), None if speed is None else Pace(speed)
+    session = Session.replay(as_journal(journal))
+    assert session.replayer is not None  # noqa: S101 - there is one for everything recorded
+    session.replayer.perform_live(kinds)
+    session.pace = pace
+    return await _run(session, launch, on_divergence)
 
 
 async def extend(
@@ -107,7 +150,12 @@ async def fork(
         ReplayDivergence: when the kept part does not fit the code.
     """
     made = branch(journal, at, edit, allow_repeat=allow_repeat, into=into)
-    return await _run(Session.resume(made, answers), launch, "raise")
+    given, waiting = answers or {}, made.history().open_questions()
+    texts = {question.text for _, question in waiting.values()}
+    session = Session.resume(made, {key: answer for key, answer in given.items() if key in waiting or key in texts})
+    # What is asked only after the fork may be answered up front, as in a new run.
+    session.answers = {**given, **session.answers}
+    return await _run(session, launch, "raise")
 
 
 async def _run(session: Session, launch: Launch, on_divergence: OnDivergence) -> RunResult[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import weakref
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from datetime import UTC, datetime
 from random import Random
 from typing import Any, Literal, TypeAlias
@@ -28,6 +28,7 @@ from stepengine.errors import JournalError, StepEngineError
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.forms import bare
 from stepengine.journal.history import History
+from stepengine.journal.lookups import lookups, recalled
 from stepengine.journal.openings import STABLE_CREATED, Opening, created_of, new_head, opening_of, root_form
 from stepengine.journal.order import as_recorded, in_address_order
 from stepengine.journal.past import Past, stop_of
@@ -36,20 +37,20 @@ from stepengine.journal.records import ROOT, Input, Intent, Record, Result
 from stepengine.journal.replayer import Replayer
 from stepengine.journal.store import Journal, MemoryJournal, Writer
 from stepengine.journal.tape import Tape
-from stepengine.journal.timing import Timing
+from stepengine.journal.timing import Pace, Timing
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.performer import Performer
 from stepengine.runtime.tree import Machine, Planner, Services
 
 __all__ = ("InDoubt", "Mode", "Session")
 
-Mode: TypeAlias = Literal["record", "resume", "replay", "extend"]
+Mode: TypeAlias = Literal["record", "resume", "replay", "extend", "new"]
 InDoubt: TypeAlias = Literal["fail", "retry", "ask"]
 
 
 class Session:
     """
-    One run tree and its journal. Make one with ``record``, ``resume``, ``replay`` or ``extend``.
+    One run tree and its journal. Make one with ``record``, ``resume``, ``replay``, ``extend`` or ``new``.
 
     Attributes:
         mode: What is done with the journal.
@@ -62,6 +63,9 @@ class Session:
         replayer: Answers from it.
         fatal: Why nothing goes on any more: a divergence, or a record that could not be written.
         warnings: What the result should mention.
+        raises: Whether a divergence is raised to the caller of the run; by default it is in the result.
+        leftover: What of the record was not used by a run that may leave something.
+        pace: How fast results of the record come; ``None`` for at once.
     """
 
     def __init__(self, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> None:
@@ -77,9 +81,13 @@ class Session:
         self.replayer: Replayer | None = None
         self.fatal: StepEngineError | None = None
         self.warnings: list[str] = []
+        self.raises = False
+        self.leftover: StepEngineError | None = None
+        self.pace: Pace | None = None
         self.timing = Timing(stable=journal.stable)
         self.machines: dict[str, Any] = {}
         self._writer: Writer | None = None
+        self._give_back: Callable[[], Any] | None = None
         self._seed = ""
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -126,6 +134,15 @@ class Session:
         return cls._again("extend", journal, answers)
 
     @classmethod
+    def new(cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
+        """
+        Return a session that repeats a recorded run and performs what is not recorded; what differs is an error.
+
+        The journal is replaced when something came to it (replay M8).
+        """
+        return cls._again("new", journal, answers)
+
+    @classmethod
     def _again(cls, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
         session = cls(mode, journal, answers)
         session._remember(journal.history())
@@ -136,7 +153,8 @@ class Session:
 
     def _take(self, writer: Writer) -> Writer:
         self._writer = writer
-        weakref.finalize(self, writer.close)
+        # Called by `close`, too: while it waits, it keeps the writer alive, and with it every error and its frames.
+        self._give_back = weakref.finalize(self, writer.close)
         if writer.repaired:
             self.warnings.append(
                 f"{self.source.name}: {writer.repaired} bytes of a record that was cut off by a crash were removed"
@@ -166,7 +184,10 @@ class Session:
         try:
             if self.past is None:
                 return self._start_new(plan, state, limits)
-            return self._start_again(self.past, plan, state)
+            return self._start_again(self.past, plan, state, limits)
+        except StepEngineError as error:
+            self.close()
+            raise self.fail(error) from error.__cause__
         except BaseException:
             self.close()
             raise
@@ -186,32 +207,42 @@ class Session:
             msg = f"{self.journal.name} holds a run already; resume, replay or fork it, or record into another journal"
             raise JournalError(msg)
         self.append(new_head(plan, self._seed, link=self.journal.link))
-        self.append(Intent(*ROOT, root_form(plan, state, limits)))
-        self._keep_prompt(plan, state)
+        model = plan.model if plan.definition.model is None else None
+        self.append(Intent(*ROOT, root_form(plan, state, limits, model)))
+        plan, state = self._looked_up(plan, state)
         self.commit()
         return plan, state
 
-    def _start_again(self, past: Past, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+    def _start_again(
+        self, past: Past, plan: RunPlan, state: AgentState, limits: Limits | None
+    ) -> tuple[RunPlan, AgentState]:
         history, head = past.history, past.history.head
         assert head is not None  # noqa: S101 - an opening was read from it
+        self.warnings += past.changes(plan)
         self._seed = head.seed
         created = created_of(head)
         plan = attrs.evolve(plan, run_id=str(history.root["run_id"]), created=created)
         plan, state = self._with_random(plan), attrs.evolve(state, run_id=plan.run_id)
-        asked = Intent(*ROOT, root_form(plan, state, self.opening.limits if self.opening else None))
+        model = history.root.get("model")
+        asked = Intent(*ROOT, root_form(plan, state, self.opening.limits if self.opening else None, model))
         if not past.equals(history.intents[ROOT], asked):
-            raise past.other_start(asked)
+            if self.mode != "extend":
+                raise past.other_start(asked)
+            past.start_over()
+            asked = Intent(*ROOT, root_form(plan, state, limits, model))
         self.timing.go_on(history.last_at, created, datetime.now(UTC))
         if self.mode != "resume":
             self.append(attrs.evolve(head, line=None))
             self.append(asked)
-        return plan, self._with_prompt(plan, state)
+        return self._looked_up(plan, state)
 
     def _with_random(self, plan: RunPlan) -> RunPlan:
         return attrs.evolve(plan, random=Random(f"{self._seed}:{plan.path}"))  # noqa: S311
 
     def wrap(self, services: Services) -> Services:
         """Return *services* with the journal built in."""
+        if self.pace is not None:
+            self.pace.sleep = services.clock.sleep
         return attrs.evolve(
             services,
             machine=self._machine(services.machine),
@@ -228,8 +259,8 @@ class Session:
 
     def close(self) -> None:
         """Give the journal back; may be called twice."""
-        if self._writer is not None:
-            self._writer.close()
+        if self._give_back is not None:
+            self._give_back()
 
     # --- built into the services --------------------------------------------------------------------------------------
 
@@ -238,7 +269,8 @@ class Session:
 
     def _machine(self, inner: Machine) -> Machine:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
-            running = self.machines[plan.path] = inner(plan, state)
+            known = plan if self.past is None else self.past.with_gone_tools(plan)
+            running = self.machines[plan.path] = inner(known, state)
             return running if plan.path else self._root(running)
 
         return machine
@@ -252,26 +284,21 @@ class Session:
     def _planner(self, inner: Planner) -> Planner:
         def plan_child(parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
             plan, state = inner(parent, effect, path)
-            plan = self._with_random(plan)
-            return plan, self._with_prompt(plan, state)
+            return self._looked_up(self._with_random(plan), state)
 
         return plan_child
 
-    def _with_prompt(self, plan: RunPlan, state: AgentState) -> AgentState:
-        """Return *state* with the system prompt that was resolved when the run was recorded."""
-        if self.past is not None and not isinstance(plan.definition.system_prompt, str):
-            known = self.past.history.prompts.get(plan.path)
-            if known is not None:
-                state = attrs.evolve(state, system_prompt=known)
-                if self.mode == "resume":
-                    return state
-        self._keep_prompt(plan, state)
-        return state
-
-    def _keep_prompt(self, plan: RunPlan, state: AgentState) -> None:
-        """Keep a system prompt that was computed: it may come out differently next time."""
-        if not isinstance(plan.definition.system_prompt, str):
-            self.append(Input(plan.path, -1, 0, {"type": "SystemPrompt", "text": state.system_prompt}))
+    def _looked_up(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+        """Return *plan* and *state* with what was looked up when the run was recorded, and keep what is not recorded."""
+        known: list[str] = []
+        if self.past is not None:
+            plan, state = recalled(self.past.history, plan, state)
+            if self.mode == "resume":
+                known = [i.input["type"] for i in self.past.history.inputs if (i.path, i.seq) == (plan.path, -1)]
+        for record in lookups(plan, state):
+            if record.input["type"] not in known:
+                self.append(record)
+        return plan, state
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -337,8 +364,9 @@ class Session:
         stop = stop_of(finished.status, finished.error)
         if self.past is not None and stop is None:
             unused = self.past.unused(finished.state.agent_id) if self.mode != "extend" else None
-            if unused is not None:
+            if unused is not None and (self.mode != "new" or self.past.grew):
                 raise unused
+            self.leftover = unused
         if self.replayer is not None and self.mode == "resume" and not self.replayer.is_live(""):
             return
         if stop is None:
@@ -350,10 +378,12 @@ class Session:
 
     def _settle(self, finished: Finished) -> None:
         """Put the journal of a run that has ended where, and in the order in which, it is to stay."""
-        if self.mode == "extend" and finished.status is not RunStatus.FAILED:
+        if self.mode in ("extend", "new") and finished.status is not RunStatus.FAILED:
+            if self.leftover is not None:
+                return
             self._put_in_order(self.journal, self.source)
             self.journal = self.source
-        elif self.mode == "replay" and self.past is not None:
+        elif self.mode == "replay" and self.past is not None and not self.past.is_loose:
             self.journal.replace(as_recorded(self.journal.records(), self.past.history.records))
         elif self.mode == "record" and self.source.stable:
             self.close()

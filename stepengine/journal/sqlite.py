@@ -105,11 +105,14 @@ class SqliteJournal(Journal):
             database.executemany("INSERT INTO lines VALUES (?, ?, ?)", [(run, n, x) for n, x in enumerate(lines)])
 
     def _bound_run(self) -> str:
-        if self.run is None:
-            known = ", ".join(self.runs()[:10]) or "none"
-            msg = f"{self.path} holds many runs; say which with SqliteJournal(path, run=...). There are: {known}"
+        if self.run is not None:
+            return self.run
+        known = self.runs()
+        if len(known) != 1:
+            listed = ", ".join(known[:10]) or "none"
+            msg = f"{self.path} is a file of many runs; say which with SqliteJournal(path, run=...). There are: {listed}"
             raise JournalError(msg)
-        return self.run
+        return known[0]
 
 
 class SqliteWriter(LineWriter):

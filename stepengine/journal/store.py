@@ -15,6 +15,7 @@ from stepengine.journal.history import History
 from stepengine.journal.reading import read_lines
 from stepengine.journal.records import Head, Record
 from stepengine.journal.redaction import Redact, Redactor, redactor_for
+from stepengine.journal.redaction_rules import RedactRule
 
 __all__ = ("Journal", "MemoryJournal", "Writer")
 
@@ -60,26 +61,36 @@ class Journal(abc.ABC):
     The record of one run and its children.
 
     Args:
-        redact: Which secrets are taken out: ``"known"`` values (default), ``"all"`` shapes too, ``"off"`` none.
+        redact: Which secrets are taken out: ``"known"`` values (default), ``"all"`` shapes too, ``"off"`` none; or a list
+            of ``Header``, ``Field``, ``Pattern``, ``Value`` and functions that hold beside those of ``"all"``.
         secrets: Further known secret values, each with the name that stands for it.
+        allow_secrets: Hashes of values that look like secrets and are none, such as ``"sha256:..."``.
+        machine: Texts that tell of this machine, each with its placeholder, such as ``machine_data()``. Recorded are the
+            placeholders; the run sees the texts.
         link: Whether each checksum starts from the one before. Journals for git are not linked: one changed line
             changes one line.
         stable: Whether recording the same thing twice gives the same bytes: constant id, seed and times, records in
             address order. For recordings of tests.
+
+    Attributes:
+        forks: How many forks were made of this journal (reliability JR35).
     """
 
     def __init__(
         self,
         *,
-        redact: Redact = "known",
+        redact: Redact | Sequence[RedactRule] = "known",
         secrets: Mapping[str, str] | None = None,
+        allow_secrets: Iterable[str] = (),
+        machine: Mapping[str, str] | None = None,
         link: bool = True,
         stable: bool = False,
     ) -> None:
-        self.redact: Redact = redact
-        self.redactor: Redactor = redactor_for(redact, secrets)
+        self.redact: Redact = redact if isinstance(redact, str) else "all"
+        self.redactor: Redactor = redactor_for(redact, secrets, allow_secrets=allow_secrets, machine=machine)
         self.link = link
         self.stable = stable
+        self.forks = 0
 
     @property
     @abc.abstractmethod

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
-__all__ = ("Timing",)
+from stepengine.errors import JournalError
+
+__all__ = ("Pace", "Timing")
 
 STABLE_STEP = 1_000
+MAX_PAUSE = 10.0
 
 
 class Timing:
@@ -40,3 +45,33 @@ class Timing:
     def came_by(self, at: int) -> None:
         """Note that the run's time has reached *at*."""
         self.last = max(self.last, at)
+
+
+class Pace:
+    """
+    Lets recorded results come as fast as they did, or faster.
+
+    Args:
+        speed: How many times as fast.
+
+    Attributes:
+        sleep: Waits some seconds.
+
+    Raises:
+        JournalError: when *speed* is not above 0.
+    """
+
+    def __init__(self, speed: float) -> None:
+        if not speed > 0:
+            msg = f"speed is {speed!r}; it is a number above 0, such as 1.0 for as fast as recorded"
+            raise JournalError(msg)
+        self._speed = speed
+        self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self._shown = 0
+
+    async def reach(self, at: int) -> None:
+        """Wait for the time of a result, from that of the one before; never long, also where a person was waited for."""
+        pause = min((at - self._shown) / 1_000 / self._speed, MAX_PAUSE)
+        if pause > 0:
+            await self.sleep(pause)
+        self._shown = max(self._shown, at)

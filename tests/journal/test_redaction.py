@@ -207,7 +207,7 @@ def test_rules_are_told_apart_by_a_key_that_tells_nothing():
     assert keys[0] == ""
     assert len(set(keys)) == 3
     assert Redactor({"hunter2-hunter2": "PW"}, shapes=False).key == keys[2]
-    with pytest.raises(DataError, match="'known', 'all' or 'off', not 'some'"):
+    with pytest.raises(DataError, match="'known', 'all', 'off' or a list of rules, not 'some'"):
         redactor_for("some")
 
 

@@ -537,7 +537,7 @@ def test_an_outcome_that_cannot_be_read_any_more_is_a_divergence(rig):
     journal = recorded(rig, agent, ["ok"])
     for record in journal._records:
         if record.kind == "result" and record.line["seq"] == 0:
-            record.line = {**record.line, "value": {"type": "HologramReply"}}
+            record._line = {**record.line, "value": {"type": "HologramReply"}}
     error = divergence(rig, agent, journal)
     assert error.kind == "undecodable"
     assert "HologramReply" in str(error)

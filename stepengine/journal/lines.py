@@ -1,0 +1,173 @@
+"""
+Records that stay where they stand until somebody needs them (replay J40, reliability JR38).
+
+Opening a journal reads its lines once for their checksums, and of an intent or a result no more than its address and what
+else is in front. So a replay never parses the effects that it compares, and a long journal costs its index, not its text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import weakref
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from stepengine.errors import JournalCorrupt
+from stepengine.journal.encoding import unpacked
+from stepengine.journal.records import TAIL, Intent, Result, record_of
+
+__all__ = ("FileSource", "Line", "Source", "glimpsed", "members_of")
+
+# How we write intents and results: enough of a line to find it again without reading it whole.
+INTENT_FORM = re.compile(
+    rb'\{"kind":"intent","path":"([0-9.]*)","seq":(-?[0-9]+),"fp":"([0-9a-f]{32})","effect":\{"type":"([A-Za-z]+)"'
+    rb'(?:(?:,"purpose":"[a-z_]+","request":\{"model"|,"tool_name"):"([ !#-\[\]-~]*)")?'
+)
+RESULT_FORM = re.compile(
+    rb'\{"kind":"result","path":"([0-9.]*)","seq":(-?[0-9]+),"at":([0-9]+),"(attempts|value|error)":'
+)
+GATHER_FORM = re.compile(rb'\},"gather":([0-9]+),"crc":"[0-9a-f]{8}"\}\Z')
+GATHER_TAIL = 40
+# We never write it, but a line that was edited and sealed may hold it.
+ESCAPED_DOLLAR = rb"\u0024"
+
+
+class Source:
+    """
+    The bytes of a journal in memory.
+
+    Args:
+        data: All of them.
+        name: The journal's name, for errors.
+    """
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self._data = data
+        self.name = name
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the bytes from *start* to *end*."""
+        return self._data[start:end]
+
+
+class FileSource(Source):
+    """
+    The bytes of a journal in a file, which stay there.
+
+    Args:
+        descriptor: The open file; it is closed with this.
+        name: The journal's name, for errors.
+    """
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        super().__init__(b"", name)
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    def read(self, start: int, end: int) -> bytes:
+        """
+        Return the bytes from *start* to *end*.
+
+        Raises:
+            JournalCorrupt: when they are not there any more.
+        """
+        data = os.pread(self._descriptor, end - start, start)
+        if len(data) != end - start:
+            msg = f"{self.name} was cut off at byte {start + len(data)} while it was read"
+            raise JournalCorrupt(msg)
+        return data
+
+
+class Line:
+    """
+    Where a record stands; it is read when somebody needs it.
+
+    Args:
+        source: The journal's bytes.
+        start: Where the line begins.
+        end: Where it ends, without its newline.
+    """
+
+    __slots__ = ("_end", "_source", "_start")
+
+    def __init__(self, source: Source, start: int, end: int) -> None:
+        self._source = source
+        self._start = start
+        self._end = end
+
+    def members(self) -> Mapping[str, Any]:
+        """
+        Return what stands in the line.
+
+        Raises:
+            JournalCorrupt: when that is no record.
+        """
+        return self._parsed(self._source.read(self._start, self._end))
+
+    def filled(self, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """
+        Return what stands in the line with its blobs put in; most lines have none.
+
+        Raises:
+            JournalCorrupt: when that is no record.
+            KeyError: when a blob is missing.
+        """
+        line = self._source.read(self._start, self._end)
+        members = self._parsed(line)
+        return unpacked(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
+
+    def _parsed(self, line: bytes) -> Mapping[str, Any]:
+        where = f"the record at byte {self._start} of {self._source.name}"
+        members = members_of(line, where)
+        record_of(members, where)
+        return members
+
+
+def members_of(line: bytes, where: str) -> Mapping[str, Any]:
+    """
+    Return the members of a line.
+
+    Raises:
+        JournalCorrupt: when it is no JSON object.
+    """
+    try:
+        # What begins like this is UTF-8, and need not be looked at to find that out.
+        members = json.loads(line.decode("utf-8", "surrogatepass") if line.startswith(b'{"') else line)
+    except (ValueError, RecursionError) as error:
+        msg = f"{where} is not JSON: {error}"
+        raise JournalCorrupt(msg) from error
+    if not isinstance(members, dict):
+        msg = f"{where} is no JSON object"
+        raise JournalCorrupt(msg)
+    return members
+
+
+def glimpsed(line: bytes, place: Line) -> Intent | Result | None:
+    """
+    Return the record of a line that looks as we write intents and results, without reading it whole.
+
+    ``None`` for any other line, which has to be read.
+    """
+    found = INTENT_FORM.match(line)
+    if found is not None:
+        gather = GATHER_FORM.search(line, len(line) - GATHER_TAIL - TAIL) if b',"gather":' in line else None
+        if gather is None and line[-TAIL - 1 : -TAIL] != b"}":
+            return None
+        path, seq, fp, kind, subject = found.groups()
+        together = None if gather is None else int(gather[1])
+        named = None if subject is None else _shared(subject)
+        return Intent(_shared(path), int(seq), None, fp.decode(), together, place, _shared(kind), named)
+    found = RESULT_FORM.match(line)
+    if found is None:
+        return None
+    path, seq, at, first = found.groups()
+    return Result(_shared(path), int(seq), int(at), None, None if first == b"attempts" else (), place)
+
+
+@lru_cache(maxsize=1024)
+def _shared(text: bytes) -> str:
+    """Return a path or a name as text, many records sharing one."""
+    return text.decode()

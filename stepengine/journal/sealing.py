@@ -1,0 +1,194 @@
+"""
+Mending journals by hand: ``seal`` makes edited lines valid again, ``repair`` keeps what stands before damage (J37, J30, JR02).
+
+Both are explicit acts: nothing here happens by itself.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from stepengine.errors import JournalCorrupt, JournalError
+from stepengine.journal.finding import JournalLike, as_journal
+from stepengine.journal.fingerprints import Fingerprints, fingerprint
+from stepengine.journal.history import History
+from stepengine.journal.lines import members_of
+from stepengine.journal.reading import read_lines
+from stepengine.journal.records import (
+    TAIL,
+    TAIL_FORM,
+    Blob,
+    Head,
+    Intent,
+    Record,
+    Result,
+    record_of,
+    shown_address,
+    to_text,
+)
+from stepengine.journal.store import Journal, MemoryJournal
+
+__all__ = ("Edit", "Sealed", "repair", "sealed")
+
+SHOWN = 160
+
+
+@attrs.frozen
+class Edit:
+    """
+    A line that is not what stepengine wrote.
+
+    Attributes:
+        number: Its number, from 1.
+        what: What the record is, such as ``"result of #2"``.
+        now: What it says now, in short.
+    """
+
+    number: int
+    what: str
+    now: str
+
+
+@attrs.frozen
+class Sealed:
+    """
+    A journal whose edited lines were made valid.
+
+    Attributes:
+        journal: The valid journal, in memory.
+        edits: The lines that were edited; one after which a line is missing counts too.
+    """
+
+    journal: MemoryJournal
+    edits: tuple[Edit, ...]
+
+
+def sealed(journal: JournalLike) -> Sealed:
+    """
+    Return a valid copy of a journal that was edited by hand: checksums and fingerprints are made anew where they must be.
+
+    The journal itself is not changed; ``sealed(journal).journal.copy_to(journal)`` does that.
+
+    Raises:
+        JournalCorrupt: when a line is no record, or the records do not follow from each other.
+        JournalVersion: when a newer version wrote it.
+    """
+    source = as_journal(journal)
+    lines = [line for line in source.content().split(b"\n") if line.strip()]
+    parsed = [(_parsed(n, line, source.name), line) for n, line in enumerate(lines, 1)]
+    records = [
+        record_of({k: v for k, v in m.items() if k != "crc"}, f"record {n}") for n, (m, _) in enumerate(parsed, 1)
+    ]
+    numbers = set(_edited(records, [line for _, line in parsed]))
+    records = _renamed(records, numbers)
+    records = list(_refreshed(records, numbers, source))
+    copy = MemoryJournal(redact="off", link=source.link)
+    copy.replace(records)
+    edits = [Edit(n, _what(records[n - 1]), _now(records[n - 1])) for n in sorted(numbers)]
+    return Sealed(MemoryJournal(copy.lines(), redact="off", link=source.link), tuple(edits))
+
+
+def repair(journal: JournalLike, until: int, into: JournalLike) -> Journal:
+    """
+    Keep the first records of a damaged journal in another one, which can be resumed.
+
+    Args:
+        journal: The journal; it is only read.
+        until: The number of the last record to keep, from 1.
+        into: A journal that holds nothing yet.
+
+    Raises:
+        JournalError: when there are not so many whole records, or *into* holds something.
+    """
+    source, target = as_journal(journal), as_journal(into)
+    if target.records():
+        msg = f"{target.name} holds a run already; name a file that does not exist"
+        raise JournalError(msg)
+    lines = source.content().split(b"\n")
+    reading = read_lines(b"".join([line + b"\n" for line in lines[: max(until, 0)]]), source.name)
+    if until < 1 or len(reading.records) != until:
+        msg = f"{source.name} has {len(reading.records)} whole records up to there, so until={until} cannot be kept"
+        raise JournalError(msg)
+    target.replace(reading.records)
+    return target
+
+
+def _parsed(number: int, line: bytes, name: str) -> Mapping[str, Any]:
+    where = f"record {number} of {name}"
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        msg = (
+            f"{where} is not UTF-8: {error}; sealing is for lines that were edited, see `stepengine repair` for damage"
+        )
+        raise JournalCorrupt(msg) from error
+    return members_of(line, where)
+
+
+def _edited(records: list[Record], lines: list[bytes]) -> Iterator[int]:
+    """Give the numbers of the lines whose checksum is not theirs, each seen from the checksum that stands before it."""
+    head = records[0] if records else None
+    link = type(head) is Head and head.link
+    before = 0
+    for number, line in enumerate(lines, 1):
+        found = TAIL_FORM.search(line[-TAIL:])
+        if found is None or zlib.crc32(line[:-TAIL], before) != int(found[1], 16):
+            yield number
+        before = int(found[1], 16) if found is not None and link else 0
+
+
+def _renamed(records: list[Record], numbers: set[int]) -> list[Record]:
+    """Return the records with edited blobs under their new names."""
+    names: dict[str, str] = {}
+    for number in numbers:
+        record = records[number - 1]
+        if type(record) is Blob:
+            names[record.fp] = fingerprint(record.data)
+    return [_with(r, _exchanged(r.line, names)) for r in records] if names else records
+
+
+def _exchanged(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {k: _exchanged(v, names) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_exchanged(v, names) for v in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def _refreshed(records: list[Record], numbers: set[int], source: Journal) -> Iterator[Record]:
+    """Give the records with the fingerprints of edited effects made anew, and of requests that are made of edited ones."""
+    history, prints = History(records, source.name), Fingerprints(source.redactor)
+    touched: set[str] = set()
+    blobs = any(type(records[number - 1]) is Blob for number in numbers)
+    for number, record in enumerate(records, 1):
+        if type(record) is not Intent:
+            yield record
+            continue
+        if number in numbers:
+            touched.add(record.path)
+        is_request = record.type == "CallModel"
+        if number in numbers or (is_request and (blobs or any(record.path.startswith(path) for path in touched))):
+            fp = prints.of_request(history.request(record)) if is_request else prints.of(history.form(record))
+            yield _with(record, {**(record.line or {}), "fp": fp})
+        else:
+            yield record
+
+
+def _with(record: Record, members: Any) -> Record:
+    return record_of(members, f"the {record.kind} record")
+
+
+def _what(record: Record) -> str:
+    if isinstance(record, Intent | Result):
+        return f"{record.kind} of {shown_address(record.path, record.seq)}"
+    return record.kind
+
+
+def _now(record: Record) -> str:
+    hidden = ("kind", "path", "seq", "at", "fp", "crc")
+    text = to_text({k: v for k, v in (record.line or {}).items() if k not in hidden})
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -1,0 +1,520 @@
+"""
+Doing a recorded run again: with tools or models live, extended after an edit, at its own pace, with other limits, in other processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import (
+    STEP,
+    STEP_ALL,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Engine,
+    Limits,
+    Parallel,
+    Perform,
+    RunStatus,
+    Tool,
+    ToolCall,
+)
+from stepengine.data.tools import ToolAnnotations
+from stepengine.errors import JournalError, ReplayDivergence
+from stepengine.journal import FileJournal, MemoryJournal, check
+from stepengine.testing import ScriptedModel, text, tool_call
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Shop:
+    """
+    An agent whose model and handler use one tool; what the tool says is `stock`, what was really asked is `asked`.
+    """
+
+    def __init__(self, stock: str = "three left", *, word: str = "Hello.", idempotent: bool = True) -> None:
+        self.stock, self.asked = stock, []
+        tool = Tool(
+            name="look", description="Look.", input_schema={"type": "object"}, run=self.look, in_thread=False,
+            annotations=ToolAnnotations(idempotent=idempotent),
+        )  # fmt: skip
+
+        def handle_steps(ctx: Any) -> Any:
+            config = yield from Perform.idempotent(self.configured)
+            first = yield from ToolCall("look", {"shelf": 0}, include_tool_call=False)
+            yield STEP_ALL
+            return [config, first.text, word]
+
+        self.agent = AgentDefinition("shop", model="t/m", tools=[tool], system_prompt=word, handle_steps=handle_steps)
+
+    def look(self, given: Any) -> str:
+        self.asked.append(given["shelf"])
+        return f"{self.stock} on {given['shelf']}"
+
+    def configured(self) -> str:
+        self.asked.append("config")
+        return "default"
+
+    def engine(self, *replies: Any, **options: Any) -> Engine:
+        return Engine([self.agent], models=ScriptedModel(replies), pricing=None, **options)
+
+    def recorded(self, journal: Any = None) -> Any:
+        journal = MemoryJournal() if journal is None else journal
+        with self.engine(tool_call("look", {"shelf": 7}), text("done")) as engine:
+            assert engine.run_sync("shop", "go", journal=journal).status is RunStatus.COMPLETED
+        self.asked.clear()
+        return journal
+
+
+# --- some of it live ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("replay:D12", "replay:U12")
+def test_tools_may_be_live_and_come_to_the_same_as_recorded() -> None:
+    journal, later = Shop().recorded(), Shop()
+    with later.engine() as engine:
+        result = engine.replay_sync(journal, live={"call_tool"})
+        assert later.asked == [0, 7]
+        assert result.output == ["default", "three left on 0", "Hello."]
+        assert result.journal is not None
+        assert result.journal.content() == journal.content()
+        engine.replay_sync(journal, live=["call_tool", "perform"])
+    assert later.asked[2:] == ["config", 0, 7]
+
+
+@pytest.mark.spec("replay:D12")
+def test_a_live_tool_that_comes_to_something_else_is_told_with_what_was_recorded_and_what_came() -> None:
+    journal, later = Shop().recorded(), Shop("none left")
+    with later.engine() as engine, pytest.raises(ReplayDivergence) as caught:
+        engine.replay_sync(journal, live={"call_tool"})
+    error = caught.value
+    assert (error.kind, error.address, later.asked) == ("live_result", "#1", [0])
+    assert error.diff == (("/value/content/0/text", '"three left on 0"', '"none left on 0"'),)
+    assert "call_tool look has another result than was recorded" in error.message
+    assert f"{__file__}:" in error.site
+
+
+@pytest.mark.spec("replay:D12")
+def test_a_new_model_answers_against_recorded_tools_and_is_stopped_at_the_first_call_that_is_not_recorded() -> None:
+    journal, later = Shop().recorded(), Shop("never asked")
+    say = text("let me see")
+    replies = [tool_call("look", {"shelf": 7}), tool_call("look", {"shelf": 0}), say]
+    with later.engine(*replies) as engine, pytest.raises(ReplayDivergence) as caught:
+        engine.replay_sync(journal, live={"call_model"})
+    assert (caught.value.kind, caught.value.address) == ("extra", "#5")
+    assert "call_tool look with this input is not recorded" in caught.value.message
+    with later.engine(text("I know that"), text("unused")) as engine:
+        quick = engine.replay_sync(journal, live={"call_model"})
+    assert (quick.status, quick.text) == (RunStatus.COMPLETED, "I know that")
+    assert later.asked == []
+    assert quick.journal is not None
+    assert check(quick.journal)
+
+
+@pytest.mark.spec("replay:D12")
+def test_children_of_a_new_model_run_anew_over_the_recorded_tools() -> None:
+    tool = Tool(
+        name="look", description="d", input_schema={"type": "object"}, run=lambda given: "seen", in_thread=False
+    )
+    child = AgentDefinition("child", model="t/m", tools=[tool])
+
+    def handle_steps(ctx: Any) -> Any:
+        yield STEP
+        return (yield from AgentCall(child, "go"))
+
+    agent = AgentDefinition("a", model="t/m", handle_steps=handle_steps, spawnable_agents=[child])
+    journal = MemoryJournal()
+    with Engine([agent], models=ScriptedModel([text("x"), tool_call("look", {}), text("end")]), pricing=None) as engine:
+        engine.run_sync("a", journal=journal)
+    with Engine([agent], models=ScriptedModel([text("y"), tool_call("look", {}), text("new")]), pricing=None) as engine:
+        assert engine.replay_sync(journal, live={"call_model"}).output == "new"
+
+
+@pytest.mark.spec("replay:D12")
+@pytest.mark.parametrize(
+    ("options", "said"), [({"live": {"think"}}, "live='think' is no kind"), ({"speed": 0}, "above 0")]
+)
+def test_what_a_replay_cannot_do_is_said_before_anything_happens(options: Any, said: str) -> None:
+    journal, later = Shop().recorded(), Shop()
+    with later.engine() as engine, pytest.raises(JournalError, match=said):
+        engine.replay_sync(journal, **options)
+
+
+# --- extended -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("replay:D10", "requirements:P3")
+def test_an_engine_extends_a_recorded_run_and_pays_only_for_what_changed(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    Shop().recorded(path)
+    before, later = path.read_bytes(), Shop(word="Good day.")
+    with later.engine() as engine:
+        with pytest.raises(ReplayDivergence) as caught:
+            engine.replay_sync(path)
+        assert "engine.extend(journal)" in caught.value.message
+        assert f"stepengine extend {path}" in caught.value.message
+        assert engine.extend_sync(path).status is RunStatus.FAILED
+    assert path.read_bytes() == before
+    with later.engine(text("changed")) as engine:
+        result = engine.extend_sync(path)
+        assert (result.text, result.output) == ("changed", ["default", "three left on 0", "Good day."])
+        assert engine.replay_sync(path) == result
+    assert later.asked == []
+    assert path.read_bytes() != before
+
+
+@pytest.mark.spec("replay:D10")
+def test_a_run_that_is_extended_may_wait_for_an_answer_and_be_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+
+    def agent(asks: bool) -> AgentDefinition[Any]:
+        def handle_steps(ctx: Any) -> Any:
+            yield from Perform.idempotent(str, 1)
+            return (yield from Ask("Sure?")) if asks else "unasked"
+
+        return AgentDefinition("a", handle_steps=handle_steps)
+
+    with Engine([agent(False)]) as engine:
+        engine.run_sync("a", journal=path)
+    with Engine([agent(True)]) as engine:
+        assert engine.extend_sync(path).status is RunStatus.SUSPENDED
+        assert engine.resume_sync(path, answers={"Sure?": "yes"}).output == "yes"
+
+
+# --- at its own pace ------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """
+    A clock whose sleeps are counted and not slept.
+    """
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def now_ms(self) -> int:
+        return int(sum(self.slept) * 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+@pytest.mark.spec("requirements:O7")
+def test_a_replay_at_a_speed_waits_as_long_as_the_recorded_run_did_and_never_long() -> None:
+    def handle_steps(ctx: Any) -> Any:
+        for n in range(3):
+            yield from Perform.idempotent(str, n)
+
+    agent = AgentDefinition("a", handle_steps=handle_steps)
+    journal, watch = MemoryJournal(), Watch()
+    with Engine([agent]) as engine:
+        engine.run_sync("a", journal=journal)
+    for record, at in zip([r for r in journal.records() if r.kind == "result"], [400, 1400, 3_600_000], strict=False):
+        record.at = at
+    with Engine([agent], clock=watch) as engine:
+        first = engine.replay_sync(journal, speed=2.0)
+        assert watch.slept == [0.2, 0.5, 10.0]
+        assert engine.replay_sync(journal) == first
+    assert len(watch.slept) == 3
+
+
+# --- with other limits ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:JR29")
+@pytest.mark.parametrize(
+    ("limits", "steps", "status"),
+    [
+        (Limits(max_steps=1), 3, RunStatus.MAX_STEPS),
+        (Limits(max_steps=4), 4, RunStatus.MAX_STEPS),
+        (None, 5, RunStatus.MAX_STEPS),
+        (Limits(max_steps=20), 7, RunStatus.COMPLETED),
+        (Limits(max_actions=1), 7, RunStatus.COMPLETED),
+        (Limits(max_tokens=10), 3, RunStatus.FAILED),
+    ],
+)
+def test_other_limits_hold_for_what_is_live_and_what_is_spent_is_spent(limits: Any, steps: int, status: Any) -> None:
+    def handle_steps(ctx: Any) -> Any:
+        for _ in range(3):
+            yield STEP
+        yield from Ask("Go on?")
+        for _ in range(4):
+            yield STEP
+
+    agent, journal = AgentDefinition("a", model="t/m", handle_steps=handle_steps), MemoryJournal()
+    with Engine([agent], models=ScriptedModel([text("x")] * 3), pricing=None) as engine:
+        engine.run_sync("a", journal=journal, limits=Limits(max_steps=5))
+    with Engine([agent], models=ScriptedModel([text("x")] * 9), pricing=None) as engine:
+        result = engine.resume_sync(journal, answers={"Go on?": "yes"}, limits=limits)
+    assert (result.status, result.state.step_index) == (status, steps), result.error
+
+
+# --- in other processes and other worlds ----------------------------------------------------------------------------
+
+
+GOLDEN = Path(__file__).parent / "golden" / "format-1.jsonl"
+REPLAYS = """
+    import hashlib, sys
+    sys.path.insert(0, {folder!r})
+    from conftest import World
+    from stepengine.journal import FileJournal, MemoryJournal
+    world, journal = World(), FileJournal({golden!r})
+    result = world.rig().replay(journal)
+    again = world.rig().replay(result.journal)
+    assert not world.done
+    assert again.journal.content() == result.journal.content()
+    recorded = MemoryJournal(link=False, stable=True)
+    world.rig().record(recorded)
+    said = repr((result.output, result.text, result.usage, result.state.message_history)).encode()
+    print(hashlib.sha256(said + result.journal.content() + recorded.content()).hexdigest())
+"""
+
+
+def in_process(script: str, seed: str) -> str:
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.spec("reliability:I3", "reliability:R12", "requirements:P2")
+def test_replays_and_recordings_are_byte_equal_under_every_hash_seed() -> None:
+    script = REPLAYS.format(folder=str(Path(__file__).parent), golden=str(GOLDEN))
+    assert len({in_process(script, seed) for seed in ("0", "1", "random")}) == 1
+
+
+@pytest.mark.spec("reliability:I3")
+def test_a_replay_asks_for_the_same_effects_with_the_same_fingerprints_and_twice_is_once(fresh_world: Any) -> None:
+    journal, world = MemoryJournal(), fresh_world()
+    first = fresh_world().rig().record(journal)
+    once = world.rig().replay(journal)
+    twice = world.rig().replay(once.journal)
+
+    def asked(result: Any) -> Any:
+        return [(a, i.type, i.fp) for a, i in MemoryJournal(result.journal.lines()).history().intents.items()]
+
+    assert world.done == []
+    assert asked(first) == asked(once) == asked(twice)
+    assert (once.output, once.state) == (twice.output, twice.state) == (first.output, first.state)
+
+
+SETS = """
+    import sys
+    from stepengine import AgentDefinition, Engine, Perform
+    from stepengine.journal import FileJournal
+
+    def handle_steps(ctx):
+        yield from Perform.idempotent(str, "first")
+        for word in {{"red", "green", "blue", "grey", "gold"}}:
+            yield from Perform.idempotent(str, word)
+
+    with Engine([AgentDefinition("a", handle_steps=handle_steps)]) as engine:
+        if {record}:
+            engine.run_sync("a", journal={path!r})
+        else:
+            error = engine.replay_sync({path!r}, on_divergence="stop").error
+            print(error.address, error.diff[0].pointer)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.spec("reliability:JR25", "reliability:GN19")
+def test_a_handler_that_depends_on_the_order_of_a_set_is_found_where_it_first_shows(tmp_path: Path) -> None:
+    path = str(tmp_path / "run.jsonl")
+    in_process(SETS.format(record=True, path=path), "1")
+    assert in_process(SETS.format(record=False, path=path), "2") in {f"#{n} /args/0" for n in range(1, 6)}
+
+
+@pytest.mark.spec("reliability:JR25", "reliability:GN19")
+@pytest.mark.parametrize("source", ["clock", "chance", "id", "environment", "file", "identity"])
+def test_a_handler_that_looks_past_the_engine_is_found_at_the_first_effect_that_depends_on_it(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "setting"
+    file.write_text("old")
+    monkeypatch.setenv("COLOUR_OF_TEST", "old")
+    kept: list[object] = []
+
+    def outside() -> Any:
+        match source:
+            case "clock":
+                return time.time_ns()
+            case "chance":
+                return random.SystemRandom().random()
+            case "id":
+                return str(uuid.uuid4())
+            case "environment":
+                return os.environ["COLOUR_OF_TEST"]
+            case "file":
+                return file.read_text()
+            case _:
+                kept.append(object())
+                return id(kept[-1])
+
+    def handle_steps(ctx: Any) -> Any:
+        known = outside()
+        yield from Perform.idempotent(str, str(ctx.now()))
+        yield from Perform.idempotent(str, ctx.random.random())
+        yield from Perform.idempotent(str, known)
+
+    journal = MemoryJournal()
+    with Engine([AgentDefinition("a", handle_steps=handle_steps)]) as engine:
+        engine.run_sync("a", journal=journal)
+        file.write_text("new")
+        monkeypatch.setenv("COLOUR_OF_TEST", "new")
+        error = engine.replay_sync(journal, on_divergence="stop").error
+    assert isinstance(error, ReplayDivergence)
+    assert (error.address, error.diff[0][0]) == ("#2", "/args/0")
+    assert "ctx.now()" in error.message
+    assert "ctx.random" in error.message
+
+
+# --- long -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("replay:J40", "reliability:JR38")
+def test_a_long_journal_is_read_line_by_line_and_replayed_without_parsing_its_effects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stepengine.journal import lines, reading
+
+    monkeypatch.setattr(reading, "MAX_HELD", 1000)
+    effects = 2_000
+
+    def handle_steps(ctx: Any) -> Any:
+        for n in range(effects):
+            yield from Perform.idempotent(str, n)
+
+    agent = AgentDefinition("a", handle_steps=handle_steps)
+    path = tmp_path / "run.jsonl"
+    with Engine([agent]) as engine:
+        engine.run_sync("a", journal=FileJournal(path, sync="write"), limits=Limits(max_actions=effects + 1))
+    parsed: list[bytes] = []
+    real = lines.members_of
+
+    def spied(line: bytes, where: str) -> Any:
+        parsed.append(line)
+        return real(line, where)
+
+    monkeypatch.setattr(lines, "members_of", spied)
+    monkeypatch.setattr(reading, "members_of", spied)
+    history = FileJournal(path).history()
+    assert len(history.intents) == effects + 1
+    assert len(parsed) <= 2, "opening reads the head whole, and nothing else"
+    with Engine([agent]) as engine:
+        assert engine.replay_sync(path).status is RunStatus.COMPLETED
+    # Of every effect its result is read, once; of intents only the root's.
+    results = [line for line in parsed if line.startswith(b'{"kind":"result"')]
+    assert effects <= len(results) <= effects + 5
+    assert len(parsed) - len(results) <= 20
+
+
+OPENS = """
+    import resource
+    from stepengine.journal import FileJournal
+    def most():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    before = most()
+    history = FileJournal({path!r}).history()
+    last = history.outcome(history.results["", {last}]).value
+    print(len(history.records), len(last), most() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured in the units of Linux")
+@pytest.mark.spec("reliability:JR38", "replay:J40")
+def test_a_journal_of_100_000_records_costs_its_index_and_not_its_text(tmp_path: Path) -> None:
+    small = MemoryJournal(link=False)
+    with Engine([AgentDefinition("a", handle_steps=lambda ctx: (yield from Perform.idempotent(str, 0)))]) as engine:
+        engine.run_sync("a", journal=small)
+    head, root, intent, result, _ = [line[:-1].rpartition(b',"crc":')[0] for line in small.lines()]
+    path, filler, count = tmp_path / "big.jsonl", b'"' + b"x" * 3_000 + b'"', 50_000
+
+    def sealed(body: bytes) -> bytes:
+        return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
+
+    with path.open("wb") as file:
+        file.write(sealed(head) + sealed(root))
+        for n in range(count):
+            number = b'"seq":%d' % n
+            file.write(sealed(intent.replace(b'"seq":0', number)))
+            file.write(sealed(result.replace(b'"seq":0', number).replace(b'"0"', filler)))
+    records, length, memory = map(int, in_process(OPENS.format(path=str(path), last=count - 1), "0").split())
+    assert (records, length) == (2 * count + 2, 3_000)
+    assert memory < 700 * records < 0.5 * path.stat().st_size
+
+
+# --- forks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:JR35", "replay:D11")
+def test_forks_share_what_they_keep_to_any_depth_and_are_whole_when_written_out() -> None:
+    from stepengine.journal import branch
+
+    def handle_steps(ctx: Any) -> Any:
+        for n in range(30):
+            yield from Perform.idempotent(str, n)
+
+    agent, journal = AgentDefinition("a", handle_steps=handle_steps), MemoryJournal()
+    with Engine([agent]) as engine:
+        engine.run_sync("a", journal=journal)
+        made = journal
+        for _ in range(1_000):
+            made = branch(made, 20)
+        originals = {id(record) for record in journal.records()}
+        strange = [r for r in made.records() if id(r) not in originals]
+        assert [r.kind for r in strange] == ["head"]
+        assert len(made.history().results) == 21
+        again = MemoryJournal(made.lines())
+        assert check(again)
+        assert engine.resume_sync(again).status is RunStatus.COMPLETED
+    assert len(journal.history().results) == 31
+
+
+@pytest.mark.spec("reliability:JR35")
+def test_many_forks_of_one_run_go_on_at_once_without_sharing_anything_that_is_written() -> None:
+    def handle_steps(ctx: Any) -> Any:
+        first = yield from Perform.idempotent(str, 1)
+        second = yield from Parallel(Perform.idempotent(str, 2), Perform.idempotent(str, 3))
+        return [first, *second]
+
+    agent, journal = AgentDefinition("a", handle_steps=handle_steps), MemoryJournal()
+
+    async def go() -> list[Any]:
+        async with Engine([agent]) as engine:
+            await engine.run("a", journal=journal)
+            return await asyncio.gather(*[engine.fork(journal, at=0, edit=f"edit {n}") for n in range(200)])
+
+    results = asyncio.run(go())
+    assert [r.output[0] for r in results] == [f"edit {n}" for n in range(200)]
+    assert len({r.journal.history().head.run for r in results}) == 200
+
+
+@pytest.mark.spec("reliability:JR35")
+def test_a_run_has_at_most_ten_thousand_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepengine.journal import branch, forks
+
+    monkeypatch.setattr(forks, "MAX_FORKS", 3)
+    journal = Shop().recorded()
+    for _ in range(3):
+        branch(journal, 0)
+    with pytest.raises(JournalError, match="3 forks"):
+        branch(journal, 0)
+    assert branch(MemoryJournal(journal.lines()), 0)

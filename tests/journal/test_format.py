@@ -1,0 +1,392 @@
+"""
+What stands in a journal and when: kinds and their members, appends, batches, children, blobs, how durable each record is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+
+import attrs
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Hooks,
+    Parallel,
+    Perform,
+    RetryPolicy,
+    RunStatus,
+    Tool,
+    ToolCall,
+)
+from stepengine.data.results import ToolResult
+from stepengine.data.tools import ToolAnnotations
+from stepengine.errors import JournalCorrupt, JournalLocked, ModelError
+from stepengine.journal import FileJournal, MemoryJournal, branch, check
+from stepengine.journal.files import FileWriter
+from stepengine.testing import text, tool_call
+
+HEAD = ["kind", "format", "engine", "agent", "definition", "run", "seed", "created", "hooks", "link", "crc"]
+
+
+def members(journal):
+    return [json.loads(line) for line in journal.content().splitlines()]
+
+
+def place(entry):
+    return entry["kind"], entry["path"], entry["seq"]
+
+
+class Spied:
+    """
+    A file journal that tells what its writer writes and syncs.
+    """
+
+    def __init__(self, path, **options):
+        self.journal = FileJournal(path, **options)
+        self.flags, self.before, self.writes, self.syncs = set(), [], [], []
+        sync = self.sync if self.journal.sync == "disk" else None
+        self.journal.writer = lambda: FileWriter(self.journal, write=self.write, sync=sync)
+
+    def write(self, descriptor, data):
+        self.flags.add(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND)
+        self.before.append(self.journal.content())
+        self.writes.append(bytes(data))
+        return os.write(descriptor, data)
+
+    def sync(self, descriptor):
+        self.syncs.append(len(self.writes))
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("replay:J2", "replay:J38", "reliability:JR13")
+def test_a_file_is_one_run_with_its_children_that_only_grows_by_whole_lines_under_a_lock(tmp_path, world):
+    path = tmp_path / "run.jsonl"
+    spied, locked = Spied(path), []
+
+    class Done(list):
+        def append(self, name):
+            super().append(name)
+            with pytest.raises(JournalLocked) as caught:
+                FileJournal(path).writer()
+            locked.append((caught.value.pid, bool(caught.value.host)))
+
+    world.done = Done()
+    assert world.rig().record(spied.journal).status is RunStatus.COMPLETED
+    assert set(locked) == {(os.getpid(), True)}
+    assert spied.flags == {os.O_APPEND}
+    states = [*spied.before[1:], path.read_bytes()]
+    for before, data, after in zip(spied.before, spied.writes, states, strict=True):
+        assert after == before + data
+        assert data.endswith(b"\n")
+    entries = members(spied.journal)
+    assert [e["kind"] for e in entries].count("head") == 1
+    assert entries[0]["kind"] == "head"
+    assert {e["path"] for e in entries[1:] if "path" in e} == {"", "8", "9"}
+
+
+@pytest.mark.spec("replay:J38")
+@pytest.mark.parametrize("rewrite", ["replace", "fork", "stable"])
+def test_what_rewrites_a_journal_makes_a_new_file_and_puts_it_in_place_at_once(tmp_path, world, rewrite):
+    path = tmp_path / "run.jsonl"
+    journal = FileJournal(path, stable=rewrite == "stable", link=rewrite != "stable")
+    seen = []
+    original = os.replace
+
+    def spy(self, target):
+        seen.append((self.read_bytes(), path.read_bytes() if path.exists() else b""))
+        original(self, target)
+        return target
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(path), "replace", spy)
+        world.rig().record(journal)
+        inode, before = path.stat().st_ino, path.read_bytes()
+        if rewrite == "fork":
+            branch(journal, 0, into=tmp_path / "fork.jsonl", allow_repeat=True)
+            assert (path.stat().st_ino, path.read_bytes()) == (inode, before)
+        elif rewrite == "replace":
+            journal.replace(journal.records())
+            assert path.stat().st_ino != inode
+    assert len(seen) == 1
+    whole, old = seen[0]
+    target = tmp_path / "fork.jsonl" if rewrite == "fork" else path
+    assert (whole, check(target).problems) == (target.read_bytes(), ())
+    assert old
+    assert not [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
+
+
+@pytest.mark.spec("replay:J32", "reliability:R1")
+@pytest.mark.parametrize("sync", ["disk", "write"])
+def test_what_counts_is_written_before_it_is_seen_and_synced_when_the_disk_is_asked_for(tmp_path, rig, sync):
+    path = tmp_path / "run.jsonl"
+    spied, seen = Spied(path, sync=sync), []
+
+    def act(name):
+        seen.append((name, place(members(spied.journal)[-1]), len(spied.syncs)))
+        return name
+
+    def handle_steps(ctx):
+        for number, name in enumerate(["once", "again"]):
+            effect = Perform(act, name) if name == "once" else Perform.idempotent(act, name)
+            yield from effect
+            seen.append(("got", place(members(spied.journal)[-1]), len(spied.syncs)))
+            assert number < 2
+
+    assert rig(AgentDefinition("a", handle_steps=handle_steps)).record(spied.journal).status is RunStatus.COMPLETED
+    places = [entry[1] for entry in seen]
+    assert places[0] == ("intent", "", 0)
+    assert (places[1], places[3]) == (("result", "", 0), ("result", "", 1))
+    if sync == "write":
+        assert spied.syncs == []
+        return
+    # The start; the intent of what must not happen twice; its result; the other intent rides with its own result.
+    assert [entry[2] for entry in seen] == [2, 3, 3, 4]
+
+
+# --- the kinds ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("replay:J11", "replay:J13", "replay:J17", "replay:J3", "reliability:JR24")
+def test_the_head_comes_first_each_intent_before_its_effect_and_the_roots_result_last(world):
+    journal, begun = MemoryJournal(), []
+
+    class Done(list):
+        def append(self, name):
+            super().append(name)
+            intents = [r for r in journal.records() if r.kind == "intent"]
+            begun.append((name, " ".join(str(intent.effect) for intent in intents)))
+
+    world.done = Done()
+    result = world.rig().record(journal)
+    entries = members(journal)
+    assert list(entries[0]) == HEAD
+    assert entries[0]["format"] == "stepengine.journal/1"
+    assert (entries[0]["agent"], entries[0]["hooks"], entries[0]["link"]) == ("parent", ["note"], True)
+    assert len(entries[0]["definition"]) == 32
+    for name, effect in begun:
+        if not name.startswith("look"):
+            assert name.split()[-1] in effect
+    assert [list(e)[:3] for e in entries[1:] if e["kind"] != "blob"] == [["kind", "path", "seq"]] * sum(
+        e["kind"] != "blob" for e in entries[1:]
+    )
+    last = entries[-1]
+    assert place(last) == ("result", "", -1)
+    assert (last["value"]["output"]["last"], last["value"].get("status", "completed")) == (6, "completed")
+    assert result.output == last["value"]["output"]
+    ends = [e["path"] for e in entries if e["kind"] == "result" and e["seq"] == -1]
+    assert ends == [""]
+
+
+@pytest.mark.spec("replay:J14", "reliability:MP30")
+def test_failed_attempts_are_members_of_the_result_with_what_they_used(rig):
+    def limited(request):
+        raise ModelError("slow down", status=429, retryable=True)
+
+    agent = AgentDefinition("a", model="t/m")
+    journal = MemoryJournal()
+    made = rig(agent, [limited, limited, text("ok")], retry=RetryPolicy(base=0.001, cap=0.001))
+    recorded = made.record(journal)
+    assert recorded.text == "ok"
+    (reply,) = [e for e in members(journal) if place_of(e) == ("result", "", 0)]
+    assert list(reply)[:5] == ["kind", "path", "seq", "at", "attempts"]
+    assert [a["error"]["type"] for a in reply["attempts"]] == ["ModelError", "ModelError"]
+    again = rig(agent).replay(journal)
+    assert (again.text, again.usage) == ("ok", recorded.usage)
+    assert again.journal.content() == journal.content()
+
+
+def place_of(entry):
+    return place(entry) if "seq" in entry else None
+
+
+@pytest.mark.spec("replay:J18", "replay:J20")
+def test_a_blob_is_named_by_its_content_stands_before_its_first_use_and_is_there_once(rig):
+    long = "word " * 10_000
+
+    def handle_steps(ctx):
+        for _ in range(3):
+            yield from Perform.idempotent(lambda given: given, long)
+
+    journal = MemoryJournal()
+    rig(AgentDefinition("a", handle_steps=handle_steps)).record(journal)
+    entries = members(journal)
+    blobs = [(n, e) for n, e in enumerate(entries) if e["kind"] == "blob"]
+    ((number, blob),) = blobs
+    assert (blob["data"], list(blob)) == (long, ["kind", "fp", "data", "crc"])
+    uses = [n for n, e in enumerate(entries) if e["kind"] != "blob" and blob["fp"] in json.dumps(e)]
+    assert (len(uses), number < uses[0]) == (6, True)
+    changed = [line.replace(b"word word", b"wore word", 1) if b'"blob"' in line else line for line in journal.lines()]
+    with pytest.raises(JournalCorrupt):
+        MemoryJournal(changed)
+
+
+@pytest.mark.spec("replay:J24")
+def test_the_intents_of_a_batch_stand_together_in_order_before_anything_starts_and_results_come_as_they_arrive(rig):
+    journal, started = MemoryJournal(), []
+
+    async def act(name, wait):
+        started.append([r.seq for r in journal.records() if r.kind == "intent"])
+        for _ in range(wait):
+            await asyncio.sleep(0)
+        return name
+
+    def handle_steps(ctx):
+        yield from Parallel(Perform(act, "slow", 30), Perform(act, "quick", 1), Perform(act, "middle", 15))
+
+    assert rig(AgentDefinition("a", handle_steps=handle_steps)).record(journal).status is RunStatus.COMPLETED
+    entries = members(journal)[2:]
+    assert [(e["kind"], e["seq"]) for e in entries[:3]] == [("intent", 0), ("intent", 1), ("intent", 2)]
+    assert [e["gather"] for e in entries[:3]] == [0, 0, 0]
+    assert started == [[-1, 0, 1, 2]] * 3
+    assert [e["seq"] for e in entries[3:6]] == [1, 2, 0]
+
+
+@pytest.mark.spec("replay:J25")
+def test_a_childs_records_have_its_path_and_its_parent_keeps_only_what_it_returned(rig):
+    def ask(ctx):
+        yield STEP
+        yield from Perform(str, "secret of the child")
+        return "short"
+
+    child = AgentDefinition("child", model="t/m", handle_steps=ask)
+
+    def handle_steps(ctx):
+        return (yield from AgentCall(child, "look")).output
+
+    journal = MemoryJournal()
+    rig(AgentDefinition("a", handle_steps=handle_steps, spawnable_agents=[child]), [text("long story")]).record(journal)
+    of_child = [e for e in members(journal) if e.get("path") == "0"]
+    assert [(e["kind"], e["seq"]) for e in of_child] == [("intent", 0), ("result", 0), ("intent", 1), ("result", 1)]
+    of_parent = [json.dumps(e) for e in members(journal) if e.get("path") == ""]
+    assert not [e for e in of_parent if "secret of the child" in e]
+    (value,) = [e["value"] for e in members(journal) if place_of(e) == ("result", "", 0)]
+    assert value["output"] == "short"
+    assert not {"state", "message_history", "messages"} & set(value)
+
+
+@pytest.mark.spec("replay:D6", "replay:J23")
+def test_no_record_holds_a_line_number_so_moving_the_handler_changes_no_byte(rig):
+    source = "def handle_steps(ctx):\n    yield from Perform.idempotent(str, 1)\n    yield from Ask('Sure?')\n"
+
+    def recorded(blank):
+        space = {"Perform": Perform, "Ask": Ask}
+        exec(compile("\n" * blank + source, f"file{blank}.py", "exec"), space)
+        journal = MemoryJournal(stable=True)
+        rig(AgentDefinition("a", handle_steps=space["handle_steps"])).record(journal, answers={"Sure?": "yes"})
+        return journal.content()
+
+    assert recorded(0) == recorded(70)
+
+
+@pytest.mark.spec("reliability:TL24")
+def test_a_result_that_a_hook_changes_is_in_the_journal_as_it_was_and_as_it_became_and_observers_change_nothing(rig):
+    def louder(ctx, call, result):
+        return ToolResult.text(result.text.upper())
+
+    def meddle(event):
+        for name in ("result", "output", "tool_name"):
+            if hasattr(event, name):
+                with pytest.raises(AttributeError):
+                    setattr(event, name, "meddled")
+
+    tool = Tool(
+        name="say", description="d", input_schema={"type": "object"}, run=lambda given: "quiet", in_thread=False
+    )
+    agent = AgentDefinition("a", model="t/m", tools=[tool], hooks=Hooks(post_tool=[louder]))
+    journal = MemoryJournal()
+    made = rig(agent, [tool_call("say", {}), text("ok")], observers=[meddle])
+    assert made.record(journal).status is RunStatus.COMPLETED
+    history = journal.history()
+    assert history.outcome(history.results["", 1]).value.text == "quiet"
+    assert history.request(history.intents["", 2]).messages[-1].text == "QUIET"
+    assert "meddled" not in journal.content().decode()
+    changed = attrs.evolve(agent, hooks=Hooks(post_tool=[lambda ctx, call, result: None]))
+    with pytest.raises(Exception, match="/messages/2"):
+        asked = rig(changed).replay(journal)
+        raise asked.error
+
+
+# --- what may have changed ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:GN18")
+def test_a_lambda_or_a_closure_may_be_performed_and_a_renamed_function_is_a_divergence_with_a_hint(rig):
+    def agent(name):
+        word = "closed over"
+
+        def fetch(n):
+            return f"{word} {n}"
+
+        fetch.__qualname__ = name
+
+        def handle_steps(ctx):
+            first = yield from Perform.idempotent(lambda n: n + 1, 1)
+            second = yield from Perform.idempotent(fetch, 2)
+            return [first, second]
+
+        return AgentDefinition("a", handle_steps=handle_steps)
+
+    journal = MemoryJournal()
+    assert rig(agent("fetch")).record(journal).output == [2, "closed over 2"]
+    assert rig(agent("fetch")).replay(journal).output == [2, "closed over 2"]
+    error = rig(agent("grab")).replay(journal).error
+    assert (error.kind, error.address, error.diff) == ("changed", "#1", (("/name", '"fetch"', '"grab"'),))
+    assert "cause looks like: the function was renamed" in error.message
+
+
+@pytest.mark.spec("reliability:JR23")
+def test_a_tool_that_is_gone_is_not_needed_to_replay_and_missed_when_the_run_goes_on(rig):
+    safe = ToolAnnotations(idempotent=True)
+    tool = Tool(
+        name="look", description="d", input_schema={"type": "object"}, run=lambda given: "ok", annotations=safe,
+        in_thread=False,
+    )  # fmt: skip
+
+    def handle_steps(ctx):
+        first = yield from ToolCall("look", {}, include_tool_call=False)
+        second = yield from ToolCall("look", {}, include_tool_call=False)
+        return [first.text, second.text]
+
+    journal = MemoryJournal()
+    agent = AgentDefinition("a", tools=[tool], handle_steps=handle_steps)
+    rig(agent).record(journal)
+    without = attrs.evolve(agent, tools=[])
+    assert rig(without).replay(journal).output == ["ok", "ok"]
+    cut = MemoryJournal(journal.lines()[:4])
+    result = rig(without).resume(cut)
+    assert "the tool 'look' of agent 'a' cannot be carried out here" in str(result.error)
+
+
+@pytest.mark.spec("reliability:JR24", "replay:J36")
+def test_another_version_and_other_hooks_are_a_warning_and_only_effects_are_a_divergence(rig):
+    def quiet(ctx):
+        return None
+
+    def loud(ctx):
+        from stepengine.data.messages import UserMessage
+
+        return UserMessage("hear me")
+
+    agent = AgentDefinition("a", model="t/m", hooks=Hooks(pre_step=[quiet]))
+    journal = MemoryJournal()
+    rig(agent, [text("ok")]).record(journal)
+    assert rig(agent).replay(journal).warnings == ()
+    head, *rest = journal.records()
+    older = MemoryJournal()
+    older.replace([attrs.evolve(head, engine="0.0.1"), *rest])
+    without = attrs.evolve(agent, hooks=None)
+    result = rig(without).replay(older)
+    assert (result.status, result.text) == (RunStatus.COMPLETED, "ok")
+    assert "was recorded by stepengine 0.0.1; this is " in result.warnings[0]
+    assert result.warnings[1].endswith("was recorded with other hooks; then: quiet; now: none")
+    other = rig(attrs.evolve(agent, system_prompt="Now you shout.")).replay(older)
+    assert other.error.diff[0][0] == "/system_prompt"

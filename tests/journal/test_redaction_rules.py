@@ -1,0 +1,186 @@
+"""
+What users add to redaction and except from it, and the scan of files (replay K7, K9-K12).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine import AgentDefinition, Engine, ToolCall, tool
+from stepengine.errors import DataError
+from stepengine.journal import FileJournal, Redactor, SecretFound
+from stepengine.journal.redaction import redactor_for
+from stepengine.journal.redaction_rules import Field, Header, Pattern, Rules, Value, digest_of, machine_data
+from stepengine.journal.scanning import scan
+from stepengine.testing.cleaning import Cleaner
+from stepengine.testing.interactions import RecordedRequest, RecordedResponse
+
+KEY = "sk-ant-api03-" + "Ab3" * 12
+OTHER = "ghp_" + "x1Y2" * 9
+
+
+def cleaned(value, *rules, **options):
+    return Redactor({}, shapes=True, rules=Rules(given=rules, **options)).value(value)
+
+
+@pytest.mark.spec("replay:K10")
+def test_rules_of_the_user_take_out_members_texts_and_values_at_any_depth():
+    body = {
+        "run": {"tools": [{"env": {"A": "1"}, "name": "x"}, {"env": "B"}]},
+        "say": "ticket T-1234 for bob-the-builder",
+    }
+    expected = {
+        "run": {"tools": [{"env": "<redacted:env>", "name": "x"}, {"env": "<redacted:env>"}]},
+        "say": "ticket <redacted:ticket> for <redacted:customer>",
+    }
+    rules = (Field("/tools/*/env"), Pattern(r"T-\d+", "ticket"), Value("bob-the-builder", "customer"))
+
+    assert expected == cleaned(body, *rules)
+    assert expected == cleaned(expected, *rules)
+    coded = base64.b64encode(b"bob-the-builder").decode()
+    assert {"x": "<redacted:customer>"} == cleaned({"x": coded}, *rules)
+
+
+@pytest.mark.spec("replay:K10")
+def test_a_function_of_the_user_cleans_values_and_one_that_fails_lets_nothing_be_written(tmp_path):
+    def hide(value):
+        return {**value, "note": "gone"} if "note" in value else value
+
+    def broken(value):
+        raise KeyError(value)
+
+    assert {"note": "gone"} == cleaned({"note": "here"}, hide)
+    with pytest.raises(SecretFound, match=r"broken' raised KeyError; nothing was written") as caught:
+        cleaned({"note": "here"}, broken)
+    assert "here" not in str(caught.value)
+
+    journal = FileJournal(tmp_path / "run.jsonl", redact=[broken])
+    with Engine([AgentDefinition("a", handle_steps=_nothing)]) as engine, pytest.raises(SecretFound, match="broken"):
+        engine.run_sync("a", "here", journal=journal)
+    assert not (tmp_path / "run.jsonl").exists() or b"" == (tmp_path / "run.jsonl").read_bytes()
+
+
+def _nothing(ctx):
+    yield ToolCall("think_deeply", {"thought": ctx.prompt})
+
+
+@pytest.mark.spec("replay:K9")
+def test_a_value_whose_hash_is_listed_is_neither_replaced_nor_found():
+    text = f"the example key is {KEY}, the real one {OTHER}"
+    redactor = Redactor({}, shapes=True, rules=Rules(allowed=[digest_of(KEY)]))
+
+    assert f"the example key is {KEY}, the real one <redacted:github-token>" == redactor.text(text)
+    assert ["github-token"] == [rule for _, rule in redactor.findings({"x": text})]
+    assert {"password": "example"} == Redactor(
+        {}, shapes=True, rules=Rules(allowed=[digest_of("example")])
+    ).value({"password": "example"})  # fmt: skip
+    with pytest.raises(DataError, match="never the values themselves"):
+        Rules(allowed=[KEY])
+
+
+@pytest.mark.spec("replay:K10")
+def test_a_header_of_the_user_is_left_out_although_it_is_harmless():
+    cleaner = Cleaner(base=Redactor({}, shapes=True, rules=Rules(given=[Header("Anthropic-Beta")])))
+    headers = [("anthropic-beta", "x"), ("content-type", "text/plain")]
+
+    assert [("content-type", "text/plain")] == list(
+        cleaner.request(RecordedRequest("GET", "http://h/", headers, b"")).headers
+    )
+    assert [("content-type", "text/plain")] == list(cleaner.response(RecordedResponse(200, "OK", headers, b"")).headers)
+
+
+@pytest.mark.spec("replay:K12")
+def test_of_binary_bodies_only_known_values_are_taken_out():
+    cleaner = Cleaner({"hunter2-hunter2": "PW"})
+    body = b"\xff\xfe" + KEY.encode() + b"hunter2-hunter2"
+
+    assert b"\xff\xfe" + KEY.encode() + b"<redacted:PW>" == cleaner.body(body)
+
+
+@pytest.mark.parametrize("rule", ["x-tenant", None, 3, Field])
+def test_what_is_no_rule_is_refused(rule):
+    with pytest.raises(DataError, match="redact lists Header, Field"):
+        redactor_for([rule])
+
+
+def test_rules_that_cannot_mean_anything_are_refused():
+    with pytest.raises(DataError, match="names a member"):
+        Field("/")
+    with pytest.raises(DataError, match="cannot be used"):
+        Pattern("(")
+    with pytest.raises(DataError, match="not empty"):
+        Value("")
+    assert "sesame" not in repr(Value("sesame"))
+
+
+@given(st.sampled_from(["T-12 ", "/place/code/a", "plain", KEY, "env"]), st.recursive(st.text(max_size=8), st.lists))
+def test_whatever_the_rules_a_cleaned_value_cleans_to_itself(text, tree):
+    redactor = Redactor(
+        {"plain-known": "K"},
+        shapes=True,
+        rules=Rules(given=[Pattern(r"T-\d+"), Field("/env")], machine={"/place/code": "<cwd>"}),
+    )
+    once = redactor.value({"env": text, "tree": tree, text: text})
+
+    assert once == redactor.value(once)
+    assert once == json.loads(json.dumps(once))
+
+
+@pytest.mark.spec("replay:K7")
+def test_what_tells_of_the_machine_is_replaced_in_the_record_and_stays_in_the_run(tmp_path):
+    @tool
+    def where() -> str:
+        """Say where."""
+        return f"{tmp_path}/a.py, {tmp_path}x, {tmp_path}.y and {tmp_path}."
+
+    def handle_steps(ctx):
+        turn = yield ToolCall("where")
+        return turn.tool_result.text
+
+    with Engine([AgentDefinition("a", tools=[where], handle_steps=handle_steps)]) as engine:
+        journal = FileJournal(tmp_path / "run.jsonl", redact="all", machine={str(tmp_path): "<cwd>"})
+        live = engine.run_sync("a", journal=journal)
+        replayed = engine.replay_sync(FileJournal(journal.path, redact="all", machine={str(tmp_path): "<cwd>"}))
+
+    assert live.unwrap().startswith(f"{tmp_path}/a.py")
+    assert f"<cwd>/a.py, {tmp_path}x, {tmp_path}.y and <cwd>." == replayed.unwrap()
+
+
+@pytest.mark.spec("replay:K7")
+def test_the_data_of_a_machine_are_its_folders_and_names_but_no_ordinary_words(monkeypatch):
+    monkeypatch.setenv("HOME", "/people/ada")
+    monkeypatch.setattr("socket.gethostname", lambda: "ada-laptop")
+    monkeypatch.setattr("getpass.getuser", lambda: "root")
+    found = machine_data("/place/project")
+
+    assert "<cwd>" == found["/place/project"]
+    assert "<home>" == found["/people/ada"]
+    assert "<host>" == found["ada-laptop"]
+    assert "root" not in found
+    assert "<tmp>" in found.values()
+
+
+@pytest.mark.spec("replay:K11", "replay:K5")
+def test_a_scan_names_file_line_and_rule_and_never_the_value(tmp_path: Path):
+    (tmp_path / "run.jsonl").write_text(json.dumps({"text": f"first\n{KEY}"}) + "\n" + json.dumps({"t": "none"}) + "\n")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "b.txt").write_text(f"one\ntwo {OTHER}\n")
+    (tmp_path / "deep" / "c.bin").write_bytes(b"\0\xff" + b"hunter2-hunter2" + KEY.encode())
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "config").write_text(KEY)
+    (tmp_path / "almost.txt").write_text("task-type-ignored-because-of-x sk-learn-is-a-library")
+
+    leaks = list(scan([tmp_path], environment={"MY_SECRET": "hunter2-hunter2"}))
+    told = [(Path(leak.path).name, leak.line, leak.rule) for leak in leaks]
+
+    assert [("run.jsonl", 1, "provider-key"), ("b.txt", 2, "github-token"), ("c.bin", 0, "MY_SECRET")] == told
+    assert not any(value in str(leak) + leak.digest for leak in leaks for value in (KEY, OTHER, "hunter2"))
+    assert [] == list(scan([tmp_path / "deep" / "b.txt"], allow_secrets=[leaks[1].digest], environment={}))
+    with pytest.raises(DataError, match="there is no"):
+        list(scan([tmp_path / "nothing"]))

@@ -1,0 +1,140 @@
+"""
+Mending by hand: what was edited is shown and made valid, the start of a damaged journal is kept.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import STEP, AgentDefinition, Engine, Perform, RunStatus
+from stepengine.errors import JournalCorrupt, JournalError
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check, diff, repair, sealed
+from stepengine.testing import ScriptedModel, text
+
+
+def agent(asked: str = "first") -> AgentDefinition[Any]:
+    def handle_steps(ctx: Any) -> Any:
+        one = yield from Perform.idempotent(str, asked)
+        yield STEP
+        two = yield from Perform.idempotent(str, "second")
+        return [one, two]
+
+    return AgentDefinition("a", model="t/m", system_prompt="You help.", handle_steps=handle_steps)
+
+
+def replayed(journal: Any, definition: AgentDefinition[Any] | None = None) -> Any:
+    with Engine([definition or agent()], models=ScriptedModel([])) as engine:
+        return engine.replay_sync(journal, on_divergence="stop")
+
+
+@pytest.fixture(params=[True, False], ids=["linked", "unlinked"])
+def path(request: Any, tmp_path: Path) -> Path:
+    path = tmp_path / "run.jsonl"
+    with Engine([agent()], models=ScriptedModel([text("fine")]), pricing=None) as engine:
+        engine.run_sync("a", "go", journal=FileJournal(path, link=request.param))
+    return path
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    before = path.read_text()
+    assert before.count(old) == 1, before
+    path.write_text(before.replace(old, new))
+
+
+SECOND = '"value":"second"'
+
+
+@pytest.mark.spec("replay:J37")
+def test_an_edited_result_is_shown_sealed_and_taken_by_the_replay(path: Path) -> None:
+    edit(path, SECOND, '"value":"edited"')
+    with pytest.raises(JournalCorrupt, match=f"`stepengine seal {path}` shows what was edited") as caught:
+        FileJournal(path).records()
+    assert "--until" in str(caught.value)
+    made = sealed(path)
+    ((number, what),) = [(e.number, e.what) for e in made.edits]
+    assert (what, "edited" in made.edits[0].now) == ("result of #2", True)
+    assert path.read_text().splitlines()[number - 1].count("edited") == 1
+    assert check(made.journal)
+    with pytest.raises(JournalCorrupt):
+        FileJournal(path).records()
+    made.journal.copy_to(FileJournal(path))
+    assert check(path)
+    assert "the run ended" not in str(replayed(path).error)
+    # The recorded end is another one now, which the replay would have told for a child; the root's is only compared by diff.
+    assert replayed(path).output == ["first", "edited"]
+    assert sealed(path).edits == ()
+
+
+@pytest.mark.spec("replay:J37", "replay:J10")
+def test_an_edited_effect_gets_its_fingerprint_anew_and_with_it_every_request_that_holds_it(path: Path) -> None:
+    before = MemoryJournal(path.read_bytes())
+    edit(path, '"args":["first"]', '"args":["other"]')
+    made = sealed(path).journal
+    assert check(made)
+    assert replayed(made).error.diff == (("/args/0", '"other"', '"first"'),)
+    assert replayed(made, agent("other")).status is RunStatus.COMPLETED
+    assert [(c.kind, c.a) for c in diff(before, made).changes] == [("changed", "#0")]
+
+
+@pytest.mark.spec("replay:J37", "replay:J18")
+def test_an_edited_prompt_that_is_stored_as_a_blob_is_found_by_its_new_name(path: Path) -> None:
+    edit(path, '"data":"You help."', '"data":"You hinder."')
+    made = sealed(path)
+    assert [e.what for e in made.edits] == ["blob"]
+    assert check(made.journal)
+    assert replayed(made.journal).error.diff == (("/system_prompt", '"You hinder."', '"You help."'),)
+
+
+@pytest.mark.spec("replay:J37", "replay:J41")
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda lines: [*lines[:3], b"{oops\n", *lines[3:]], "is not JSON"),
+        (lambda lines: [*lines[:2], *lines[3:]], "does not follow from those before it"),
+        (lambda lines: [*lines[:3], b"\xff\xfe\n", *lines[3:]], "is not UTF-8"),
+    ],
+)
+def test_what_is_damaged_and_not_edited_is_not_sealed(path: Path, spoil: Any, said: str) -> None:
+    path.write_bytes(b"".join(spoil(path.read_bytes().splitlines(keepends=True))))
+    with pytest.raises(JournalCorrupt, match=said):
+        sealed(path)
+
+
+@pytest.mark.spec("replay:J30", "reliability:JR02")
+def test_the_whole_records_before_damage_are_kept_in_another_journal_which_is_resumed(
+    path: Path, tmp_path: Path
+) -> None:
+    content = bytearray(path.read_bytes())
+    lines = bytes(content).splitlines(keepends=True)
+    content[sum(map(len, lines[:5])) + 40] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(JournalCorrupt, match=f"`stepengine repair {path} --until 5`"):
+        FileJournal(path).records()
+    kept = repair(path, 5, tmp_path / "kept.jsonl")
+    assert kept.content() == b"".join(lines[:5])
+    assert path.read_bytes() == content
+    with Engine([agent()], models=ScriptedModel([text("again")]), pricing=None) as engine:
+        assert engine.resume_sync(kept).text == "again"
+    for until in (0, 6, 99):
+        with pytest.raises(JournalError):
+            repair(path, until, MemoryJournal())
+    with pytest.raises(JournalError, match="holds a run already"):
+        repair(path, 3, kept)
+
+
+def test_a_run_in_an_sqlite_file_is_sealed_too(path: Path, tmp_path: Path) -> None:
+    import sqlite3
+
+    store = SqliteJournal(tmp_path / "runs.db", "one")
+    store.replace(FileJournal(path).records())
+    with sqlite3.connect(store.path) as database:
+        change = "UPDATE lines SET line = CAST(replace(CAST(line AS TEXT), ?, ?) AS BLOB)"
+        database.execute(change, (SECOND, '"value":"edited"'))
+    database.close()
+    made = sealed(store)
+    assert made.edits
+    made.journal.copy_to(store)
+    assert check(store)
