@@ -23,7 +23,7 @@ from stepengine.models._failures import INVALID_SIGNATURE, ONCE, Call, body_fail
 from stepengine.models._reading import Accumulator, Exchange, ReplyReader, Timeouts, late, pieces_of
 from stepengine.models._wire import all_headers, extra_headers
 from stepengine.models.base import Provider, deltas_of
-from stepengine.models.keys import Credentials, Secret, base_url_for, find_key
+from stepengine.models.keys import Credentials, Secret, base_url_for, find_key, usable_variables
 
 __all__ = ("NO_KEY", "Body", "HttpProvider")
 
@@ -168,7 +168,8 @@ class HttpProvider(Provider):
         url, elsewhere = base_url_for(self._base_url, variable, default)
         required = self._key_required and not (elsewhere and default is not None)
         argument = f"{type(self).__name__}(api_key=...)"
-        credentials = find_key(self.name, self._api_key, self._key_variables, required=required, argument=argument)
+        variables = usable_variables(self.name, self._key_variables, url, default) if self._api_key is None else ()
+        credentials = find_key(self.name, self._api_key, variables, required=required, argument=argument)
         if url is None:
             msg = f"there is no address for {self.name!r}: pass base_url= or set {variable}"
             raise ModelError(msg, kind="missing_base_url")

@@ -10,12 +10,15 @@ import os
 import re
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
 
 from stepengine.errors import MissingKey
 
-__all__ = ("Credentials", "Secret", "base_url_for", "find_key", "redacted")
+__all__ = ("KEY_HOSTS", "Credentials", "Secret", "base_url_for", "find_key", "redacted", "usable_variables")
+
+KEY_HOSTS = "STEPENGINE_KEY_HOSTS"
 
 KEY_LIKE = re.compile(r"\b(?:sk|pk|rk|key|gsk|xai)-[A-Za-z0-9_*.\-]{6,}")
 HIDDEN = "Secret(...)"
@@ -69,7 +72,7 @@ class Credentials:
     def origin(self) -> str:
         """A sentence that says where the key came from and never what it is."""
         if self.key is None:
-            return "No key was sent."
+            return f"No key was sent: one of the environment goes only to its own host and to those in {KEY_HOSTS}."
         if self.source == "api_key=":
             return "The key was given as api_key=."
         return f"The key was read from the environment variable {self.source}."
@@ -113,6 +116,32 @@ def base_url_for(explicit: str | None, variable: str | None, default: str | None
     if not url:
         return default, False
     return url, default is None or url.rstrip("/") != default.rstrip("/")
+
+
+def usable_variables(provider: str, variables: Sequence[str], url: str | None, default: str | None) -> Sequence[str]:
+    """
+    Return those of *variables* whose key may be sent to *url*: a key goes to the host that it was made for (SC12).
+
+    That is the host of the *default* address, and any address of a provider that has none of its own. Hosts in
+    ``STEPENGINE_KEY_HOSTS``, separated by commas, are added to it. A server on this machine gets no key by itself.
+
+    Raises:
+        MissingKey: when a key would go to another host, which an address in a repository's settings could have chosen.
+    """
+    if url is None or default is None or not any(os.environ.get(v, "").strip() for v in variables):
+        return variables
+    host = urlsplit(url).hostname or ""
+    own = [name.strip().lower() for name in os.environ.get(KEY_HOSTS, "").split(",")]
+    if host == urlsplit(default).hostname or host in own:
+        return variables
+    if host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127."):
+        return ()
+    msg = (
+        f"the address of {provider!r} is {host!r}, and {' or '.join(variables)} was made for "
+        f"{urlsplit(default).hostname!r}: it is not sent elsewhere by itself. Pass the key for this host as api_key=, or "
+        f"trust it with {KEY_HOSTS}={host}"
+    )
+    raise MissingKey(msg, kind="missing_key")
 
 
 def redacted(text: str, key: Secret | None) -> str:

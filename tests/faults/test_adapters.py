@@ -248,6 +248,7 @@ async def test_a_model_that_does_not_exist_is_named_beside_the_nearest_ones_that
 async def test_a_refused_key_is_named_by_its_variable_and_never_shown(wire, monkeypatch):
     variable = wire.key_variable
     monkeypatch.setenv(variable, "a plain 0123456789")
+    monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "127.0.0.1")
     answer = json_answer(
         wire.error("authentication_error", "bad key 'a plain 0123456789', not sk-other-0123456789"), 401
     )

@@ -195,6 +195,22 @@ def test_a_local_server_needs_no_key_and_an_explicit_key_wins(monkeypatch):
     assert (explicit.key, explicit.source) == (Secret("mine"), "api_key=")
 
 
+@pytest.mark.spec("reliability:SC12")
+def test_a_key_of_the_environment_goes_only_to_the_host_that_it_was_made_for(monkeypatch):
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "of-anthropic")
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "https://evil.example/v1")
+    for provider in (AnthropicProvider(), AnthropicProvider(base_url="https://api.anthropic.com.evil.example")):
+        with pytest.raises(MissingKey, match=r"evil.example'.*not sent elsewhere by itself.*STEPENGINE_KEY_HOSTS=") as caught:
+            provider.check("m")
+        assert "of-anthropic" not in str(caught.value)
+
+    assert AnthropicProvider(base_url="http://127.0.0.1:1")._settings()[0].key is None
+    assert AnthropicProvider(base_url="https://api.anthropic.com/beta")._settings()[0].source == "ANTHROPIC_API_KEY"
+    assert AnthropicProvider(api_key="mine")._settings()[0].key == Secret("mine")
+    monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "proxy.example, evil.example")
+    assert AnthropicProvider()._settings()[0].source == "ANTHROPIC_API_KEY"
+
+
 @pytest.mark.spec("ecosystem:EC219", "reliability:SC05", "requirements:G23")
 def test_a_key_is_in_no_text_that_python_makes():
     key = "sk-very-secret-0123"
