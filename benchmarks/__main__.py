@@ -2,7 +2,7 @@
 Measure stepengine beside its peers and print tables with ratios: ``python -m benchmarks [--quick] [--peers PYTHON]``.
 
 W1 is the CPU per step of one run and its growth with history, W2 the CPU of 1,000 concurrent runs, W3 the client CPU per
-HTTP step beside each official SDK, W5 the CPU of an import, W6 the CPU of one call behind a long history. Peers that the given interpreter cannot import are shown as not installed. Timings never decide a unit test; the
+HTTP step beside each official SDK, W4 the CPU of recording and replaying, W5 the CPU of an import, W6 the CPU of one call behind a long history. Peers that the given interpreter cannot import are shown as not installed. Timings never decide a unit test; the
 last lines say which budgets hold in this run.
 """
 
@@ -17,9 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import calls
+from benchmarks import calls, replays
 
 ROOT = Path(__file__).resolve().parent.parent
+WORKS = ["w1", "w2", "w3", "w4", "w5", "w6"]
 OURS = ("floor", "stepengine", "stepengine_handler")
 PEERS = ("bu_agent_sdk", "pydantic_ai")
 NOT_LOADED = ("anthropic", "openai", "google.genai", "vcr", "typer", "rich", "mcp", "dbos", "httpx2", "genai_prices")
@@ -146,7 +147,7 @@ def w5(bench: Bench, verdicts: list[str]) -> None:
 
 def verdict(budget: str, what: str, value: float, most: float) -> str:
     """Return one line that says whether a budget holds."""
-    return f"{'holds' if value <= most else 'BROKEN':<7} {budget}  {what}: {value:.2f} (at most {most:g})"
+    return f"{'holds' if value <= most else 'BROKEN':<7} {budget}  {what}: {value:.{2 if most >= 0.1 else 4}f} (at most {most:g})"
 
 
 def main() -> None:
@@ -156,11 +157,9 @@ def main() -> None:
     parser.add_argument(
         "--peers", default=sys.executable, metavar="PYTHON", help="interpreter in which the peers are installed"
     )
-    parser.add_argument(
-        "--only", choices=["w1", "w2", "w3", "w5", "w6"], action="append", help="run only this work; may be repeated"
-    )
+    parser.add_argument("--only", choices=WORKS, action="append", help="run only this work; may be repeated")
     asked = parser.parse_args()
-    works = asked.only or ["w1", "w2", "w3", "w5", "w6"]
+    works = asked.only or WORKS
     os.environ.pop("PYTHONPATH", None)
     bench, verdicts = Bench(asked.peers), []
     if "w1" in works:
@@ -169,6 +168,9 @@ def main() -> None:
         w2(bench, 200 if asked.quick else 1_000, verdicts)
     if "w3" in works:
         verdicts += calls.w3([10, 100] if asked.quick else [10, 100, 300], table, verdict)
+    if "w4" in works:
+        sizes = [100, 1_000] if asked.quick else [1_000, 10_000]
+        verdicts += replays.w4(sizes, 60 if asked.quick else 200, table, verdict)
     if "w5" in works:
         w5(bench, verdicts)
     if "w6" in works:

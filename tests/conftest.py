@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ hypothesis.settings.register_profile(
     "explore", parent=hypothesis.settings.get_profile("ci"), derandomize=False, max_examples=2_000
 )
 hypothesis.settings.load_profile("ci")
+
+# Installed, the plugin is loaded through its entry point; a checkout on PYTHONPATH names it here.
+INSTALLED = any(entry.value == "stepengine.pytest_plugin" for entry in entry_points(group="pytest11"))
+pytest_plugins = () if INSTALLED else ("stepengine.pytest_plugin",)
 
 SPEC_PAGES = (
     "durable",

@@ -1,8 +1,8 @@
 """
 The testing kit: agents and adapters under test without a provider.
 
-Names are re-exported here. The transports wait for their first use, since they stand on httpx2 classes; YAML is imported
-only when a cassette is read or written.
+Names are re-exported here. What stands on httpx2, engines or journals waits for its first use; YAML is imported only when a
+cassette is read or written.
 """
 
 from __future__ import annotations
@@ -14,22 +14,45 @@ from stepengine.testing.faults import Fault
 from stepengine.testing.rehearsal import run_with
 from stepengine.testing.scripted import ScriptedModel, failure, text, thinking, tool_call, tool_calls
 from stepengine.testing.simulation import Simulated, SimulationFailed, simulate
+from stepengine.testing.vcr_settings import vcr_config
 from stepengine.testing.walk import Walk
 
 if TYPE_CHECKING:
+    from stepengine.testing.clients import Clients
+    from stepengine.testing.engines import EngineFactory, JumpingClock
+    from stepengine.testing.journals import TestJournal
+    from stepengine.testing.prefixes import assert_prefix_stable
+    from stepengine.testing.recordings import TestCassette
     from stepengine.testing.transport import RecordTransport, ReplayTransport
+
+LATER = {
+    "Clients": "clients",
+    "EngineFactory": "engines",
+    "JumpingClock": "engines",
+    "RecordTransport": "transport",
+    "ReplayTransport": "transport",
+    "TestCassette": "recordings",
+    "TestJournal": "journals",
+    "assert_prefix_stable": "prefixes",
+}
 
 __all__ = (
     "Cassette",
     "CassetteMiss",
     "CassetteUnused",
+    "Clients",
+    "EngineFactory",
     "Fault",
+    "JumpingClock",
     "RecordTransport",
     "ReplayTransport",
     "ScriptedModel",
     "Simulated",
     "SimulationFailed",
+    "TestCassette",
+    "TestJournal",
     "Walk",
+    "assert_prefix_stable",
     "failure",
     "run_with",
     "simulate",
@@ -37,14 +60,15 @@ __all__ = (
     "thinking",
     "tool_call",
     "tool_calls",
+    "vcr_config",
 )
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("RecordTransport", "ReplayTransport"):
-        from stepengine.testing import transport
+    if name in LATER:
+        from importlib import import_module
 
-        return getattr(transport, name)
+        return getattr(import_module(f"stepengine.testing.{LATER[name]}"), name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)
 

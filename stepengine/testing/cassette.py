@@ -17,7 +17,8 @@ from typing import Any
 import attrs
 
 from stepengine.errors import DataError
-from stepengine.testing.cleaning import Cleaner, SecretFound, known_secrets
+from stepengine.journal.redaction import Redactor
+from stepengine.testing.cleaning import SHAPES, Cleaner, SecretFound, known_secrets
 from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
 from stepengine.testing.matching import Key, Matcher
 from stepengine.testing.misses import Candidate, Known, Situation, describe_miss, nearest, reason_of
@@ -89,10 +90,14 @@ class Cassette:
         match_headers: Request headers that count, such as ``"anthropic-beta"``; none by default.
         repeat_last: Play the last interaction of a key again when all of them are used.
         hint: How to record again, for the message of a miss.
+        redactor: What is taken out of requests and replies; by default texts that look like keys, and telling members.
 
     Attributes:
         misses: Every miss so far, also those that somebody caught.
+        mode: How a test records; a cassette by itself does not.
     """
+
+    mode: str = "none"
 
     def __init__(
         self,
@@ -103,10 +108,12 @@ class Cassette:
         match_headers: Iterable[str] = (),
         repeat_last: bool = False,
         hint: str | None = None,
+        redactor: Redactor = SHAPES,
     ) -> None:
         self.path = None if path is None else Path(path)
         self.misses: list[CassetteMiss] = []
         self.hint = hint
+        self.redactor = redactor
         self._matcher = Matcher(tuple(ignore), tuple(match_headers))
         self._repeat_last = repeat_last
         self._lock = threading.Lock()
@@ -158,7 +165,7 @@ class Cassette:
         Raises:
             CassetteMiss: when there is none.
         """
-        clean = Cleaner(known_secrets(request.headers)).request(request)
+        clean = Cleaner(known_secrets(request.headers), base=self.redactor).request(request)
         key = self._matcher.key(clean)
         with self._lock:
             waiting = self._waiting.get(key)
@@ -178,7 +185,7 @@ class Cassette:
 
     def finish(self, slot: Slot, interaction: Interaction) -> None:
         """Put what was recorded into its place, ready to be played."""
-        request = Cleaner(slot.secrets).request(interaction.request)
+        request = Cleaner(slot.secrets, base=self.redactor).request(interaction.request)
         key = self._matcher.key(request)
         with self._lock:
             slot.interaction, slot.asked = interaction, Known(request, key, used=False)
@@ -220,7 +227,7 @@ class Cassette:
         if target is None:
             msg = "this cassette has no path; give one to save()"
             raise DataError(msg)
-        cleaner = Cleaner(dict(self._secrets))
+        cleaner = Cleaner(dict(self._secrets), base=self.redactor)
         kept = [_cleaned(i, cleaner) for i in self.interactions if i.complete or allow_partial]
         data = dump_cassette(kept)
         for index, interaction in enumerate(parse_cassette(data, str(target))):
@@ -237,7 +244,7 @@ class Cassette:
         with self._lock:
             recorded = [attrs.evolve(s.asked, used=s.used) for s in self._slots if s.asked is not None]
         exists = self.path is None or self.path.exists()
-        at = Situation(self._source, exists, recorded, self._matcher, self.hint)
+        at = Situation(self._source, exists, recorded, self._matcher, self.hint, self.mode)
         reason, candidates = reason_of(request, at), nearest(request, at)
         message = describe_miss(request, at, reason, candidates)
         miss = CassetteMiss(message, reason=reason, request=request, candidates=candidates)

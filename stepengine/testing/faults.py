@@ -19,27 +19,40 @@ from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, LimitExceeded, ModelError, PerformError, UnknownOutcome
 
-__all__ = ("FAULTS", "Drawn", "Fault", "Given", "faulty")
+__all__ = ("CRASHES", "FAULTS", "Drawn", "Fault", "Given", "faulty", "known")
+
+ANY = (CallModel, CallTool, Perform, Spawn, Ask)
 
 FAULTS: Mapping[str, tuple[type[Any], ...]] = {
     "failure": (CallModel, CallTool, Perform, Spawn),
     "timeout": (CallModel, CallTool, Perform),
     "limit": (CallModel, CallTool, Spawn),
     "unknown": (CallTool, Perform),
-    "cancel": (CallModel, CallTool, Perform, Spawn, Ask),
-    "shutdown": (CallModel, CallTool, Perform, Spawn, Ask),
+    "cancel": ANY,
+    "shutdown": ANY,
     "suspend": (Ask,),
     "slow": (CallModel, CallTool, Perform, Ask),
     "duplicate": (CallModel, CallTool, Perform, Ask),
-    "crash": (CallModel, CallTool, Perform, Spawn, Ask),
+    "crash": ANY,
+    "crash_inside": ANY,
+    "crash_after": ANY,
 }
 """Each kind of fault and the effects at which it can happen."""
+
+CRASHES = ("crash", "crash_inside", "crash_after")
+"""Kinds with which the process dies."""
 
 RATES = (0.05, 0.15, 0.4)
 COUNTS = (0, 1, 1, 2, 3)
 
 
-def _known(kind: str) -> str:
+def known(kind: str) -> str:
+    """
+    Return *kind*.
+
+    Raises:
+        DataError: when there is no such kind of fault.
+    """
     if kind in FAULTS:
         return kind
     msg = f"{kind!r} is no kind of fault; there are {', '.join(FAULTS)}"
@@ -55,8 +68,9 @@ class Fault:
         seq: The number of the effect on its path.
         kind: ``"failure"``, ``"timeout"``, ``"limit"``, ``"unknown"`` (nobody knows whether it happened), ``"cancel"``,
             ``"shutdown"``, ``"suspend"`` (nobody answers), ``"slow"`` (minutes pass), ``"duplicate"`` (a message to the run
-            is delivered twice meanwhile) or ``"crash"`` (the process dies, and the run goes on in another from what was
-            recorded).
+            is delivered twice meanwhile), or that the process dies, and the run goes on in another from what was recorded:
+            ``"crash"`` before the effect happens, ``"crash_inside"`` after that and before its result is recorded,
+            ``"crash_after"`` before the run is sent its recorded result.
         path: The path of the run; ``""`` for the root.
 
     Raises:
@@ -64,7 +78,7 @@ class Fault:
     """
 
     seq: int
-    kind: str = attrs.field(converter=_known)
+    kind: str = attrs.field(converter=known)
     path: str = ""
 
     def __repr__(self) -> str:
@@ -96,16 +110,18 @@ class Drawn:
 
     def __init__(self, seed: int, kinds: Iterable[str]) -> None:
         self._seed = seed
-        self._kinds = tuple([_known(kind) for kind in kinds])
+        self._kinds = tuple([known(kind) for kind in kinds])
         random = Random(f"{seed}:faults")  # noqa: S311
         self._left = random.choice(COUNTS) if self._kinds else 0
         self._rate = random.choice(RATES)
 
     def at(self, path: str, effect: Leaf) -> list[str]:
         """Return the kind of the fault at *effect*, if one happens there."""
+        if not self._left:
+            return []
         random = Random(f"{self._seed}:{path}:{effect.seq}:fault")  # noqa: S311
         fitting = [kind for kind in self._kinds if type(effect) in FAULTS[kind]]
-        if not fitting or not self._left or random.random() > self._rate:
+        if not fitting or random.random() > self._rate:
             return []
         self._left -= 1
         return [random.choice(fitting)]

@@ -8,72 +8,35 @@ nothing that the machine itself uses to keep its promises.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Generator, Iterable
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
 
 import attrs
 
 from stepengine.data.effects import CallModel, CallTool, Effect, Gather, Leaf, Notify
 from stepengine.data.events import PhaseChanged, StepStarted, ToolStarted
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from stepengine.data.messages import Message, ToolMessage, UserMessage
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult, RunPhase, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.data.yields import AgentCall, GenerateN, Parallel, StepResult, ToolCall
-from stepengine.errors import BadYield, HandlerError, TranscriptError
+from stepengine.errors import BadYield, HandlerError, LimitExceeded, LimitReached, StepEngineError, TranscriptError
 from stepengine.machine.handler import default_handler
+from stepengine.machine.live import REFUSALS
 from stepengine.machine.order import FIRST, LAST, STOPPED, advance, token_of
 from stepengine.machine.plan import Finished, RunPlan
+from stepengine.testing.violations import Violation, refuse, unpaired
 
-__all__ = ("Violation", "Watched", "refuse", "unpaired")
+__all__ = ("Unwatched", "Watched")
 
-APPENDED = 20
-
-
-class Violation(Exception):
-    """
-    Something that must hold does not.
-
-    Attributes:
-        row: Which row: ``"I1"`` ... of the invariants, ``"I3"`` for a run that goes on otherwise after a crash, ``"R1"``
-            for a run that does not end well, ``"handler"`` for a handler that let out an error of its own.
-    """
-
-    def __init__(self, row: str, message: str) -> None:
-        super().__init__(f"{row}: {message}")
-        self.row = row
-
-
-def refuse(row: str, message: str) -> NoReturn:
-    """
-    Tell that something does not hold.
-
-    Raises:
-        Violation: always.
-    """
-    raise Violation(row, message)
-
-
-def unpaired(messages: Sequence[Message]) -> str | None:
-    """Return what is wrong with the pairing of calls and results in *messages*; ``None`` when nothing is (I1)."""
-    seen: set[str] = set()
-    waiting: list[str] = []
-    for message in messages:
-        if isinstance(message, ToolMessage):
-            if not waiting or waiting[0] != message.tool_call_id:
-                return f"a result for {message.tool_call_id!r} stands where {waiting[:1] or 'none'} is due"
-            waiting.pop(0)
-            continue
-        if waiting:
-            return f"calls {waiting} have no result"
-        if isinstance(message, AssistantMessage):
-            waiting = [call.tool_call_id for call in message.tool_calls]
-            if len({*waiting}) < len(waiting) or seen & {*waiting}:
-                return f"call ids {waiting} are used twice"
-            seen.update(waiting)
-    return f"calls {waiting} have no result" if waiting else None
+LATER = (UserMessage("later"),) * 20
+NUMBERS = tuple([field.name for field in attrs.fields(Usage) if field.name != "at_least"])
+AT_THE_END = ("Finished", "HookFailed", "PhaseChanged:done", "PhaseChanged:failed")
+_advanced = lru_cache(maxsize=4096)(advance)
 
 
 @attrs.define(eq=False)
@@ -101,6 +64,8 @@ class Watched:
     _results: dict[str, ToolResult] = attrs.field(factory=dict)
     _inputs: list[UserMessage] = attrs.field(factory=list)
     _replaced: bool = False
+    _is_over: bool = False
+    _limit: LimitExceeded | None = None
 
     def __attrs_post_init__(self) -> None:
         definition = self.plan.definition
@@ -136,6 +101,11 @@ class Watched:
             self._find("I1", f"{asked.n} candidates were asked for and {len(result.n_responses)} came")
         if isinstance(asked, AgentCall) and getattr(result.value, "agent_id", None) is None:
             self._find("I1", f"the child {asked.agent_id!r} was answered with {result.value!r}")
+
+    def thrown(self, error: BaseException) -> None:
+        """Look at what is thrown into the handler: a stop never is (design 3)."""
+        if not isinstance(error, StepEngineError | LimitReached | GeneratorExit):
+            self._find("I12", f"the handler was thrown {error!r}, which it must not see")
 
     def _check_sent(self, result: StepResult) -> None:
         for given in () if self.plan.hooks else result.tool_results:
@@ -189,6 +159,7 @@ class Watched:
             if limit is not None and self._steps > limit:
                 refuse("I8", f"step {self._steps} began, and {limit} are allowed")
         if isinstance(event, PhaseChanged) and event.phase in (RunPhase.DONE, RunPhase.FAILED):
+            self._is_over = True
             self.expect_closed()
 
     def expect_closed(self) -> None:
@@ -197,9 +168,10 @@ class Watched:
             refuse("I6", f"the handler was entered {self.entered} times and left {self.left} times")
 
     def _move(self, token: str) -> None:
-        before, self._places = self._places, advance(self._places, token)
+        before, self._places = self._places, _advanced(self._places, token)
         if not self._places:
-            refuse("I9", f"{token} must not come in the state {' or '.join(sorted(before))}")
+            over = self._is_over and token not in AT_THE_END
+            refuse("I7" if over else "I9", f"{token} must not come in the state {' or '.join(sorted(before))}")
 
     def answered(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
         """Look at what the world answers."""
@@ -209,8 +181,10 @@ class Watched:
             self._counted(effect, outcome)
             if isinstance(outcome, Stop):
                 self._stop = outcome
-            else:
-                self._inputs.extend(outcome.inputs)
+                continue
+            self._inputs.extend(outcome.inputs)
+            if isinstance(outcome, Failure) and isinstance(outcome.error, LimitExceeded):
+                self._limit = self._limit or (None if outcome.error.kind in REFUSALS else outcome.error)
         if self._stop is not None:
             self._places = frozenset([STOPPED])
         elif self._places <= {"asking", "asking_last"}:
@@ -258,6 +232,9 @@ class Watched:
         due = {"suspended": RunStatus.SUSPENDED, "cancelled": RunStatus.CANCELLED, "shutdown": RunStatus.CANCELLED}
         if self._stop is not None and finished.status is not due[self._stop.kind]:
             refuse("I12", f"the run was stopped ({self._stop.kind}) and ended as {finished.status.value}")
+        limited = (RunStatus.FAILED, RunStatus.MAX_STEPS)
+        if self._stop is None and self._limit is not None and finished.status not in limited:
+            refuse("I8", f"the run was refused more ({self._limit.kind}) and ended as {finished.status.value}")
         if (finished.status is RunStatus.FAILED) != (finished.error is not None) and self._stop is None:
             refuse("R1", f"the run ended as {finished.status.value} with the error {finished.error!r}")
 
@@ -295,8 +272,8 @@ class Watched:
     def _check_versions(self) -> None:
         """Grow every version that anybody saw, then check that none has changed (I5)."""
         for state, _, _ in self._states:
-            state.message_history.extend([UserMessage("later")] * APPENDED)
-            state.view.extend([UserMessage("later")] * APPENDED)
+            state.message_history.extend(LATER)
+            state.view.extend(LATER)
         for state, history, view in self._states:
             if [*state.message_history] != history or [*state.view] != view:
                 refuse("I5", f"a state of step {state.step_index} has changed since it was seen")
@@ -305,6 +282,22 @@ class Watched:
         error = finished.error
         if isinstance(error, HandlerError | BadYield) and not isinstance(error.__cause__ or error, self.may_raise):
             refuse("handler", str(error))
+
+
+class Unwatched(Watched):
+    """A run that is repeated: nobody looks at it, but at its effects and its end."""
+
+    def __attrs_post_init__(self) -> None:
+        pass
+
+    def emitted(self, effect: Effect) -> None:
+        """Look away."""
+
+    def answered(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
+        """Look away."""
+
+    def ended(self, finished: Finished) -> None:
+        """Look away."""
 
 
 class _Spy:
@@ -336,6 +329,7 @@ class _Spy:
         return self._asked
 
     def throw(self, *error: Any) -> Any:
+        self._run.thrown(error[0])
         self._asked = self._steps.throw(*error)
         return self._asked
 
@@ -343,8 +337,7 @@ class _Spy:
         self._steps.close()
 
 
-def _numbers(usage: Usage) -> tuple[int, ...]:
-    return tuple([value for value in attrs.astuple(usage) if type(value) is int])
+_numbers: Callable[[Usage], tuple[int, ...]] = attrgetter(*NUMBERS)
 
 
 def _grew(before: Usage, after: Usage) -> bool:

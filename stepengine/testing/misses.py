@@ -56,6 +56,7 @@ class Situation:
         recorded: Each recorded request.
         matcher: How requests are compared.
         hint: How to record again, if it is known.
+        mode: The mode of recording.
     """
 
     source: str
@@ -63,6 +64,7 @@ class Situation:
     recorded: Sequence[Known]
     matcher: Matcher
     hint: str | None = None
+    mode: str = "none"
 
 
 def reason_of(request: RecordedRequest, at: Situation) -> str:
@@ -123,7 +125,7 @@ def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidat
     total = len(at.recorded)
     lines = [
         f"{request.method} {request.url} is not in {at.source}",
-        f"  mode none; {total} recorded, {total - len(unused)} used, {len(unused)} unused{listed}",
+        f"  mode {at.mode}; {total} recorded, {total - len(unused)} used, {len(unused)} unused{listed}",
     ]
     for candidate in candidates:
         state, count = "used" if candidate.used else "unused", len(candidate.differences)
@@ -135,7 +137,7 @@ def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidat
             lines.append(f"    and {count - MAX_FIELDS} more")
     lines.append(f"  cause looks like: {_cause(request, at, reason, candidates)}")
     if at.hint:
-        lines.append(f"  to record again: {at.hint}")
+        lines.append(f"  to record {'again' if at.exists or total else 'it'}: {at.hint}")
     return "\n".join(lines)
 
 

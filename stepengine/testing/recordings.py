@@ -1,5 +1,5 @@
 """
-The recordings of one test: what the fixtures ``cassette`` and ``journal`` of the pytest plugin give (replay M, Y).
+``TestCassette``: the cassette of one test, which is recorded once and played from then on (replay M, Y4).
 
 What lives here knows files and modes and nothing of pytest; the plugin says where the files are, which mode holds, and
 when the test is over.
@@ -7,76 +7,152 @@ when the test is over.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from stepengine.errors import ReplayDivergence
-from stepengine.testing.cassette import Cassette, CassetteMiss
-from stepengine.testing.interactions import Interaction
+from stepengine.testing.cassette import Cassette, CassetteMiss, CassetteUnused
+from stepengine.testing.interactions import Interaction, RecordedRequest
+from stepengine.testing.modes import MODES, Account, Mode, shown_path
 
 if TYPE_CHECKING:
-    from stepengine.data.run import RunResult
-    from stepengine.engine import Engine
+    from stepengine.testing.clients import Clients
     from stepengine.testing.transport import Chunks
 
-__all__ = ("MODES", "JournalFile", "Mode", "TestCassette")
+__all__ = ("MODES", "Mode", "TestCassette")
 
-Mode: TypeAlias = Literal["none", "once", "new", "extend", "rewrite"]
-MODES: tuple[Mode, ...] = ("none", "once", "new", "extend", "rewrite")
+MAX_SHARED = 32
 
 
 class TestCassette(Cassette):
     """
-    The cassette of a test; ``transport()`` is handed to providers or SDK clients.
+    The cassette of a test. ``transport()`` is handed to providers or SDK clients, ``clients()`` are ready SDK clients.
 
     Args:
         path: Its file.
         mode: ``"none"`` replays; ``"once"`` records when there is no file and else replays; ``"new"`` replays what is known
             and records the rest; ``"extend"`` does so too and drops what was not played; ``"rewrite"`` records all again.
+        command: The command that runs the test, for messages.
         allow_unused: Whether the test may leave interactions unplayed.
+        extra: Further files that are only read; what is unused in them does not matter.
+        chunks: How a replayed stream is cut, see ``ReplayTransport``.
+        keeps: Whether ``keep`` writes what was recorded.
         options: As for ``Cassette``.
+
+    Attributes:
+        mode: As given.
+        calls: Model calls that somebody made with what this cassette gave; they must show up in it (replay C41).
+        cost: US dollars of those calls; ``None`` when unknown.
     """
 
     __test__ = False
 
-    def __init__(self, path: Path, mode: Mode, *, allow_unused: bool = False, **options: Any) -> None:
-        from stepengine.testing.reading import parse_cassette
-
-        known: Iterable[Interaction] = ()
-        if mode != "rewrite" and path.exists():
-            known = parse_cassette(path.read_bytes(), str(path))
+    def __init__(
+        self,
+        path: Path,
+        mode: Mode,
+        *,
+        command: str = "pytest",
+        allow_unused: bool = False,
+        extra: Sequence[Path] = (),
+        chunks: Chunks = "events",
+        keeps: bool = True,
+        **options: Any,
+    ) -> None:
         self.existed = path.exists()
-        super().__init__(known, path=path, **options)
+        known: Iterable[Interaction] = interactions_of(path) if mode != "rewrite" and self.existed else ()
+        hint = f"{command} --stepengine-record={'extend' if self.existed else 'once'}"
+        super().__init__(known, path=path, hint=hint, **options)
         self.mode: Mode = mode
         self.allow_unused = allow_unused
-        self.fresh = Cassette(path=path)
-        self._taken: list[Interaction] = []
+        self.calls = 0
+        self.cost: Decimal | None = None
+        self.fresh = Cassette(path=path, **options)
+        self._options = {"command": command, "chunks": chunks, "keeps": keeps, **options}
+        self._command = command
+        self._chunks = chunks
+        self._keeps = keeps
+        self._extra = [Cassette(interactions_of(file), path=file, **options) for file in extra]
+        self._shared: dict[str, TestCassette] = {}
+        self._may_share = ""
+
+    def __call__(self, name: str) -> TestCassette:
+        """
+        Return the cassette *name* of the test's module, which several tests may read.
+
+        Raises:
+            AssertionError: when it would be recorded while other processes run tests that share it.
+        """
+        __tracebackhide__ = True
+        if name not in self._shared:
+            path = self.path.with_name(f"{name}.yaml") if self.path is not None else Path(f"{name}.yaml")
+            shared = TestCassette(path, self.mode, allow_unused=True, **self._options)
+            if self._may_share and not shared.replaying:
+                msg = f"{shown_path(path)} is shared by several tests, and {self._may_share}"
+                raise AssertionError(msg)
+            self._shared[name] = shared
+        return self._shared[name]
+
+    def refuse_sharing(self, why: str) -> None:
+        """Let no shared cassette be recorded from now on, and say why."""
+        self._may_share = why
 
     @property
-    def records(self) -> bool:
-        """Whether requests that are not known go to the network."""
-        return self.mode in ("new", "extend", "rewrite") or (self.mode == "once" and not self.existed)
+    def replaying(self) -> bool:
+        """Whether everything is played and nothing reaches the network."""
+        return self.mode == "none" or (self.mode == "once" and self.existed)
 
-    def transport(self, inner: Any = None, chunks: Chunks = "events") -> Any:
+    def take(self, request: RecordedRequest) -> Interaction:
+        """
+        Return the first unused interaction whose request equals *request*; if there is none, one of the extra files.
+
+        Raises:
+            CassetteMiss: when there is none.
+        """
+        try:
+            return super().take(request)
+        except CassetteMiss as miss:
+            for extra in self._extra:
+                try:
+                    found = extra.take(request)
+                except CassetteMiss:
+                    continue
+                self.forget(miss)
+                return found
+            raise
+
+    def transport(self, inner: Any = None, chunks: Chunks | None = None) -> Any:
         """
         Return the transport of this test, for sync and async clients: ``transport=`` of a provider, or of an httpx2 client.
 
         Args:
             inner: What reaches the network while recording; httpx2's own transports by default.
-            chunks: How a replayed stream is cut, see ``ReplayTransport``.
+            chunks: How a replayed stream is cut, see ``ReplayTransport``; by default as the test's mark says.
         """
-        from stepengine.testing.transport import ReplayTransport
+        cut = self._chunks if chunks is None else chunks
+        if self.replaying:
+            from stepengine.testing.transport import ReplayTransport
 
-        if not self.records:
-            return ReplayTransport(self, chunks)
+            return ReplayTransport(self, cut)
         from stepengine.testing.recording import MixedTransport
 
-        return MixedTransport(self, self.fresh, inner, chunks)
+        return MixedTransport(self, self.fresh, inner, cut)
+
+    def clients(self, inner: Any = None) -> Clients:
+        """
+        Return SDK clients that use this cassette: ``anthropic``, ``async_anthropic``, ``openai``, ``async_openai``, ``google``.
+
+        Args:
+            inner: What reaches the network while recording; httpx2's own transports by default.
+        """
+        from stepengine.testing.clients import Clients
+
+        return Clients(self.transport(inner), key="replay" if self.replaying else None)
 
     def forget(self, miss: CassetteMiss) -> None:
-        """Take back a miss: the request is recorded instead."""
+        """Take back a miss: the request is answered otherwise."""
         self.misses.remove(miss)
 
     def check(self) -> None:
@@ -86,148 +162,95 @@ class TestCassette(Cassette):
         Raises:
             CassetteMiss: when a request was not known, also when somebody swallowed it.
             CassetteUnused: when interactions were not played, unless they may.
+            AssertionError: when model calls were made that did not come by here, so that nothing was recorded of them.
         """
+        for shared in self._shared.values():
+            shared.check()
         if self.misses:
             raise self.misses[0]
-        if not self.records and not self.allow_unused:
-            self.assert_all_used()
+        if self.replaying and not self.allow_unused:
+            self._refuse_unused()
+        if not self.replaying and self.calls and not len(self.fresh) and not self._played:
+            msg = (
+                f"{self.calls} model calls were made, but no request came by the cassette {self._source}: this client does not "
+                "use the given transport, so nothing can be recorded of it. Give it transport=cassette.transport(), or a "
+                "client of cassette.clients()"
+            )
+            raise AssertionError(msg)
 
-    def keep(self) -> Path | None:
+    def _refuse_unused(self) -> None:
+        try:
+            self.assert_all_used()
+        except CassetteUnused as error:
+            msg = (
+                f"{error}\n  to drop them: {self._command} --stepengine-record=extend\n"
+                "  to keep them: @pytest.mark.stepengine(allow_unused=True)"
+            )
+            raise CassetteUnused(msg, unused=error.unused) from None
+
+    def keep(self) -> list[Account]:
         """
-        Write what was recorded and return the file, if one was written.
+        Write what was recorded and return an account of each file that was written.
 
         Raises:
             SecretFound: when a secret is left; the file stays as it was.
         """
-        dropped = set(self.unused) if self.mode == "extend" else set()
-        if not self.records or not (len(self.fresh) or dropped):
-            return None
+        kept = [account for shared in self._shared.values() for account in shared.keep()]
+        return [*kept, self.account()] if self._write() else kept
+
+    def _write(self) -> bool:
+        dropped = set(self.unused) if self.mode == "extend" and not self.allow_unused else set()
+        if not self._keeps or self.replaying:
+            return False
+        if not (len(self.fresh) or dropped):
+            if self.mode == "rewrite" and self.existed and self.path is not None:
+                self.path.unlink()
+            return False
         kept = [held for index, held in enumerate(self.interactions) if index not in dropped]
-        whole = Cassette([*kept, *self.fresh.interactions], path=self.path)
+        whole = self._joined([*kept, *self.fresh.interactions])
+        whole.save()
+        return True
+
+    def _joined(self, interactions: Iterable[Interaction]) -> Cassette:
+        options = {n: v for n, v in self._options.items() if n not in ("command", "chunks", "keeps")}
+        whole = Cassette(interactions, path=self.path, **options)
         # What one request kept secret must not stand in the reply to another.
         whole._secrets.update(self.fresh._secrets)  # noqa: SLF001
-        return whole.save()
-
-
-class JournalFile:
-    """
-    The journal of a test: ``run`` records a run once and repeats it from then on.
-
-    Args:
-        path: Its file.
-        mode: ``"none"`` repeats; ``"once"`` and ``"new"`` record when there is no file and else repeat; ``"extend"``
-            repeats as far as the record holds and goes on live; ``"rewrite"`` records again.
-        hint: How to record, for the message when there is no file.
-    """
-
-    def __init__(self, path: Path, mode: Mode, hint: str) -> None:
-        self.path = path
-        self.mode: Mode = mode
-        self.divergence: ReplayDivergence | None = None
-        self._hint = hint
-        self._others: dict[str, JournalFile] = {}
-        self._started = False
-
-    def __call__(self, name: str) -> JournalFile:
-        """Return the journal of another run of the same test."""
-        if name not in self._others:
-            other = self.path.with_name(f"{self.path.stem}.{name}{self.path.suffix}")
-            self._others[name] = JournalFile(other, self.mode, self._hint)
-        return self._others[name]
+        return whole
 
     @property
-    def records(self) -> bool:
-        """Whether the run happens live."""
-        return self.mode in ("extend", "rewrite") or (self.mode in ("once", "new") and not self.path.exists())
-
-    async def run(self, engine: Engine, agent: Any, prompt: str = "", **options: Any) -> RunResult[Any]:
-        """
-        Record a run of *agent*, or repeat the recorded one with the present code; nothing is performed then.
-
-        Args:
-            engine: The engine; to repeat a run it needs no key, and its models and tools are not asked.
-            agent: The agent, or its id.
-            prompt: The prompt.
-            options: As for ``Engine.run``.
-
-        Raises:
-            AssertionError: when there is no record and none is to be made, or for a second run in one journal.
-            ReplayDivergence: when the present code does something else than is recorded.
-        """
-        from stepengine import journal as journals
-
-        if self._started:
-            msg = (
-                f"{self.path.name} holds one run, and this is the second of its test; give it a name: journal('second')"
-            )
-            raise AssertionError(msg)
-        self._started = True
-        if not self.path.exists() and not self.records:
-            msg = f"there is no journal {str(self.path)!r}; record it: {self._hint}"
-            raise AssertionError(msg)
-        if self.mode == "extend" and self.path.exists():
-            made = journals.FileJournal(self._temporary, stable=True, link=False, redact="all")
-            self._temporary.write_bytes(self.path.read_bytes())
-            return await journals.extend(made, lambda session: engine._launch(session, agent))  # noqa: SLF001
-        if self.records:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            made = journals.FileJournal(self._temporary, stable=True, link=False, redact="all")
-            return await engine.run(agent, prompt, journal=made, **options)
-
-        async def launch(session: Any) -> RunResult[Any]:
-            self._expect_same(session.opening, prompt, options.get("params"))
-            result: RunResult[Any] = await engine._launch(session, agent)  # noqa: SLF001
-            return result
-
-        try:
-            return await journals.replay(journals.FileJournal(self.path), launch)
-        except ReplayDivergence as error:
-            self.divergence = error
-            raise
-
-    def run_sync(self, engine: Engine, agent: Any, prompt: str = "", **options: Any) -> RunResult[Any]:
-        """Do what ``run`` does, for synchronous tests."""
-        return engine._loop_thread.run(lambda: self.run(engine, agent, prompt, **options))  # noqa: SLF001
-
-    def check(self) -> None:
-        """
-        Check what the test did with it.
-
-        Raises:
-            ReplayDivergence: when the run went otherwise, also when somebody swallowed it.
-            AssertionError: when there is a record and no run.
-        """
-        for one in (self, *self._others.values()):
-            if one.divergence is not None:
-                raise one.divergence
-            if not one._started and one.path.exists() and one.mode == "none":  # noqa: SLF001
-                msg = f"the test did not run the journal {str(one.path)!r}; delete the file if it is not needed"
-                raise AssertionError(msg)
-
-    def keep(self) -> Path | None:
-        """Put what was recorded in place and return the file, if there is one."""
-        for other in self._others.values():
-            other.keep()
-        if not self._temporary.exists():
-            return None
-        return self._temporary.replace(self.path)
-
-    def drop(self) -> None:
-        """Throw away what was recorded."""
-        for one in (self, *self._others.values()):
-            one._temporary.unlink(missing_ok=True)  # noqa: SLF001
+    def _played(self) -> int:
+        return len(self) - len(self.unused)
 
     @property
-    def _temporary(self) -> Path:
-        return self.path.with_name(f".{self.path.name}.{os.getpid()}")
+    def _source(self) -> str:
+        return shown_path(self.path) if self.path else super()._source
 
-    def _expect_same(self, opening: Any, prompt: str, params: Any) -> None:
-        from stepengine.data.json import freeze
+    def accounts(self) -> list[Account]:
+        """Return what was done with each of the test's cassettes."""
+        own = [self.account()] if len(self) or len(self.fresh) else []
+        return [*own, *(account for shared in self._shared.values() for account in shared.accounts())]
 
-        dump = getattr(params, "model_dump", None)
-        given = freeze(dump(mode="json") if dump else params) if params is not None else None
-        for name, recorded, now in (("prompt", opening.prompt, prompt), ("params", opening.params, given)):
-            if (recorded or None) != (now or None):
-                msg = f"the run of {self.path} was recorded with the {name} {recorded!r}, and now it is {now!r}; record again: {self._hint}"
-                self.divergence = ReplayDivergence(msg)
-                raise self.divergence
+    def account(self) -> Account:
+        """Return what was done with this cassette."""
+        return Account(
+            path=self._source,
+            mode=self.mode,
+            replayed=self._played,
+            recorded=len(self.fresh),
+            unused=len(self.unused),
+            cost=self.cost,
+        )
+
+
+def interactions_of(path: Path) -> tuple[Interaction, ...]:
+    """Return what the file at *path* holds; a file that several tests read is parsed once (replay Y13)."""
+    status = path.stat()
+    return _parsed(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=MAX_SHARED)
+def _parsed(path: Path, changed: int, size: int) -> tuple[Interaction, ...]:  # noqa: ARG001 - another file is another key
+    from stepengine.testing.reading import parse_cassette
+
+    return tuple(parse_cassette(path.read_bytes(), str(path)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -19,11 +19,12 @@ from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.run import RunStatus
 from stepengine.data.tools import ToolLike, ToolSpec
+from stepengine.errors import DataError
 from stepengine.machine import Finished
 from stepengine.machine.control import CONTROL_BINDINGS
 from stepengine.testing.canned import Canned, Replies, StandIn
-from stepengine.testing.faults import FAULTS, Drawn, Fault, Given
-from stepengine.testing.invariants import Violation, refuse
+from stepengine.testing.faults import CRASHES, FAULTS, Drawn, Fault, Given, known
+from stepengine.testing.violations import Violation, expect_same_end
 from stepengine.testing.world import Setting, World
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ __all__ = ("Simulated", "SimulationFailed", "simulate")
 
 MAX_SHOWN = 100
 MAX_SHRUNK = 5
+REPEATED = 3
+"""Every so many seeds the run is repeated over its records, and every run of an exhaustive simulation."""
+MAX_EFFECTS = 12
+"""Effects of a run that is gone through exhaustively (reliability 2)."""
 
 
 @attrs.frozen
@@ -41,7 +46,7 @@ class Simulated:
     What a simulation went through.
 
     Attributes:
-        runs: How many seeds were run.
+        runs: How many worlds were run: one per seed, or all that an exhaustive simulation goes through.
         effects: How many effects were answered.
         statuses: How often the root ended in which status.
         faults: How often which kind of fault happened.
@@ -72,7 +77,7 @@ class SimulationFailed(AssertionError):
 
 def simulate(
     agent: AgentDefinition[Any],
-    seeds: Iterable[int] = range(100),
+    seeds: Iterable[int] | None = range(100),
     *,
     prompt: str = "go",
     params: Any = None,
@@ -88,14 +93,16 @@ def simulate(
     Run *agent* once per seed in a world where things go wrong, and check what must hold for every run (design 11, reliability K1).
 
     Nothing is performed: no model, tool or ``Perform`` function is called; children are run, in the same world. Checked
-    are: every call has one result and its own (I1), numbers (I2), a run that goes on after a crash does the same again
-    (I3) and ends in the same way (I11), sums (I4, I10), old states stay as they were (I5), handlers are left once and in time (I6), nothing happens after
-    the end (I7), the step limit (I8), the order of a step (I9), how a stopped run ends (I12), and that the handler lets out
-    no error of its own.
+    are: every call has one result and its own (I1), numbers (I2), a run does the same again, and nothing else, after a crash
+    and over its records alone (I3), and ends in the same way (I11), sums (I4, I10), old states stay as they were (I5),
+    handlers are left once and in time (I6), nothing happens after the end (I7), limits of steps, tokens, cost, children and
+    depth, where a token costs a millionth of a dollar (I8), the order of a step (I9), how a stopped run ends (I12), and that
+    the handler lets out no error of its own.
 
     Args:
         agent: The agent.
-        seeds: A run for each.
+        seeds: A run for each. ``None`` goes through everything that can happen once to a run of at most 12 effects: every
+            kind of fault at every effect, and every two crashes.
         prompt: Its prompt.
         params: Its params.
         replies: What the model says: a list as for ``ScriptedModel``, after which it says "done"; a function of the request
@@ -112,6 +119,7 @@ def simulate(
     Raises:
         SimulationFailed: at the first seed that fails, with the shortest list of its faults, what happened, and the line
             that does it again.
+        DataError: when *seeds* is ``None`` and the run has more than 12 effects.
         DefinitionError: when agent and tools do not fit.
         InputError: when prompt or params do not fit.
     """
@@ -128,8 +136,8 @@ def simulate(
     statuses: Counter[RunStatus] = Counter()
     happened: Counter[str] = Counter()
     runs = effects = 0
-    for seed in seeds:
-        world = World(setting, seed, _faults_of(seed, given))
+    for seed, due in _every(setting, given) if seeds is None else ((seed, _faults_of(seed, given)) for seed in seeds):
+        world = World(setting, seed, due)
         try:
             finished = _checked(setting, world)
         except Violation as violation:
@@ -161,13 +169,36 @@ def _checked(setting: Setting, world: World) -> Finished:
     """Run *world* to its end; when processes died on the way, compare with the same world in which none did (I11)."""
     finished = world.run()
     if world.resumed and not world.unknown:
-        calm = World(setting, world.seed, Given([f for f in world.happened if f.kind != "crash"]))
-        undisturbed = calm.run()
-        for name in ("status", "output", "text", "spending", "tool_calls", "state"):
-            resumed, due = getattr(finished, name), getattr(undisturbed, name)
-            if resumed != due:
-                refuse("I11", f"after a crash the {name} of the run is {resumed!r}, and without it {due!r}")
+        calm = World(setting, world.seed, Given([f for f in world.happened if f.kind not in CRASHES]))
+        expect_same_end("I11", "after a crash", finished, calm.run())
+    if world.seed % REPEATED == 0:
+        world.repeat(finished)
     return finished
+
+
+def _every(setting: Setting, given: Sequence[str | Fault]) -> Iterator[tuple[int, Given]]:
+    """Give every world of an exhaustive simulation: no fault, each kind at each effect, each two crashes."""
+    exact = [fault for fault in given if isinstance(fault, Fault)]
+    yield 0, Given(exact)
+    calm = World(setting, 0, Given(exact))
+    calm.run()
+    if len(calm.records) > MAX_EFFECTS:
+        msg = (
+            f"a run of agent {setting.agent.id!r} has {len(calm.records)} effects when nothing goes wrong, and seeds=None goes "
+            f"through runs of at most {MAX_EFFECTS}; give a shorter conversation with replies=[...], or seeds=range(1_000)"
+        )
+        raise DataError(msg)
+    kinds = [known(kind) for kind in given if isinstance(kind, str)]
+    single = [
+        Fault(seq, kind, path)
+        for (path, seq), (effect, _) in calm.records.items()
+        for kind in kinds
+        if type(effect) in FAULTS[kind]
+    ]
+    for fault in single:
+        yield 0, Given([*exact, fault])
+    for two in itertools.combinations([fault for fault in single if fault.kind in CRASHES], 2):
+        yield 0, Given([*exact, *two])
 
 
 def _faults_of(seed: int, given: Sequence[str | Fault]) -> Drawn | Given:

@@ -16,7 +16,7 @@ import httpx2
 from stepengine.data.json import JsonDict
 from stepengine.errors import DataError
 from stepengine.testing.cassette import Cassette, Slot
-from stepengine.testing.cleaning import Cleaner, known_secrets
+from stepengine.testing.cleaning import Cleaner, is_credential_exchange, known_secrets
 from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse, is_json, is_stream
 
 __all__ = ("Chunks", "RecordTransport", "ReplayTransport")
@@ -136,6 +136,8 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             raise DataError(msg)
         request.read()
         recorded = _recorded(request)
+        if is_credential_exchange(recorded):
+            return self.inner.handle_request(request)
         slot = self.cassette.reserve(known_secrets(recorded.headers))
         return self._kept(self.inner.handle_request(request), recorded, slot)
 
@@ -146,6 +148,8 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             raise DataError(msg)
         await request.aread()
         recorded = _recorded(request)
+        if is_credential_exchange(recorded):
+            return await self.inner.handle_async_request(request)
         slot = self.cassette.reserve(known_secrets(recorded.headers))
         return self._kept(await self.inner.handle_async_request(request), recorded, slot)
 
@@ -183,7 +187,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             raw = httpx2.Response(200, headers=response.headers, content=raw).content
             headers = [(n, v) for n, v in headers if n.lower() != "content-encoding"]
         kept = RecordedResponse(response.status_code, response.reason_phrase, headers, raw)
-        cleaner = Cleaner(slot.secrets)
+        cleaner = Cleaner(slot.secrets, base=self.cassette.redactor)
         extras: dict[str, Any] = {} if complete else {"complete": False}
         clean = cleaner.response(kept)
         if self._keep_chunks and is_stream(kept) and clean.body == b"".join(pieces):

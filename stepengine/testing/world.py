@@ -17,12 +17,13 @@ from stepengine.data.effects import CallTool, Effect, Gather, Leaf, Notify, Perf
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
 from stepengine.data.run import ChildResult, RunStatus
-from stepengine.errors import LimitExceeded, StepEngineError, UnknownOutcome
+from stepengine.errors import StepEngineError, UnknownOutcome
 from stepengine.machine import Finished, run_agent
 from stepengine.testing.canned import Canned
 from stepengine.testing.faults import Drawn, Fault, Given, faulty
-from stepengine.testing.invariants import Violation, Watched, refuse
+from stepengine.testing.invariants import Unwatched, Watched
 from stepengine.testing.telling import name_of, shown, told
+from stepengine.testing.violations import Violation, expect_same_end, refuse
 from stepengine.testing.walk import is_same_yield
 
 if TYPE_CHECKING:
@@ -73,10 +74,12 @@ class World:
         self._faults = faults
         self._canned = setting.canned(seed)
         self._now = 0
-        self._died: set[tuple[str, int]] = set()
+        self._again = False
+        self._died: set[tuple[str, int, str]] = set()
         self._begun: set[tuple[str, int]] = set()
         self._ran: set[tuple[str, int]] = set()
         self._doubtful: set[tuple[str, int]] = set()
+        self._met: set[tuple[str, int]] = set()
         self._kinds: dict[tuple[str, int], list[str]] = {}
         self.records: dict[tuple[str, int], tuple[Leaf, Single]] = {}
         self.happened: list[Fault] = []
@@ -96,9 +99,29 @@ class World:
                 self.resumed = True
                 self.lines.append("   the process dies; the run is resumed from its records")
 
+    def repeat(self, finished: Finished) -> None:
+        """
+        Run the root again over its records alone: it asks for the same effects, none happens, and it ends in the same way.
+
+        Nobody is shown events this time, so that what a run does cannot depend on it.
+
+        Raises:
+            Violation: when it differs.
+        """
+        self._again = True
+        self._met.clear()
+        told = len(self.lines)
+        again = self._start()
+        expect_same_end("I3", "when it is repeated over its records", again, finished)
+        missing = self.records.keys() - self._met
+        if missing:
+            refuse("I3", f"repeated over its records, the run does not ask for {name_of(min(missing))}")
+        del self.lines[told:]
+
     def _start(self) -> Finished:
         from stepengine.engine.planning import Planner, Request, with_prompt
         from stepengine.models import Models
+        from stepengine.testing.budgets import Budgets
 
         setting = self._setting
         self._planner = Planner(
@@ -109,16 +132,19 @@ class World:
             keep_names=True,
             seed=str(self.seed),
             created=CREATED,
-            watched=lambda: True,
+            watched=lambda: not self._again,
         )
+        self._budgets = Budgets(self._recorded, self._live, lambda: self._now)
         agent = setting.catalog.find(setting.agent)
         plan, state = self._planner.root(Request(agent=agent, prompt=setting.prompt, params=setting.params))
         state = with_prompt(plan, attrs.evolve(state, run_id="run"))
         return self._drive(attrs.evolve(plan, run_id="run"), state)
 
     def _drive(self, plan: Any, state: Any) -> Finished:
-        run = Watched(plan, self._setting.may_raise)
+        run = Unwatched(plan) if self._again else Watched(plan, self._setting.may_raise)
+        self._budgets.opens(plan)
         finished = self._driven(run, run_agent(run.plan, state))
+        self._budgets.closes(plan.path)
         self.lines.append(
             f"   run {plan.path or 'root'} ended: {finished.status.value} {finished.error or ''}".rstrip()
         )
@@ -151,63 +177,86 @@ class World:
         if isinstance(effect, Notify):
             return None
         members = effect.effects if isinstance(effect, Gather) else (effect,)
-        outcomes = self._members(run, members)
+        self._budgets.begin(run, members)
+        outcomes: tuple[Single, ...]
+        if isinstance(effect, Gather):
+            outcomes = self._members(run, members, fail_fast=effect.fail_fast)
+        else:
+            outcomes = (self._budgets.perform(run, effect),)
         run.answered(members, outcomes)
         return Gathered(outcomes) if isinstance(effect, Gather) else outcomes[0]
 
-    def _members(self, run: Watched, members: Sequence[Leaf]) -> tuple[Single, ...]:
-        """Answer *members* in a drawn order; after a stop the rest is not begun."""
+    def _members(self, run: Watched, members: Sequence[Leaf], *, fail_fast: bool) -> tuple[Single, ...]:
+        """Answer *members* in a drawn order; after a stop the rest is not begun, nor are children after a failure."""
         path = run.plan.path
         order = [*range(len(members))]
-        if order:
-            Random(f"{self.seed}:{path}:{members[0].seq}:order").shuffle(order)  # noqa: S311
+        Random(f"{self.seed}:{path}:{members[0].seq}:order").shuffle(order)  # noqa: S311
         done: dict[int, Single] = {}
         stop: Stop | None = None
+        failed = False
         for index in order:
+            member = members[index]
             if stop is not None:
                 done[index] = attrs.evolve(stop, child=None, questions=())
                 continue
-            done[index] = outcome = self._recorded(run, members[index])
+            if failed and isinstance(member, Spawn):
+                self._budgets.give_up(path, member)
+            done[index] = outcome = self._budgets.perform(run, member)
             stop = outcome if isinstance(outcome, Stop) else None
+            failed = failed or (fail_fast and self._budgets.has_failed(outcome))
         return tuple([done[index] for index in range(len(members))])
 
     def _recorded(self, run: Watched, effect: Leaf) -> Single:
         """Return what the record says, or let it happen; children run again over their own records."""
         at = (run.plan.path, effect.seq)
+        self._met.add(at)
         if at in self.records:
             recorded, outcome = self.records[at]
             if not _is_same(recorded, effect):
-                refuse("I3", f"after a crash {name_of(at)} is {shown(effect)}, and was {shown(recorded)}")
+                refuse("I3", f"{self._when} {name_of(at)} is {shown(effect)}, and was {shown(recorded)}")
             return self._repeated(run, effect, outcome) if isinstance(effect, Spawn) and at in self._ran else outcome
+        if self._again:
+            refuse("I3", f"{self._when} the run asks for {name_of(at)}, {shown(effect)}, which it did not do before")
         if len(self.records) >= MAX_EFFECTS:
             refuse("R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {shown(effect)}")
-        outcome = self._happens(run, effect, at)
+        outcome = self._budgets.live(run, effect)
         self.records[at] = (effect, outcome)
         self.lines.append(f"{name_of(at):>8}  {shown(effect)}{self._marks(at)}\n          -> {told(outcome)}")
+        self._die(effect, at, "crash_after")
         return outcome
+
+    @property
+    def _when(self) -> str:
+        return "repeated over its records," if self._again else "after a crash"
 
     def _repeated(self, run: Watched, effect: Spawn, outcome: Single) -> Single:
         """Run a recorded child again over its own records; it must end as it did."""
         again = attrs.evolve(self._spawned(run, effect), at=outcome.at)
         if again != outcome:
-            refuse("I3", f"after a crash {shown(effect)} gives {told(again)}, and gave {told(outcome)}")
+            refuse("I3", f"{self._when} {shown(effect)} gives {told(again)}, and gave {told(outcome)}")
         return again
 
     def _marks(self, at: tuple[str, int]) -> str:
         kinds = self._kinds.get(at)
         return f"   !! {', '.join(kinds)}" if kinds else ""
 
-    def _happens(self, run: Watched, effect: Leaf, at: tuple[str, int]) -> Single:
+    def _live(self, run: Watched, effect: Leaf) -> Single:
+        """Let *effect* happen, with the faults that are due."""
+        at = (run.plan.path, effect.seq)
         if at not in self._kinds:
             self._kinds[at] = self._faults.at(run.plan.path, effect)
             self.happened += [Fault(effect.seq, kind, run.plan.path) for kind in self._kinds[at]]
-        kinds = self._kinds[at]
-        if "crash" in kinds and at not in self._died:
-            self._die(effect, at)
+        self._die(effect, at, "crash")
         if at in self._doubtful and not _may_repeat(run, effect):
             self._now += 1
             self.unknown = True
             return Failure(UnknownOutcome("the process died while it ran"), self._now)
+        made = self._happens(run, effect, at)
+        self._die(effect, at, "crash_inside")
+        return made
+
+    def _happens(self, run: Watched, effect: Leaf, at: tuple[str, int]) -> Single:
+        kinds = self._kinds[at]
         if at not in self._begun:
             self._begun.add(at)
             self._now += MINUTES if "slow" in kinds else 1
@@ -223,25 +272,26 @@ class World:
             return attrs.evolve(made, inputs=(sent, sent))
         return made
 
-    def _die(self, effect: Leaf, at: tuple[str, int]) -> None:
-        self._died.add(at)
-        self.lines.append(f"{name_of(at):>8}  {shown(effect)}   !! crash")
-        # Nobody knows whether it happened before the process died.
-        self._doubtful.add(at)
+    def _die(self, effect: Leaf, at: tuple[str, int], kind: str) -> None:
+        """Let the process die if a fault of this *kind* is due at *effect*."""
+        if kind not in self._kinds.get(at, ()) or (*at, kind) in self._died:
+            return
+        self._died.add((*at, kind))
+        self.lines.append(f"{name_of(at):>8}  {shown(effect)}   !! {kind}")
+        if at not in self.records:
+            # Nobody knows whether it happened before the process died.
+            self._doubtful.add(at)
         raise _Crash
 
     def _spawned(self, run: Watched, effect: Spawn) -> Single:
         path = f"{run.plan.path}.{effect.seq}" if run.plan.path else str(effect.seq)
-        deepest = run.plan.limits.max_depth
-        if deepest is not None and path.count(".") + 1 > deepest:
-            return Failure(LimitExceeded(f"at most {deepest} levels of children", kind="depth"), self._now)
         try:
             plan, state = self._planner.child(run.plan, effect, path)
         except StepEngineError as error:
             return Value(ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error), self._now)
         self._ran.add((run.plan.path, effect.seq))
         finished = self._drive(plan, state)
-        child = finished.as_child()
+        child = finished.as_child(is_inline=effect.is_inline)
         if finished.status is RunStatus.SUSPENDED:
             return Stop("suspended", self._now, questions=finished.pending, child=child)
         if finished.status is RunStatus.CANCELLED:

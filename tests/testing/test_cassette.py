@@ -106,7 +106,7 @@ def test_requests_that_say_something_else_do_not_match(recorded, now):
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
-@pytest.mark.spec("replay:C8", "reliability:SC02")
+@pytest.mark.spec("replay:C8", "reliability:SC02", "replay:U9")
 @pytest.mark.parametrize(
     ("recorded", "now"),
     [
@@ -206,7 +206,7 @@ def test_a_miss_names_its_reason_and_a_likely_cause(recorded: Sequence[RecordedR
     assert cause in str(miss)
 
 
-@pytest.mark.spec("replay:C14")
+@pytest.mark.spec("replay:C14", "replay:U16")
 def test_a_cassette_without_its_file_says_so(tmp_path):
     """
     That is another reason than an empty file.

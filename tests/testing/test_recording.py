@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx2
 import pytest
@@ -196,7 +196,7 @@ async def test_an_async_client_records_through_an_async_transport(server):
         RecordTransport(httpx2.AsyncHTTPTransport(), held).handle_request(httpx2.Request("GET", URL))
 
 
-@pytest.mark.spec("replay:C5")
+@pytest.mark.spec("replay:C5", "replay:U22")
 def test_interactions_stand_in_the_order_in_which_requests_started(server, gate):
     """
     A slow stream that started first comes first, although its end comes last.
@@ -382,3 +382,27 @@ def test_text_that_only_resembles_a_key_is_left_alone(tmp_path):
     path = cassette_of(RecordedResponse(200, "OK", (), harmless.encode())).save(tmp_path / "c.yaml")
 
     assert harmless.encode() == Cassette.load(path).interactions[0].response.body
+
+
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.spec("replay:K15", "reliability:SC04")
+@pytest.mark.parametrize(
+    ("path", "headers", "body"),
+    [
+        ("/oauth/token", {}, b"{}"),
+        ("/v1/sts", FORM, b"grant_type=refresh_token&refresh_token=abc"),
+        ("/model/x/invoke", {"authorization": "AWS4-HMAC-SHA256 Credential=AKIA/x, Signature=1"}, b"{}"),
+        ("/model/x/invoke", {"x-amz-security-token": "t"}, b"{}"),
+        ("/object?X-Amz-Signature=abc", {}, b""),
+        ("/keys", {}, b'{"private_key_id": "1", "client_email": "a@b"}'),
+    ],
+)
+def test_a_request_that_deals_in_credentials_is_answered_and_never_kept(server, path, headers, body):
+    cassette = Cassette()
+    with httpx2.Client(transport=RecordTransport(httpx2.HTTPTransport(), cassette)) as client:
+        assert 200 == client.post(f"{server}{path}", content=body, headers=headers).status_code
+        client.post(f"{server}/v1/messages", json={"text": "how does grant_type=refresh_token work?"})
+
+    assert ["/v1/messages"] == [urlsplit(i.request.url).path for i in cassette.interactions]

@@ -1,0 +1,331 @@
+"""
+The pytest plugin: journals and cassettes as fixtures.
+
+What lives here: fixtures, options and hooks for tests of agents. Every option starts with `--stepengine-`.
+
+What must not, in the whole package: module-level imports other than `pytest`, the standard library and the package's own
+modules, since pytest imports a registered plugin in every run of its environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stepengine.pytest_plugin.network import NetworkBlocked, blocked
+from stepengine.pytest_plugin.orphans import Orphans
+from stepengine.pytest_plugin.places import ROOT, extra_of, file_of
+from stepengine.pytest_plugin.settings import (
+    MODES,
+    command_of,
+    is_live,
+    marked,
+    mode_of,
+    node_id,
+    refuse_unusable,
+    rules_of,
+    uses,
+    without_providers,
+)
+from stepengine.pytest_plugin.snapshots import events_snapshot, request_snapshot, run_snapshot
+from stepengine.pytest_plugin.telling import Told, explain, headline, is_of_test, section_of, shorten, summarize
+
+if TYPE_CHECKING:
+    from stepengine.testing.engines import EngineFactory
+    from stepengine.testing.journals import TestJournal
+    from stepengine.testing.recordings import TestCassette
+
+__all__ = ("events_snapshot", "request_snapshot", "run_snapshot")
+
+RECORDINGS = pytest.StashKey[list[Any]]()
+TOLD = pytest.StashKey[Told]()
+REFUSED = pytest.StashKey[list[NetworkBlocked]]()
+ORPHANS = pytest.StashKey[Orphans]()
+FOUND = pytest.StashKey[list[Path]]()
+WORKER = "stepengine_orphans"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options and ini settings."""
+    group = parser.getgroup("stepengine", "recordings of agents and models (stepengine)")
+    group.addoption(
+        "--stepengine-record",
+        choices=MODES,
+        help="none: replay (default); once: record what has no file; new: record what is not known, too; "
+        "extend: so, and drop what is not used; rewrite: record again",
+    )
+    group.addoption(
+        "--stepengine-allow-live", action="store_true", help="record even when CI is set, and run tests that are live"
+    )
+    group.addoption(
+        "--stepengine-network",
+        choices=("block", "allow", "all"),
+        default="block",
+        help="block: in tests that replay (default); allow: nowhere; all: in every test that does not record",
+    )
+    group.addoption(
+        "--stepengine-orphans",
+        choices=("report", "fail", "delete", "off"),
+        default="report",
+        help="what becomes of recordings that no test owns, when a whole suite was collected",
+    )
+    group.addoption(
+        "--stepengine-diff",
+        choices=("short", "full"),
+        default="short",
+        help="how much of a miss or a divergence is shown",
+    )
+    parser.addini("stepengine_record", "how tests record; see --stepengine-record", default="")
+    for name in ("cassette", "journal"):
+        parser.addini(
+            f"stepengine_{name}_dir",
+            f"folder of {name}s, in the folder of the test, or in that of the project with {ROOT}/ before it",
+            default=f"{name}s",
+        )
+    parser.addini("stepengine_network_allow", "hosts that replaying tests may reach", type="linelist", default=[])
+    parser.addini("stepengine_redact", "regular expressions of what no recording may hold", type="linelist", default=[])
+    parser.addini(
+        "stepengine_allow_secrets", "hashes of values that look like secrets and are none", type="linelist", default=[]
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark and refuse modes that cannot be meant."""
+    config.addinivalue_line(
+        "markers",
+        "stepengine(record=, ignore=, match_headers=, allow_unused=, extra=, chunks=, redact=, live=): how the fixtures "
+        "`cassette`, `journal` and `stepengine_engine` behave",
+    )
+    refuse_unusable(config)
+    config.stash[ORPHANS] = Orphans(config)
+
+
+# --- fixtures -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stepengine_cassette(request: pytest.FixtureRequest) -> TestCassette:
+    """Return the cassette of the test: `cassette.transport()` for a provider, `cassette.clients()` for SDK clients."""
+    from stepengine.journal.redaction import redactor_for
+    from stepengine.testing.recordings import TestCassette
+
+    item = request.node
+    given, rules = marked(item), rules_of(item)
+    passed = ("ignore", "match_headers", "allow_unused", "chunks")
+    cassette = TestCassette(
+        file_of(item, "cassette"),
+        "rewrite" if is_live(item) else mode_of(item),
+        command=command_of(item),
+        keeps=not is_live(item),
+        redactor=redactor_for(rules.pop("redact") or "all", **rules),
+        extra=[extra_of(item, name) for name in given.get("extra", ())],
+        **{name: given[name] for name in passed if name in given},
+    )
+    grouped = getattr(item.config.option, "loadgroup", False) and item.get_closest_marker("xdist_group")
+    if hasattr(item.config, "workerinput") and not grouped:
+        cassette.refuse_sharing(
+            "other processes may record it now: record without -n, or put those tests into one group with "
+            "@pytest.mark.xdist_group and run with --dist=loadgroup"
+        )
+    item.stash.setdefault(RECORDINGS, []).append(cassette)
+    return cassette
+
+
+@pytest.fixture
+def stepengine_journal(request: pytest.FixtureRequest) -> TestJournal:
+    """Return the journal of the test: `engine.run(agent, prompt, journal=journal)` records a run once and repeats it then."""
+    from stepengine.testing.journals import TestJournal
+
+    item = request.node
+    journal = TestJournal(
+        file_of(item, "journal"),
+        "rewrite" if is_live(item) else mode_of(item),
+        command=command_of(item),
+        allow_unused=bool(marked(item).get("allow_unused")),
+        keeps=not is_live(item),
+        **rules_of(item),
+    )
+    item.stash.setdefault(RECORDINGS, []).append(journal)
+    return journal
+
+
+@pytest.fixture
+def cassette(stepengine_cassette: TestCassette) -> TestCassette:
+    """Return the cassette of the test."""
+    return stepengine_cassette
+
+
+@pytest.fixture
+def journal(stepengine_journal: TestJournal) -> TestJournal:
+    """Return the journal of the test."""
+    return stepengine_journal
+
+
+@pytest.fixture
+def stepengine_engine(request: pytest.FixtureRequest) -> Iterator[EngineFactory]:
+    """
+    Return a function that makes engines: `stepengine_engine(agents, ...)`, with a clock that jumps and the same chance always.
+
+    Their providers use the test's cassette. In a test with a journal and without a cassette the journal is the only record.
+    """
+    from stepengine.testing.engines import EngineFactory
+
+    names = request.fixturenames
+    alone = "stepengine_journal" in names and "stepengine_cassette" not in names
+    factory = EngineFactory(None if alone else request.getfixturevalue("stepengine_cassette"))
+    yield factory
+    factory.close()
+
+
+# --- a test -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Let a test that replays run without keys, and with `--stepengine-network=all` every test without network."""
+    replays = True
+    mine = uses(item)
+    if mine:
+        try:
+            replays = mode_of(item) == "none" and not is_live(item)
+        except pytest.UsageError:  # it is told where the test runs
+            replays = False
+    every = item.config.getoption("--stepengine-network") == "all" and replays
+    with without_providers(hidden=mine and replays), blocked(_allowed(item) if every else None) as refused:
+        item.stash[REFUSED] = refused
+        return (yield)
+
+
+def _allowed(item: pytest.Item) -> list[str]:
+    return list(item.config.getini("stepengine_network_allow"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that is live, unless live calls are allowed; check the mark of one that uses no fixture."""
+    if uses(item) and is_live(item) and not item.config.getoption("--stepengine-allow-live"):
+        pytest.skip("calls real providers; run it with --stepengine-allow-live")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Block the network of a test that replays; afterwards check its recordings, and keep what a passed test recorded."""
+    everywhere = item.stash.get(REFUSED, [])
+    if not uses(item):
+        result = yield
+        _raise_first(everywhere)
+        return result
+    recordings = item.stash.get(RECORDINGS, [])
+    told = item.stash[TOLD] = Told()
+    replays = not is_live(item) and all(r.replaying for r in recordings)
+    blocks = replays and item.config.getoption("--stepengine-network") != "allow"
+    try:
+        with blocked(_allowed(item) if blocks else None) as refused:
+            result = yield
+        _check(item, recordings)
+        _raise_first([*everywhere, *refused])
+        told.written += [account.written for r in recordings for account in r.keep()]
+    except BaseException as error:
+        _tell(item, recordings, error)
+        raise
+    finally:
+        told.lines += [f"{node_id(item)}: {account}" for r in recordings for account in r.accounts()]
+    return result
+
+
+def _check(item: pytest.Item, recordings: Sequence[Any]) -> None:
+    """Check every recording, and that what a journal saw of models went by the cassette, where there is one."""
+    cassettes = [r for r in recordings if hasattr(r, "fresh")]
+    calls = sum([r.calls for r in recordings if not hasattr(r, "fresh")])
+    for cassette in cassettes:
+        cassette.calls = max(cassette.calls, calls)
+    try:
+        for recording in recordings:
+            recording.check()
+    except AssertionError as error:
+        if is_of_test(item, error):
+            raise
+        # No line of the test is to blame, so there is none to show.
+        pytest.fail(f"{type(error).__name__}: {error}", pytrace=False)
+
+
+def _raise_first(refused: Sequence[NetworkBlocked]) -> None:
+    """Raise what was refused, also when somebody swallowed it or wrapped it in a group."""
+    if refused:
+        raise refused[0]
+
+
+def _tell(item: pytest.Item, recordings: Sequence[Any], error: BaseException) -> None:
+    """Say how to record again, and show misses and divergences that the test's own failure hides."""
+    explain(item, error)
+    misses = [miss for recording in recordings for miss in recording.misses]
+    if isinstance(error, NetworkBlocked) or any(error is miss for miss in misses):
+        shorten(item, error)
+    hidden = [miss for miss in misses if miss is not error]
+    if not isinstance(error, pytest.skip.Exception):
+        item.stash[TOLD].hidden += hidden
+    full = item.config.getoption("--stepengine-diff") == "full"
+    shown = misses if full else hidden
+    if shown:
+        item.add_report_section("call", "stepengine", section_of(item, shown))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Let a swallowed miss or divergence be the headline of the failure that it caused."""
+    report = yield
+    told = item.stash.get(TOLD, None)
+    if call.when == "call" and told is not None:
+        headline(report, told)
+    return report
+
+
+# --- the session --------------------------------------------------------------------------------------------------------
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Note that not everything was collected."""
+    if items:
+        items[0].config.stash[ORPHANS].whole = False
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Note which recordings the collected tests own."""
+    session.config.stash[ORPHANS].collect(session)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: Any) -> None:
+    """Take over what a worker of pytest-xdist collected."""
+    state = None if error else getattr(node, "workeroutput", {}).get(WORKER)
+    node.config.stash[ORPHANS].add(state)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Find the recordings that no test owns, once for all workers."""
+    config = session.config
+    orphans = config.stash[ORPHANS]
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[WORKER] = orphans.state()
+        return
+    found = [] if config.option.collectonly else orphans.found()
+    config.stash[FOUND] = found
+    if orphans.wanted == "delete":
+        for path in found:
+            path.unlink()
+    elif found and orphans.wanted == "fail" and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print what was recorded, and the recordings that no test owns."""
+    found = [
+        path.relative_to(config.rootpath) if path.is_relative_to(config.rootpath) else path
+        for path in config.stash.get(FOUND, [])
+    ]
+    summarize(terminalreporter, found, config.stash[ORPHANS].wanted)

@@ -1,0 +1,76 @@
+"""Where the recordings of a test are: names that every file system takes, and no two tests share (replay Y7)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+from stepengine.pytest_plugin.settings import node_id
+
+__all__ = ("SUFFIXES", "base_of", "extra_of", "file_of", "folder_of")
+
+ROOT = "{rootdir}"
+SUFFIXES = {"journal": ".jsonl", "cassette": ".yaml"}
+UNFIT = re.compile(r"[^A-Za-z0-9._\[\]=,-]")
+LONGEST = 120
+
+
+def base_of(config: pytest.Config, kind: str, here: Path) -> Path:
+    """Return the folder of the recordings of one kind, for tests in the folder *here*."""
+    setting = str(config.getini(f"stepengine_{kind}_dir"))
+    if not setting.startswith(ROOT):
+        return here / setting
+    folder = config.rootpath / setting.removeprefix(ROOT).lstrip("/")
+    return folder / here.relative_to(config.rootpath) if here.is_relative_to(config.rootpath) else folder
+
+
+def folder_of(item: pytest.Item, kind: str) -> Path:
+    """Return the folder of the recordings of a test's module."""
+    return base_of(item.config, kind, item.path.parent) / item.path.stem
+
+
+def file_of(item: pytest.Item, kind: str) -> Path:
+    """
+    Return the file of a test: ``<folder>/<module>/<Class>.<test>[<param>]`` and the kind's suffix.
+
+    A name that had to be changed, is too long, or may differ from another one only in case, ends in a part of the hash of
+    the test's id. It depends on the test alone, whichever tests are selected.
+    """
+    owner = getattr(item, "cls", None)
+    name = f"{owner.__name__}.{item.name}" if owner is not None else item.name
+    fit = UNFIT.sub("-", name)
+    if fit != name or len(fit) > LONGEST or _has_twin(item):
+        fit = f"{fit[:LONGEST]}~{hashlib.sha256(node_id(item).encode()).hexdigest()[:6]}"
+    return folder_of(item, kind) / f"{fit}{SUFFIXES[kind]}"
+
+
+def _has_twin(item: pytest.Item) -> bool:
+    """Return whether another test's name may be this one's but for case: in its class or module, or in its parameters."""
+    _, _, parameters = item.name.partition("[")
+    if parameters != parameters.lower():
+        return True
+    owners = [getattr(node, "obj", None) for node in item.listchain()]
+    inner = [getattr(node, "originalname", None) or node.name for node in item.listchain()]
+    for owner, name in zip(owners, inner[1:], strict=False):
+        names = {*getattr(owner, "__dict__", ()), *dir(owner)} if owner is not None else set()
+        if any(n != name and n.lower() == name.lower() and n.startswith(("test", "Test")) for n in names):
+            return True
+    return False
+
+
+def extra_of(item: pytest.Item, name: str) -> Path:
+    """
+    Return a further cassette that the mark names: beside the test's own, else in the folder above.
+
+    Raises:
+        pytest.UsageError: when there is no such file.
+    """
+    folder = folder_of(item, "cassette")
+    for path in (folder / name, folder.parent / name):
+        if path.is_file():
+            return path
+    msg = f"{node_id(item)}: there is no cassette {name!r} in {folder} or {folder.parent}, which the mark's extra names"
+    raise pytest.UsageError(msg)

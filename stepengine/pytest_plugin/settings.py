@@ -1,0 +1,168 @@
+"""What options, ini settings, marks and the environment say about a test (replay M5, M6, Y1, Y2, Y6)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = (
+    "command_of",
+    "is_live",
+    "marked",
+    "may_record",
+    "mode_of",
+    "node_id",
+    "refuse_unusable",
+    "rules_of",
+    "told",
+    "uses",
+    "without_providers",
+)
+
+MODES = ("none", "once", "new", "extend", "rewrite")
+FIXTURES = frozenset({"stepengine_journal", "stepengine_cassette", "stepengine_engine"})
+MARK_ARGUMENTS = frozenset({"record", "ignore", "match_headers", "allow_unused", "extra", "chunks", "redact", "live"})
+CHUNKS = ("events", "whole", "recorded", "random")
+# Beside keys and addresses of the known services: what else changes where SDKs send their requests, and what is in them.
+FURTHER_VARIABLES = (
+    "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "ANTHROPIC_CUSTOM_HEADERS", "GEMINI_API_KEY",
+    "GOOGLE_API_KEY", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_GENAI_API_VERSION", "GOOGLE_GENAI_HTTP_CLIENT",
+    "GOOGLE_GENAI_USE_VERTEXAI", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_CUSTOM_HEADERS",
+)  # fmt: skip
+
+
+def uses(item: pytest.Item) -> bool:
+    """Return whether a test uses a fixture or the mark of this plugin."""
+    names = getattr(item, "fixturenames", ())
+    return not FIXTURES.isdisjoint(names) or item.get_closest_marker("stepengine") is not None
+
+
+def told(config: pytest.Config) -> str | None:
+    """Return the mode of the command line or the environment, if one is given."""
+    return config.getoption("--stepengine-record") or os.environ.get("STEPENGINE_RECORD") or None
+
+
+def may_record(config: pytest.Config) -> bool:
+    """Return whether anything may be recorded here: in CI only when somebody says so."""
+    return not os.environ.get("CI") or bool(config.getoption("--stepengine-allow-live"))
+
+
+def refuse_unusable(config: pytest.Config) -> None:
+    """
+    Refuse modes that are none, and one that a forgotten option would spend money with (replay M5, M6).
+
+    Raises:
+        pytest.UsageError: when one of them is asked for.
+    """
+    given = told(config)
+    for mode in (given, config.getini("stepengine_record")):
+        if mode:
+            _check_mode(mode)
+    if given not in (None, "none") and not may_record(config):
+        msg = f"the mode {given!r} would record in CI; give --stepengine-allow-live as well if that is meant"
+        raise pytest.UsageError(msg)
+
+
+def _check_mode(mode: Any) -> None:
+    if mode not in MODES:
+        msg = f"{mode!r} is no mode of recording; there are {', '.join(MODES)}"
+        raise pytest.UsageError(msg)
+
+
+def marked(item: pytest.Item) -> dict[str, Any]:
+    """
+    Return the arguments of the marks at *item*; those that stand nearer win.
+
+    Raises:
+        pytest.UsageError: when one of them is unknown, or has a value that it cannot have.
+    """
+    given: dict[str, Any] = {}
+    for mark in item.iter_markers("stepengine"):
+        unknown = sorted(set(mark.kwargs) - MARK_ARGUMENTS)
+        if mark.args or unknown:
+            msg = f"the mark stepengine takes {', '.join(sorted(MARK_ARGUMENTS))} by name, not {unknown or mark.args}"
+            raise pytest.UsageError(msg)
+        given = {**mark.kwargs, **given}
+    if given.get("record") is not None:
+        _check_mode(given["record"])
+    for name in ("ignore", "match_headers", "extra", "redact"):
+        if isinstance(given.get(name, ()), str) or not hasattr(given.get(name, ()), "__iter__"):
+            msg = f"the mark stepengine takes {name} as a list, not {given[name]!r}"
+            raise pytest.UsageError(msg)
+    chunks = given.get("chunks", "events")
+    if chunks not in CHUNKS and not (isinstance(chunks, int) and chunks > 0):
+        msg = f"the mark stepengine takes as chunks {', '.join(map(repr, CHUNKS))} or a number of bytes, not {chunks!r}"
+        raise pytest.UsageError(msg)
+    return given
+
+
+def is_live(item: pytest.Item) -> bool:
+    """Return whether a test calls real providers and has no recordings: ``@pytest.mark.stepengine(live=True)``."""
+    return bool(marked(item).get("live"))
+
+
+def mode_of(item: pytest.Item) -> Any:
+    """
+    Return the mode of a test: the command line beats the mark, but a test that is marked ``none`` stays so.
+
+    A mark or an ini setting is there for everybody's machine; in CI it replays.
+    """
+    wanted = marked(item).get("record")
+    if wanted == "none" or not may_record(item.config):
+        return "none"
+    return told(item.config) or wanted or item.config.getini("stepengine_record") or "none"
+
+
+def rules_of(item: pytest.Item) -> dict[str, Any]:
+    """
+    Return what is said about secrets in recordings: ``redact``, ``allow_secrets`` and ``machine``.
+
+    The ini setting ``stepengine_redact`` lists regular expressions; the mark's ``redact`` takes every kind of rule.
+    """
+    from stepengine.journal.redaction_rules import Pattern, machine_data
+
+    patterns = [Pattern(line, "stepengine_redact") for line in item.config.getini("stepengine_redact")]
+    return {
+        "redact": (*patterns, *marked(item).get("redact", ())),
+        "allow_secrets": tuple(item.config.getini("stepengine_allow_secrets")),
+        "machine": machine_data(item.config.rootpath),
+    }
+
+
+def node_id(item: pytest.Item) -> str:
+    """Return the id of a test as it is without pytest-xdist, which appends the names of groups (``--dist=loadgroup``)."""
+    group = "_".join(
+        sorted(
+            {str((mark.args or (mark.kwargs.get("name", "default"),))[0]) for mark in item.iter_markers("xdist_group")}
+        )
+    )
+    return item.nodeid.removesuffix(f"@{group}") if group and hasattr(item.config, "workerinput") else item.nodeid
+
+
+def command_of(item: pytest.Item) -> str:
+    """Return the command that runs one test, from the folder in which pytest was called."""
+    _, colons, name = node_id(item).partition("::")
+    try:
+        file = os.path.relpath(item.path, item.config.invocation_params.dir)
+    except ValueError:  # another drive
+        file = str(item.path)
+    return f"pytest {shlex.quote(f'{Path(file).as_posix()}{colons}{name}')}"
+
+
+@contextmanager
+def without_providers(*, hidden: bool) -> Iterator[None]:
+    """Take keys and addresses of providers out of the environment for a while: nobody needs them to replay (replay C27)."""
+    with pytest.MonkeyPatch.context() as patch:
+        if hidden:
+            from stepengine.models.presets import PRESETS
+
+            of_presets = [n for p in PRESETS.values() for n in (p.key_variable, p.base_url_variable) if n]
+            for name in {*FURTHER_VARIABLES, *of_presets}:
+                patch.delenv(name, raising=False)
+        yield

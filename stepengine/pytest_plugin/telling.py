@@ -1,0 +1,124 @@
+"""What is said about recordings: at a failure, after the last test, and with ``-v`` for every test (replay Y8, Y17, M9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from stepengine.pytest_plugin.settings import command_of
+
+__all__ = ("Told", "explain", "headline", "is_of_test", "section_of", "shorten", "summarize")
+
+ATTRIBUTE = "stepengine_recordings"
+PACKAGE = Path(__file__).parent.parent
+
+
+class Told:
+    """
+    What became of the recordings of one test.
+
+    Attributes:
+        lines: One line for each file that was used.
+        written: One line for each file that was written.
+        hidden: What the test's own failure hides: misses and divergences that somebody swallowed.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.written: list[str] = []
+        self.hidden: list[BaseException] = []
+
+
+def explain(item: pytest.Item, error: BaseException) -> None:
+    """Add to a divergence the commands that accept it."""
+    from stepengine.errors import ReplayDivergence
+
+    if not isinstance(error, ReplayDivergence):
+        return
+    command = command_of(item)
+    note = (
+        f"if the change is meant, record it\n"
+        f"  keeping the effects before {error.address or 'it'}: {command} --stepengine-record=extend\n"
+        f"  all of it: {command} --stepengine-record=rewrite"
+    )
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def shorten(item: pytest.Item, error: BaseException) -> None:
+    """Let the traceback of a failed recording end at the author's own line: what lies below it is not what went wrong."""
+    if item.config.option.fulltrace:
+        return
+    last = _last_of_author(item, error)
+    if last is not None:
+        last.tb_next = None
+
+
+def is_of_test(item: pytest.Item, error: BaseException) -> bool:
+    """Return whether an error came up in the author's code, and not when the recordings were checked after the test."""
+    return _last_of_author(item, error) is not None
+
+
+def _last_of_author(item: pytest.Item, error: BaseException) -> TracebackType | None:
+    last, at = None, error.__traceback__
+    while at is not None:
+        file = Path(at.tb_frame.f_code.co_filename)
+        if (
+            file.is_relative_to(item.config.rootpath)
+            and not file.is_relative_to(PACKAGE)
+            and "site-packages" not in file.parts
+        ):
+            last = at
+        at = at.tb_next
+    return last
+
+
+def section_of(item: pytest.Item, errors: Iterable[BaseException]) -> str:
+    """Return what a report says of misses and divergences: those that are hidden, and with ``full`` all that differs."""
+    full = item.config.getoption("--stepengine-diff") == "full"
+    return "\n\n".join([f"{type(e).__name__}: {e}{_all_differences(e) if full else ''}" for e in errors])
+
+
+def _all_differences(error: BaseException) -> str:
+    """Return every difference of a miss or a divergence, nothing cut."""
+    found = [(d.pointer, d.recorded, d.now) for c in getattr(error, "candidates", ())[:1] for d in c.differences]
+    found += [tuple(field) for field in getattr(error, "diff", ())]
+    from stepengine.testing.cleaning import Cleaner
+
+    lines = [f"\n  {pointer}\n    recorded {recorded}\n    now      {now}" for pointer, recorded, now in found]
+    return Cleaner().text("".join(lines))
+
+
+def headline(report: pytest.TestReport, told: Told) -> None:
+    """Let the report of a test tell what its own failure hides, and carry the lines about its recordings."""
+    setattr(report, ATTRIBUTE, {"lines": told.lines, "written": told.written})
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if report.failed and told.hidden and crash is not None:
+        first = told.hidden[0]
+        summary = str(first).partition("\n")[0]
+        crash.message = f"{type(first).__name__}: {summary} (swallowed; then {crash.message})"
+
+
+def summarize(terminal: Any, orphans: list[Any], done: str) -> None:
+    """Print what was recorded, with ``-v`` what every test did with its recordings, and files that no test owns."""
+    reports = [r for group in terminal.stats.values() for r in group if hasattr(r, ATTRIBUTE)]
+    told = [getattr(r, ATTRIBUTE) for r in reports]
+    written = [line for entry in told for line in entry["written"]]
+    lines = [line for entry in told for line in entry["lines"]] if terminal.verbosity > 0 else []
+    if not (written or lines or orphans):
+        return
+    terminal.section("stepengine recordings")
+    for line in (*written, *lines):
+        terminal.line(line)
+    if orphans:
+        count, one = len(orphans), len(orphans) == 1
+        gone = f" {'was' if one else 'were'} deleted" if done == "delete" else ""
+        terminal.line(f"{count} recording{'' if one else 's'} that no test owns{gone}:")
+        for path in orphans:
+            terminal.line(f"  {path}")
+        if done != "delete":
+            terminal.line(f"to delete {'it' if one else 'them'}: run the same tests with --stepengine-orphans=delete")

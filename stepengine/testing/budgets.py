@@ -1,0 +1,234 @@
+"""
+The budgets of a simulated tree (reliability I8).
+
+Here stand the meter and the gate of real runs, driven without an event loop, and a second count that judges what they let
+through.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from decimal import Decimal
+from typing import Any, cast
+
+import attrs
+
+from stepengine.data.effects import CallModel, Leaf, Spawn
+from stepengine.data.limits import Limits
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Single, Value
+from stepengine.data.run import ChildResult
+from stepengine.data.usage import Usage
+from stepengine.errors import AgentError
+from stepengine.machine.plan import RunPlan
+from stepengine.runtime.failfast import has_failed
+from stepengine.runtime.limits import Gate, Ledger, Meter, Refusals
+from stepengine.runtime.performer import IO, Item
+from stepengine.runtime.sizes import expected_tokens
+from stepengine.testing.invariants import Watched
+from stepengine.testing.telling import name_of
+from stepengine.testing.violations import refuse
+
+__all__ = ("Budgets",)
+
+Act = Callable[[Watched, Leaf], Single]
+DOLLARS_PER_TOKEN = Decimal("0.000001")
+"""What a simulated model costs."""
+
+
+def _price(_: str, usage: Usage) -> Decimal:
+    return usage.total_tokens * DOLLARS_PER_TOKEN
+
+
+class _Nothing:
+    """An awaitable that is done; a coroutine that nobody awaits would complain."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield from ()
+
+
+_NOTHING = _Nothing()
+
+
+class _Acting:
+    """A performer that is a function; what it is given as ``IO`` is the run under observation."""
+
+    def __init__(self, act: Act) -> None:
+        self._act = act
+
+    def begin(self, _: Sequence[Item]) -> Awaitable[None]:
+        """Do nothing."""
+        return _NOTHING
+
+    async def perform(self, item: Item, io: IO) -> Single:
+        """Do it at once."""
+        return self._act(cast("Watched", io), item.effect)
+
+
+def _at_once(awaitable: Awaitable[Single]) -> Single:
+    try:
+        awaitable.__await__().send(None)
+    except StopIteration as stop:
+        outcome: Single = stop.value
+        return outcome
+    msg = "a simulated effect waited"
+    raise AssertionError(msg)
+
+
+class Budgets:
+    """
+    What the effects of a simulated tree pass through, from the outside in: meter, records, gate, world.
+
+    Args:
+        recorded: Looks an effect up, and calls ``live`` for one that is new.
+        happens: Lets an effect happen.
+        now: Milliseconds since the root run was created.
+    """
+
+    def __init__(self, recorded: Act, happens: Act, now: Callable[[], int]) -> None:
+        self._refusals = Refusals()
+        self._ledgers: dict[str, Ledger] = {}
+        self._meter = Meter(_Acting(recorded), self._refusals, self._ledgers, _price)
+        self._gate = Gate(_Acting(happens), self._refusals, now)
+        self._nodes: dict[str, _Node] = {}
+        self._held: dict[tuple[str, int], int] = {}
+
+    def opens(self, plan: RunPlan) -> None:
+        """Begin to count for a run."""
+        parent = plan.path.rpartition(".")[0]
+        self._ledgers[plan.path] = Ledger(plan.limits, self._ledgers.get(parent) if plan.path else None)
+        self._nodes[plan.path] = _Node(plan.limits)
+
+    def closes(self, path: str) -> None:
+        """
+        Forget a run that has ended.
+
+        Raises:
+            Violation: when something is still reserved for it.
+        """
+        self._meter.forget(path)
+        for at in [at for at in self._held if at[0] == path]:
+            self._release(at)
+        ledger = self._ledgers.pop(path)
+        if ledger.reserved_tokens or ledger.reserved_cost:
+            refuse("I8", f"{ledger.reserved_tokens} tokens are still reserved after the end of run {path or 'root'}")
+        del self._nodes[path]
+
+    def begin(self, run: Watched, members: Sequence[Leaf]) -> None:
+        """
+        Reserve for what is asked for at once.
+
+        Raises:
+            Violation: when more was let through than there is room for.
+        """
+        path = run.plan.path
+        self._meter.begin([Item(path, effect, run.plan) for effect in members])
+        together: Counter[str] = Counter()
+        for effect in members:
+            if type(effect) not in (CallModel, Spawn) or (path, effect.seq) in self._refusals.known:
+                continue
+            if isinstance(effect, CallModel):
+                self._admitted(path, effect)
+            elif isinstance(effect, Spawn):
+                together[effect.tool_call_id] += 1
+                self._started(path, effect, together[effect.tool_call_id])
+
+    def perform(self, run: Watched, effect: Leaf) -> Single:
+        """Return what *effect* gives, and count what it used."""
+        outcome = _at_once(self._meter.perform(Item(run.plan.path, effect, run.plan), cast("IO", run)))
+        at = (run.plan.path, effect.seq)
+        if at in self._held:
+            used = _used(outcome)
+            held = self._release(at)
+            for node in self._lineage(at[0]):
+                node.tokens += held if used is None else used
+        child = getattr(outcome, "value", None)
+        if isinstance(child, ChildResult) and not child.run_id:
+            for node in self._lineage(at[0]):
+                node.children -= 1
+        return outcome
+
+    def give_up(self, path: str, effect: Spawn) -> None:
+        """Keep a child from being started, because another one of its group failed."""
+        self._refusals.known[(path, effect.seq)] = AgentError("given up, because another child failed")
+
+    def live(self, run: Watched, effect: Leaf) -> Single:
+        """Refuse what there is no room for, and let everything else happen."""
+        return _at_once(self._gate.perform(Item(run.plan.path, effect, run.plan), cast("IO", run)))
+
+    @staticmethod
+    def has_failed(outcome: Single) -> bool:
+        """Return whether a member of a group failed by itself."""
+        return has_failed(outcome)
+
+    # --- the second count ---------------------------------------------------------------------------------------------
+
+    def _lineage(self, path: str) -> Iterator[_Node]:
+        while True:
+            yield self._nodes[path]
+            if not path:
+                return
+            path = path.rpartition(".")[0]
+
+    def _admitted(self, path: str, effect: CallModel) -> None:
+        nodes = [*self._lineage(path)]
+        if all(node.most is None for node in nodes):
+            return
+        tokens = expected_tokens(effect.request)
+        for node in nodes:
+            if node.most is not None and node.tokens + node.reserved + tokens > node.most:
+                refuse(
+                    "I8",
+                    f"the model call {name_of((path, effect.seq))} needs {tokens} tokens and was let through, with "
+                    f"{node.tokens} of {node.most} used and {node.reserved} reserved",
+                )
+            node.reserved += tokens
+        self._held[(path, effect.seq)] = tokens
+
+    def _release(self, at: tuple[str, int]) -> int:
+        tokens = self._held.pop(at)
+        for node in self._lineage(at[0]):
+            node.reserved -= tokens
+        return tokens
+
+    def _started(self, path: str, effect: Spawn, together: int) -> None:
+        depth = path.count(".") + 1 + bool(path)
+        nodes = [*self._lineage(path)]
+        for node in nodes:
+            node.children += 1
+        due = (
+            ("level of children", depth, nodes[0].limits.max_depth),
+            ("child of one call", together, nodes[0].limits.max_children),
+            *[("child of the tree", node.children, node.limits.max_total_children) for node in nodes],
+        )
+        for what, number, most in due:
+            if most is not None and number > most:
+                refuse("I8", f"{name_of((path, effect.seq))} starts {what} number {number}, and {most} are allowed")
+
+
+@attrs.define
+class _Node:
+    """What one run and those below it used, as counted here."""
+
+    limits: Limits
+    tokens: int = 0
+    reserved: int = 0
+    children: int = 0
+
+    @property
+    def most(self) -> int | None:
+        """How many tokens there may be: by their number, or by what they cost."""
+        dollars = self.limits.max_cost_usd
+        bounds = [] if self.limits.max_tokens is None else [self.limits.max_tokens]
+        if dollars is not None:
+            bounds.append(int(Decimal(str(dollars)) / DOLLARS_PER_TOKEN))
+        return min(bounds, default=None)
+
+
+def _used(outcome: Single) -> int | None:
+    """Return what a model call used; ``None`` when nobody said it."""
+    if isinstance(outcome, Value) and isinstance(outcome.value, ModelReply):
+        return None if outcome.value.usage is None else outcome.value.usage.total_tokens
+    used: Usage | None = getattr(getattr(outcome, "error", None), "usage", None)
+    return used.total_tokens if used is not None else 0

@@ -1,0 +1,91 @@
+"""``assert_prefix_stable``: requests of one run may only grow, or the provider's prompt cache is lost (replay Y15)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from stepengine.data.run import RunResult
+from stepengine.errors import DataError
+from stepengine.journal import Journal, JournalLike, as_journal
+from stepengine.journal.history import History
+from stepengine.journal.records import Intent, shown_address
+
+__all__ = ("assert_prefix_stable",)
+
+WINDOW = 40
+
+
+def assert_prefix_stable(run: JournalLike | RunResult[Any], *, cut_at: Collection[str] = ()) -> None:
+    """
+    Check that each request of a run begins with the one before it: system prompt, tools and messages, byte for byte.
+
+    Model calls of one path are compared one after the other. Messages that a hook adds for one call only (the ``tail``) stand
+    after the history and do not count.
+
+    Args:
+        run: A journal, the path of one, or the result of a run that has one.
+        cut_at: Addresses of model calls, such as ``"#3"``, before which the history is cut on purpose.
+
+    Raises:
+        AssertionError: naming the two effects, and the first place and byte at which they differ.
+        DataError: when a result has no journal.
+        JournalError: when the journal cannot be read.
+    """
+    journal = run.journal if isinstance(run, RunResult) else run
+    if journal is None:
+        msg = "this run has no journal; give it one: engine.run(..., journal=MemoryJournal())"
+        raise DataError(msg)
+    made = journal if isinstance(journal, Journal) else as_journal(journal)
+    history = made.history()
+    last: dict[str, tuple[Intent, list[tuple[str, str]]]] = {}
+    for (path, seq), intent in sorted(history.intents.items(), key=lambda item: item[0]):
+        if intent.type != "CallModel" or history.form(intent)["purpose"] != "step":
+            continue
+        now = list(_pieces(history, intent))
+        before = last.get(path)
+        if before is not None and shown_address(path, seq) not in cut_at:
+            _compare(made.name, *before, intent, now)
+        last[path] = (intent, now)
+
+
+def _pieces(history: History, intent: Intent) -> Iterator[tuple[str, str]]:
+    """Give the parts of a request in the order in which they are sent, each with its place."""
+    request = history.form(intent)["request"]
+    yield "/system_prompt", _text(request.get("system_prompt", ""))
+    yield "/tools", _text(request.get("tools", []))
+    for index, message in enumerate(history.messages(intent)):
+        yield f"/messages/{index}", _text({k: v for k, v in message.items() if k != "tags"})
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=dict)
+
+
+def _compare(name: str, earlier: Intent, old: list[tuple[str, str]], later: Intent, new: list[tuple[str, str]]) -> None:
+    sent = 0
+    for index, (place, text) in enumerate(old):
+        other = new[index][1] if index < len(new) else ""
+        if text == other:
+            sent += len(text.encode())
+            continue
+        same = next(
+            (i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other))
+        )
+        first, second = shown_address(earlier.path, earlier.seq), shown_address(later.path, later.seq)
+        is_gone = index >= len(new)
+        msg = (
+            f"the request of effect {second} in {name} does not begin with that of {first}, so the provider's prompt cache is "
+            f"lost from byte {sent + len(text[:same].encode())} on\n"
+            f"  first difference in {place}{'' if is_gone else f', character {same}'}\n"
+            f"    {first:<6} {_window(text, same)}\n"
+            f"    {second:<6} {'(absent)' if is_gone else _window(other, same)}\n"
+            f"  a request may only grow at its end; where history is cut on purpose, say cut_at=({second!r},)"
+        )
+        raise AssertionError(msg)
+
+
+def _window(text: str, at: int) -> str:
+    start, stop = max(0, at - WINDOW), at + WINDOW
+    return f"{'...' if start else ''}{text[start:stop]}{'...' if stop < len(text) else ''}"

@@ -1,0 +1,171 @@
+"""
+Snapshots of runs, requests and events for syrupy: files that people review (replay F).
+
+``run_snapshot``, ``request_snapshot`` and ``events_snapshot`` are fixtures of the pytest plugin; the classes here are what
+they use. A snapshot is text with one fact per line, in a file per assertion below ``__snapshots__``, and ``pytest
+--snapshot-update`` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
+
+from stepengine.data.events import Event, TextDelta, ThinkingDelta, ToolInputDelta
+from stepengine.data.run import RunResult
+from stepengine.data.visible import visible
+from stepengine.errors import DataError
+from stepengine.journal import Journal, as_journal
+from stepengine.journal.records import shown_address
+from stepengine.journal.rendering import clean_tree, render
+from stepengine.journal.transcripts import result_tree, run_tree
+from stepengine.testing.cleaning import Cleaner, known_secrets
+from stepengine.testing.interactions import Interaction, RecordedRequest
+
+if TYPE_CHECKING:
+    from syrupy.types import PropertyFilter, PropertyMatcher
+
+__all__ = ("EventsSnapshot", "RequestSnapshot", "RunJsonSnapshot", "RunSnapshot", "transcript_of")
+
+DELTAS = (TextDelta, ThinkingDelta, ToolInputDelta)
+UNSEEN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
+
+
+def transcript_of(run: Any, *, cost: bool = False) -> dict[str, Any]:
+    """
+    Return a run as the JSON value that its snapshot shows, without secrets and without folders of this machine.
+
+    Args:
+        run: A ``RunResult``, a journal, or the path of a journal's file. A result without a journal shows its messages
+            instead of its effects.
+        cost: Whether it says what the run cost; prices change by themselves.
+
+    Raises:
+        DataError: for anything else.
+        JournalError: when the journal cannot be read.
+    """
+    if isinstance(run, RunResult):
+        tree = result_tree(run) if run.journal is None else run_tree(run.journal)
+    elif isinstance(run, Journal | str | Path):
+        tree = run_tree(as_journal(run))
+    else:
+        msg = f"a snapshot of a run takes a RunResult, a journal or the path of one, not a {type(run).__name__}"
+        raise DataError(msg)
+    if not cost:
+        del tree["cost_usd"]
+    clean: dict[str, Any] = clean_tree(tree, portable=True)
+    return clean
+
+
+class _Text(SingleFileSnapshotExtension):
+    """One text file per assertion; subclasses say what is shown of what was asserted, as JSON, and how it is written."""
+
+    _write_mode = WriteMode.TEXT
+
+    def serialize(
+        self,
+        data: Any,
+        *,
+        exclude: PropertyFilter | None = None,
+        include: PropertyFilter | None = None,
+        matcher: PropertyMatcher | None = None,
+    ) -> str:
+        """Return the snapshot's text; filters and matchers see the JSON value behind it."""
+        return self.written(_filtered(self.shown(data), (), exclude, include, matcher))
+
+    def shown(self, data: Any) -> Any:
+        """Return the JSON value that the snapshot shows."""
+        return transcript_of(data) if not isinstance(data, Mapping) else dict(data)
+
+    def written(self, value: Any) -> str:
+        """Return the text of the file."""
+        return _indented(value)
+
+
+class RunSnapshot(_Text):
+    """A run as a transcript; of a ``RunResult``, a journal, the path of one, or what ``transcript_of`` gave."""
+
+    file_extension = "run.md"
+
+    def written(self, value: Any) -> str:
+        """Return the transcript."""
+        return render(value)
+
+
+class RunJsonSnapshot(_Text):
+    """A run as indented JSON: ``assert result == run_snapshot(extension_class=RunJsonSnapshot)``."""
+
+    file_extension = "run.json"
+
+
+class RequestSnapshot(_Text):
+    """
+    The body of one request as it went over the wire, as indented JSON, its keys in their own order.
+
+    It takes a request of httpx2 or of a cassette, an interaction, or a body: bytes, text or a JSON value.
+    """
+
+    file_extension = "request.json"
+
+    def shown(self, data: Any) -> Any:
+        """Return the body, cleaned as a cassette's is."""
+        body = data.request if isinstance(data, Interaction) else data
+        if not isinstance(body, RecordedRequest) and hasattr(body, "headers"):
+            kept = tuple([(n.lower(), v) for n, v in body.headers.items()])
+            body = RecordedRequest(body.method, str(body.url), kept, body.read())
+        if isinstance(body, RecordedRequest):
+            body = Cleaner(known_secrets(body.headers)).request(body).body
+        text = body.decode(errors="backslashreplace") if isinstance(body, bytes) else body
+        if not isinstance(text, str):
+            return clean_tree(text)
+        try:
+            return clean_tree(json.loads(text))
+        except ValueError:
+            return clean_tree(text)
+
+
+class EventsSnapshot(_Text):
+    """The names and addresses of events in order, without deltas; of any iterable of events."""
+
+    file_extension = "events.txt"
+
+    def shown(self, data: Iterable[Event]) -> Any:
+        """Return the lines."""
+        return [f"{shown_address(e.path, e.seq)}  {type(e).__name__}" for e in data if not isinstance(e, DELTAS)]
+
+    def written(self, value: Any) -> str:
+        """Return the lines as text."""
+        return "".join([f"{visible(str(line), strict=True)}\n" for line in value])
+
+
+def _indented(value: Any) -> str:
+    """Return JSON with one member per line, in which every character can be seen."""
+    text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
+    return UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text) + "\n"
+
+
+def _filtered(
+    value: Any,
+    path: tuple[Any, ...],
+    exclude: PropertyFilter | None,
+    include: PropertyFilter | None,
+    matcher: PropertyMatcher | None,
+) -> Any:
+    """Return a JSON value as syrupy's filters and matchers want it; *path* holds the keys above it with their types."""
+    if matcher is not None:
+        value = matcher(data=value, path=path)
+    if isinstance(value, dict):
+        return {
+            key: _filtered(member, (*path, (key, type(member))), exclude, include, matcher)
+            for key, member in value.items()
+            if not (exclude and exclude(prop=key, path=path)) and (not include or include(prop=key, path=path))
+        }
+    if isinstance(value, list):
+        rows = enumerate(value)
+        return [_filtered(member, (*path, (n, type(member))), exclude, include, matcher) for n, member in rows]
+    return value

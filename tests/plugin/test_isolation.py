@@ -1,0 +1,205 @@
+"""
+What tests that replay are kept away from: the network, keys, each other.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest_plugins = ("pytester",)
+
+REACHING = """
+import _socket, asyncio, socket
+
+WAYS = {
+    "connect": lambda: socket.create_connection(("127.0.0.2", 9), timeout=1),
+    "lookup": lambda: socket.getaddrinfo("example.test", 443),
+    "by name": lambda: socket.gethostbyname("example.test"),
+    "by address": lambda: socket.gethostbyaddr("192.0.2.1"),
+    "datagram": lambda: socket.socket(type=socket.SOCK_DGRAM).sendto(b"x", ("192.0.2.1", 9)),
+    "underneath": lambda: _socket.socket().connect(("127.0.0.2", 9)),
+    "sync": lambda: httpx2.get("https://example.test"),
+    "async": lambda: asyncio.run(one()),
+}
+
+async def one():
+    async with httpx2.AsyncClient() as client:
+        await client.get("https://example.test")
+
+def reach(way):
+    try:
+        WAYS[way]()
+    except BaseException:
+        pass
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", WAYS)
+def test_it(way, cassette):
+    reach(way)
+"""
+
+
+@pytest.mark.spec("replay:Y10", "replay:Y19", "replay:M11", "replay:U8", "replay:U14")
+def test_no_way_leads_to_the_network_and_none_goes_unnoticed(run, pytester, monkeypatch):
+    """
+    Also lookups, datagrams and code below the modules that others replace; also when the refusal is swallowed.
+    """
+    blocked = run(REACHING, apart=True)
+    blocked.assert_outcomes(failed=8)
+    blocked.stdout.fnmatch_lines([
+        "*NetworkBlocked: socket.getaddrinfo to '127.0.0.2': this test replays its recordings and may not reach the network*",
+        "*stepengine_network_allow*--stepengine-network=allow*", "*NetworkBlocked: socket.getaddrinfo to 'example.test'*",
+    ])  # fmt: skip
+    marked = REACHING.replace("(way, cassette)", "(way)").replace("def test_it", "@pytest.mark.stepengine\ndef test_it")
+    run(marked, "-k", "connect or underneath", apart=True).assert_outcomes(failed=2, deselected=6)
+    pytester.makeini("[pytest]\nstepengine_network_allow =\n    127.0.0.2\n")
+    run(REACHING, "-k", "connect or underneath", apart=True).assert_outcomes(passed=2, deselected=6)
+
+
+PLAIN = """
+import socket
+
+def test_plain():
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", 9), timeout=1)
+
+def test_local(tmp_path):
+    here, there = socket.socketpair()
+    here.send(b"x")
+    here.close(), there.close()
+"""
+
+
+@pytest.mark.spec("replay:Y1", "replay:Y10")
+def test_other_tests_are_left_alone_unless_all_are_to_be_blocked(run):
+    run(PLAIN).assert_outcomes(passed=2)
+    every = run(PLAIN, "--stepengine-network=all")
+    every.assert_outcomes(passed=1, failed=1)
+    every.stdout.fnmatch_lines(["*NetworkBlocked: socket.getaddrinfo to '127.0.0.1'*"])
+    body = PLAIN.replace("test_plain()", "test_plain(journal)")
+    run(body).assert_outcomes(passed=1, failed=1)
+    run(body, "--stepengine-network=allow").assert_outcomes(passed=2)
+
+
+LIVE = """
+import os
+
+@pytest.mark.stepengine(live=True)
+def test_live(cassette, journal):
+    assert ask(cassette, "a") == [{"to": "a"}]
+    assert os.environ["OPENAI_API_KEY"]
+
+def test_other(cassette):
+    assert "OPENAI_API_KEY" not in os.environ and "ANTHROPIC_BASE_URL" not in os.environ
+    assert os.environ["MY_OWN_API_KEY"] == "kept"
+
+def test_plain():
+    assert os.environ["OPENAI_API_KEY"]
+"""
+
+
+@pytest.mark.spec("replay:Y6", "replay:Y11", "replay:C27", "requirements:P6")
+def test_a_live_test_runs_on_request_and_leaves_no_recording(run, pytester, monkeypatch):
+    """
+    Keys and addresses of providers are hidden from tests that replay, and from nothing else.
+    """
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "https://elsewhere.test")
+    monkeypatch.setenv("MY_OWN_API_KEY", "kept")
+    skipped = run(LIVE, "-rs")
+    skipped.assert_outcomes(skipped=1, passed=2)
+    skipped.stdout.fnmatch_lines(["*calls real providers; run it with --stepengine-allow-live*"])
+    run(LIVE, "--stepengine-allow-live").assert_outcomes(passed=3)
+    assert not [*pytester.path.rglob("*.yaml"), *pytester.path.rglob("*.jsonl")]
+
+
+ONE = "\ndef test_one(cassette):\n    assert [{'to': 'a'}] == ask(cassette, 'a')\n"
+
+
+@pytest.mark.spec(
+    "replay:M1", "replay:M5", "replay:M6", "replay:Y1", "replay:Y2", "replay:Y11", "replay:Y19", "replay:U21"
+)
+def test_in_ci_nothing_is_recorded_unless_somebody_insists(run, monkeypatch, pytester):
+    monkeypatch.setenv("CI", "1")
+    file = pytester.path / "cassettes/test_it/test_one.yaml"
+    for mode in ("once", "new", "extend", "rewrite"):
+        refused = run(ONE, f"--stepengine-record={mode}")
+        assert pytest.ExitCode.USAGE_ERROR == refused.ret
+        refused.stderr.fnmatch_lines(["*would record in CI; give --stepengine-allow-live*"])
+    pytester.makeini("[pytest]\nstepengine_record = once\n")
+    run(ONE).assert_outcomes(failed=1)
+    assert not file.exists()
+    run(ONE, "--stepengine-record=once", "--stepengine-allow-live").assert_outcomes(passed=1)
+    run(ONE).assert_outcomes(passed=1)
+    unused = run("\ndef test_one(cassette):\n    pass\n")
+    unused.assert_outcomes(failed=1)
+    unused.stdout.fnmatch_lines(["*to drop them: pytest test_it.py::test_one --stepengine-record=extend*"])
+    file.unlink()
+    monkeypatch.delenv("CI")
+    run(ONE).assert_outcomes(passed=1)
+    file.unlink()
+    run(ONE, "--stepengine-record=none").assert_outcomes(failed=1)
+    monkeypatch.setenv("STEPENGINE_RECORD", "none")
+    run(ONE).assert_outcomes(failed=1)
+
+
+MANY = "".join([ONE.replace("test_one", f"test_{n}").replace("'a'", f"'{n}'") for n in range(6)])
+BACKWARDS = "def pytest_collection_modifyitems(items):\n    items.reverse()\n"
+
+
+@pytest.mark.spec("replay:Y13", "replay:Y19")
+def test_workers_and_any_order_record_and_replay_side_by_side(run, pytester):
+    pytest.importorskip("xdist")
+    folder = pytester.path / "cassettes/test_it"
+    run(MANY, "--stepengine-record=once", "-n2").assert_outcomes(passed=6)
+    recorded = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert 6 == len(recorded)
+    pytester.makeconftest(BACKWARDS)
+    run(MANY).assert_outcomes(passed=6)
+    told = run(MANY, "-n2", "-v")
+    told.assert_outcomes(passed=6)
+    told.stdout.fnmatch_lines(
+        ["test_it.py::test_0: cassettes/test_it/test_0.yaml  mode none: 1 replayed, 0 recorded, 0 unused"]
+    )
+    run(MANY, "--stepengine-record=rewrite").assert_outcomes(passed=6)
+    assert recorded == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+SHARED = """
+GROUP
+def test_one(cassette):
+    assert [{'to': 'a'}] == ask(cassette('shared'), 'a')
+
+GROUP
+def test_two(cassette):
+    assert [{'to': 'a'}] == ask(cassette('shared'), 'a')
+"""
+
+
+@pytest.mark.spec("replay:Y13")
+def test_a_cassette_that_tests_share_is_recorded_by_one_process(run, pytester):
+    pytest.importorskip("xdist")
+    shared = SHARED.replace("GROUP", "")
+    refused = run(shared, "--stepengine-record=once", "-n1")
+    refused.assert_outcomes(failed=2)
+    refused.stdout.fnmatch_lines(["*cassettes/test_it/shared.yaml is shared by several tests*--dist=loadgroup*"])
+    grouped = SHARED.replace("GROUP", "@pytest.mark.xdist_group('shared')")
+    run(grouped, "--stepengine-record=once", "-n1", "--dist=loadgroup").assert_outcomes(passed=2)
+    assert ["shared.yaml"] == [path.name for path in pytester.path.rglob("*.yaml")]
+    run(shared).assert_outcomes(passed=2)
+
+
+@pytest.mark.spec("replay:Y13")
+def test_a_shared_file_is_parsed_once(tmp_path, monkeypatch):
+    from stepengine.testing import reading
+    from stepengine.testing.recordings import interactions_of
+
+    file = tmp_path / "shared.yaml"
+    file.write_text("version: 1\ninteractions: []\n")
+    parsed = []
+    monkeypatch.setattr(reading, "parse_cassette", lambda data, name: parsed.append(name) or ())
+    for _ in range(3):
+        interactions_of(file)
+    file.write_text("version: 1\ninteractions: [] # changed\n")
+    interactions_of(file)
+    assert 2 == len(parsed)

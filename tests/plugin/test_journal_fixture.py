@@ -1,0 +1,310 @@
+"""
+The `journal` fixture: a run is recorded once, and repeated with the present code from then on.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stepengine import AgentDefinition, Engine
+from stepengine.errors import JournalError, ReplayDivergence
+from stepengine.testing import ScriptedModel, TestJournal, text
+
+pytest_plugins = ("pytester",)
+
+FILE = "journals/test_it/test_one.jsonl"
+
+
+@pytest.mark.spec(
+    "replay:Y3", "replay:M1", "replay:M2", "replay:M7", "replay:M10", "replay:Y16", "replay:U11", "requirements:P1"
+)
+def test_a_run_is_recorded_once_and_repeated_with_the_present_code(run, pytester, agent_test):
+    """
+    A scripted model plays as always, whatever the mode; the journal decides whether it is asked.
+    """
+    file = pytester.path / FILE
+
+    missing = run(agent_test(1))
+    missing.assert_outcomes(failed=1)
+    missing.stdout.fnmatch_lines(
+        ["*there is no journal journals/test_it/test_one.jsonl*", "*--stepengine-record=once*"]
+    )
+    run(agent_test(1), "--stepengine-record=once").assert_outcomes(passed=1)
+    assert [file] == [*file.parent.iterdir()]
+    first = file.read_bytes()
+    for args in ((), ("--stepengine-record=once",), ("--stepengine-record=new",), ("--stepengine-record=extend",)):
+        run(agent_test(0), *args).assert_outcomes(passed=1)
+        assert first == file.read_bytes()
+    run(agent_test(1), "--stepengine-record=rewrite").assert_outcomes(passed=1)
+    assert first == file.read_bytes()
+    run(agent_test(1, prompt="Look."), "--stepengine-record=rewrite").assert_outcomes(passed=1)
+    assert first != file.read_bytes()
+    run(agent_test(0, prompt="Look.")).assert_outcomes(passed=1)
+    gone = "\ndef test_one(journal):\n    pass\n"
+    run(gone, "--stepengine-record=rewrite").assert_outcomes(passed=1)
+    assert not file.exists()
+
+
+@pytest.mark.spec("replay:Y8", "replay:Y19", "requirements:P3")
+def test_what_differs_fails_with_the_place_the_field_and_the_commands(run, pytester, agent_test):
+    run(agent_test(1), "--stepengine-record=once")
+    first = (pytester.path / FILE).read_bytes()
+
+    changed = run(agent_test(0, prompt="Look closely."))
+    changed.assert_outcomes(failed=1)
+    changed.stdout.fnmatch_lines(
+        [
+            "*made.run_sync(*",
+            "*ReplayDivergence: the run diverged from journals/test_it/test_one.jsonl at step 1, effect #1 of watcher*",
+            '*/system_prompt*recorded "Watch."*now "Look closely."*',
+            "*keeping the effects before #1: pytest test_it.py::test_one --stepengine-record=extend*",
+            "*all of it: pytest test_it.py::test_one --stepengine-record=rewrite*",
+        ]
+    )
+    changed.stdout.no_fnmatch_line("*live.py*")
+    other = run(agent_test(0).replace('"go"', '"stop"'))
+    other.stdout.fnmatch_lines(['*/prompt*recorded "go"*now "stop"*'])
+    left = run("\ndef test_one(journal):\n    pass\n")
+    left.stdout.fnmatch_lines(["*the test did not run the journal journals/test_it/test_one.jsonl*"])
+    left.stdout.no_fnmatch_line("*recordings.py*")
+    run("\n@pytest.mark.stepengine(allow_unused=True)\ndef test_one(journal):\n    pass\n").assert_outcomes(passed=1)
+    assert first == (pytester.path / FILE).read_bytes()
+
+
+SWALLOWED = """
+def test_one(journal):
+    with engine() as made:
+        try:
+            made.run_sync("watcher", "go", journal=journal)
+        except Exception:
+            pass
+    ENDS
+"""
+
+
+@pytest.mark.spec("replay:Y8", "replay:Y19")
+def test_a_divergence_that_was_swallowed_fails_the_test_or_heads_its_own_failure(run, agent_test):
+    run(agent_test(1), "--stepengine-record=once")
+    quiet = run(agent_test(0, SWALLOWED.replace("ENDS", "pass"), prompt="Other."))
+    quiet.assert_outcomes(failed=1)
+    quiet.stdout.fnmatch_lines(["*ReplayDivergence: the run diverged*"])
+    own = run(agent_test(0, SWALLOWED.replace("ENDS", "assert 0, 'its own'"), prompt="Other."))
+    own.assert_outcomes(failed=1)
+    own.stdout.fnmatch_lines([
+        "*AssertionError: its own*", "*ReplayDivergence: the run diverged*",
+        "FAILED test_it.py::test_one - ReplayDivergence: the run diverged *",
+    ])  # fmt: skip
+
+
+WAYS = """
+async def all_events(made, **options):
+    return [event async for event in made.stream("watcher", "go", **options)]
+
+async def handled(made, **options):
+    async with made.start("watcher", "go", **options) as handle:
+        return await handle.result()
+
+@pytest.mark.anyio
+async def test_run(journal):
+    async with engine() as made:
+        assert (await made.run("watcher", "go", journal=journal)).output == "done"
+
+@pytest.mark.anyio
+async def test_stream(journal):
+    async with engine() as made:
+        events = await all_events(made, journal=journal)
+    assert events[-1].result.output == "done"
+
+@pytest.mark.anyio
+async def test_start(journal):
+    async with engine() as made:
+        assert (await handled(made, journal=journal)).output == "done"
+
+def test_sync(journal):
+    with engine() as made:
+        assert made.run_sync(agent, "go", journal=journal).output == "done"
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+"""
+
+
+@pytest.mark.spec("replay:Y3", "replay:Y14")
+def test_every_way_to_run_an_agent_records_repeats_and_diverges(run, pytester, agent_test):
+    run(agent_test(1, WAYS), "--stepengine-record=once").assert_outcomes(passed=4)
+    assert 4 == len([*pytester.path.rglob("*.jsonl")])
+    run(agent_test(0, WAYS)).assert_outcomes(passed=4)
+    different = run(agent_test(0, WAYS, prompt="Other."))
+    different.assert_outcomes(failed=4)
+    different.stdout.fnmatch_lines(["FAILED test_it.py::*- stepengine.errors.ReplayDivergence*"] * 4)
+
+
+@pytest.mark.spec("replay:M4", "replay:D10")
+def test_a_changed_run_is_extended_and_a_failed_test_leaves_the_record_alone(run, pytester, agent_test):
+    file = pytester.path / FILE
+    run(agent_test(1), "--stepengine-record=once")
+    first = file.read_bytes()
+    loose = agent_test(1, prompt="Look again.").replace('["a"] * LIVE)', "[])")
+
+    run(loose.replace('("done", ', '("never", '), "--stepengine-record=extend").assert_outcomes(failed=1)
+    assert (first, [file]) == (file.read_bytes(), [*file.parent.iterdir()])
+    told = run(loose, "--stepengine-record=extend", "-v")
+    told.assert_outcomes(passed=1)
+    told.stdout.fnmatch_lines(["*mode extend: 1 replayed, 1 recorded, 0 unused*"])
+    assert (True, [file]) == (first != file.read_bytes(), [*file.parent.iterdir()])
+    run(loose.replace("LIVE = 1", "LIVE = 0")).assert_outcomes(passed=1)
+    asked = loose.replace('"go"', '"stop"').replace('"done", []', '"done", ["a"]')
+    run(asked, "--stepengine-record=extend").assert_outcomes(passed=1)
+    run(asked.replace("LIVE = 1", "LIVE = 0").replace('["a"]', "[]")).assert_outcomes(passed=1)
+
+
+@pytest.mark.spec("replay:M3", "replay:M8")
+def test_new_performs_what_is_not_recorded_and_nothing_that_differs(run, pytester, agent_test):
+    file = pytester.path / FILE
+    run(agent_test(1), "--stepengine-record=once")
+    first = file.read_bytes()
+    longer = agent_test(1, more='yield ToolCall("look", {"path": "b"})').replace('["a"] * LIVE)', "LOOKS)")
+
+    run(longer.replace("LOOKS", "['b']").replace("LIVE = 1", "LIVE = 0"), "--stepengine-record=none").assert_outcomes(
+        failed=1
+    )
+    run(agent_test(0, prompt="Other."), "--stepengine-record=new").assert_outcomes(failed=1)
+    assert first == file.read_bytes()
+    grown = run(longer.replace("LOOKS", "['b']").replace("LIVE = 1", "LIVE = 0"), "--stepengine-record=new", "-v")
+    grown.assert_outcomes(passed=1)
+    grown.stdout.fnmatch_lines(
+        ["recorded journals/test_it/test_one.jsonl: 1 effect", "*2 replayed, 1 recorded, 0 unused*"]
+    )
+    second = file.read_bytes()
+    run(longer.replace("LOOKS", "[]").replace("LIVE = 1", "LIVE = 0")).assert_outcomes(passed=1)
+    shorter = agent_test(0).replace('["a"] * LIVE)', "[])")
+    kept = run(shorter, "--stepengine-record=new", "-v")
+    kept.assert_outcomes(passed=1)
+    kept.stdout.fnmatch_lines(["*2 replayed, 0 recorded, 1 unused*"])
+    assert second == file.read_bytes()
+    run(shorter).assert_outcomes(failed=1)
+
+
+TWICE = """
+def test_one(journal):
+    with engine() as made:
+        for one in (journal, SECOND):
+            made.run_sync("watcher", "go", journal=one)
+"""
+
+
+@pytest.mark.spec("replay:Y3")
+def test_a_test_with_two_runs_names_the_second(run, pytester, agent_test):
+    refused = run(agent_test(2, TWICE.replace("SECOND", "journal")), "--stepengine-record=once")
+    refused.stdout.fnmatch_lines(["*holds one run*journal('second')*"])
+    assert [] == [*pytester.path.rglob("*.jsonl")]
+    named = TWICE.replace("SECOND", "journal('second')")
+    run(agent_test(2, named), "--stepengine-record=once").assert_outcomes(passed=1)
+    assert {"test_one.jsonl", "test_one.second.jsonl"} == {p.name for p in pytester.path.rglob("*.jsonl")}
+    run(agent_test(0, named)).assert_outcomes(passed=1)
+    only = run(agent_test(0, TWICE.replace("SECOND", "")))
+    only.assert_outcomes(failed=1)
+    only.stdout.fnmatch_lines(["*did not run the journal journals/test_it/test_one.second.jsonl*"])
+
+
+@pytest.mark.spec("replay:Y9", "replay:Y19", "replay:K8", "replay:C5")
+def test_nothing_is_kept_of_a_test_that_is_interrupted_or_would_write_a_secret(run, pytester, agent_test):
+    file = pytester.path / FILE
+    stops = "\ndef test_one(journal):\n    with engine() as made:\n        made.run_sync('watcher', 'go', journal=journal)\n"
+    run(agent_test(1), "--stepengine-record=once")
+    first = file.read_bytes()
+    run(agent_test(1, f"{stops}    raise KeyboardInterrupt\n"), "--stepengine-record=rewrite", no_reraise_ctrlc=True)
+    assert (first, [file]) == (file.read_bytes(), [*file.parent.iterdir()])
+    # A rule that finds after the cleaning what no cleaning takes out: the last scan stands for itself.
+    planted = f"{stops}    journal.redactor.rules.given\n    object.__setattr__(journal.redactor, 'findings', lambda *_: iter([('/effect', 'planted')]))\n"
+    refused = run(agent_test(1, planted, prompt="Other."), "--stepengine-record=rewrite")
+    refused.assert_outcomes(failed=1)
+    refused.stdout.fnmatch_lines(["*SecretFound*"])
+    assert first == file.read_bytes()
+
+
+@pytest.mark.spec("replay:Y6", "replay:Y2", "replay:K10")
+def test_rules_about_secrets_come_from_the_mark_and_the_ini_file(run, pytester, agent_test):
+    pytester.makeini("[pytest]\nstepengine_redact =\n    t-[0-9]+\n")
+    marked = "from stepengine.journal.redaction_rules import Value\n\n@pytest.mark.stepengine(redact=[Value('Mallory', 'who')])"
+    body = (
+        agent_test(1)
+        .replace("\ndef test_one", f"\n{marked}\ndef test_one")
+        .replace('"go"', '"go to t-4711 and Mallory"')
+    )
+
+    run(body, "--stepengine-record=once").assert_outcomes(passed=1)
+    content = (pytester.path / FILE).read_text()
+    assert "go to <redacted:stepengine_redact> and <redacted:who>" in content
+    assert not {"4711", "Mallory"} & set(content.replace("-", " ").split())
+    run(body.replace("LIVE = 1", "LIVE = 0")).assert_outcomes(passed=1)
+
+    wire = f"\n{marked}\ndef test_wire(cassette):\n    ask(cassette, 'go to t-4711 and Mallory')\n"
+    run(wire, "--stepengine-record=once").assert_outcomes(passed=1)
+    content = (pytester.path / "cassettes/test_it/test_wire.yaml").read_text()
+    assert 2 == content.count("go to <redacted:stepengine_redact> and <redacted:who>")
+    run(wire).assert_outcomes(passed=1)
+
+
+@pytest.mark.spec("replay:Y3", "replay:U23")
+def test_only_the_run_of_its_test_writes_the_journal_of_a_test(tmp_path):
+    agent = AgentDefinition("w", model="test/m")
+    first = TestJournal(tmp_path / "one.jsonl", "once")
+    assert not first.replaying
+    with Engine(models={"test": ScriptedModel([text("fine")])}) as engine:
+        recorded = engine.run_sync(agent, "go", journal=first)
+        with pytest.raises(JournalError, match="is the journal of a test"):
+            engine.resume_sync(first)
+    first.check()
+    assert [1] == [account.recorded for account in first.keep()]
+    assert "run" == json.loads((tmp_path / "one.jsonl").read_text().splitlines()[0])["run"]
+    again = TestJournal(tmp_path / "one.jsonl", "none")
+    with Engine(models={"test": ScriptedModel([])}) as engine:
+        assert recorded == engine.run_sync(agent, "go", journal=again)
+        third = TestJournal(tmp_path / "one.jsonl", "none")
+        with pytest.raises(ReplayDivergence):
+            engine.run_sync(agent, "stop", journal=third)
+    assert again.replaying
+    again.check()
+    with pytest.raises(ReplayDivergence):
+        third.check()
+    assert [] == again.keep()
+
+
+FAMILY = """
+def child_handler(ctx):
+    yield ToolCall("look", {"path": "c"})
+    CHILD_MORE
+    return "grown"
+
+child = AgentDefinition("child", tools=[look], handle_steps=child_handler)
+
+def parent_handler(ctx):
+    from stepengine import AgentCall
+    yield AgentCall("child")
+    yield STEP
+    return "done"
+
+parent = AgentDefinition("parent", system_prompt="P", spawnable_agents=["child"], handle_steps=parent_handler)
+
+def test_family(journal):
+    with Engine([parent, child], [], ScriptedModel([text("fine")] * LIVE), default_model="x/y") as made:
+        result = made.run_sync("parent", "go", journal=journal)
+    assert result.output == "done", result.error
+"""
+
+
+@pytest.mark.spec("replay:D10", "replay:M4", "replay:M8")
+def test_a_child_that_goes_on_after_its_recorded_end_is_extended_and_else_diverges(run, agent_test):
+    short = FAMILY.replace("CHILD_MORE", "pass")
+    longer = FAMILY.replace("CHILD_MORE", 'yield ToolCall("look", {"path": "d"})')
+    run(agent_test(1, short), "--stepengine-record=once").assert_outcomes(passed=1)
+    for mode in ("none", "new"):
+        refused = run(agent_test(1, longer), f"--stepengine-record={mode}")
+        refused.assert_outcomes(failed=1)
+        refused.stdout.fnmatch_lines(["*ReplayDivergence*"])
+    run(agent_test(1, longer), "--stepengine-record=extend").assert_outcomes(passed=1)
+    run(agent_test(0, longer)).assert_outcomes(passed=1)

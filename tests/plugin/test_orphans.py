@@ -1,0 +1,123 @@
+"""
+Recordings that no test owns any more, and names that no two tests share.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ("pytester",)
+
+TESTS = """
+def test_one(cassette):
+    ask(cassette, "a")
+
+def test_two(cassette):
+    ask(cassette, "b")
+
+@pytest.mark.skipif(SKIPS, reason="not today")
+def test_three(cassette):
+    ask(cassette, "c")
+
+def test_shared(cassette):
+    ask(cassette("shared"), "d")
+"""
+FOLDER = Path("cassettes/test_it")
+
+
+def project(*gone: str, skips: bool = False) -> str:
+    body = TESTS.replace("SKIPS", str(skips))
+    for name in gone:
+        body = body.replace(f"test_{name}(", f"check_{name}(")
+    return body
+
+
+def recordings() -> set[str]:
+    return {path.name for path in FOLDER.iterdir()}
+
+
+LISTED = ["1 recording that no test owns*", "*cassettes/test_it/test_two.yaml*"]
+
+
+@pytest.mark.spec("replay:Y12", "replay:Y19", "replay:U4")
+def test_files_without_a_test_are_listed_when_everything_was_collected(run, pytester):
+    """
+    Not with -k, -m, a node id, --deselect or --lf, for then nobody can know; those of a skipped test are owned.
+    """
+    run(project(), "--stepengine-record=once").assert_outcomes(passed=4)
+    assert {"test_one.yaml", "test_two.yaml", "test_three.yaml", "shared.yaml"} == recordings()
+    shared = run(project(skips=True))
+    shared.stdout.fnmatch_lines(["1 recording that no test owns*", "*shared.yaml"])
+    (FOLDER / "shared.yaml").rename("cassettes/shared.yaml")
+    alone = project("two", "shared", skips=True)
+    said = run(alone)
+    assert (0, None) == (said.ret, said.stdout.fnmatch_lines([*LISTED, "*--stepengine-orphans=delete"]))
+    assert 1 == run(alone, "--stepengine-orphans=fail").ret
+    silent = [
+        ("--stepengine-orphans=off",), ("-k", "one"), ("-m", "not slow"), ("test_it.py::test_one",),
+        ("--deselect", "test_it.py::test_one"), ("--collect-only",),
+    ]  # fmt: skip
+    for args in silent:
+        run(alone, "--stepengine-orphans=fail", *args).stdout.no_fnmatch_line("*no test owns*")
+    failing = run(alone.replace('"a")', '"z")'), "--stepengine-orphans=fail")
+    assert (1, None) == (failing.ret, failing.stdout.fnmatch_lines(LISTED))
+
+    pytest.importorskip("xdist")
+    spread = run(alone, "-n1", "--stepengine-orphans=fail")
+    assert (1, None) == (spread.ret, spread.stdout.fnmatch_lines(LISTED))
+    crashed = run(alone.replace('(cassette, "a")', '(cassette, "a"); import os; os._exit(3)'), "-n1")
+    crashed.stdout.no_fnmatch_line("*no test owns*")
+    run(alone, "--stepengine-orphans=delete").stdout.fnmatch_lines(["*was deleted*"])
+    assert {"test_one.yaml", "test_three.yaml"} == recordings()
+    run(alone).stdout.no_fnmatch_line("*no test owns*")
+
+
+@pytest.mark.spec("replay:Y12", "replay:Y7")
+@pytest.mark.parametrize("setting", ["recorded", "{rootdir}/recorded"])
+def test_modules_that_are_gone_leave_orphans_too(run, pytester, setting):
+    pytester.makeini(f"[pytest]\nstepengine_cassette_dir = {setting}\n")
+    gone = pytester.mkdir("inner") / "test_gone.py"
+    gone.write_text("import pytest\n")
+    run(project("two", "three", "shared"), "--stepengine-record=once").assert_outcomes(passed=1)
+    place = pytester.path / ("inner/recorded" if setting == "recorded" else "recorded/inner") / "test_gone"
+    place.mkdir(parents=True)
+    (place / "test_old.yaml").touch()
+    (place.parent / "shared.yaml").touch()
+    gone.unlink()
+    result = run(project("two", "three", "shared"))
+    result.stdout.fnmatch_lines(["1 recording that no test owns*", "*test_gone/test_old.yaml"])
+    run(project("two", "three", "shared"), "test_it.py").stdout.no_fnmatch_line("*no test owns*")
+
+
+CASES = """
+class TestAll:
+    @pytest.mark.parametrize("name", ["a/b", "a:b", "plain", "EUR", "eur", "x" * 150])
+    def test_one(self, cassette, name):
+        ask(cassette, name)
+
+    def test_twin(self, cassette):
+        ask(cassette, "t")
+
+    def test_TWIN(self, cassette):
+        ask(cassette, "T")
+"""
+
+
+@pytest.mark.spec("replay:Y7", "replay:Y19")
+def test_files_have_names_that_every_system_takes_and_no_two_tests_share_one(run, pytester):
+    """
+    A name depends on its test alone: whichever tests are selected, each finds its own file.
+    """
+    pytester.makeini("[pytest]\nstepengine_cassette_dir = {rootdir}/recorded\n")
+    run(CASES, "--stepengine-record=once").assert_outcomes(passed=8)
+    names = sorted(p.name for p in (pytester.path / "recorded" / "test_it").iterdir())
+    assert (8, 8) == (len(names), len({name.lower() for name in names}))
+    assert {"TestAll.test_one[plain].yaml", "TestAll.test_one[eur].yaml"} <= set(names)
+    assert 2 == sum(name.startswith("TestAll.test_one[a-b]~") for name in names)
+    assert 2 == sum(name.lower().startswith("testall.test_twin~") for name in names)
+    assert all(len(name) < 140 for name in names)
+    run(CASES).assert_outcomes(passed=8)
+    for chosen in ("plain", "EUR", "a/b", "test_TWIN"):
+        assert "failed" not in run(CASES, "-k", chosen).parseoutcomes()

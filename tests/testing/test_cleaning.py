@@ -1,0 +1,110 @@
+"""
+What is kept of headers and addresses, and that what a test says when it fails holds no key either (replay K3, K4).
+"""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine import AgentDefinition, Engine, ToolCall, tool
+from stepengine.errors import ReplayDivergence
+from stepengine.journal import MemoryJournal
+from stepengine.testing import Cassette, CassetteMiss
+from stepengine.testing.cleaning import Cleaner, clean_url
+from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
+
+KEY = "sk-ant-api03-" + "Qr7" * 12
+DROPPED_FROM_REQUESTS = (
+    "authorization proxy-authorization cookie x-api-key api-key x-goog-api-key x-goog-user-project openai-organization "
+    "openai-project anthropic-organization-id x-amz-security-token x-stainless-os x-stainless-arch user-agent "
+    "x-forwarded-for idempotency-key traceparent x-made-up-tomorrow"
+).split()
+DROPPED_FROM_REPLIES = (
+    "set-cookie www-authenticate openai-organization openai-project anthropic-organization-id cf-ray x-request-id "
+    "request-id date server via report-to nel alt-svc traceparent x-made-up-tomorrow"
+).split()
+
+
+@pytest.mark.spec("replay:K3", "reliability:SC01")
+@pytest.mark.parametrize("spelled", [str.lower, str.upper, str.title])
+def test_headers_that_are_not_known_to_be_harmless_are_dropped_in_every_case(spelled):
+    kept = {"content-type": "text/plain", "anthropic-version": "2023-06-01", "anthropic-beta": "x", "openai-beta": "y"}
+    headers = [(spelled(name), "PLANTED-value") for name in DROPPED_FROM_REQUESTS]
+    request = RecordedRequest("POST", "http://h/", [*headers, *[(spelled(n), v) for n, v in kept.items()]], b"")
+    assert kept == dict(Cleaner().request(request).headers)
+
+    kept = {"content-type": "text/plain", "retry-after": "3", "x-ratelimit-limit": "9", "anthropic-ratelimit-x": "1"}
+    headers = [(spelled(name), "PLANTED-value") for name in DROPPED_FROM_REPLIES]
+    reply = RecordedResponse(200, "OK", [*headers, *[(spelled(n), v) for n, v in kept.items()]], b"")
+    assert kept == dict(Cleaner().response(reply).headers)
+
+
+HARMLESS = ("alt", "beta", "api-version", "stream", "limit", "after", "before", "order", "include", "page", "page_size")
+
+
+@pytest.mark.spec("replay:K4", "reliability:SC02")
+@given(st.lists(st.tuples(st.sampled_from([*HARMLESS, "key", "api_key", "sig", "x-amz-date", "q"]), st.text(min_size=1))))
+def test_query_values_are_replaced_unless_their_name_is_harmless_and_userinfo_goes(pairs):
+    from urllib.parse import urlencode
+
+    cleaned = urlsplit(clean_url(f"http://user:pw@h:1/p?{urlencode(pairs)}"))
+    expected = [(n, v if n in HARMLESS else f"<redacted:{n}>") for n, v in pairs]
+
+    assert expected == parse_qsl(cleaned.query, keep_blank_values=True)
+    assert "h:1" == cleaned.netloc
+    assert cleaned.geturl() == clean_url(cleaned.geturl())
+
+
+@pytest.mark.spec("replay:K4")
+@pytest.mark.parametrize("name", ["api_key", "API-Key", "accessToken", "client_secret", "password", "Private_Key", "cookie"])
+def test_members_with_telling_names_are_replaced_at_any_depth_and_harmless_ones_stay(name):
+    body = {"a": [{name: "open sesame"}], "max_tokens": "5", "token_count": "6", "text": "the password is said aloud"}
+    cleaned = json.loads(Cleaner().body(json.dumps(body).encode()))
+    form = Cleaner().body(f"{name}=open+sesame&max_tokens=5".encode(), "application/x-www-form-urlencoded")
+
+    assert {**body, "a": [{name: f"<redacted:{name}>"}]} == cleaned
+    assert [(name, f"<redacted:{name}>"), ("max_tokens", "5")] == parse_qsl(form.decode())
+
+
+@pytest.mark.spec("reliability:SC13", "reliability:R11")
+def test_what_a_missed_request_says_holds_no_key():
+    asked = RecordedRequest("POST", "http://h/v1", [("x-api-key", KEY)], json.dumps({"text": "hello"}).encode())
+    cassette = Cassette([Interaction(asked, RecordedResponse(200, "OK", [], b"{}"))])
+    body = json.dumps({"text": f"use {KEY}", "password": "open sesame"}).encode()
+    with pytest.raises(CassetteMiss) as caught:
+        cassette.take(RecordedRequest("POST", f"http://h/v1?key={KEY}", [("x-api-key", KEY)], body))
+
+    assert "use <redacted:" in str(caught.value)
+    assert KEY not in str(caught.value) + repr(caught.value)
+    assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.spec("reliability:SC13", "reliability:R11")
+def test_what_a_divergence_says_holds_no_key(monkeypatch):
+    @tool
+    def send(text: str) -> str:
+        """Send."""
+        return text
+
+    def agent(text):
+        def handle_steps(ctx):
+            yield ToolCall("send", {"text": text})
+
+        return AgentDefinition("a", tools=[send], handle_steps=handle_steps)
+
+    monkeypatch.setenv("MY_API_KEY", "hunter2-hunter2")
+    journal = MemoryJournal(redact="all")
+    with Engine() as engine:
+        engine.run_sync(agent(f"one {KEY}"), journal=journal)
+        with pytest.raises(ReplayDivergence) as caught:
+            engine.replay_sync(journal, agent=agent(f"two {KEY} hunter2-hunter2")).unwrap()
+
+    told = str(caught.value) + repr(caught.value)
+    assert "one <redacted:provider-key>" in told
+    assert KEY not in told
+    assert "hunter2" not in told

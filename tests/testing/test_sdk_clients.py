@@ -1,0 +1,195 @@
+"""
+The clients of the three SDKs over a cassette: the right address whatever the environment says, no retries, no waiting, and no
+way around the transport.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import types
+from typing import Any
+
+import httpx2
+import pytest
+
+from stepengine import AgentDefinition, Engine
+from stepengine.models.anthropic import AnthropicProvider
+from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
+from stepengine.testing.clients import Clients
+from stepengine.testing.engines import JumpingClock
+from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
+
+JSON = (("content-type", "application/json"),)
+ANTHROPIC = "https://api.anthropic.com/v1/messages"
+OPENAI = "https://api.openai.com/v1/chat/completions"
+GOOGLE = "https://generativelanguage.googleapis.com/v1beta/models/m:generateContent"
+ASKED: dict[str, Any] = {
+    ANTHROPIC: {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+    OPENAI: {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+    GOOGLE: {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]},
+}
+ANSWERED: dict[str, Any] = {
+    ANTHROPIC: {
+        "id": "i", "type": "message", "role": "assistant", "model": "m", "content": [{"type": "text", "text": "yo"}],
+        "stop_reason": "end_turn", "stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 1},
+    },
+    OPENAI: {
+        "id": "i", "object": "chat.completion", "created": 1, "model": "m",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "yo"}}],
+    },
+    GOOGLE: {"candidates": [{"content": {"role": "model", "parts": [{"text": "yo"}]}, "finishReason": "STOP"}]},
+}  # fmt: skip
+VARIABLES = (
+    "ANTHROPIC_BASE_URL", "OPENAI_BASE_URL", "GOOGLE_GEMINI_BASE_URL", "ANTHROPIC_CUSTOM_HEADERS", "OPENAI_ORG_ID",
+    "OPENAI_PROJECT_ID", "GOOGLE_GENAI_API_VERSION", "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY",
+)  # fmt: skip
+
+
+def talk(url: str, status: int = 200, headers: Any = JSON) -> Interaction:
+    asked, answered = json.dumps(ASKED[url]).encode(), json.dumps(ANSWERED[url]).encode()
+    return Interaction(RecordedRequest("POST", url, JSON, asked), RecordedResponse(status, "", headers, answered))
+
+
+def held(*interactions: Interaction) -> tuple[Cassette, Clients]:
+    cassette = Cassette(interactions or [talk(url) for url in ASKED for _ in range(2)])
+    return cassette, Clients(ReplayTransport(cassette))
+
+
+def ask_all(clients: Clients) -> list[str]:
+    return [
+        clients.anthropic.messages.create(**ASKED[ANTHROPIC]).content[0].text,
+        clients.openai.chat.completions.create(**ASKED[OPENAI]).choices[0].message.content,
+        clients.google.models.generate_content(model="m", contents="hi").text,
+    ]
+
+
+async def ask_all_async(clients: Clients) -> list[str]:
+    google = await clients.google.aio.models.generate_content(model="m", contents="hi")
+    return [
+        (await clients.async_anthropic.messages.create(**ASKED[ANTHROPIC])).content[0].text,
+        (await clients.async_openai.chat.completions.create(**ASKED[OPENAI])).choices[0].message.content,
+        google.text,
+    ]
+
+
+@pytest.mark.spec("replay:C20", "replay:C21", "replay:C22", "replay:C24", "replay:C27", "replay:C28", "replay:U20")
+@pytest.mark.parametrize("environment", ["empty", "misleading"])
+async def test_every_client_finds_its_recording_without_a_key_whatever_the_environment_says(
+    environment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+        if environment == "misleading" and not name.endswith("_KEY"):
+            value = "https://elsewhere.test" if name.endswith("_URL") else "v9" if "VERSION" in name else "x-a: b"
+            monkeypatch.setenv(name, value)
+    cassette, clients = held()
+    async with clients:
+        assert ask_all(clients) == await ask_all_async(clients) == ["yo"] * 3
+    cassette.assert_all_used()
+
+
+@pytest.mark.spec("replay:C24")
+def test_googles_own_version_would_miss_its_recordings() -> None:
+    from google import genai
+    from google.genai.types import HttpOptions
+
+    cassette = Cassette([talk(GOOGLE)])
+    http = httpx2.Client(transport=ReplayTransport(cassette))
+    client = genai.Client(api_key="replay", vertexai=False, http_options=HttpOptions(httpx_client=http))
+    with pytest.raises(CassetteMiss) as miss:
+        client.models.generate_content(model="m", contents="hi")
+    assert miss.value.reason == "path_unknown"
+    assert "/v1/models" in str(miss.value)
+
+
+@pytest.mark.spec("replay:C25")
+async def test_googles_async_side_stays_on_the_transport_when_aiohttp_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    from google.genai import _api_client
+
+    monkeypatch.setattr(_api_client, "has_aiohttp", True)
+    _, clients = held()
+    async with clients:
+        assert clients.google._api_client._use_aiohttp() is False
+        assert (await clients.google.aio.models.generate_content(model="m", contents="hi")).text == "yo"
+    one_sided = Clients(ReplayTransport(Cassette()))
+    one_sided.__dict__["_async_http"] = None
+    assert one_sided.google._api_client._use_aiohttp() is True
+
+
+@pytest.mark.spec("replay:C26")
+@pytest.mark.parametrize("url", list(ASKED))
+def test_no_client_tries_again_and_none_waits(url: str) -> None:
+    busy = talk(url, 429, (*JSON, ("retry-after", "20")))
+    cassette, clients = held(busy, talk(url), talk(url))
+    started = time.monotonic()
+    with clients, pytest.raises(Exception, match="429") as failed:
+        ask_one(clients, url)
+    assert not isinstance(failed.value, CassetteMiss)
+    assert time.monotonic() - started < 15
+    assert cassette.unused == (1, 2)
+
+
+def ask_one(clients: Clients, url: str) -> Any:
+    if url == ANTHROPIC:
+        return clients.anthropic.messages.create(**ASKED[url])
+    if url == OPENAI:
+        return clients.openai.chat.completions.create(**ASKED[url])
+    return clients.google.models.generate_content(model="m", contents="hi")
+
+
+@pytest.mark.spec("replay:C23")
+def test_anthropic_refuses_a_client_of_legacy_httpx_and_openai_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anthropic import Anthropic
+    from openai import OpenAI
+
+    legacy: Any = types.ModuleType("httpx")
+    members = {"__module__": "httpx", "timeout": httpx2.Timeout(5), "is_closed": False, "close": lambda self: None}
+    legacy.Client = legacy.AsyncClient = type("Client", (), members)
+    legacy.Timeout = legacy.URL = legacy.Response = type("Other", (), {})
+    monkeypatch.setitem(sys.modules, "httpx", legacy)
+    with pytest.raises(TypeError, match="httpx"):
+        Anthropic(api_key="replay", http_client=legacy.Client())
+    assert OpenAI(api_key="replay", http_client=legacy.Client()) is not None
+    _, clients = held()
+    with clients:
+        assert all(isinstance(c, httpx2.Client) for c in (clients.anthropic._client, clients.openai._client))
+
+
+@pytest.mark.spec("replay:C30")
+@pytest.mark.parametrize("url", [ANTHROPIC, OPENAI])
+def test_a_body_that_was_encoded_beforehand_reaches_the_transport_as_the_same_request(url: str) -> None:
+    cassette, clients = held(talk(url))
+    other_order = json.dumps(dict(reversed(ASKED[url].items())), indent=1).encode()
+    with clients:
+        client, path = (
+            (clients.anthropic, "/v1/messages") if url == ANTHROPIC else (clients.openai, "/chat/completions")
+        )
+        options = {"headers": {"content-type": "application/json"}}
+        got = client.post(path, content=other_order, cast_to=httpx2.Response, options=options)
+    assert got.json() == ANSWERED[url]
+    cassette.assert_all_used()
+
+
+@pytest.mark.spec("replay:C43", "replay:C28")
+async def test_a_replayed_outage_costs_no_time_since_the_engine_waits_on_its_clock() -> None:
+    asked: list[RecordedRequest] = []
+
+    class Script(Cassette):
+        """Answers every request with what is next."""
+
+        def take(self, request: RecordedRequest) -> Interaction:
+            asked.append(request)
+            return self.interactions[len(asked) - 1]
+
+    script = [talk(ANTHROPIC, 429, (*JSON, ("retry-after", "25"))), talk(ANTHROPIC, 529), talk(ANTHROPIC)]
+    clock = JumpingClock()
+    provider = AnthropicProvider("replay", transport=ReplayTransport(Script(script)))
+    started = time.monotonic()
+    async with Engine(models={"anthropic": provider}, clock=clock) as engine:
+        agent = AgentDefinition("a", model="anthropic/m")
+        result = await engine.run(agent, "hi")
+    assert (result.text, len(asked)) == ("yo", 3)
+    assert clock.now_ms() >= 25_000
+    assert time.monotonic() - started < 20

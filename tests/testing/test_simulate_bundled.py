@@ -1,0 +1,83 @@
+"""
+Every bundled agent in worlds where things go wrong: nothing that must hold for a run is broken, and no handler stumbles.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepengine import load_agents
+from stepengine.data.run import RunStatus
+from stepengine.testing import simulate, text, tool_call, tool_calls
+from stepengine.tools import file_tools, followup_tools, search_tools, shell_tools
+
+CONTENT = [{"path": "a.py", "content": "x = 1\n", "has_more": False, "hash": "h"}]
+CHANGED = {"path": "a.py", "message": "ok", "unified_diff": "--- a.py\n+++ a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"}
+RESULTS = {
+    "read_files": CONTENT,
+    "read_subtree": "a.py\nb.py",
+    "list_directory": {"files": ["a.py"], "directories": []},
+    "glob": {"files": ["a.py"], "count": 1},
+    "code_search": {"files": []},
+    "str_replace": CHANGED,
+    "write_file": CHANGED,
+    "propose_str_replace": CHANGED,
+    "propose_write_file": CHANGED,
+    "run_terminal_command": {"command": "ls", "exit_code": 0, "stdout": "a.py\n" * 2_000},
+}
+EDIT = {"path": "a.py", "replacements": [{"old_string": "1", "new_string": "2"}]}
+SETTINGS = {
+    "basher": {"params": {"command": "ls", "what_to_summarize": "the files"}},
+    "best-of-n-selector": {"params": {"implementations": [{"id": "A", "content": "x"}]}},
+    "code-reviewer-multi-prompt": {"params": {"prompts": ["Is it right?", "Is it simple?"]}},
+    "code-searcher": {"params": {"search_queries": [{"pattern": "x"}, {"pattern": "y"}]}},
+    "directory-lister": {"params": {"directories": [{"path": "."}, {"path": "src"}]}},
+    "editor": {
+        "params": {"files": ["a.py"]},
+        "replies": [
+            tool_calls(tool_call("str_replace", EDIT), tool_call("read_files", {"paths": ["a.py"]})),
+            text("ok"),
+        ],
+    },
+    "editor-multi-prompt": {"params": {"prompts": ["raise", "count"]}},
+    "glob-matcher": {"params": {"patterns": [{"pattern": "*.py"}, {"pattern": "*.md", "cwd": "docs"}]}},
+    "thinker-selector": {"params": {"thoughts": [{"id": "A", "content": "x"}]}},
+}
+"""
+What an agent needs beside a prompt.
+"""
+
+AGENTS = {agent.id: agent for agent in load_agents(Path(__file__).resolve().parents[2] / "agents")}
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("project")
+    return [
+        *file_tools(folder, write=True, propose=True),
+        *search_tools(folder),
+        *shell_tools(folder),
+        *followup_tools(),
+    ]
+
+
+def simulated(name, seeds, tools):
+    return simulate(AGENTS[name], seeds, tools=tools, results=RESULTS, **SETTINGS.get(name, {}))
+
+
+@pytest.mark.spec("reliability:K1")
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_bundled_agent_holds_in_300_worlds(name, tools):
+    seen = simulated(name, range(300), tools)
+
+    assert 300 == seen.runs
+    assert seen.statuses[RunStatus.COMPLETED] > 90
+
+
+@pytest.mark.slow
+@pytest.mark.spec("reliability:K1")
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_bundled_agent_holds_in_2000_worlds(name, tools):
+    assert 2_000 == simulated(name, range(1_000, 3_000), tools).runs

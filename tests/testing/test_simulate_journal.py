@@ -1,0 +1,146 @@
+"""
+Simulated runs on the real engine with real journals: cut after every record and inside it, resumed, and cut again (I11).
+"""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from stepengine.data.run import RunStatus
+from stepengine.errors import JournalError
+from stepengine.journal import FileJournal, MemoryJournal, check
+from stepengine.journal.forms import touched_world
+from stepengine.testing.violations import unpaired
+from tests.testing.stages import ANSWERS, CAST, Stage
+
+START = 2
+"""
+Records of a journal before which there is no run to resume.
+"""
+SEEDS = {"plain": 1, "hooked": 2, "batching": 2, "spent": 2, "root": 0}
+
+
+async def recorded(agent, journal):
+    async with Stage(agent, SEEDS.get(agent.id, 0)) as stage:
+        answers = ANSWERS if agent.id == "asking" else None
+        return await stage.run(agent, "go", journal=journal, answers=answers)
+
+
+def told(result):
+    """
+    Return what must be the same whether or not a process died on the way.
+    """
+    calls = [attrs.evolve(call, duration_ms=0) for call in result.tool_calls]
+    return result.status, result.output, result.text, result.state.message_history, calls
+
+
+async def resumed(agent, prefix, journal):
+    """
+    Resume from what a crash left, and check what may and must happen; return the result, and whether anything is unsure.
+    """
+    before = MemoryJournal(prefix).history()
+    sure = {*before.results}
+    open_ = {at: before.form(intent) for at, intent in before.intents.items() if at not in sure}
+    doubtful = {at for at, form in open_.items() if touched_world(form)}
+    async with Stage(agent, SEEDS.get(agent.id, 0)) as stage:
+        result = await stage.resume(journal, agent=agent)
+        begun = stage.deeds.begun
+    assert not sure & {*begun}, "what is recorded was done again"
+    assert not doubtful & {*begun}, "what may have happened, and must not happen twice, was done again"
+    assert max(begun.values(), default=0) <= 1
+    after = MemoryJournal(journal.lines()).history()
+    assert after.results.keys() >= before.results.keys()
+    unsure = [at for at in doubtful if at in after.results and "UnknownOutcome" in str(after.results[at])]
+    assert {*unsure} == doubtful & after.results.keys(), "an outcome that nobody knows was guessed"
+    assert check(journal).problems == ()
+    assert unpaired(result.state.message_history) is None
+    assert unpaired(result.state.view) is None
+    return result, bool(doubtful)
+
+
+async def replayed(agent, journal, result):
+    async with Stage(agent) as stage:
+        again = await stage.replay(MemoryJournal(journal.lines()), agent=agent)
+        assert not stage.deeds.begun
+    assert told(again) == told(result)
+    assert again.usage == result.usage
+    assert again.journal.lines() == journal.lines()
+
+
+@pytest.mark.anyio
+@pytest.mark.spec(
+    "reliability:I11",
+    "reliability:I3",
+    "reliability:K2",
+    "reliability:R1",
+    "reliability:R2",
+    "reliability:R3",
+    "reliability:JR07",
+)
+@pytest.mark.parametrize("agent", CAST.values(), ids=CAST)
+async def test_a_run_goes_on_from_every_record_and_every_torn_one(agent):
+    journal = MemoryJournal()
+    expected = await recorded(agent, journal)
+    lines = journal.lines()
+    await replayed(agent, journal, expected)
+    for size in range(START, len(lines) + 1):
+        torn = lines[size][: len(lines[size]) // 2] if size < len(lines) else b""
+        for left in {b"".join(lines[:size]), b"".join(lines[:size]) + torn}:
+            cut = MemoryJournal(left)
+            result, unsure = await resumed(agent, lines[:size], cut)
+            assert unsure or told(result) == told(expected)
+        await replayed(agent, cut, result)
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("reliability:I11", "reliability:K2")
+@pytest.mark.parametrize("name", ["careful", "batching", "leading"])
+async def test_a_run_that_dies_again_while_it_is_resumed_still_comes_to_its_end(name):
+    agent, journal = CAST[name], MemoryJournal()
+    expected = await recorded(agent, journal)
+    lines = journal.lines()
+    for size in range(START, len(lines), 5):
+        cut = MemoryJournal(lines[:size])
+        _, unsure = await resumed(agent, lines[:size], cut)
+        longer = cut.lines()
+        for second in range(size, len(longer) + 1, 2):
+            result, also = await resumed(agent, longer[:second], MemoryJournal(longer[:second]))
+            assert unsure or also or told(result) == told(expected)
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("reliability:I11", "reliability:R14")
+async def test_the_same_holds_for_files_of_which_the_last_write_was_cut_anywhere(tmp_path):
+    agent, path = CAST["batching"], tmp_path / "run.jsonl"
+    expected = await recorded(agent, FileJournal(path))
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    ends = [len(b"".join(lines[:size])) for size in range(len(lines) + 1)]
+    for size in range(ends[START], len(whole), 97):
+        path.write_bytes(whole[:size])
+        kept = max(number for number, end in enumerate(ends) if end <= size)
+        result, unsure = await resumed(agent, lines[:kept], FileJournal(path))
+        assert unsure or told(result) == told(expected)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("size", range(START))
+async def test_a_journal_in_which_no_run_has_begun_says_so(size):
+    journal = MemoryJournal()
+    await recorded(CAST["careful"], journal)
+    async with Stage(CAST["careful"]) as stage:
+        with pytest.raises(JournalError):
+            await stage.resume(MemoryJournal(journal.lines()[:size]))
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("reliability:I8")
+@pytest.mark.parametrize("most", [1, 2, 3])
+async def test_no_more_children_run_at_once_than_are_allowed(most):
+    limits = attrs.evolve(CAST["leading"].limits, max_concurrent_children=most)
+    agent = attrs.evolve(CAST["leading"], limits=limits)
+    async with Stage(agent) as stage:
+        result = await stage.run(agent, "go")
+        assert RunStatus.COMPLETED is result.status
+        assert most == stage.deeds.most

@@ -1,0 +1,202 @@
+"""
+Machines with a planted error: `simulate` catches each of them, under the row that it breaks.
+"""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.effects import Notify
+from stepengine.data.events import TextCompleted
+from stepengine.data.limits import Limits
+from stepengine.data.yields import STEP, AgentCall, GenerateN, Parallel, ToolCall
+from stepengine.machine import batch, handler, run, step
+from stepengine.machine.author import Author
+from stepengine.machine.signals import Stopped
+from stepengine.runtime.limits import Ledger
+from stepengine.testing import SimulationFailed, simulate, text, tool_call, tool_calls
+
+KID = AgentDefinition("kid", tools=["look"])
+
+
+def lost(monkeypatch):
+    results = step._results
+    monkeypatch.setattr(step, "_results", lambda slots: results(slots)[:1])
+
+
+def swapped(monkeypatch):
+    distribute = batch._distribute
+
+    def mutant(live, members, outcomes):
+        return distribute(live, members, [*reversed(outcomes)])
+
+    monkeypatch.setattr(batch, "_distribute", mutant)
+
+
+def unpairing(monkeypatch):
+    finished = run._finished
+
+    def mutant(live, ending):
+        done = finished(live, ending)
+        history = [*done.state.message_history]
+        broken = Unchecked([m for m in history if m.role != "tool"])
+        return attrs.evolve(done, state=evolved(done.state, broken))
+
+    monkeypatch.setattr(run, "_finished", mutant)
+
+
+class Unchecked(tuple):
+    """
+    A transcript that nobody has checked.
+    """
+
+    __slots__ = ()
+
+    def extend(self, added):
+        return Unchecked([*self, *added])
+
+
+def evolved(state, history):
+    broken = attrs.evolve(state)
+    object.__setattr__(broken, "message_history", history)
+    return broken
+
+
+def miscounted(monkeypatch):
+    monkeypatch.setattr(run.Live, "count_child", lambda live, child: live.spent.children.append(child))
+
+
+def left_open(monkeypatch):
+    kept = []
+    monkeypatch.setattr(Author, "close", lambda author: kept.append(author) or ())
+
+
+def beyond(monkeypatch):
+    budgeted = step.budgeted_step
+
+    def mutant(live, over):
+        live.steps_remaining = max(1, live.steps_remaining)
+        return budgeted(live, over)
+
+    monkeypatch.setattr(handler, "budgeted_step", mutant)
+
+
+def renumbered(monkeypatch):
+    number = run.Live.number
+    monkeypatch.setattr(run.Live, "number", lambda live: min(number(live), 2))
+
+
+def talkative(monkeypatch):
+    tell = run._tell
+
+    def mutant(live, ending):
+        yield from tell(live, ending)
+        yield Notify(TextCompleted(path=live.plan.path, seq=live.seq, text="one more thing"))
+
+    monkeypatch.setattr(run, "_tell", mutant)
+
+
+def leaking(monkeypatch):
+    answer = handler._answer
+
+    def mutant(live, author, asked):
+        try:
+            return (yield from answer(live, author, asked))
+        except Stopped as stopped:
+            author.throw(stopped)
+
+    monkeypatch.setattr(handler, "_answer", mutant)
+
+
+def deaf(monkeypatch):
+    monkeypatch.setattr(run.Live, "take_inbox", lambda live: live.inbox.clear())
+
+
+def unstoppable(monkeypatch):
+    unwrap = run.Live.unwrap
+
+    def mutant(live, outcome, effect):
+        try:
+            return unwrap(live, outcome, effect)
+        except Stopped:
+            live.stop = None
+            raise
+
+    monkeypatch.setattr(run.Live, "unwrap", mutant)
+    monkeypatch.setattr(run, "_stopped", lambda stop: run._Ending(run.RunStatus.COMPLETED, stop=stop))
+
+
+def forgetful(monkeypatch):
+    count = run.Live.count_reply
+
+    def mutant(live, effect, reply):
+        if effect.purpose == "step":
+            count(live, effect, reply)
+
+    monkeypatch.setattr(run.Live, "count_reply", mutant)
+
+
+def generous(monkeypatch):
+    monkeypatch.setattr(Ledger, "own_refusal", lambda ledger, tokens, cost: None)
+
+
+def fertile(monkeypatch):
+    monkeypatch.setattr(Ledger, "admit_child", lambda ledger: ledger.count_child(1))
+
+
+def flighty(monkeypatch):
+    made = iter(range(1_000_000))
+    monkeypatch.setattr(run, "_shown_params", lambda plan: str(next(made)))
+
+
+MUTANTS = {
+    lost: "I1",
+    swapped: "I1",
+    unpairing: "I1",
+    miscounted: "I10",
+    forgetful: "I10",
+    left_open: "I6",
+    beyond: "I8",
+    generous: "I8",
+    fertile: "I8",
+    renumbered: "I2",
+    talkative: "I7",
+    leaking: "I12",
+    unstoppable: "I12",
+    deaf: "R1",
+    flighty: "I3",
+}
+
+
+def busy(ctx):
+    yield STEP
+    yield GenerateN(2)
+    yield Parallel([ToolCall("read", {"n": 1}), ToolCall("read", {"n": 2})])
+    yield AgentCall("kid")
+    yield AgentCall("kid")
+    for _ in range(4):
+        yield STEP
+
+
+@pytest.mark.spec(
+    "reliability:I1",
+    "reliability:I2",
+    "reliability:I3",
+    "reliability:I6",
+    "reliability:I7",
+    "reliability:I8",
+    "reliability:I10",
+    "reliability:I12",
+)
+@pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
+def test_a_mutant_of_the_machine_is_caught(plant, monkeypatch):
+    limits = Limits(max_steps=3, max_tokens=200, max_total_children=1, on_max_steps="stop")
+    agent = AgentDefinition("pair", tools=["read"], spawnable_agents=[KID], handle_steps=busy, limits=limits)
+    replies = [tool_calls(tool_call("read"), tool_call("read")), text("fine")]
+    assert 200 == simulate(agent, range(200), replies=replies).runs
+    plant(monkeypatch)
+    with pytest.raises(SimulationFailed) as failed:
+        simulate(agent, range(200), replies=replies)
+    assert MUTANTS[plant] == failed.value.row

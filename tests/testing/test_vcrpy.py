@@ -1,0 +1,397 @@
+"""
+vcrpy as the judge of the file format, both ways, and as a recorder beside us: what it does in fact, and what we do instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import vcr
+import vcr.errors
+import yaml
+from vcr.request import Request
+from vcr.serialize import deserialize, serialize
+from vcr.serializers import yamlserializer
+
+from stepengine.errors import DataError
+from stepengine.testing import Cassette, CassetteMiss, CassetteUnused, RecordTransport, ReplayTransport, vcr_config
+from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
+from stepengine.testing.reading import parse_cassette
+from stepengine.testing.writing import dump_cassette
+
+URL = "https://api.test/v1/messages"
+JSON = (("content-type", "application/json"),)
+
+
+def talk(asked: Any, answered: Any = b"{}", headers: Any = JSON, **more: Any) -> Interaction:
+    request = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
+    response = answered if isinstance(answered, bytes) else json.dumps(answered).encode()
+    return Interaction(
+        RecordedRequest("POST", URL, JSON, request), RecordedResponse(200, "OK", headers, response), **more
+    )
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Answers with what was asked; ``/zip`` compressed, ``/stream`` in four events, ``/cookies`` with two of them."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers.get("content-length") or 0))
+        body = b'{"to":' + json.dumps(asked.decode()).encode() + b"}"
+        kind = "application/json"
+        if self.path == "/stream":
+            body, kind = b"".join([b'event: e\ndata: {"n": %d}\n\n' % n for n in range(4)]), "text/event-stream"
+        packed = gzip.compress(body) if self.path == "/zip" else body
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        if self.path == "/zip":
+            self.send_header("content-encoding", "gzip")
+        for name in ("one", "two") if self.path.startswith("/cookies") else ():
+            self.send_header("set-cookie", f"{name}=PLANT-cookie-value")
+        self.send_header("content-length", str(len(packed)))
+        self.end_headers()
+        self.wfile.write(packed)
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    httpd.daemon_threads = False
+    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{httpd.server_port}"
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
+
+
+def post(url: str, body: Any = None, transport: Any = None, **options: Any) -> Any:
+    with httpx2.Client(transport=transport) as client:
+        return client.post(url, json=body, **options)
+
+
+# --- the file -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("replay:V1", "replay:V2", "replay:V3", "replay:V6", "replay:V22", "replay:C2", "replay:C3")
+def test_our_files_have_vcrpys_shape_and_nothing_where_vcrpy_would_stumble() -> None:
+    held = [
+        talk({"a": "\u00fc"}, {"b": [1]}, (*JSON, ("set-cookie", "a"), ("set-cookie", "b"))),
+        talk(b"", b"\x00\xff"),
+        talk({"c": 1}, extras={"chunks": [1, 2]}),
+    ]
+    data = dump_cassette(held)
+    tree = yamlserializer.deserialize(data.decode())
+    assert set(tree) == {"version", "interactions"}
+    for item in tree["interactions"]:
+        assert set(item) <= {"request", "response", "x_stepengine"}
+        assert set(item["request"]) == {"method", "uri", "headers", "body"}
+        assert set(item["response"]) == {"status", "headers", "body"}
+        assert set(item["response"]["status"]) == {"code", "message"}
+        assert all(isinstance(v, list) for side in ("request", "response") for v in item[side]["headers"].values())
+    first, second, third = tree["interactions"]
+    assert first["response"]["headers"]["set-cookie"] == ["a", "b"]
+    assert isinstance(first["request"]["body"], str)
+    assert (second["request"]["body"], second["response"]["body"]["string"]) == ("", b"\x00\xff")
+    assert third["x_stepengine"] == {"chunks": [1, 2]}
+
+    requests, responses = deserialize(data.decode(), yamlserializer)
+    assert [json.loads(r.body) if r.body else None for r in requests] == [{"a": "\u00fc"}, None, {"c": 1}]
+    assert responses[1]["body"]["string"] == b"\x00\xff"
+    # Why ours stand beside the request and not in it, and never in top-level metadata.
+    inside = yaml.safe_load(data)
+    inside["interactions"][0]["request"]["x_stepengine"] = {}
+    with pytest.raises(TypeError):
+        deserialize(yaml.safe_dump(inside), yamlserializer)
+    assert len(deserialize(yaml.safe_dump({**yaml.safe_load(data), "metadata": {"k": 1}}), yamlserializer)) == 3
+
+
+@pytest.mark.spec("replay:V1", "replay:V2", "replay:V3", "replay:V8", "replay:C1", "replay:U17")
+def test_vcrpys_files_are_read_and_ours_are_easier_to_read() -> None:
+    request = Request("POST", URL, b'{"z": "\xc3\xbc", "a": [1, 2]}', {"content-type": "application/json", "x": "1, 2"})
+    response = {
+        "status": {"code": 200, "message": "OK"},
+        "headers": {"set-cookie": ["a", "b"]},
+        "body": {"string": b"\x00\xff"},
+    }
+    empty = Request("GET", URL, "", {})
+    theirs = serialize(
+        {"requests": [request, empty], "responses": [response, {**response, "body": {"string": b""}}]}, yamlserializer
+    )
+    first, second = parse_cassette(theirs.encode(), "theirs.yaml")
+    assert json.loads(first.request.body) == {"z": "\u00fc", "a": [1, 2]}
+    assert [v for n, v in first.response.headers if n == "set-cookie"] == ["a", "b"]
+    assert (first.response.body, second.request.body, second.response.body) == (b"\x00\xff", b"", b"")
+    ours = dump_cassette([first]).decode()
+    assert '"z": "\u00fc"' in ours
+    assert ours.index('"z"') < ours.index('"a"')
+    assert "\u00fc" not in theirs
+
+
+@pytest.mark.spec("replay:V7", "replay:C1")
+@pytest.mark.parametrize(
+    "tag", ["!!python/object/apply:os.getcwd []", "!!python/name:os.getcwd ''", "!!python/tuple [1]"]
+)
+def test_a_file_cannot_run_code_here_nor_in_vcrpy(tag: str) -> None:
+    text = f"version: 1\ninteractions:\n- request: {{method: GET, uri: 'https://a.test', headers: {{}}, body: {tag}}}\n  response: {{status: {{code: 200, message: OK}}, headers: {{}}, body: {{string: ''}}}}\n"
+    with pytest.raises(DataError):
+        parse_cassette(text.encode(), "c.yaml")
+    if "tuple" not in tag:
+        with pytest.raises(ValueError, match="problem loading"):
+            deserialize(text, yamlserializer)
+
+
+@pytest.mark.spec("replay:V9", "replay:C5")
+def test_a_file_that_was_cut_is_taken_by_vcrpy_and_never_left_behind_by_us(tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "c.yaml"
+    Cassette([talk({"n": 1}), talk({"n": 2})], path=path).save()
+    whole = path.read_bytes()
+    theirs = serialize(
+        dict(zip(("requests", "responses"), deserialize(whole.decode(), yamlserializer), strict=True)), yamlserializer
+    )
+    cut = theirs[: theirs.index("- request:", theirs.index("- request:") + 1)]
+    assert len(deserialize(cut, yamlserializer)[0]) == 1
+
+    def fails(*args: Any) -> None:
+        raise OSError(28, "no space")
+
+    monkeypatch.setattr("os.fsync", fails)
+    with pytest.raises(OSError, match="no space"):
+        Cassette([talk({"n": 3})], path=path).save()
+    assert (path.read_bytes(), [p.name for p in tmp_path.iterdir()]) == (whole, ["c.yaml"])
+
+
+# --- playing the same file ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taped(server: str, tmp_path: Path) -> tuple[str, Path]:
+    """A file that vcrpy recorded: three questions to one address, the last two of them the same."""
+    path = tmp_path / "theirs.yaml"
+    with vcr.use_cassette(path):
+        for body in ("one", "two", "two"):
+            post(f"{server}/ask", body)
+    return f"{server}/ask", path
+
+
+@pytest.mark.spec(
+    "replay:V11", "replay:V12", "replay:V16", "replay:V18", "replay:C8", "replay:C9", "replay:U1", "replay:U3", "replay:U13"
+)  # fmt: skip
+def test_where_vcrpy_gives_the_answer_to_another_question_we_give_the_right_one_or_none(taped: Any) -> None:
+    url, path = taped
+    with vcr.use_cassette(path, record_mode="none") as theirs:
+        assert post(url, "two").json() == {"to": '"one"'}
+        assert post(url, "never asked").json() == {"to": '"two"'}
+    assert not theirs.all_played
+
+    ours = Cassette.load(path)
+    replay = ReplayTransport(ours)
+    assert post(url, "two", replay).json() == {"to": '"two"'}
+    assert post(url, "one", replay).json() == {"to": '"one"'}
+    with pytest.raises(CassetteMiss, match="is not in"):
+        post(url, "never asked", replay)
+    with pytest.raises(CassetteUnused, match="1 of 3 interactions"):
+        ours.assert_all_used()
+    post(url, "two", replay)
+    with pytest.raises(CassetteMiss) as used_up:
+        post(url, "two", replay)
+    assert used_up.value.reason == "used_up"
+    with (
+        vcr.use_cassette(path, record_mode="none", match_on=vcr_config()["match_on"]),
+        pytest.raises(vcr.errors.CannotOverwriteExistingCassetteException) as theirs_used,
+    ):
+        for _ in range(3):
+            post(url, "two")
+    assert theirs_used.value.reason == "already_played"
+
+
+@pytest.mark.spec("replay:V4", "replay:V5", "replay:C4", "replay:C13")
+def test_compressed_replies_and_streams_of_vcrpys_files_play_here(server: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    with vcr.use_cassette(path):
+        post(f"{server}/zip", "a")
+        post(f"{server}/stream", "b")
+    tree = yaml.safe_load(path.read_text())
+    assert isinstance(tree["interactions"][0]["response"]["body"]["string"], bytes)
+    replay = ReplayTransport(Cassette.load(path))
+    assert post(f"{server}/zip", "a", replay).json() == {"to": '"a"'}
+    with httpx2.Client(transport=replay) as client, client.stream("POST", f"{server}/stream", json="b") as stream:
+        assert len(list(stream.iter_raw())) == 4
+
+
+@pytest.mark.spec("replay:V17", "replay:C14", "replay:U13")
+def test_a_miss_that_an_sdk_hides_when_vcrpy_raises_it_comes_through_when_we_do(server: str, tmp_path: Path) -> None:
+    from anthropic import Anthropic, APIConnectionError
+
+    asked: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    options: dict[str, Any] = {"api_key": "replay", "base_url": server, "max_retries": 0}
+    with (
+        vcr.use_cassette(tmp_path / "none.yaml", record_mode="none"),
+        Anthropic(**options, http_client=httpx2.Client()) as client,
+        pytest.raises(APIConnectionError, match="Connection error") as hidden,
+    ):
+        client.messages.create(**asked)
+    cause = hidden.value.__cause__
+    assert isinstance(cause, vcr.errors.CannotOverwriteExistingCassetteException)
+    assert cause.reason == "cassette_not_found"
+
+    http = httpx2.Client(transport=ReplayTransport(Cassette(path=tmp_path / "none.yaml")))
+    with Anthropic(**options, http_client=http) as client, pytest.raises(CassetteMiss) as miss:
+        client.messages.create(**asked)
+    assert miss.value.reason == "no_file"
+
+
+@pytest.mark.spec("replay:V21", "replay:C3")
+def test_what_vcrpy_tells_of_the_machine_we_leave_out(server: str, tmp_path: Path) -> None:
+    from anthropic import Anthropic
+
+    def ask(transport: Any) -> None:
+        http = httpx2.Client(transport=transport)
+        with Anthropic(api_key="replay", base_url=server, max_retries=0, http_client=http) as client:
+            client.post("/ask", body={"n": 1}, cast_to=httpx2.Response)
+
+    with vcr.use_cassette(tmp_path / "theirs.yaml"):
+        ask(None)
+    held = Cassette()
+    ask(RecordTransport(httpx2.HTTPTransport(), held))
+    held.save(tmp_path / "ours.yaml")
+    theirs, ours = [(tmp_path / f"{name}.yaml").read_text().lower() for name in ("theirs", "ours")]
+    for told in ("user-agent", "x-stainless-os", "x-stainless-runtime-version"):
+        assert told in theirs
+        assert told not in ours
+
+
+@pytest.mark.spec("replay:V10", "replay:V23")
+def test_this_vcrpy_records_httpx2_and_its_mode_all_replaces_what_matches(server: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    for mode, held in (("once", 1), ("all", 1), ("new_episodes", 1), ("none", 1)):
+        with vcr.use_cassette(path, record_mode=mode):
+            assert post(f"{server}/ask", "a").json() == {"to": '"a"'}
+        assert len(Cassette.load(path)) == held
+    with vcr.use_cassette(path, record_mode="once"), pytest.raises(vcr.errors.CannotOverwriteExistingCassetteException):
+        post(f"{server}/other", "b")
+
+
+@pytest.mark.spec("replay:V19")
+def test_vcrpy_and_our_transports_do_not_see_each_other(server: str, tmp_path: Path) -> None:
+    held = Cassette([talk({"n": 1}, {"ok": True})])
+    with vcr.use_cassette(tmp_path / "c.yaml") as theirs:
+        assert post(URL, {"n": 1}, ReplayTransport(held)).json() == {"ok": True}
+        assert len(theirs) == 0
+        assert post(f"{server}/ask", "theirs").json() == {"to": '"theirs"'}
+        assert len(theirs) == 1
+    assert not held.unused
+
+
+@pytest.mark.spec("replay:V13", "replay:V14", "replay:C11", "replay:U2")
+async def test_cassettes_in_parallel_threads_and_tasks_never_mix(server: str, tmp_path: Path) -> None:
+    """
+    Two recordings and then two replays at once, in threads and in tasks, closed in another order than opened.
+    """
+    barrier = threading.Barrier(2, timeout=20)
+
+    def record(name: str) -> Path:
+        held = Cassette()
+        with httpx2.Client(transport=RecordTransport(httpx2.HTTPTransport(), held)) as client:
+            barrier.wait()
+            for n in range(10):
+                client.post(f"{server}/ask", json=f"{name}{n}")
+        return held.save(tmp_path / f"{name}.yaml")
+
+    with ThreadPoolExecutor(2) as pool:
+        files = list(await asyncio.to_thread(lambda: list(pool.map(record, "ab"))))
+    for name, file in zip("ab", files, strict=True):
+        asked = [json.loads(i.request.body) for i in Cassette.load(file).interactions]
+        assert asked == [f"{name}{n}" for n in range(10)]
+
+    async def play(name: str) -> list[str]:
+        async with httpx2.AsyncClient(transport=ReplayTransport(Cassette.load(tmp_path / f"{name}.yaml"))) as client:
+            answers = []
+            for n in range(10):
+                answers.append((await client.post(f"{server}/ask", json=f"{name}{n}")).json()["to"])
+                await asyncio.sleep(0)
+            return answers
+
+    both = await asyncio.gather(play("a"), play("b"))
+    assert both == [[f'"{name}{n}"' for n in range(10)] for name in "ab"]
+
+
+# --- vcrpy for the HTTP of tools ----------------------------------------------------------------------------------------
+
+PLANTED = {
+    "header": "PLANT-header-1234", "query": "PLANT-query-1234", "field": "PLANT-field-1234",
+    "cookie": "PLANT-cookie-value", "userinfo": "PLANT-user-1234", "echo": "PLANT-echo-1234",
+}  # fmt: skip
+
+
+def ask_with_secrets(server: str) -> dict[str, Any]:
+    url = f"{server.replace('//', '//me:' + PLANTED['userinfo'] + '@')}/cookies?api_key={PLANTED['query']}&q=1"
+    body = {"deep": [{"client_secret": PLANTED["field"]}], "text": f"say {PLANTED['echo']}"}
+    return post(url, body, headers={"x-api-key": PLANTED["header"]}).json()
+
+
+def leaked(path: Path) -> set[str]:
+    text = path.read_text().replace("\\\n", "").replace("\n", " ")
+    forms = {name: (value, base64.b64encode(f"me:{value}".encode()).decode()) for name, value in PLANTED.items()}
+    return {name for name, values in forms.items() if any(form in text for form in values)}
+
+
+@pytest.mark.spec("replay:V20", "replay:C42", "requirements:P5", "replay:U10")
+def test_vcrpy_writes_every_secret_by_default_and_none_with_our_settings(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANT_TOKEN", PLANTED["echo"])
+    with vcr.use_cassette(tmp_path / "plain.yaml"):
+        ask_with_secrets(server)
+    assert leaked(tmp_path / "plain.yaml") == set(PLANTED)
+
+    settings = vcr_config({PLANTED["userinfo"]: "user"})
+    with vcr.VCR(**settings).use_cassette(tmp_path / "safe.yaml"):
+        live = ask_with_secrets(server)
+    assert leaked(tmp_path / "safe.yaml") == set()
+    with vcr.VCR(**settings).use_cassette(tmp_path / "safe.yaml", record_mode="none") as played:
+        again = ask_with_secrets(server)
+    assert played.all_played
+    assert again.keys() == live.keys()
+    with (
+        vcr.VCR(**settings).use_cassette(tmp_path / "safe.yaml", record_mode="none"),
+        pytest.raises(vcr.errors.CannotOverwriteExistingCassetteException),
+    ):
+        post(f"{server}/cookies?api_key={PLANTED['query']}&q=1", "another body")
+
+    held = Cassette()
+    url = f"{server.replace('//', '//me:' + PLANTED['userinfo'] + '@')}/cookies?api_key={PLANTED['query']}&q=1"
+    with httpx2.Client(transport=RecordTransport(httpx2.HTTPTransport(), held)) as client:
+        body = {"deep": [{"client_secret": PLANTED["field"]}], "text": f"say {PLANTED['header']}"}
+        client.post(url, json=body, headers={"x-api-key": PLANTED["header"]})
+    held.save(tmp_path / "ours.yaml")
+    assert leaked(tmp_path / "ours.yaml") == set()
+
+
+@pytest.mark.spec("replay:C42")
+def test_the_settings_leave_the_providers_to_cassettes_and_store_replies_readable(server: str, tmp_path: Path) -> None:
+    settings = vcr_config()
+    assert {"api.anthropic.com", "api.openai.com", "generativelanguage.googleapis.com", "openrouter.ai"} <= set(
+        settings["ignore_hosts"]
+    )
+    assert not {"localhost", "127.0.0.1"} & set(settings["ignore_hosts"])
+    with vcr.VCR(**settings).use_cassette(tmp_path / "c.yaml"):
+        post(f"{server}/zip", "hello there")
+    assert "hello there" in (tmp_path / "c.yaml").read_text()
