@@ -9,6 +9,7 @@ import typer
 
 from stepengine.cli.ending import EXIT_CODES, leave
 from stepengine.cli.journal_app import add_journal_commands
+from stepengine.cli.scanning import add_scanning_commands
 
 __all__ = ("app",)
 
@@ -89,6 +90,10 @@ def run(
     base_url: Annotated[str, typer.Option(help="A server that speaks OpenAI's Chat Completions.", metavar="URL")] = "",
     cwd: Annotated[Path, typer.Option(help="Folder that the tools work in.")] = Path(),
     write: Annotated[bool, typer.Option("--write", help="Let tools change files in that folder.")] = False,
+    shell: Annotated[bool, typer.Option("--shell", help="Let tools run programs, starting in that folder.")] = False,
+    web: Annotated[
+        str, typer.Option(help="Let tools read the public web; a SearXNG instance to search with.", metavar="URL")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with the whole result.")] = False,
     max_steps: Annotated[
         int, typer.Option(help="Model steps that the run may take; 0 for the agent's own limit.", min=0)
@@ -113,6 +118,8 @@ def run(
         base_url=base_url,
         cwd=cwd,
         write=write,
+        shell=shell,
+        web=web,
         as_json=as_json,
         max_steps=max_steps,
         quiet=quiet,
@@ -143,6 +150,7 @@ def demo(
 @app.command()
 def agents(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    as_tree: Annotated[bool, typer.Option("--tree", help="Show who may spawn whom.")] = False,
 ) -> None:
     """
     List the agents that `stepengine run` knows: those in ./agents and those that are shipped.
@@ -151,7 +159,7 @@ def agents(
     """
     from stepengine.cli.finding import agents_command
 
-    leave(agents_command(as_json=as_json))
+    leave(agents_command(as_json=as_json, as_tree=as_tree))
 
 
 @app.command(help=ASK)
@@ -205,3 +213,4 @@ def version() -> None:
 
 
 add_journal_commands(app)
+add_scanning_commands(app)

@@ -11,6 +11,7 @@ import attrs
 
 from stepengine.cli.report import Exit
 from stepengine.cli.screen import dumps, visible
+from stepengine.cli.spawning import tree_lines
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.errors import DefinitionError
 
@@ -79,10 +80,12 @@ def family(agent: AgentDefinition[Any], file: str = "") -> list[AgentDefinition[
     return list(found.values())
 
 
-def agents_command(*, as_json: bool) -> Exit:
-    """Print the agents."""
+def agents_command(*, as_json: bool, as_tree: bool = False) -> Exit:
+    """Print the agents: as blocks, as JSON, or as the tree of who may spawn whom."""
     entries = list(listed())
-    if as_json:
+    if as_tree:
+        print("\n".join(tree_lines([e.agent for e in entries if e.agent is not None and e.hidden_by is None])))
+    elif as_json:
         print(dumps([_json_of(e) for e in entries if e.agent is not None]))
     else:
         print("\n\n".join([_shown(e) for e in entries if e.agent is not None]))

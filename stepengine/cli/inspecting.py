@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.cli.journals import agent_of, journal_at
+from stepengine.cli.journals import journal_at, recorded_agent
 from stepengine.cli.report import Exit
 from stepengine.cli.running import Options, UsageProblem, bench_for, complain, explained
 from stepengine.cli.screen import dumps, visible
@@ -55,7 +55,8 @@ def check_command(files: Iterable[str], *, as_json: bool) -> Exit:
 def _checked(report: Any) -> Iterator[str]:
     good = bool(report) and not report.secrets
     state = "complete" if report.is_complete else "without an end: it can be resumed"
-    yield f"{'ok' if good else 'BAD':<4}{report.name}  {report.records} records, {state}"
+    known = "not usable as it is" if report.problems else f"{report.records} records, {state}"
+    yield f"{'ok' if good else 'BAD':<4}{report.name}  {known}"
     yield from [f"      {problem}" for problem in report.problems]
     yield from [f"      looks like a secret: {secret}" for secret in report.secrets]
     if report.torn:
@@ -84,8 +85,9 @@ def test_command(files: Iterable[str], *, agent: str, as_json: bool) -> Exit:
 def _replayed(file: str, given: str) -> dict[str, Any]:
     try:
         journal = journal_at(file)
-        found = agent_of(journal, given)
-        bench = bench_for(Options(agent=given, quiet=True), found, performs=False)
+        options = Options(agent=given, quiet=True)
+        found = recorded_agent(journal, options)
+        bench = bench_for(options, found, performs=False)
 
         async def ended() -> Any:
             async with bench.engine:
@@ -111,15 +113,19 @@ def _told(entry: dict[str, Any]) -> Iterator[str]:
 
 def _spread(files: Iterable[str]) -> list[str]:
     """
-    Return the files, and for a folder the journals in it.
+    Return the files, for a folder the journals in it, and for an SQLite file the runs in it.
 
     Raises:
         UsageProblem: when a folder holds none.
     """
+    from stepengine.journal import SqliteJournal
+    from stepengine.journal.finding import database_of
+
     found: list[str] = []
     for file in files:
         if not Path(file).is_dir():
-            found.append(file)
+            runs = SqliteJournal(file).runs() if database_of(file) == (file, "") else []
+            found += [f"{file}#{run}" for run in runs] or [file]
             continue
         inside = [str(path) for path in sorted(Path(file).rglob(f"*{SUFFIX}"))]
         if not inside:

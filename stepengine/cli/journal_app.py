@@ -38,12 +38,54 @@ Repeat the run in FILE from its record: no model, no tool, no network, no key.
 The present code of the agent decides, the record answers. When the agent does something else than it did, the first
 difference is told, with step, file, line and fields, and the exit code is 5.
 
+With --speed the results come as fast as they did, or faster, to watch a run again. With --live some effects really
+happen: call_tool and perform must come to the recorded results; call_model lets a model answer anew against the recorded
+tools, and ends at the first call that was not recorded.
+
 \b
 Examples:
   stepengine replay run.jsonl
+  stepengine replay run.jsonl --speed 4
+  stepengine replay run.jsonl --live call_tool
+  stepengine replay run.jsonl --live call_model --model openai/gpt-5-mini
   stepengine replay run.jsonl --agent ./agents/mine.py --json
 
 {EXIT_CODES}"""
+
+EXTEND = f"""\
+Record the run in FILE again after its agent was changed: what is still equal is kept, the rest really happens.
+
+Only what changed is paid for. FILE is replaced when the run has ended or waits for an answer, and stays as it is when
+the run fails. To keep FILE and go on in another one: stepengine fork.
+
+\b
+Examples:
+  stepengine extend run.jsonl
+  stepengine extend run.jsonl --agent ./agents/mine.py --answer q3=yes
+
+{EXIT_CODES}"""
+
+SEAL = """\
+Make FILE valid again after it was edited by hand: show what was edited, then make its checksums anew.
+
+Edit what a tool or a model said, seal the file, and replay it: the run takes the edited value. With --against, which names
+the file as it was, the difference is told by meaning.
+
+\b
+Examples:
+  stepengine seal run.jsonl
+  stepengine seal run.jsonl --dry-run
+  git show HEAD:./run.jsonl > before.jsonl; stepengine seal run.jsonl --against before.jsonl"""
+
+REPAIR = """\
+Keep the first records of a damaged FILE in a new file, which can be resumed. FILE itself is only read.
+
+`stepengine check FILE` says which record is damaged, and which number to give here.
+
+\b
+Examples:
+  stepengine repair run.jsonl --until 41
+  stepengine repair run.jsonl --until 41 --into good.jsonl"""
 
 FORK = f"""\
 Go on from the middle of the run in FILE, in a new journal; FILE itself is only read.
@@ -117,6 +159,10 @@ Model = Annotated[str, typer.Option(help="Model, where the run was started with 
 BaseUrl = Annotated[str, typer.Option(help="A server that speaks OpenAI's Chat Completions.", metavar="URL")]
 Cwd = Annotated[Path, typer.Option(help="Folder that the tools work in.")]
 Write = Annotated[bool, typer.Option("--write", help="Let tools change files in that folder.")]
+Shell = Annotated[bool, typer.Option("--shell", help="Let tools run programs, starting in that folder.")]
+Web = Annotated[
+    str, typer.Option(help="Let tools read the public web; a SearXNG instance to search with.", metavar="URL")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with the whole result.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
@@ -137,6 +183,8 @@ def resume(
     base_url: BaseUrl = "",
     cwd: Cwd = Path(),
     write: Write = False,
+    shell: Shell = False,
+    web: Web = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -146,8 +194,8 @@ def resume(
     from stepengine.cli.running import Options
 
     options = Options(
-        agent=agent, model=model, base_url=base_url, cwd=cwd, write=write, as_json=as_json, quiet=quiet, verbose=verbose,
-        journal=file,
+        agent=agent, model=model, base_url=base_url, cwd=cwd, write=write, shell=shell, web=web, as_json=as_json, quiet=quiet,
+        verbose=verbose, journal=file,
     )  # fmt: skip
     leave(resume_command(options, answer or (), in_doubt))
 
@@ -155,8 +203,20 @@ def resume(
 def replay(
     file: File,
     *,
+    speed: Annotated[
+        float, typer.Option(help="How fast results come; 1 as they did, 0 all at once.", min=0, metavar="X")
+    ] = 0,
+    live: Annotated[
+        list[str] | None,
+        typer.Option(help="Effects that really happen: call_tool, perform, call_model.", metavar="KIND"),
+    ] = None,
     agent: Agent = "",
     model: Model = "",
+    base_url: BaseUrl = "",
+    cwd: Cwd = Path(),
+    write: Write = False,
+    shell: Shell = False,
+    web: Web = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -165,8 +225,61 @@ def replay(
     from stepengine.cli.journals import replay_command
     from stepengine.cli.running import Options
 
-    options = Options(agent=agent, model=model, as_json=as_json, quiet=quiet, verbose=verbose, journal=file)
-    leave(replay_command(options))
+    options = Options(
+        agent=agent, model=model, base_url=base_url, cwd=cwd, write=write, shell=shell, web=web, as_json=as_json, quiet=quiet,
+        verbose=verbose, journal=file,
+    )  # fmt: skip
+    leave(replay_command(options, live or (), speed or None))
+
+
+def extend(
+    file: File,
+    *,
+    answer: Answers = None,
+    agent: Agent = "",
+    model: Model = "",
+    base_url: BaseUrl = "",
+    cwd: Cwd = Path(),
+    write: Write = False,
+    shell: Shell = False,
+    web: Web = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Record a run again as far as it has changed; ``EXTEND`` is what users read."""
+    from stepengine.cli.journals import extend_command
+    from stepengine.cli.running import Options
+
+    options = Options(
+        agent=agent, model=model, base_url=base_url, cwd=cwd, write=write, shell=shell, web=web, as_json=as_json, quiet=quiet,
+        verbose=verbose, journal=file,
+    )  # fmt: skip
+    leave(extend_command(options, answer or ()))
+
+
+def seal(
+    file: File,
+    *,
+    against: Annotated[str, typer.Option(help="The journal as it was before it was edited.", metavar="FILE")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what was edited.")] = False,
+) -> None:
+    """Make an edited journal valid; ``SEAL`` is what users read."""
+    from stepengine.cli.mending import seal_command
+
+    leave(seal_command(file, against=against, dry_run=dry_run))
+
+
+def repair(
+    file: File,
+    *,
+    until: Annotated[int, typer.Option(help="The number of the last record to keep.", metavar="N")],
+    into: Annotated[str, typer.Option(help="The new journal; default: beside FILE.", metavar="FILE")] = "",
+) -> None:
+    """Keep the start of a damaged journal; ``REPAIR`` is what users read."""
+    from stepengine.cli.mending import repair_command
+
+    leave(repair_command(file, until=until, into=into))
 
 
 def fork(
@@ -187,6 +300,8 @@ def fork(
     base_url: BaseUrl = "",
     cwd: Cwd = Path(),
     write: Write = False,
+    shell: Shell = False,
+    web: Web = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -196,8 +311,8 @@ def fork(
     from stepengine.cli.running import Options
 
     options = Options(
-        agent=agent, model=model, base_url=base_url, cwd=cwd, write=write, as_json=as_json, quiet=quiet, verbose=verbose,
-        journal=file,
+        agent=agent, model=model, base_url=base_url, cwd=cwd, write=write, shell=shell, web=web, as_json=as_json, quiet=quiet,
+        verbose=verbose, journal=file,
     )  # fmt: skip
     leave(fork_command(options, Branch(at, edit, into, allow_repeat), answer or ()))
 
@@ -242,9 +357,12 @@ def add_journal_commands(app: typer.Typer) -> None:
         "replay": (replay, REPLAY),
         "show": (show, SHOW),
         "fork": (fork, FORK),
+        "extend": (extend, EXTEND),
         "diff": (diff, DIFF),
         "check": (check, CHECK),
         "test": (suite, TEST),
+        "seal": (seal, SEAL),
+        "repair": (repair, REPAIR),
     }
     for name, (command, text) in commands.items():
         app.command(name, help=text)(command)

@@ -6,38 +6,49 @@ import asyncio
 import json
 import re
 import signal
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
+from stepengine.cli.hints import options_again, resume_hint
 from stepengine.cli.report import Exit
 from stepengine.cli.running import (
     Bench,
     Options,
     Run,
     UsageProblem,
-    agent_with_model,
     bench_for,
     complain,
     explained,
+    name_of,
     new_journal,
     told,
 )
 from stepengine.cli.signals import interruptible
-from stepengine.data.run import RunResult
+from stepengine.data.run import RunResult, RunStatus
 from stepengine.errors import DefinitionError, JournalError, LimitExceeded, ReplayDivergence
 
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
     from stepengine.journal import InDoubt, Journal
 
-__all__ = ("Branch", "agent_of", "answers_of", "fork_command", "journal_at", "replay_command", "resume_command")
+__all__ = (
+    "Branch",
+    "agent_of",
+    "answers_of",
+    "extend_command",
+    "fork_command",
+    "journal_at",
+    "recorded_agent",
+    "replay_command",
+    "resume_command",
+)
 
 IN_DOUBT = ("fail", "retry", "ask")
-DATABASES = (".db", ".sqlite", ".sqlite3")
 STORED = ("ModelReply", "ToolResult")
+ADVISED = re.compile(r"stepengine (?:extend|fork) \S+(?: --at '[^']*')?")
 PLAIN_ID = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -64,9 +75,14 @@ def resume_command(options: Options, answers: Iterable[str], in_doubt: str) -> E
     return _explained(options, lambda: _resume(options, answers, in_doubt))
 
 
-def replay_command(options: Options) -> Exit:
+def replay_command(options: Options, live: Sequence[str] = (), speed: float | None = None) -> Exit:
     """Repeat a run and print what came out."""
-    return _explained(options, lambda: _replay(options))
+    return _explained(options, lambda: _replay(options, live, speed))
+
+
+def extend_command(options: Options, answers: Iterable[str]) -> Exit:
+    """Record a run again as far as it has changed, and print what came out."""
+    return _explained(options, lambda: _extend(options, answers))
 
 
 def fork_command(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
@@ -77,21 +93,23 @@ def fork_command(options: Options, branch: Branch, answers: Iterable[str]) -> Ex
 def _explained(options: Options, command: Callable[[], Exit]) -> Exit:
     """Do what *command* does; tell divergences, damaged journals and signals."""
     try:
-        return explained(lambda: _failing(command))
+        return explained(lambda: _failing(command, options))
     except _Interrupted as interrupted:
         name = signal.Signals(interrupted.number).name
         code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
-        return complain(f"{name}: the run was cancelled; go on with: stepengine resume {options.journal}", code)
+        return complain(f"{name}: the run was cancelled; go on with: {resume_hint(options)}", code)
 
 
-def _failing(command: Callable[[], Exit]) -> Exit:
+def _failing(command: Callable[[], Exit], options: Options) -> Exit:
     """Do what *command* does; a journal that cannot be used is a failure, and no wrong usage."""
     try:
         return command()
     except ReplayDivergence as error:
-        wrong_model = any(pointer.startswith("/model") for pointer, *_ in error.diff)
-        hint = "\n  if the run was started with --model, give the same one here" if wrong_model else ""
-        return complain(error.message + hint, Exit.DIVERGED)
+        wrong_model = options.model and any(pointer.startswith("/model") for pointer, *_ in error.diff)
+        hint = "\n  the recorded model is taken without --model" if wrong_model else ""
+        again = "".join([f" {option}" for option in options_again(options)])
+        message = ADVISED.sub(lambda found: found[0].replace(" FILE", f" {options.journal}") + again, error.message)
+        return complain(message + hint, Exit.DIVERGED)
     except JournalError as error:
         return complain(error.message, Exit.FAILED)
 
@@ -101,18 +119,37 @@ def _resume(options: Options, answers: Iterable[str], in_doubt: str) -> Exit:
         msg = f"--in-doubt is {in_doubt!r}; it is one of {', '.join(IN_DOUBT)}"
         raise UsageProblem(msg)
     journal, given = journal_at(options.journal), answers_of(answers)
-    agent = agent_with_model(agent_of(journal, options.agent), options)
+    agent = recorded_agent(journal, options)
     bench = bench_for(options, agent, performs=not journal.history().is_complete)
     policy = cast("InDoubt", in_doubt)
     run = _perform(bench, lambda: bench.engine.resume(journal, agent=agent, answers=given, in_doubt=policy))
     return told(run, options, bench)
 
 
-def _replay(options: Options) -> Exit:
+def _replay(options: Options, live: Sequence[str], speed: float | None) -> Exit:
+    from stepengine.journal import live_kinds
+
+    live_kinds(live)
     journal = journal_at(options.journal)
-    agent = agent_with_model(agent_of(journal, options.agent), options)
-    bench = bench_for(options, agent, performs=False)
-    return told(_perform(bench, lambda: bench.engine.replay(journal, agent=agent)), options, bench)
+    agent = recorded_agent(journal, options)
+    bench = bench_for(options, agent, performs=bool(live))
+    replay = bench.engine.replay
+    return told(_perform(bench, lambda: replay(journal, agent=agent, live=live, speed=speed)), options, bench)
+
+
+def _extend(options: Options, answers: Iterable[str]) -> Exit:
+    journal, given = journal_at(options.journal), answers_of(answers)
+    agent = recorded_agent(journal, options)
+    bench = bench_for(options, agent)
+    before = journal.history().intents
+    run = _perform(bench, lambda: bench.engine.extend(journal, agent=agent, answers=given))
+    if run.result.status is RunStatus.FAILED:
+        complain(f"{options.journal} stays as it was")
+    elif not options.quiet:
+        after = journal.history().intents
+        kept = sum(address in before and before[address].fp == intent.fp for address, intent in after.items()) - 1
+        complain(f"{options.journal}: kept {kept} of {len(before) - 1} effects, recorded {len(after) - 1 - kept} anew")
+    return told(run, options, bench)
 
 
 def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
@@ -121,7 +158,7 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     source = Path(options.journal.partition("#")[0])
     target = branch.into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl"))
     into = new_journal(target)
-    agent = agent_with_model(agent_of(journal, options.agent), options)
+    agent = recorded_agent(journal, options)
     bench = bench_for(options, agent)
     edit = None if branch.edit is None else _edit(branch.edit)
     fork = bench.engine.fork
@@ -132,8 +169,8 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
         ),
     )
     if not options.quiet:
-        complain(f"the new run is recorded in {target}")
-    return told(run, attrs.evolve(options, journal=target), bench)
+        complain(f"the new run is recorded in {name_of(into)}")
+    return told(run, attrs.evolve(options, journal=name_of(into)), bench)
 
 
 # --- from what was typed ----------------------------------------------------------------------------------------------
@@ -147,13 +184,14 @@ def journal_at(text: str) -> Journal:
         UsageProblem: when there is no such file, or it holds several runs and none is named.
     """
     from stepengine.journal import FileJournal, SqliteJournal
+    from stepengine.journal.finding import database_of
 
-    name, _, run = (text, "", "") if Path(text).is_file() else text.rpartition("#")
-    name = name or text
+    database = database_of(text)
+    name, run = database or (text, "")
     if not Path(name).is_file():
         msg = f"there is no journal {text!r}; record one with `stepengine run AGENT --journal FILE`"
         raise UsageProblem(msg)
-    if Path(name).suffix not in DATABASES:
+    if database is None:
         return FileJournal(name)
     runs = SqliteJournal(name).runs()
     if run not in runs and (run or len(runs) != 1):
@@ -185,6 +223,14 @@ def agent_of(journal: Journal, given: str) -> AgentDefinition[Any]:
     except DefinitionError as error:
         msg = f"{journal.name} is a run of {agent_id!r}: {error.message}. Say where it is with --agent PATH"
         raise DefinitionError(msg) from error
+
+
+def recorded_agent(journal: Journal, options: Options) -> AgentDefinition[Any]:
+    """Return the agent of a journal, with the model that was given, now or when the run was recorded."""
+    agent = agent_of(journal, options.agent)
+    if options.model:
+        return attrs.evolve(agent, model=options.model)
+    return attrs.evolve(agent, model=None) if "model" in journal.history().root else agent
 
 
 def answers_of(texts: Iterable[str]) -> dict[str, str]:

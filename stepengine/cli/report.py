@@ -11,7 +11,7 @@ import attrs
 from stepengine.data.codec import plain
 from stepengine.data.run import RunResult, RunStatus
 from stepengine.data.usage import Usage
-from stepengine.errors import LimitExceeded, MissingKey, ReplayDivergence, UnknownModel
+from stepengine.errors import ChildError, LimitExceeded, MissingKey, ReplayDivergence, UnknownModel
 
 __all__ = ("Exit", "exit_code", "json_of", "money", "tokens")
 
@@ -52,6 +52,8 @@ def _failed(error: BaseException | None) -> Exit:
             return Exit.DIVERGED
         case MissingKey() | UnknownModel():
             return Exit.USAGE
+        case ChildError(__cause__=MissingKey() | UnknownModel() | ChildError() as cause):
+            return _failed(cause)
         case _:
             return Exit.FAILED
 

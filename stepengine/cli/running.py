@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable
@@ -13,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from stepengine.cli.hints import resume_hint
+from stepengine.cli.options import Options, UsageProblem
 from stepengine.cli.report import Exit, exit_code, json_of, output_of
 from stepengine.cli.screen import dumps, is_terminal, visible
 from stepengine.cli.signals import interruptible
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
 from stepengine.data.run import RunResult, RunStatus
-from stepengine.errors import DefinitionError, InputError, LimitExceeded, MissingKey, StepEngineError, UnknownModel
+from stepengine.errors import ChildError, InputError, LimitExceeded, MissingKey, StepEngineError, UnknownModel
 
 if TYPE_CHECKING:
     from stepengine.cli.progress import Progress
-    from stepengine.data.tools import ToolLike
     from stepengine.engine import Engine
     from stepengine.journal import FileJournal
     from stepengine.models import Models, Provider
@@ -33,13 +35,13 @@ __all__ = (
     "Options",
     "Run",
     "UsageProblem",
-    "agent_with_model",
     "bench_for",
     "complain",
     "ending_of",
     "explained",
     "make_progress",
     "models_of",
+    "name_of",
     "new_journal",
     "perform",
     "run_command",
@@ -55,26 +57,7 @@ agent {agent!r} needs a model, and none is set. Any of these helps:
 `stepengine demo` shows an agent at work without any of them"""
 
 
-class UsageProblem(Exception):
-    """What the user asked for cannot be done; the message says what would have been fine."""
-
-
-@attrs.frozen(kw_only=True)
-class Options:
-    """The options of ``stepengine run`` as they were typed."""
-
-    agent: str
-    prompt: str = ""
-    params: str = ""
-    model: str = ""
-    base_url: str = ""
-    cwd: Path = Path()
-    write: bool = False
-    as_json: bool = False
-    max_steps: int = 0
-    quiet: bool = False
-    verbose: bool = False
-    journal: str = ""
+"""Category of tools, what they do, and the option that allows it."""
 
 
 @attrs.frozen
@@ -146,17 +129,14 @@ def _run(options: Options) -> Exit:
     agent = load_agent(options.agent)
     params = read_params(options.params)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    agent = agent_with_model(agent, options)
+    if options.model:
+        # A model that the agent does not name is kept in the journal, so that nobody has to say it again.
+        agent = attrs.evolve(agent, model=None)
     bench = bench_for(options, agent)
     limits = Limits(max_steps=options.max_steps) if options.max_steps else None
     journal = new_journal(options.journal) if options.journal else None
     run = perform(bench.engine, agent, prompt, bench.progress, params=params, limits=limits, journal=journal)
-    return told(run, options, bench)
-
-
-def agent_with_model(agent: AgentDefinition[Any], options: Options) -> AgentDefinition[Any]:
-    """Return *agent* with the model of ``--model``, if one was given."""
-    return attrs.evolve(agent, model=options.model) if options.model else agent
+    return told(run, attrs.evolve(options, journal=name_of(journal)) if journal else options, bench)
 
 
 def bench_for(options: Options, agent: AgentDefinition[Any], *, performs: bool = True) -> Bench:
@@ -169,9 +149,12 @@ def bench_for(options: Options, agent: AgentDefinition[Any], *, performs: bool =
         performs: Whether tools will really be called; a replay calls none, so nothing has to be allowed for it.
 
     Raises:
-        UsageProblem: when an option cannot be used, or the agent's tools need ``--write``.
+        UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
     """
     from stepengine.cli.finding import family
+    from stepengine.cli.toolset import allowed_tools, uncalled_tools
+    from stepengine.context import Compaction, require_finished_todos
+    from stepengine.data.hooks import Hooks
     from stepengine.engine import Engine
 
     if not options.cwd.is_dir():
@@ -183,31 +166,48 @@ def bench_for(options: Options, agent: AgentDefinition[Any], *, performs: bool =
     default, problem = _default_model(models)
     engine = Engine(
         agents,
-        _tools(options, agents) if performs else _uncalled_tools(options.cwd.resolve()),
+        allowed_tools(options, agents) if performs else uncalled_tools(options.cwd.resolve()),
         models,
         observers=[progress] if progress else [],
-        default_model=default,
+        default_model=options.model or default,
+        hooks=Hooks(pre_step=[Compaction()], on_stop=[require_finished_todos()]),
         workspace=options.cwd.resolve(),
     )
     return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))
 
 
-def new_journal(path: str) -> FileJournal:
+def new_journal(path: str) -> Journal:
     """
-    Return a journal for a new run.
+    Return a journal for a new run: one more in an SQLite file, else a file of its own.
 
     Raises:
-        UsageProblem: when the file holds something already.
+        UsageProblem: when the file, or the run that is named in it, holds something already.
     """
-    from stepengine.journal import FileJournal
+    from stepengine.journal import FileJournal, SqliteJournal
+    from stepengine.journal.finding import database_of
 
-    if Path(path).is_file() and Path(path).stat().st_size:
+    database = database_of(path)
+    if database is not None:
+        name, run = database
+        taken = run in SqliteJournal(name).runs()
+        made: Journal = SqliteJournal(name, run or f"r{secrets.token_hex(6)}")
+    else:
+        taken = Path(path).is_file() and Path(path).stat().st_size > 0
+        made = FileJournal(path)
+    if taken:
         msg = (
             f"{path!r} exists already; `stepengine resume {path}` goes on with its run, `stepengine show {path}` shows it. "
-            "Name another file to record another run"
+            "Name another one to record another run"
         )
         raise UsageProblem(msg)
-    return FileJournal(path)
+    return made
+
+
+def name_of(journal: Journal) -> str:
+    """Return how a journal is named on the command line."""
+    from stepengine.journal import SqliteJournal
+
+    return f"{journal.path}#{journal.run}" if isinstance(journal, SqliteJournal) else journal.name
 
 
 def read_params(text: str) -> dict[str, Any] | None:
@@ -271,34 +271,6 @@ def _default_model(models: Models | Provider) -> tuple[str | None, str]:
     return model, ""
 
 
-def _uncalled_tools(root: Path) -> list[ToolLike]:
-    """Return the tools for their names and schemas: what they may touch does not matter, they are never called."""
-    from stepengine.tools import file_tools, search_tools
-
-    return [*file_tools(root, write=True, allow_wide_root=True), *search_tools(root, allow_wide_root=True)]
-
-
-def _tools(options: Options, agents: list[AgentDefinition[Any]]) -> list[ToolLike]:
-    from stepengine.tools import file_tools, search_tools
-
-    root = options.cwd.resolve()
-    names = {tool.spec.name for tool in _uncalled_tools(root)}
-    wanted = names.intersection([name for agent in agents for name in agent.tool_names])
-    try:
-        tools: list[ToolLike] = [*file_tools(root, write=options.write), *search_tools(root)]
-    except DefinitionError as error:
-        if wanted:
-            why = error.message.partition(";")[0]
-            msg = f"{', '.join(sorted(wanted))} cannot work there: {why}; name a project folder with --cwd"
-            raise UsageProblem(msg) from None
-        return []
-    missing = sorted(wanted - {tool.spec.name for tool in tools})
-    if missing:
-        msg = f"agent {agents[0].id!r} changes files with {', '.join(missing)}; allow that with --write"
-        raise UsageProblem(msg)
-    return tools
-
-
 def make_progress(options: Options) -> Progress | None:
     """Return what shows progress on stderr; ``None`` when nothing is to be shown."""
     if options.quiet:
@@ -352,22 +324,28 @@ def told(run: Run, options: Options, bench: Bench) -> Exit:
     elif result.output not in (None, ""):
         print(_printed(output_of(result.output)))
     if run.code is Exit.USAGE:
-        no_model = isinstance(result.error, UnknownModel) and not (options.model or result.state.usage.requests)
-        return complain(bench.without_model if no_model else str(result.error))
-    _tell_more(result, options.journal)
+        error = result.error
+        while isinstance(error, ChildError):
+            error = error.__cause__
+        no_model = isinstance(error, UnknownModel) and not (options.model or result.state.usage.requests)
+        return complain(bench.without_model if no_model else str(error))
+    _tell_more(result, options)
     if run.code is not Exit.COMPLETED:
         complain(ending_of(run))
     return run.code
 
 
-def _tell_more(result: RunResult[Any], journal: str) -> None:
+def _tell_more(result: RunResult[Any], options: Options) -> None:
     """Tell what waits for an answer, and what was odd."""
+    waits = options.journal and (result.pending_questions or result.status is RunStatus.CANCELLED)
+    again = resume_hint(options, result.state.agent_id) if waits else ""
     for question in result.pending_questions:
-        complain(f"question {question.id} waits for an answer: {question.text}")
-        if journal:
-            complain(f"answer it with: stepengine resume {journal} --answer {question.id}=TEXT")
-    if journal and result.status is RunStatus.CANCELLED:
-        complain(f"go on with: stepengine resume {journal}")
+        choices = f" ({', '.join(question.options)})" if question.options else ""
+        complain(f"question {question.id} waits for an answer: {question.text}{choices}")
+        if again:
+            complain(f"answer it with: {again} --answer {question.id}=TEXT")
+    if again and result.status is RunStatus.CANCELLED:
+        complain(f"go on with: {again}")
     for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
         complain(f"warning: {warning}")
 

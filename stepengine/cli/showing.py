@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from stepengine.cli.journals import journal_at
-from stepengine.cli.report import Exit, money, tokens
+from stepengine.cli.report import Exit
 from stepengine.cli.running import UsageProblem, complain, explained
-from stepengine.cli.screen import dumps, one_line, visible
+from stepengine.cli.screen import dumps, visible
 from stepengine.data.codec import plain
 from stepengine.data.effects import CallModel
 from stepengine.data.models import ModelReply
-from stepengine.data.outcomes import Failure
+from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Answer
 from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult
-from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import JournalError
 
 if TYPE_CHECKING:
+    from stepengine.journal import Journal
     from stepengine.journal.history import History
     from stepengine.journal.records import Intent, Result
 
 __all__ = ("Shown", "show_command")
 
 VERBS = {"CallTool": "tool_name", "Perform": "name", "Ask": "", "Spawn": "agent_id"}
-WIDE = 100
 
 
 @attrs.frozen
@@ -60,12 +58,14 @@ def show_command(file: str, *, step: str, as_json: bool) -> Exit:
 
     def command() -> Exit:
         try:
-            history = journal_at(file).history()
+            journal = journal_at(file)
+            history = journal.history()
             shown = list(effects_of(history))
             told = _whole(history, shown) if not step else _one(history, shown, step)
+            text = "" if as_json else _rendered(journal, told, is_step=bool(step))
         except JournalError as error:
             return complain(error.message, Exit.FAILED)
-        print(dumps(told) if as_json else visible("\n".join(_lines(told))))
+        print(dumps(told) if as_json else visible(text))
         return Exit.COMPLETED
 
     return explained(command)
@@ -96,14 +96,17 @@ def _model_of(history: History, intent: Intent) -> str:
 
 def _whole(history: History, shown: list[Shown]) -> dict[str, Any]:
     root, head = history.root, history.head
-    usage, cost = _spent(history, shown)
+    from stepengine.journal.transcripts import ended_of, spending_of, status_of
+
+    spending = spending_of(history)
+    usage, cost = spending.usage, spending.cost
     questions = [{"id": q.id, "text": q.text, "options": list(q.options)} for _, q in history.open_questions().values()]
-    ended = _ended(history)
+    ended = ended_of(history)
     return {
         "journal": history.name,
         "run": root["run_id"],
         "agent": root["agent_id"],
-        "status": _status(history, ended),
+        "status": status_of(history),
         "created": head.created if head is not None else None,
         "parent": plain(head.parent) if head is not None else None,
         "prompt": root.get("prompt", ""),
@@ -116,34 +119,6 @@ def _whole(history: History, shown: list[Shown]) -> dict[str, Any]:
         "cost": None if cost is None else str(cost),
         "effects": [_effect(history, entry) for entry in shown],
     }
-
-
-def _ended(history: History) -> ChildResult[Any] | None:
-    from stepengine.journal.records import ROOT
-
-    known = history.results.get(ROOT)
-    value = getattr(history.outcome(known), "value", None) if known is not None else None
-    return value if isinstance(value, ChildResult) else None
-
-
-def _status(history: History, ended: ChildResult[Any] | None) -> str:
-    if ended is not None:
-        return ended.status.value
-    if history.open_questions():
-        return "suspended"
-    stops = [str(i.input.get("kind")) for i in history.inputs if i.input.get("type") == "Stop"]
-    return f"stopped: {stops[-1]}" if stops else "interrupted"
-
-
-def _spent(history: History, shown: list[Shown]) -> tuple[Usage, Decimal | None]:
-    usage, cost, known = Usage(), Decimal(0), True
-    for entry in shown:
-        value = None if entry.result is None else getattr(history.outcome(entry.result), "value", None)
-        if isinstance(value, ModelReply):
-            usage = usage + (value.usage or Usage())
-            known = known and value.cost is not None
-            cost = add_cost(cost, value.cost) or cost
-    return usage, cost if known else None
 
 
 def _effect(history: History, entry: Shown) -> dict[str, Any]:
@@ -219,52 +194,48 @@ def _one(history: History, shown: list[Shown], step: str) -> dict[str, Any]:
         "journal": history.name,
         "step": chosen[0].step,
         "address": chosen[0].address,
+        "so_far": _so_far(history, shown[: shown.index(chosen[0])]),
         "request": request,
         "effects": [_effect(history, entry) for entry in chosen],
+    }
+
+
+def _so_far(history: History, before: list[Shown]) -> dict[str, Any]:
+    """Return what the run had done and spent before a step."""
+    replies = [history.outcome(e.result) for e in before if e.kind == "CallModel" and e.result is not None]
+    usages = [r.value.usage for r in replies if isinstance(r, Value) and r.value.usage is not None]
+    return {
+        "effects": len(before),
+        "model_calls": len(replies),
+        "tokens": sum([usage.total_tokens for usage in usages]),
+        "milliseconds": max([e.result.at for e in before if e.result is not None], default=0),
     }
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
 
 
-def _lines(told: Mapping[str, Any]) -> Iterator[str]:
-    if "run" in told:
-        yield from _heading(told)
-    else:
-        yield from _request(told)
-    step = -1
-    width = max([len(e["address"]) for e in told["effects"]], default=0)
-    for effect in told["effects"]:
-        if not effect["path"] and effect["step"] != step:
-            step = effect["step"]
-            yield f"step {step}" if step else "before the first step"
-        indent = "  " * (1 + effect["path"].count(".") + bool(effect["path"]))
-        at = "" if effect["at"] is None else f"  [{effect['at']} ms]"
-        yield f"{indent}{effect['address']:<{width}}  {one_line(effect['what'])}{at}"
-        came = effect["came"] if "run" not in told else one_line(effect["came"], WIDE)
-        yield from [f"{indent}{'':<{width}}    {line}" for line in came.splitlines() or ["(nothing)"]]
-        if effect["attempts"]:
-            yield f"{indent}{'':<{width}}    after {len(effect['attempts'])} failed attempts"
-    for question in told.get("questions", ()):
-        yield f"waits for an answer to {question['id']}: {question['text']}"
+def _rendered(journal: Journal, told: Mapping[str, Any], *, is_step: bool) -> str:
+    """Return a run, or a step of it, as the snapshots of the testing kit have it (replay F26), below what they leave out."""
+    from stepengine.journal.rendering import clean_tree, render, render_effects
+    from stepengine.journal.transcripts import run_tree
+
+    tree = clean_tree(run_tree(journal), whole=is_step)
+    addresses = {effect["address"] for effect in told["effects"]}
+    lines = [*_request(told)] if is_step else [*_heading(told)]
+    return "\n".join([*lines, (render_effects(tree, addresses) if is_step else render(tree)).removesuffix("\n")])
 
 
 def _heading(told: Mapping[str, Any]) -> Iterator[str]:
-    usage = Usage(**{k: v for k, v in told["usage"].items() if k != "total_tokens"})
-    spent = [tokens(usage), money(None if told["cost"] is None else Decimal(told["cost"])) if usage.requests else ""]
-    parts = [told["status"], f"{len(told['effects'])} effects", *spent, f"{told['milliseconds'] / 1000:.1f} s"]
-    yield f"{told['agent']}  run {told['run']} of {told['created']}"
-    yield "  " + ", ".join([part for part in parts if part])
+    yield f"{told['agent']}  run {told['run']} of {told['created']}, {told['milliseconds'] / 1000:.1f} s"
     if told["parent"]:
         yield f"  forked from run {told['parent']['run']} at {told['parent']['at']}"
-    if told["prompt"]:
-        yield f"  prompt  {one_line(told['prompt'], WIDE)}"
-    if told["params"]:
-        yield f"  params  {one_line(str(told['params']), WIDE)}"
 
 
 def _request(told: Mapping[str, Any]) -> Iterator[str]:
-    request = told["request"]
+    so_far, request = told["so_far"], told["request"]
+    counts = f"{so_far['effects']} effects, {so_far['model_calls']} model calls, {so_far['tokens']} tokens"
+    yield f"before {told['address']}: {counts}, {so_far['milliseconds'] / 1000:.1f} s"
     if request is None:
         return
     yield f"sent to {request['model']}"

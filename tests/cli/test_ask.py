@@ -181,8 +181,11 @@ def test_a_wrong_key_is_said_without_the_key(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-0123456789")
     with served(json_answer(CHAT.error("invalid_api_key", "Incorrect key sk-secret-0123456789"), 401)) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+        unnamed = ask("openai_chat/gpt-5", "hi")
+        monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "127.0.0.1")
         result = ask("openai_chat/gpt-5", "hi")
 
-    assert 1 == result.exit_code
+    assert 1 == result.exit_code == unnamed.exit_code
     assert "OPENAI_API_KEY" in result.stderr
+    assert "No key was sent: one of the environment goes only to its own host" in unnamed.stderr
     assert "sk-secret" not in result.output

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,12 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli import running
 from stepengine.cli.app import app
-from stepengine.errors import JournalCorrupt
+from stepengine.cli.hints import resume_hint
+from stepengine.errors import JournalCorrupt, ModelError
 from stepengine.journal import FileJournal, SqliteJournal
 from stepengine.journal.records import to_line
+from stepengine.journal.rendering import render
+from stepengine.journal.transcripts import run_tree
 from stepengine.testing import ScriptedModel, text, tool_call
 
 AGENT = """
@@ -39,7 +44,7 @@ def handle_steps(ctx):
 agent = AgentDefinition("desk", system_prompt="You help.", tools=[tool], handle_steps=handle_steps)
 """
 REAL_MODELS = running.models_of
-COMMANDS = ("resume", "replay", "show", "fork", "diff", "check", "test")
+COMMANDS = ("resume", "replay", "show", "fork", "extend", "diff", "check", "test", "seal", "repair")
 
 
 @pytest.fixture(autouse=True)
@@ -167,19 +172,22 @@ def test_a_divergence_leaves_with_5_and_names_step_line_and_field(
 
 def test_another_model_is_said_to_be_an_option(asked: str) -> None:
     message = command("replay", asked, "--model", "test/other", "-q", code=5).stderr
-    assert "give the same one here" in message
+    assert "the recorded model is taken without --model" in message
 
 
-@pytest.mark.spec("requirements:O7")
+@pytest.mark.spec("requirements:O7", "replay:F26")
 def test_show_tells_what_was_sent_and_what_came_back_step_by_step(ended: str) -> None:
     shown = command("show", ended).stdout
+    assert shown.endswith(render(run_tree(FileJournal(ended))))
     positions = [
         shown.index(part)
-        for part in ("desk  run ", "completed, 5 effects", "before the first step", "#0", "CallTool shout", "ONE",
-                     "step 1", "CallModel test/m", '-> shout({"text": "two"})', "TWO", "step 2", "fine", "Ask", "yes")
+        for part in ("desk  run ", "run desk  completed  5 effects", "#0  tool shout", "ONE", "model test/m  step 1",
+                     "-> call shout", 'text: "two"', "TWO", "step 2", "fine", "#4  ask", "Ship it?", '-> "yes"', "output")
     ]  # fmt: skip
     assert positions == sorted(positions)
     step = command("show", ended, "--step", "2").stdout
+    assert "before #3: 3 effects, 1 model calls, " in step
+    assert json.loads(command("show", ended, "--step", "2", "--json").stdout)["so_far"]["effects"] == 3
     assert all(part in step for part in ("sent to test/m", "You help.", "go", "TWO", "came back", "fine"))
     assert "ONE" not in step.partition("came back")[2]
     assert "Ship it?" in json.dumps(json.loads(command("show", ended, "--step", "#4", "--json").stdout))
@@ -322,7 +330,136 @@ def test_every_command_teaches_with_examples_and_refuses_a_file_that_is_not_ther
     shown = command(name, "--help").stdout
     assert "Examples:" in shown
     assert f"stepengine {name} " in shown
-    more = {"fork": ["--at", "1"], "diff": ["other.jsonl"]}.get(name, [])
+    more = {"fork": ["--at", "1"], "diff": ["other.jsonl"], "repair": ["--until", "1"]}.get(name, [])
     result = CliRunner().invoke(app, [name, "nowhere.jsonl", *more])
     assert "there is no journal 'nowhere.jsonl'" in result.stderr + result.stdout
     assert result.exit_code == (1 if name == "test" else 2)
+
+
+# --- what to do next ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("ecosystem:EC141", "requirements:K3")
+def test_the_hint_to_resume_names_every_option_that_is_needed_and_works_as_it_stands(scripted: Any) -> None:
+    Path("agents/desk.py").rename("elsewhere.py")
+    scripted(tool_call("shout", {"text": "two"}), text("fine"))
+    said = command("run", "elsewhere.py", "go", "--model", "test/m", "--journal", "run.jsonl", "-q", code=3).stderr
+    (hint,) = [line for line in said.splitlines() if "answer it with: " in line]
+    assert hint.endswith("stepengine resume run.jsonl --agent elsewhere.py --answer q4=TEXT")
+    assert "Ship it? (yes, no)" in said
+    words = hint.partition("answer it with: stepengine ")[2].replace("TEXT", "yes").split()
+    scripted()
+    assert command(*words, "-q").stdout == "ONE yes\n"
+
+
+def test_options_that_a_later_command_needs_again_are_told_and_others_are_not(elsewhere: Path) -> None:
+    Path("sub").mkdir()
+    options = running.Options(agent="agents/desk.py", journal="a run.jsonl", model="t/m", quiet=True)
+    assert resume_hint(options, "desk") == "stepengine resume 'a run.jsonl'"
+    assert resume_hint(options) == "stepengine resume 'a run.jsonl' --agent agents/desk.py"
+    options = running.Options(agent="desk", journal="r", base_url="http://x/v1", cwd=Path("sub"), write=True)
+    assert resume_hint(options, "desk") == "stepengine resume r --base-url http://x/v1 --cwd sub --write"
+
+
+@pytest.mark.spec("requirements:K10", "replay:J12")
+def test_a_model_that_was_given_once_is_in_the_journal_also_before_its_first_call(scripted: Any) -> None:
+    source = AGENT.replace("    yield STEP_ALL\n", "    yield from Ask('First?')\n    yield STEP_ALL\n")
+    Path("agents/desk.py").write_text(source.replace('"desk",', '"desk", model="test/own",'))
+    scripted()
+    command("run", "desk", "go", "--model", "test/given", "--journal", "run.jsonl", "-q", code=3)
+    scripted(text("fine"))
+    command("resume", "run.jsonl", "--answer", "q1=now", "-q", code=3)
+    assert "sent to test/given" in command("show", "run.jsonl", "--step", "1").stdout
+    scripted()
+    assert command("resume", "run.jsonl", "--answer", "q3=yes", "-q").stdout == "ONE yes\n"
+    assert command("replay", "run.jsonl", "-q").stdout == "ONE yes\n"
+    assert "1 of 1 as recorded" in command("test", "run.jsonl").stdout
+
+
+@pytest.mark.spec("replay:D10", "requirements:P3", "replay:Y18")
+def test_a_divergence_shows_the_commands_that_help_and_each_works_as_it_stands(ended: str, scripted: Any) -> None:
+    agent = edited("Ship it?", "Sink it?")
+    message = command("replay", ended, "--agent", agent, "-q", code=5).stderr
+    extend, fork = re.findall(r"or  (stepengine (?:extend|fork) [^ ]+(?: --at '[^']+')? --agent edited.py)", message)
+    scripted()
+    forked = command(*shlex.split(fork)[1:], "--answer", "Sink it?=yes", "-q", "--into", "fork.jsonl")
+    assert forked.stdout == "ONE yes\n"
+    before = Path(ended).read_bytes()
+    said = command(*shlex.split(extend)[1:], "--answer", "Sink it?=no")
+    assert (said.stdout, "kept 4 of 5 effects, recorded 1 anew" in said.stderr) == ("ONE no\n", True)
+    assert Path(ended).read_bytes() != before
+    assert command("replay", ended, "--agent", agent, "-q").stdout == "ONE no\n"
+    assert Path("done.txt").read_text() == "onetwo"
+    assert "stepengine diff A B" in message
+
+
+@pytest.mark.spec("replay:D10")
+def test_a_run_that_fails_while_it_is_extended_leaves_the_file_as_it_was(ended: str, scripted: Any) -> None:
+    def refuse(request: Any) -> Any:
+        msg = "no"
+        raise ModelError(msg)
+
+    before = Path(ended).read_bytes()
+    scripted(refuse)
+    said = command("extend", ended, "--agent", edited("You help.", "You hinder."), code=1).stderr
+    assert "run.jsonl stays as it was" in said
+    assert Path(ended).read_bytes() == before
+
+
+@pytest.mark.spec("replay:D12")
+def test_a_replay_may_let_tools_or_models_be_live(ended: str, scripted: Any) -> None:
+    assert command("replay", ended, "--live", "call_tool", "-q").stdout == "ONE yes\n"
+    assert Path("done.txt").read_text() == "onetwoonetwo"
+    message = command(
+        "replay", ended, "--live", "call_tool", "--agent", edited(".upper()", ".title()"), "-q", code=5
+    ).stderr
+    assert "call_tool shout has another result than was recorded" in message
+    scripted(text("short cut"))
+    assert command("replay", ended, "--live", "call_model", "-q").stdout == "ONE yes\n"
+    assert "live='luck' is no kind" in command("replay", ended, "--live", "luck", code=1).stderr
+
+
+def test_a_replay_at_a_speed_shows_the_run_and_comes_to_the_same_end(ended: str) -> None:
+    result = command("replay", ended, "--speed", "1000")
+    assert (result.stdout, "shout ok" in result.stderr) == ("ONE yes\n", True)
+    assert command("replay", ended, "--speed", "-1", code=2).stdout == ""
+
+
+@pytest.mark.spec("replay:J37")
+def test_an_edited_file_is_sealed_with_the_command_that_the_refusal_names(ended: str) -> None:
+    before = Path(ended).read_text()
+    Path("before.jsonl").write_text(before)
+    Path(ended).write_text(before.replace('"text":"fine"', '"text":"finer"', 1))
+    refusal = command("replay", ended, "-q", code=1).stderr
+    assert "`stepengine seal run.jsonl`" in refusal
+    said = command("seal", ended, "--dry-run").stdout
+    assert "result of #3" in said
+    assert command("check", ended, code=1)
+    sealed = command("seal", ended, "--against", "before.jsonl")
+    assert '"fine"  ->  "finer"' in sealed.stdout
+    assert "sealed run.jsonl: 1 records were edited" in sealed.stderr
+    assert command("check", ended)
+    assert "finer" in command("show", ended, "--step", "2").stdout
+    assert "is valid as it is" in command("seal", ended).stdout
+
+
+@pytest.mark.spec("replay:J30", "reliability:JR02")
+def test_a_damaged_file_is_repaired_with_the_command_that_the_refusal_names(ended: str, scripted: Any) -> None:
+    lines = Path(ended).read_bytes().splitlines(keepends=True)
+    Path("bad.jsonl").write_bytes(b"".join([*lines[:9], lines[9].replace(b"TWO", b"TWA"), *lines[10:]]))
+    (number,) = re.findall(r"stepengine repair bad.jsonl --until (\d+)", command("show", "bad.jsonl", code=1).stderr)
+    said = command("repair", "bad.jsonl", "--until", number).stderr
+    assert "go on with: stepengine resume bad.repaired.jsonl" in said
+    assert Path("bad.repaired.jsonl").read_bytes() == b"".join(lines[: int(number)])
+    assert "exists already" in command("repair", "bad.jsonl", "--until", number, code=2).stderr
+    assert "--until 9" in command("repair", "bad.jsonl", "--until", "99", "--into", "x.jsonl", code=1).stderr
+
+
+@pytest.mark.spec("replay:D13")
+def test_a_difference_to_a_run_without_an_end_says_so_in_words(asked: str, scripted: Any) -> None:
+    Path("open.jsonl").write_bytes(Path(asked).read_bytes())
+    command("resume", asked, "--answer", "q4=yes", "-q")
+    said = command("diff", asked, "open.jsonl", code=1).stdout
+    assert "a result  ->  no result" in said
+    assert "ended  ->  not ended" in said
+    assert "None" not in said

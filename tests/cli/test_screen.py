@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.cli.screen import HIDDEN, JOINERS, cut, dumps, one_line, visible
+from stepengine.cli.screen import cut, dumps, one_line, visible
+from stepengine.data.visible import HIDDEN, JOINERS
 
 ATTACKS = {
     "clear screen": "\x1b[2J\x1b[H",

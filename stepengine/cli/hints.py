@@ -1,0 +1,53 @@
+"""The command that goes on with a run, with every option that it needs to be given again."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepengine.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from stepengine.cli.running import Options
+
+__all__ = ("needs_agent", "options_again", "resume_hint")
+
+
+def resume_hint(options: Options, agent_id: str = "") -> str:
+    """
+    Return the command that goes on with the run in ``options.journal``.
+
+    Args:
+        options: What the run was started with.
+        agent_id: The id of its agent; where the id leads to the same file, the file is not named.
+    """
+    return " ".join(["stepengine resume", shlex.quote(options.journal), *options_again(options, agent_id)])
+
+
+def options_again(options: Options, agent_id: str = "") -> list[str]:
+    """Return the options that a command on the same journal needs; the model stands in the journal."""
+    again: list[str] = []
+    if options.agent and needs_agent(options.agent, agent_id):
+        again += ["--agent", shlex.quote(options.agent)]
+    if options.base_url:
+        again += ["--base-url", shlex.quote(options.base_url)]
+    if options.cwd != Path():
+        again += ["--cwd", shlex.quote(str(options.cwd))]
+    if options.web:
+        again += ["--web", shlex.quote(options.web)]
+    return again + ["--write"] * options.write + ["--shell"] * options.shell
+
+
+def needs_agent(given: str, agent_id: str) -> bool:
+    """Return whether the id in a journal does not lead to the agent that was given."""
+    from stepengine.engine import load_agent
+
+    if given == agent_id:
+        return False
+    if not agent_id or Path(agent_id).exists():
+        return True
+    try:
+        return load_agent(agent_id) is not load_agent(given)
+    except DefinitionError:
+        return True

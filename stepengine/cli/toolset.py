@@ -1,0 +1,74 @@
+"""The tools of a run on the command line: what the agents name, as far as the options allow it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepengine.cli.options import Options, UsageProblem
+from stepengine.data.definition import AgentDefinition
+from stepengine.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from stepengine.data.tools import ToolLike
+
+__all__ = ("allowed_tools", "uncalled_tools")
+
+FLAGS = (
+    ("write", "changes files", "--write"),
+    ("execute", "runs programs", "--shell"),
+    ("network", "reaches the web", "--web URL, the address of a SearXNG instance"),
+)
+
+
+def uncalled_tools(root: Path) -> list[ToolLike]:
+    """Return the tools for their names and schemas: what they may touch does not matter, they are never called."""
+    from stepengine.tools import file_tools, followup_tools, search_tools, shell_tools
+
+    files = file_tools(root, write=True, propose=True, allow_wide_root=True)
+    searches, shell = search_tools(root, allow_wide_root=True), shell_tools(root, allow_wide_root=True)
+    return [*files, *searches, *shell, *followup_tools(), *_web_tools("http://localhost")]
+
+
+def _web_tools(searxng: str) -> list[ToolLike]:
+    """Return the tools that reach the public web; searches go to the SearXNG instance at that address."""
+    from stepengine.tools import SafeFetcher, SearchedDocs, SearxngSearch, web_tools
+
+    search, fetcher = SearxngSearch(searxng), SafeFetcher(allow="public")
+    return [*web_tools(search, SearchedDocs(search, fetcher), fetcher)]
+
+
+def allowed_tools(options: Options, agents: list[AgentDefinition[Any]]) -> list[ToolLike]:
+    """
+    Return the tools that the options allow.
+
+    Raises:
+        UsageProblem: when a tool that an agent names cannot work, or needs an option that was not given.
+    """
+    from stepengine.tools import file_tools, followup_tools, search_tools, shell_tools
+
+    root = options.cwd.resolve()
+    named = [name for agent in agents for name in agent.tool_names]
+    wanted = {tool.spec.name: tool.spec for tool in uncalled_tools(root) if tool.spec.name in named}
+    try:
+        tools: list[ToolLike] = [*file_tools(root, write=options.write, propose=True), *search_tools(root)]
+        tools += shell_tools(root) if options.shell else []
+    except DefinitionError as error:
+        if local := sorted([name for name, spec in wanted.items() if spec.category != "network"]):
+            why = error.message.partition(";")[0]
+            msg = f"{', '.join(local)} cannot work there: {why}; name a project folder with --cwd"
+            raise UsageProblem(msg) from None
+        tools = []
+    tools += followup_tools()
+    if options.web:
+        try:
+            tools += _web_tools(options.web)
+        except DefinitionError as error:
+            msg = f"--web: {error.message}"
+            raise UsageProblem(msg) from None
+    missing = set(wanted) - {tool.spec.name for tool in tools}
+    for category, does, flag in FLAGS:
+        if names := sorted([name for name in missing if wanted[name].category == category]):
+            msg = f"agent {agents[0].id!r} {does} with {', '.join(names)}; allow that with {flag}"
+            raise UsageProblem(msg)
+    return tools

@@ -1,0 +1,114 @@
+"""
+The bundled agents on the command line: the flags that they need, and ``base2`` at work.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli import running
+from stepengine.cli.app import app
+from stepengine.testing import ScriptedModel, tool_call, tool_calls
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    A small project; without a key, a model or agents of its own.
+    """
+    monkeypatch.delenv("STEPENGINE_MODEL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text("def total(order):\n    return sum(order)\n")
+    return tmp_path
+
+
+def command(*arguments: str, replies: Any = None, code: int = 0) -> Result:
+    with pytest.MonkeyPatch.context() as patch:
+        if replies is not None:
+            model = ScriptedModel(replies)
+            patch.setattr(running, "models_of", lambda _: model)
+            arguments = (*arguments, "--model", "test/m")
+        result = CliRunner().invoke(app, list(arguments))
+        if replies is not None:
+            model.assert_complete()
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+@pytest.mark.spec("requirements:Q1", "requirements:F1")
+@pytest.mark.parametrize(
+    ("agent", "flags", "said"),
+    [
+        ("base2", [], "'base2' changes files with str_replace, write_file; allow that with --write"),
+        ("base2", ["--write"], "'base2' runs programs with run_terminal_command; allow that with --shell"),
+        ("base2-max", ["--shell"], "'base2-max' changes files with str_replace, write_file; allow that with --write"),
+        ("coder", ["--write"], "'coder' runs programs with run_terminal_command; allow that with --shell"),
+        ("basher", [], "'basher' runs programs with run_terminal_command; allow that with --shell"),
+        ("researcher-web", [], "'researcher-web' reaches the web with read_url, web_search; allow that with --web URL"),
+        ("researcher-docs", [], "'researcher-docs' reaches the web with read_docs; allow that with --web URL"),
+    ],
+)
+def test_a_flag_that_is_missing_is_named_in_one_sentence(agent: str, flags: list[str], said: str) -> None:
+    assert f"stepengine: agent {said}" in command("run", agent, "Go.", *flags, code=2).stderr
+
+
+@pytest.mark.spec("requirements:Q1", "requirements:Q2", "requirements:Q9")
+@pytest.mark.parametrize("agent", ["base2", "base2-lite", "base2-fast", "base2-max", "coder"])
+def test_with_both_flags_they_start(agent: str) -> None:
+    assert "Hello.\n" == command("run", agent, "Hi.", "--write", "--shell", "-q", replies=["Hello."]).stdout
+
+
+@pytest.mark.spec("requirements:Q8", "generator-contract:B6")
+@pytest.mark.parametrize("agent", ["base2-plan", "planner", "file-lister", "thinker-best-of-n", "editor-implementor"])
+def test_agents_that_change_nothing_need_no_flag(agent: str) -> None:
+    replies = ["Hello."] * (3 if agent == "thinker-best-of-n" else 1)
+    more = [tool_call("set_output", {"thought_id": "A"})] if len(replies) > 1 else []
+
+    assert "Hello." in command("run", agent, "Hi.", "-q", replies=[*replies, *more]).stdout
+
+
+@pytest.mark.spec("requirements:Q1", "generator-contract:B1")
+def test_base2_edits_checks_and_replays(folder: Path) -> None:
+    replacements = [{"old_string": "sum(order)", "new_string": "0"}]
+    replies = [
+        tool_calls(
+            tool_call("str_replace", {"path": "shop.py", "replacements": replacements}),
+            tool_call("spawn_agents", {"agents": [{"agent_type": "basher", "params": {"command": "cat shop.py"}}]}),
+        ),
+        tool_calls(
+            tool_call("suggest_followups", {"followups": [{"prompt": "Test it."}]}), text="It costs nothing now."
+        ),
+    ]
+    ran = command("run", "base2", "Make it free.", "--write", "--shell", "--journal", "run.jsonl", replies=replies)
+
+    assert "It costs nothing now.\n" == ran.stdout
+    assert "return 0" in (folder / "shop.py").read_text()
+    (folder / "shop.py").write_text("changed since\n")
+    assert "It costs nothing now.\n" == command("replay", "run.jsonl").stdout
+    assert "changed since\n" == (folder / "shop.py").read_text()
+
+
+@pytest.mark.spec("requirements:F20")
+def test_open_todos_are_told_of_once_although_agent_and_command_line_both_look_after_them() -> None:
+    seen: list[int] = []
+
+    def again(request: Any) -> str:
+        seen.append(sum("These todos are still open" in m.text for m in request.messages))
+        return "It stays open."
+
+    todos = tool_call("write_todos", {"todos": [{"task": "Write it", "completed": False}]})
+    command("run", "coder", "Go.", "--write", "--shell", "-q", replies=[todos, "Done.", again])
+
+    assert [1] == seen
+
+
+@pytest.mark.parametrize("agent", ["thinker", "file-picker"])
+def test_without_a_model_the_command_line_says_what_helps_also_when_a_child_needs_one(agent: str) -> None:
+    said = command("run", agent, "Hi.", code=2).stderr
+
+    assert f"agent '{agent}' needs a model, and none is set" in said
+    assert "--model anthropic/" in said

@@ -1,0 +1,69 @@
+"""
+`stepengine agents --tree`: who may spawn whom.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stepengine import AgentDefinition
+from stepengine.cli.app import app
+from stepengine.cli.spawning import tree_lines
+from stepengine.tools import agent_tool, task_tool
+
+TOOLS = ["spawn_agents"]
+
+
+@pytest.mark.spec("requirements:Q1")
+def test_every_agent_stands_below_those_that_may_spawn_it_and_circles_are_marked() -> None:
+    leaf = AgentDefinition("leaf", description="A leaf.")
+    carried = AgentDefinition("carried", description="In a tool.")
+    middle = AgentDefinition("middle", tools=[*TOOLS, task_tool([carried])], spawnable_agents=[leaf, "top"])
+    top = AgentDefinition(
+        "top",
+        tools=[*TOOLS, agent_tool(carried)],
+        spawnable_agents=[middle, "leaf", "other_middle", "nobody", "top"],
+    )
+    other = AgentDefinition("other-middle", tools=TOOLS, spawnable_agents=["middle"])
+    alone = AgentDefinition("alone")
+    ping = AgentDefinition("ping", tools=TOOLS, spawnable_agents=["pong"])
+    pong = AgentDefinition("pong", tools=TOOLS, spawnable_agents=["ping"])
+    boss = AgentDefinition("boss", tools=TOOLS, spawnable_agents=["top"])
+
+    assert tree_lines([alone, boss, top, other, ping, pong]) == [
+        "alone",
+        "boss",
+        "`-- top",
+        "    |-- middle",
+        "    |   |-- leaf",
+        "    |   |-- top (circle)",
+        "    |   `-- carried",
+        "    |-- leaf",
+        "    |-- other-middle",
+        "    |   `-- middle (see above)",
+        "    |-- nobody (not found)",
+        "    |-- top (circle)",
+        "    `-- carried",
+        "ping",
+        "`-- pong",
+        "    `-- ping (circle)",
+    ]
+
+
+def test_the_command_shows_the_agents_that_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("agents").mkdir()
+    Path("agents/zz_boss.py").write_text(
+        "from stepengine import AgentDefinition\n"
+        'agent = AgentDefinition("zz-boss", tools=["spawn_agents"], spawnable_agents=["zz_kid"])\n'
+    )
+    Path("agents/zz_kid.py").write_text('from stepengine import AgentDefinition\nagent = AgentDefinition("zz-kid")\n')
+    Path("agents/broken.py").write_text("x = 1\n")
+    result = CliRunner().invoke(app, ["agents", "--tree"])
+
+    assert 0 == result.exit_code
+    assert "zz-boss\n`-- zz-kid\n" in result.stdout
+    assert "broken.py" in result.stderr

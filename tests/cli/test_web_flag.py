@@ -1,0 +1,59 @@
+"""``stepengine run --web``: the web is read when that is allowed, and only then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stepengine.cli.app import app
+from stepengine.cli.hints import options_again
+from stepengine.cli.running import Options
+
+AGENT = """
+from stepengine import AgentDefinition, ToolCall
+
+def handle_steps(ctx):
+    turn = yield ToolCall("read_url", {"url": "http://127.0.0.1:1/"})
+    again = yield ToolCall("web_search", {"query": "x"})
+    return [turn.tool_result.text, again.tool_result.text]
+
+agent = AgentDefinition("reader", tools=["read_url", "web_search", "read_docs"], handle_steps=handle_steps)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reader.py").write_text(AGENT)
+    return tmp_path
+
+
+@pytest.mark.spec("reliability:WP6", "requirements:F15", "requirements:F16")
+def test_the_web_is_not_reached_without_the_flag(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["run", "reader.py"])
+    assert 2 == done.exit_code
+    assert (
+        "agent 'reader' reaches the web with read_docs, read_url, web_search; allow that with --web URL" in done.stderr
+    )
+
+
+@pytest.mark.spec("reliability:NW01")
+def test_with_the_flag_searches_go_to_that_instance_and_private_addresses_stay_closed(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["run", "reader.py", "--web", "http://127.0.0.1:1", "--journal", "run.jsonl"])
+    assert 0 == done.exit_code, done.stderr
+    assert "is not fetched" in done.stdout
+    assert "the search at 127.0.0.1:1 failed" in done.stdout
+    replayed = CliRunner().invoke(app, ["replay", "run.jsonl", "--agent", "reader.py"])
+    assert 0 == replayed.exit_code, replayed.stderr
+
+
+def test_an_address_that_is_none_is_refused(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["run", "reader.py", "--web", "localhost:8080"])
+    assert 2 == done.exit_code
+    assert "--web: 'localhost:8080' is no address of a search service" in done.stderr
+
+
+def test_whoever_goes_on_with_a_run_is_told_to_allow_the_web_again() -> None:
+    assert ["--web", "'http://a b'"] == options_again(Options(agent="x", web="http://a b"), "x")
