@@ -4,6 +4,9 @@ The bundled agents on the command line: the flags that they need, and ``base2`` 
 
 from __future__ import annotations
 
+import ast
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,18 @@ from typer.testing import CliRunner, Result
 from stepengine.cli import running
 from stepengine.cli.app import app
 from stepengine.testing import ScriptedModel, tool_call, tool_calls
+
+AGENTS = Path(__file__).resolve().parents[2] / "agents"
+WITHOUT_MODEL = ("basher", "code-searcher", "directory-lister", "glob-matcher")
+
+
+def taught() -> list[list[str]]:
+    """
+    Return the command that each agent's docstring shows, as arguments.
+    """
+    texts = [ast.get_docstring(ast.parse(file.read_text())) or "" for file in sorted(AGENTS.glob("[!_]*.py"))]
+    found = [re.search(r"``stepengine (run [^`]+)``", text, re.DOTALL) for text in texts]
+    return [shlex.split(match[1].replace("$(git diff)", "+x = 1")) for match in found if match is not None]
 
 
 @pytest.fixture(autouse=True)
@@ -112,3 +127,28 @@ def test_without_a_model_the_command_line_says_what_helps_also_when_a_child_need
 
     assert f"agent '{agent}' needs a model, and none is set" in said
     assert "--model anthropic/" in said
+
+
+@pytest.mark.parametrize("arguments", taught(), ids=lambda a: a[1])
+def test_the_command_that_an_agent_teaches_is_accepted(arguments: list[str]) -> None:
+    """
+    With nobody to play the model, an agent that needs one fails at its first request, and the others complete.
+    """
+    needs_model = arguments[1] not in WITHOUT_MODEL
+    with pytest.MonkeyPatch.context() as patch:
+        model = ScriptedModel()
+        patch.setattr(running, "models_of", lambda _: model)
+        result = CliRunner().invoke(app, [*arguments, "--model", "test/m", "-q"])
+
+    children_fail = arguments[1] in ("code-reviewer-multi-prompt", "editor-multi-prompt")
+    assert (1 if needs_model and not children_fail else 0) == result.exit_code, result.stderr
+    assert needs_model is bool(model.calls)
+
+
+def test_all_but_one_agent_teach_a_command() -> None:
+    """
+    ``context-pruner`` is for handlers.
+    """
+    files = {file.stem.replace("_", "-") for file in AGENTS.glob("[!_]*.py")}
+
+    assert files - {"context-pruner"} == {arguments[1].replace("_", "-") for arguments in taught()}

@@ -1,0 +1,138 @@
+"""
+``base2``: takes a coding request and gets it done with the help of other agents.
+
+Its model leads and the others do the work: file pickers and searchers look around side by side, ``thinker`` thinks hard
+things through, ``editor`` changes the files, ``code-reviewer`` and ``basher`` judge the change at the same time. The
+handler stays in charge of the end: a turn that leaves a failed check unmentioned is the model's to decide, a todo that is
+still open is not, so a hook sends the model back once. Long conversations are pruned to a summary before they get too
+long.
+
+The variants come from the same factory with other helpers: ``base2-lite``, ``base2-fast``, ``base2-max``, ``base2-plan``.
+To add an agent of your own, or one that needs the web:
+
+``attrs.evolve(base2, spawnable_agents=[*base2.spawnable_agents, load_agent("researcher-web")])``
+
+``stepengine run base2 "Give orders of 100 or more a discount" --write --shell``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from stepengine import STEP, AgentDefinition, Hooks, StepContext, Steps
+from stepengine.context import SystemPrompt, prune_to_summary, require_finished_todos
+
+from .basher import agent as basher
+from .code_reviewer import agent as code_reviewer
+from .code_searcher import agent as code_searcher
+from .directory_lister import agent as directory_lister
+from .editor import agent as editor
+from .file_picker import agent as file_picker
+from .glob_matcher import agent as glob_matcher
+from .thinker import agent as thinker
+
+Agents: TypeAlias = Sequence[AgentDefinition[Any]]
+
+COLD_AFTER = timedelta(minutes=30)
+
+LOOKING: Agents = (file_picker, code_searcher, directory_lister, glob_matcher)
+LOOKING_TOOLS = ("spawn_agents", "read_files", "read_subtree", "list_directory", "glob")
+EDITING_TOOLS = ("str_replace", "write_file")
+
+IDENTITY = """\
+You lead the work on a request about the code in the current project. You have helpers that work for you; you decide what
+is done, in which order, and when it is finished."""
+
+CONSTRAINTS = (
+    "Do what was asked, completely, and nothing beside it.",
+    "Follow the conventions that the files around a change follow.",
+    "Do not claim that something works unless a check that you have seen says so.",
+    "Leave version control alone, and run nothing that cannot be undone, unless you are asked to.",
+)
+
+TOOL_POLICY = (
+    "Helpers that do not wait for each other belong into one spawn_agents call: they run at the same time.",
+    "Read the files that matter yourself before anything is changed in them.",
+)
+INFORMED = "{names} see this conversation, so that their prompt need not repeat it. The others know only their prompt."
+UNINFORMED = "Helpers know only their prompt, so it has to say everything."
+
+GATHER = """\
+Look around first: in one spawn_agents call, one to three file-picker agents with different questions, and code-searcher
+for the names that you expect. Then read what they found."""
+ASK = (
+    "When the request can be understood in ways that lead to different work, ask with ask_user before anything changes."
+)
+TODOS = "When the work takes three steps or more, keep them in write_todos, and mark each one when it is done."
+THINK = "When it is hard to say what would be right, let {thinker} think about it before you decide."
+DELEGATE = "Have the change made by {editor}; say in its prompt what is to change where, and why."
+EDIT = "Change the files yourself with str_replace, and with write_file for files that do not exist yet."
+VALIDATE = "Then, in one spawn_agents call, let {reviewer} review and basher run the checks that the project has."
+CHECK = "Then run the one check that says most about the change with basher. Repair what it shows."
+REPAIR = (
+    "Have what they find repaired in the same way, and check again, until the checks pass or you know why they cannot."
+)
+END = "End with a few sentences: what changed, what was checked, what is still open."
+FOLLOW_UP = "In that same reply, offer up to three sensible next requests with suggest_followups."
+
+
+def handle_steps(_: StepContext) -> Steps:
+    """Step until the model ends its turn; hooks keep the context short and the todos honest."""
+    while True:
+        turn = yield STEP
+        if turn.steps_complete:
+            return
+
+
+def create_base2(
+    agent_id: str = "base2",
+    *,
+    description: str,
+    instructions: Sequence[str],
+    tools: Sequence[str] = (),
+    helpers: Agents = (),
+) -> AgentDefinition[Any]:
+    """
+    Return an orchestrator.
+
+    Args:
+        agent_id: Its id.
+        description: What other agents and people are told of it.
+        instructions: How it works, one item each, in order.
+        tools: Tools beside those for looking around and spawning.
+        helpers: Agents that it may spawn beside those that look around.
+    """
+    informed = ", ".join([helper.id for helper in helpers if helper.include_message_history])
+    policy = (*TOOL_POLICY, INFORMED.format(names=informed) if informed else UNINFORMED)
+    numbered = [f"{number}. {item}" for number, item in enumerate(instructions, 1)]
+    return AgentDefinition(
+        agent_id,
+        description=description,
+        tools=[*LOOKING_TOOLS, *tools],
+        spawnable_agents=[*LOOKING, *helpers],
+        system_prompt=SystemPrompt(identity=IDENTITY, constraints=CONSTRAINTS, tool_policy=policy),
+        instructions_prompt="\n".join(["Work in this order:", *numbered]),
+        include_message_history=True,
+        handle_steps=handle_steps,
+        hooks=Hooks(pre_step=[prune_to_summary(cold_after=COLD_AFTER)], on_stop=[require_finished_todos()]),
+    )
+
+
+agent = create_base2(
+    description="Gets a coding request done: looks around, plans, edits through an editor, reviews and runs the checks.",
+    instructions=[
+        GATHER,
+        ASK,
+        TODOS,
+        THINK.format(thinker="thinker"),
+        DELEGATE.format(editor="editor"),
+        VALIDATE.format(reviewer="code-reviewer"),
+        REPAIR,
+        END,
+        FOLLOW_UP,
+    ],
+    tools=["ask_user", "write_todos", "suggest_followups", *EDITING_TOOLS],
+    helpers=[thinker, editor, code_reviewer, basher],
+)

@@ -1,0 +1,60 @@
+"""
+``context-pruner``: replaces a long conversation by a short summary of it, without calling a model.
+
+Agents usually prune with the hook of the same rules, ``Hooks(pre_step=[prune_to_summary()])``. This agent is for handlers
+that choose the moment themselves; it runs in their conversation and leaves the shorter one in its place:
+
+``yield ToolCall("spawn_agent_inline", {"agent_type": "context-pruner", "params": {"max_context_length": 200_000}})``
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stepengine import AgentDefinition, AgentState, StepContext, Steps, ToolCall
+from stepengine.context import ContextLimits, prune_to_summary
+
+from ._shared import inherited
+
+
+class Budgets(BaseModel):
+    """How long the conversation may get and what may stay of it, in tokens."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_context_length: int = Field(default=200_000, ge=1, description="Prune when the conversation is longer.")
+    assistant_tool_budget: int = Field(default=20_000, ge=0, description="What may stay of replies and tools.")
+    user_budget: int = Field(default=50_000, ge=0, description="What may stay of the user's words.")
+    cache_expiry_ms: int = Field(default=0, ge=0, description="Prune also after so long a pause; 0 for never.")
+    idle_ms: int = Field(default=0, ge=0, description="How long ago the model was asked last.")
+
+
+def handle_steps(ctx: StepContext[Budgets]) -> Steps[bool]:
+    """Prune when it is time to, and return whether it was."""
+    given, now = ctx.params, ctx.now()
+    policy = prune_to_summary(
+        given.max_context_length,
+        user_budget=given.user_budget,
+        assistant_tool_budget=given.assistant_tool_budget,
+        cold_after=timedelta(milliseconds=given.cache_expiry_ms) if given.cache_expiry_ms else None,
+        cold_min_tokens=None,
+    )
+    history = AgentState.from_messages(inherited(ctx, params=bool(given.model_fields_set))).view
+    limits = ContextLimits.of(ctx.agent_state, given.max_context_length)
+    shorter = policy.rewrite(history, limits, now, now - timedelta(milliseconds=given.idle_ms))
+    if shorter is None:
+        return False
+    yield ToolCall("set_messages", {"messages": shorter}, include_tool_call=False)
+    return True
+
+
+agent = AgentDefinition(
+    "context-pruner",
+    description="Shortens the conversation to a summary of it when it has become long; needs no model.",
+    include_message_history=True,
+    inherit_parent_system_prompt=True,
+    input_schema=Budgets,
+    handle_steps=handle_steps,
+)

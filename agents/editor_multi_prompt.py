@@ -1,0 +1,117 @@
+"""
+``editor-multi-prompt``: has a change made in several ways at once, chooses the best, and makes only that one.
+
+The ways compete as proposals; the files are touched once, by the edits of the winner.
+
+``stepengine run editor-multi-prompt "Guard total() against None" \
+    --params '{"prompts": ["raise an error", "count it as nothing"]}' --write``
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from string import ascii_uppercase
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stepengine import (
+    AgentCall,
+    AgentDefinition,
+    ChildResult,
+    StepContext,
+    Steps,
+    StepText,
+    map_agents,
+)
+from stepengine.errors import ChildError
+
+from ._shared import without_params
+from .best_of_n_selector import agent as selector
+from .editor_implementor import Proposal, diff_of
+from .editor_implementor import agent as implementor
+
+
+class Strategies(BaseModel):
+    """The ways to try."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompts: list[str] = Field(min_length=1, max_length=10, description="One way to make the change each.")
+
+
+class Chosen(BaseModel):
+    """
+    What was done.
+
+    Attributes:
+        strategy: The prompt whose implementation was made; empty when none was.
+        reason: Why it was chosen, or why nothing was done.
+        results: What each edit said, in order; one that failed says why.
+        unified_diff: What was changed.
+        suggested_improvements: What the selector would still do.
+    """
+
+    strategy: str = ""
+    reason: str
+    results: list[str] = []
+    unified_diff: str = ""
+    suggested_improvements: str = ""
+
+
+def handle_steps(ctx: StepContext[Strategies]) -> Steps[Chosen]:
+    """Propose side by side, select, then make the edits of the selected proposal."""
+    prompts = ctx.params.prompts
+    yield without_params(ctx)
+    children = yield from map_agents(implementor, prompts, prompt="Use this strategy: {}".format)
+    proposals = dict(zip(ascii_uppercase, children, strict=False))
+    usable = {letter: child.output for letter, child in proposals.items() if shown(child).startswith("---")}
+    if not usable:
+        return Chosen(reason=f"Nothing was changed. {' '.join(map(shown, children))}")
+    listed = [
+        {"id": letter, "strategy": way, "content": shown(child)}
+        for (letter, child), way in zip(proposals.items(), prompts, strict=True)
+    ]
+    try:
+        choice = yield from AgentCall(selector, params={"implementations": listed})
+    except ChildError as error:
+        return Chosen(reason=f"Nothing was changed, since none could be selected: {error}")
+    chosen = choice.implementation_id.strip().upper()
+    if chosen not in usable:
+        return Chosen(reason=f"Nothing was changed: {chosen!r} was selected, which proposes nothing. {choice.reason}")
+    edits = usable[chosen]["tool_calls"]
+    results = yield from StepText(as_calls(edits))
+    return Chosen(
+        strategy=prompts[ascii_uppercase.index(chosen)],
+        reason=choice.reason,
+        results=[result.text for result in results],
+        unified_diff=diff_of([edit for edit, made in zip(edits, results, strict=True) if not made.is_error]),
+        suggested_improvements=choice.suggested_improvements,
+    )
+
+
+def shown(child: ChildResult[Proposal]) -> str:
+    """Return the diff of an implementation, or why there is none."""
+    if child.is_error:
+        return f"It failed: {child.error.message if child.error else child.status}."
+    return child.output["unified_diff"] or f"It proposed nothing: {child.output['summary']}"
+
+
+def as_calls(edits: Sequence[dict[str, Any]]) -> str:
+    """Return proposed edits as calls of the tools that really make them, in the form that ``StepText`` carries out."""
+    calls = [{"name": edit["tool_name"].removeprefix("propose_"), "input": edit["input"]} for edit in edits]
+    return "\n".join([f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls])
+
+
+agent = AgentDefinition(
+    "editor-multi-prompt",
+    description="Makes a change in the best of several ways, given as params; each way is first made as a proposal.",
+    tools=[*implementor.tools, "str_replace", "write_file"],  # its children are shown its tools instead of theirs
+    spawnable_agents=[implementor, selector],
+    include_message_history=True,
+    inherit_parent_system_prompt=True,
+    input_schema=Strategies,
+    output_schema=Chosen,
+    handle_steps=handle_steps,
+)

@@ -1,0 +1,191 @@
+"""
+Agents that look around and run commands: lister, picker, searchers, basher, researchers (generator-contract B22 to B29).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import RunStatus, load_agent
+from stepengine.errors import InputError
+from stepengine.testing import failure, text, tool_call, tool_calls
+from stepengine.tools import Fetched, SearchHit, web_tools
+
+from .common import asked, called, run
+
+
+class Web:
+    async def search(self, query: str, depth: str) -> Sequence[SearchHit]:
+        return [SearchHit(query, f"https://pages.example/{n}") for n in range(3)]
+
+    async def read(self, library_title: str, topic: str, max_tokens: int) -> str:
+        return f"{library_title} on {topic}"
+
+    async def fetch(self, url: str) -> Fetched:
+        return Fetched(url, 200, "text/plain", f"page {url}".encode())
+
+
+WEB = web_tools(Web(), Web(), Web())
+
+
+@pytest.mark.spec("generator-contract:B25")
+def test_folders_are_listed_without_a_model_each_with_its_path_or_its_error(project: Path) -> None:
+    result, model = run("directory-lister", project, params={"directories": [{"path": "."}, {"path": "no"}]})
+    here, missing = result.unwrap().results
+
+    assert {"path": ".", "files": ["README.md", "shop.py"], "directories": ["docs"]} == here
+    assert "does not exist" in missing["error"]
+    assert "no" == missing["path"]
+    assert [] == model.calls
+
+
+@pytest.mark.spec("generator-contract:B26")
+def test_patterns_are_matched_without_a_model_each_with_its_files_or_its_error(project: Path) -> None:
+    patterns = [{"pattern": "**/*.md"}, {"pattern": "*.md", "cwd": "docs"}, {"pattern": "*", "cwd": ".."}]
+    result, model = run("glob-matcher", project, params={"patterns": patterns})
+    everywhere, in_docs, outside = result.unwrap().results
+
+    assert {"README.md", "docs/ideas.md"} == set(everywhere["files"])
+    assert (1, "docs") == (in_docs["count"], in_docs["cwd"])
+    assert "outside" in outside["error"]
+    assert ["**/*.md", "*.md", "*"] == [entry["pattern"] for entry in result.output.results]
+    assert [] == model.calls
+
+
+@pytest.mark.spec("requirements:A13")
+@pytest.mark.parametrize(
+    ("agent_id", "params"),
+    [
+        ("directory-lister", {"directories": []}),
+        ("directory-lister", {"directories": [{"path": ""}]}),
+        ("glob-matcher", {"patterns": [{"cwd": "x"}]}),
+        ("basher", {}),
+        ("basher", {"command": ""}),
+        ("file-picker", {"folders": ["src"]}),
+        ("thinker-best-of-n", {"n": 11}),
+        ("editor-multi-prompt", {"prompts": []}),
+        ("code-reviewer-multi-prompt", None),
+        ("thinker-selector", {"thoughts": []}),
+        ("best-of-n-selector", {"implementations": [{"id": "A"}]}),
+        ("context-pruner", {"max_context_length": 0}),
+    ],
+)
+def test_params_that_do_not_fit_are_refused_before_the_run(project: Path, agent_id: str, params: Any) -> None:
+    with pytest.raises(InputError):
+        run(agent_id, project, params=params)
+
+
+@pytest.mark.spec("generator-contract:B23")
+@pytest.mark.parametrize("folders", [[], ["docs"]])
+def test_the_lister_sees_the_tree_and_answers_with_paths(project: Path, folders: list[str]) -> None:
+    result, model = run(
+        "file-lister", project, ["<think>hm</think>\nshop.py\n"], "prices?", params={"directories": folders}
+    )
+    (*_, tree) = model.calls[0].messages
+
+    assert "shop.py" == result.output
+    assert ("shop.py total" in tree.text) is not bool(folders)
+    assert "ideas.md" in tree.text
+    assert ["read_subtree"] == called(result)
+
+
+@pytest.mark.spec("requirements:Q5", "generator-contract:B22")
+def test_the_picker_has_files_named_reads_each_once_and_reports(project: Path) -> None:
+    listing = "- shop.py\n2. `./shop.py`\n* docs/ideas.md\n\n.hidden.py"
+    result, model = run("file-picker", project, [listing, "shop.py: total()"], "prices?", params={"directories": ["."]})
+    (listed, reported) = model.calls
+    (*_, read) = reported.messages
+
+    assert "shop.py: total()" == result.output
+    assert ["file-lister"] == [child.agent_id for child in result.children]
+    assert ["prices?"] == [words.partition("\n")[0] for words in asked(listed)]
+    assert '"directories": [\n    "."\n  ]' in asked(listed)[0]
+    assert ["read_files"] == called(result)
+    assert ["shop.py", "docs/ideas.md", ".hidden.py"] == [entry["path"] for entry in read.result.data]
+    assert "none" == reported.tool_choice
+
+
+@pytest.mark.spec("generator-contract:B22")
+@pytest.mark.parametrize("listing", ["", "<think>Nothing.</think>", "There is nothing.", "missing.py\ngone.py"])
+def test_a_picker_that_is_named_nothing_says_so_without_a_model_call_of_its_own(project: Path, listing: str) -> None:
+    result, _ = run("file-picker", project, [listing], "prices?")
+
+    assert "No file of the project matters for this." == result.output == result.text
+
+
+@pytest.mark.spec("generator-contract:B22")
+def test_at_most_twenty_files_are_read(project: Path) -> None:
+    result, model = run("file-picker", project, ["shop.py\n" + "\n".join(map(str, range(50))), "done"], "all?")
+
+    assert 20 == len(model.calls[1].messages[-1].result.data)
+    assert "done" == result.output
+
+
+@pytest.mark.spec("generator-contract:B22", "requirements:J5")
+def test_a_lister_that_fails_fails_the_picker_and_says_why(project: Path) -> None:
+    result, _ = run("file-picker", project, [failure(ValueError("no credit"))], "prices?")
+
+    assert RunStatus.FAILED is result.status
+    assert "file-lister" in str(result.error)
+    assert "no credit" in str(result.error)
+
+
+@pytest.mark.spec("generator-contract:B29")
+@pytest.mark.parametrize("what", [{}, {"what_to_summarize": "whether it worked"}])
+def test_a_short_output_is_returned_as_it_is_without_a_model(project: Path, what: dict[str, str]) -> None:
+    result, model = run("basher", project, params={"command": ["ls", "docs"], **what})
+
+    assert ("ideas.md\n", 0) == (result.output["stdout"], result.output["exit_code"])
+    assert ["run_terminal_command"] == called(result)
+    assert [] == model.calls
+
+
+@pytest.mark.spec("generator-contract:B29")
+@pytest.mark.parametrize(("count", "requests"), [(2_000, 0), (2_001, 1)])
+def test_a_long_output_is_summed_up_when_that_was_asked_for(project: Path, count: int, requests: int) -> None:
+    command = [sys.executable, "-c", f"print('x' * {count - 1})"]
+    given = {"command": command, "what_to_summarize": "how many x"}
+    result, model = run("basher", project, ["many"] * requests, params=given)
+
+    assert requests == len(model.calls)
+    assert ("many" == result.output) is bool(requests)
+    assert all("how many x" in asked(request)[0] and "none" == request.tool_choice for request in model.calls)
+    assert 3_000 < len(
+        run("basher", project, params={"command": [*command[:2], "print('x' * 3000)"]})[0].output["stdout"]
+    )
+
+
+@pytest.mark.spec("generator-contract:B29")
+def test_a_command_that_cannot_run_or_takes_too_long_gives_an_error_and_no_failed_run(project: Path) -> None:
+    missing, _ = run("basher", project, params={"command": "no-such-program-here"})
+    slow, _ = run("basher", project, params={"command": ["sleep", "20"], "timeout_seconds": 1})
+
+    assert "no-such-program-here" in missing.unwrap()["error"]
+    assert "longer than 1 s" in slow.unwrap()["message"]
+
+
+@pytest.mark.spec("requirements:Q6", "generator-contract:B27")
+def test_the_web_researcher_searches_reads_and_answers(project: Path) -> None:
+    pages = [tool_call("read_url", {"url": f"https://pages.example/{n}"}) for n in range(3)]
+    replies = [tool_call("web_search", {"query": "money"}), tool_calls(*pages), "Not in floats."]
+    result, model = run("researcher-web", project, replies, "How is money counted?", tools=WEB)
+
+    assert "Not in floats." == result.output
+    assert ["web_search", "read_url", "read_url", "read_url"] == called(result)
+    assert {"web_search", "read_url"} == {tool.name for tool in model.calls[0].tools}
+    assert "at least three" in load_agent("researcher-web").instructions_prompt
+
+
+@pytest.mark.spec("requirements:Q6", "generator-contract:B28")
+def test_the_docs_researcher_reads_once_and_reports(project: Path) -> None:
+    read = tool_call("read_docs", {"library_title": "pytest", "topic": "fixtures"})
+    result, model = run("researcher-docs", project, [read, text("In order.")], "In which order?", tools=WEB)
+
+    assert "In order." == result.output
+    assert "pytest on fixtures" in model.calls[1].messages[-1].text
+    assert ["read_docs"] == [tool.name for tool in model.calls[0].tools]

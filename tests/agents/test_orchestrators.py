@@ -1,0 +1,222 @@
+"""
+The ``base2`` family, ``coder`` and ``planner`` (generator-contract B1 to B6, B9; requirements Q1, Q2, Q8, Q9).
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, AgentState, AssistantMessage, UserMessage, load_agent, load_agents
+from stepengine.context import SystemPrompt
+from stepengine.testing import text, tool_call, tool_calls
+
+from .common import called, replace, run
+
+ROOT = Path(__file__).resolve().parents[2]
+BUNDLED = {agent.id: agent for agent in load_agents(ROOT / "agents")}
+LOOKING = ("file-picker", "code-searcher", "directory-lister", "glob-matcher")
+EDITS = {"str_replace", "write_file"}
+FAMILY: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "base2": (
+        ("thinker", "editor", "code-reviewer", "basher"),
+        {*EDITS, "write_todos", "ask_user", "suggest_followups"},
+    ),
+    "base2-lite": (("thinker", "code-reviewer", "basher"), {*EDITS, "write_todos", "ask_user"}),
+    "base2-fast": (("basher",), EDITS),
+    "base2-max": (
+        ("thinker-best-of-n", "editor-multi-prompt", "code-reviewer-multi-prompt", "basher"),
+        {"write_todos", "ask_user", "suggest_followups", "propose_str_replace", "propose_write_file", "set_output"},
+    ),
+    "base2-plan": (("thinker",), {"ask_user"}),
+}
+DIFFERENT = ("editor", "thinker", "basher", "code-reviewer")
+
+
+@pytest.mark.spec(
+    "requirements:Q2",
+    "generator-contract:B2",
+    "generator-contract:B3",
+    "generator-contract:B4",
+    "generator-contract:B6",
+)
+@pytest.mark.parametrize("agent_id", FAMILY)
+def test_the_family_has_the_same_core_and_other_helpers_and_tools(agent_id: str) -> None:
+    helpers, tools = FAMILY[agent_id]
+    agent = BUNDLED[agent_id]
+
+    assert (*LOOKING, *helpers) == agent.spawnable_ids
+    assert {"spawn_agents", "read_files", "read_subtree", "list_directory", "glob"} | tools == set(agent.tool_names)
+    assert agent.include_message_history
+    assert agent.handle_steps is BUNDLED["base2"].handle_steps
+    assert "" == agent.step_prompt
+    for helper in DIFFERENT:
+        if helper not in helpers:
+            assert f" {helper} " not in agent.instructions_prompt, helper
+
+
+@pytest.mark.spec("generator-contract:B34", "requirements:Q10")
+def test_the_required_agents_are_there_and_are_called_like_their_files() -> None:
+    asked = """
+        base2 base2-lite base2-max base2-fast base2-plan editor editor-multi-prompt editor-implementor best-of-n-selector
+        thinker thinker-best-of-n thinker-selector file-picker file-lister code-searcher directory-lister glob-matcher
+        researcher-web researcher-docs basher code-reviewer code-reviewer-multi-prompt planner coder context-pruner
+    """
+    files = {file.stem.replace("_", "-") for file in (ROOT / "agents").glob("[!_]*.py")}
+
+    assert set(asked.split()) == set(BUNDLED) == files
+    assert all(load_agent(agent_id) is agent for agent_id, agent in BUNDLED.items())
+    assert all(agent.description and agent.model is None for agent in BUNDLED.values())
+
+
+@pytest.mark.spec("requirements:Q10")
+@pytest.mark.parametrize("file", sorted((ROOT / "agents").glob("*.py")), ids=lambda f: f.stem)
+def test_agent_files_use_public_names_only(file: Path) -> None:
+    """
+    They import the front door, its public submodules, pydantic, the standard library, and each other.
+    """
+    public = {"stepengine", "stepengine.context", "stepengine.errors", "stepengine.tools", "stepengine.permissions"}
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            assert all(alias.name.partition(".")[0] in sys.stdlib_module_names for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            root = str(node.module).partition(".")[0]
+            assert node.module in public or root == "pydantic" or root in sys.stdlib_module_names, node.module
+            if node.module in public:
+                assert {alias.name for alias in node.names} <= set(sys.modules[node.module].__all__)
+
+
+@pytest.mark.parametrize("agent", BUNDLED.values(), ids=BUNDLED)
+def test_every_file_teaches_with_a_command(agent: AgentDefinition[Any]) -> None:
+    module = ast.parse((ROOT / "agents" / f"{agent.id.replace('-', '_')}.py").read_text())
+    taught = ast.get_docstring(module) or ""
+
+    assert taught.startswith(f"``{agent.id}``: ")
+    assert f"stepengine run {agent.id} " in taught or "spawn_agent_inline" in taught
+
+
+@pytest.mark.spec("generator-contract:B1", "requirements:F20")
+def test_base2_sends_its_model_back_to_open_todos_once(project: Path) -> None:
+    todos = [{"task": "Write it", "completed": False}]
+    replies = [tool_call("write_todos", {"todos": todos}), "I am done.", "It stays open: nobody knows how."]
+    result, model = run("base2", project, replies, "Write it.")
+
+    assert "It stays open: nobody knows how." == result.output
+    assert "- Write it" in model.calls[2].messages[-1].text
+
+
+@pytest.mark.spec("generator-contract:B1", "generator-contract:P31")
+def test_base2_prunes_what_its_model_sees_and_keeps_the_record(project: Path) -> None:
+    words = "apples and bread " * 5_000
+    history = [m for n in range(5) for m in (UserMessage(f"Question {n}?"), AssistantMessage(words))]
+    result, model = run("base2", project, ["Done."], "Go on.", previous=AgentState.from_messages(history))
+    shown = model.calls[0].messages
+
+    assert "Go on." in [m.text for m in shown]
+    assert 12 == len(result.state.message_history) - 1
+    assert len(shown) < 5
+    assert "Question 4?" in shown[0].text
+
+
+@pytest.mark.spec("generator-contract:B3", "generator-contract:B4", "requirements:Q2")
+@pytest.mark.parametrize("agent_id", ["base2-fast", "base2-lite"])
+def test_the_small_variants_edit_files_themselves_and_check_with_basher(project: Path, agent_id: str) -> None:
+    check = {"agent_type": "basher", "params": {"command": ["ls"]}}
+    replies = [
+        replace("str_replace", "shop.py", "sum(order)", "0"),
+        tool_call("spawn_agents", {"agents": [check]}),
+        text("It costs nothing now."),
+    ]
+    result, _ = run(agent_id, project, replies, "Make it free.")
+
+    assert "return 0" in (project / "shop.py").read_text()
+    assert ["basher"] == [child.agent_id for child in result.children]
+    assert "It costs nothing now." == result.output
+
+
+@pytest.mark.spec("generator-contract:B6", "generator-contract:B22")
+def test_the_planner_of_the_family_asks_and_ends_with_a_plan_in_tags(project: Path) -> None:
+    question = {"question": "How much?", "options": ["5 %", "10 %"]}
+    replies = [tool_call("ask_user", {"questions": [question]}), "<plan>Take 10 % off.</plan>"]
+    result, model = run("base2-plan", project, replies, "A discount.", answers={"q1": "10 %"})
+    instructions = BUNDLED["base2-plan"].instructions_prompt
+
+    assert "<plan>Take 10 % off.</plan>" == result.output
+    assert "10 %" in model.calls[1].messages[-1].text
+    assert not EDITS & {tool.name for tool in model.calls[0].tools}
+    assert "<plan>" in instructions
+    assert "Change no file and keep no todos" in instructions
+
+
+@pytest.mark.spec("generator-contract:B2", "generator-contract:B12", "generator-contract:L18")
+def test_the_large_variant_shows_its_helpers_the_tools_that_they_need(project: Path) -> None:
+    """
+    The implementors inherit what ``base2-max`` is shown, so that is where the proposing tools stand.
+    """
+    change = {"agent_type": "editor-multi-prompt", "prompt": "Free!", "params": {"prompts": ["zero"]}}
+    choice = {"implementation_id": "A", "reason": "The only one.", "suggested_improvements": ""}
+    replies = [
+        tool_call("spawn_agents", {"agents": [change]}),
+        replace("propose_str_replace", "shop.py", "sum(order)", "0"),
+        "Proposed.",
+        tool_call("set_output", choice),
+        "It costs nothing now.",
+    ]
+    result, model = run("base2-max", project, replies, "Make it free.")
+
+    assert "It costs nothing now." == result.output
+    assert "return 0" in (project / "shop.py").read_text()
+    assert [model.calls[0].tools] * 3 == [request.tools for request in model.calls[1:4]]
+    assert {"propose_str_replace", "set_output"} <= {tool.name for tool in model.calls[0].tools}
+
+
+@pytest.mark.spec("requirements:Q8")
+def test_the_planner_reads_and_returns_a_plan(project: Path) -> None:
+    replies = [
+        tool_calls(tool_call("read_subtree"), tool_call("code_search", {"pattern": "total"})),
+        "1. shop.py: take 10 % off.",
+    ]
+    result, model = run("planner", project, replies, "A discount.")
+
+    assert "1. shop.py: take 10 % off." == result.output
+    assert all(tool.annotations.read_only for tool in model.calls[0].tools)
+
+
+@pytest.mark.spec("requirements:Q9", "generator-contract:B9")
+def test_the_coder_works_alone_with_every_kind_of_tool(project: Path) -> None:
+    todos = [{"task": "Make it free", "completed": True}]
+    replies = [
+        tool_calls(
+            tool_call("find_files", {"prompt": "total of an order"}), tool_call("read_files", {"paths": ["shop.py"]})
+        ),
+        replace("str_replace", "shop.py", "sum(order)", "0"),
+        tool_calls(
+            tool_call("run_terminal_command", {"command": ["cat", "shop.py"]}),
+            tool_call("write_todos", {"todos": todos}),
+        ),
+        "It costs nothing now.",
+    ]
+    result, model = run("coder", project, replies, "Make it free.")
+
+    assert "It costs nothing now." == result.output
+    assert ["find_files", "read_files", "str_replace", "run_terminal_command", "write_todos"] == called(result)
+    assert "return 0" in [m for m in model.calls[3].messages if m.role == "tool"][-2].text
+    assert () == BUNDLED["coder"].spawnable_ids
+    assert BUNDLED["coder"].handle_steps is None
+    assert "# Constraints" in model.calls[0].system_prompt
+
+
+@pytest.mark.parametrize("agent_id", FAMILY)
+def test_the_family_is_told_which_helpers_see_its_conversation(agent_id: str) -> None:
+    helpers = [BUNDLED[helper] for helper in FAMILY[agent_id][0]]
+    informed = ", ".join([helper.id for helper in helpers if helper.include_message_history])
+    prompt = BUNDLED[agent_id].system_prompt
+    assert isinstance(prompt, SystemPrompt)
+    (told,) = [line for line in prompt.tool_policy if "only" in line]
+
+    assert told.startswith(f"{informed} see this conversation" if informed else "Helpers know only their prompt")
+    assert not any(helper.include_message_history for helper in BUNDLED.values() if helper.id in LOOKING)

@@ -1,0 +1,98 @@
+"""
+``context-pruner``: shortens the conversation of whoever spawns it inline, without a model (generator-contract B33).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, AgentState, AssistantMessage, RunStatus, ToolCall, UserMessage, load_agent
+
+from .common import run
+
+PRUNER = load_agent("context-pruner")
+WORDS = "The shop sells apples, bread and cheese. " * 100
+LONG = [UserMessage("What is this?"), AssistantMessage(WORDS), UserMessage("And that?"), AssistantMessage(WORDS)]
+
+
+def host(then: Any = None, **params: Any) -> AgentDefinition[Any]:
+    """
+    Return an agent that has its conversation pruned and then does what *then* yields.
+    """
+
+    def handle_steps(_: Any) -> Any:
+        call = {"agent_type": "context-pruner", **({"params": params} if params else {})}
+        yield ToolCall("spawn_agent_inline", call, include_tool_call=False)
+        if then is not None:
+            yield then
+
+    return AgentDefinition(
+        "host",
+        system_prompt="You sell.",
+        instructions_prompt="Be brief.",
+        spawnable_agents=[PRUNER],
+        handle_steps=handle_steps,
+    )
+
+
+def prune(project: Path, **params: Any) -> Any:
+    result, model = run(host(**params), project, prompt="And bread?", previous=AgentState.from_messages(LONG))
+    assert RunStatus.COMPLETED is result.status
+    assert [] == model.calls
+    return result
+
+
+@pytest.mark.spec("generator-contract:B33", "generator-contract:P1")
+@pytest.mark.parametrize("params", [{}, {"max_context_length": 4_000}])
+def test_a_short_conversation_stays_as_it_was(project: Path, params: dict[str, int]) -> None:
+    result = prune(project, **params)
+
+    assert ["What is this?", "And that?", "And bread?", "Be brief."] == [
+        m.text for m in result.state.message_history if m.role == "user"
+    ]
+    assert False is result.children[0].output
+
+
+@pytest.mark.spec("generator-contract:B33", "generator-contract:P11", "generator-contract:P26")
+def test_a_long_one_becomes_a_summary_and_the_request_stays_last(project: Path) -> None:
+    result = prune(project, max_context_length=1_500)
+    summary, instructions, live = result.state.message_history
+
+    assert "What is this?" in summary.text
+    assert "Be brief." == instructions.text
+    assert "And bread?" == live.text
+    assert True is result.children[0].output
+    assert not any("max_context_length" in m.text for m in result.state.message_history)
+
+
+@pytest.mark.spec("generator-contract:B33", "generator-contract:P4")
+@pytest.mark.parametrize(("idle_ms", "count"), [(300_001, 3), (300_000, 6), (0, 6)])
+def test_a_short_one_is_pruned_after_a_pause_in_which_the_cache_has_expired(
+    project: Path, idle_ms: int, count: int
+) -> None:
+    result = prune(project, cache_expiry_ms=300_000, idle_ms=idle_ms)
+
+    assert count == len(result.state.message_history)
+
+
+@pytest.mark.spec("generator-contract:B33", "generator-contract:P25")
+def test_the_budgets_say_what_stays(project: Path) -> None:
+    generous = prune(project, max_context_length=1_500).state.message_history[0].text
+    strict = prune(project, max_context_length=1_500, assistant_tool_budget=0).state.message_history[0].text
+
+    assert generous.count("apples") > strict.count("apples")
+    assert "What is this?" in strict
+
+
+@pytest.mark.spec("generator-contract:B33")
+def test_it_runs_by_itself_on_a_conversation_too(project: Path) -> None:
+    result, model = run(
+        "context-pruner", project, previous=AgentState.from_messages(LONG), params={"max_context_length": 1_500}
+    )
+
+    assert True is result.unwrap()
+    assert "What is this?" in result.state.message_history[0].text
+    assert [] == model.calls

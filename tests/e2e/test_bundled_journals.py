@@ -1,0 +1,70 @@
+"""
+Every bundled agent has a recorded run that is replayed from end to end: no network, no model, nothing is performed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import Engine, RunStatus
+from stepengine.journal import FileJournal
+from stepengine.pytest_plugin.network import blocked
+
+from .bundled import ROOT, recorder
+
+MAX_BYTES = 200_000
+script = recorder()
+
+
+@pytest.fixture(scope="module")
+def recorded_again(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    A folder with the journals that the script makes now.
+    """
+    folder = tmp_path_factory.mktemp("journals")
+    for agent_id in script.BUNDLED:
+        script.record(agent_id, folder)
+    return folder
+
+
+def test_every_bundled_agent_has_one_journal_and_there_are_no_others() -> None:
+    assert set(script.BUNDLED) == set(script.PLAYS)
+    assert {f"{agent_id}.jsonl" for agent_id in script.BUNDLED} == {f.name for f in script.AGENTS.iterdir()}
+    assert {file.stem.replace("_", "-") for file in (ROOT / "agents").glob("[!_]*.py")} == set(script.BUNDLED)
+
+
+@pytest.mark.spec("requirements:Q15", "requirements:P2", "requirements:Q10")
+@pytest.mark.parametrize("agent_id", script.BUNDLED)
+def test_a_recorded_run_is_replayed_without_network_model_and_files(agent_id: str, tmp_path: Path) -> None:
+    play, path = script.PLAYS[agent_id], script.AGENTS / f"{agent_id}.jsonl"
+    agent = play.host or script.BUNDLED[agent_id]
+    with Engine([agent], script.tools_for(tmp_path)) as engine, blocked([]) as refused:
+        result = engine.replay_sync(FileJournal(path))
+
+    assert RunStatus.COMPLETED is result.status
+    assert [] == refused
+    assert [] == list(tmp_path.iterdir())
+    assert result.output not in (None, "")
+
+
+@pytest.mark.spec("replay:J23")
+def test_the_script_records_the_same_bytes_again(recorded_again: Path) -> None:
+    """
+    When this fails because an agent was changed on purpose: python cassettes/record_agents.py
+    """
+    files = sorted(script.AGENTS.iterdir())
+
+    assert {} == {f.name: "differs" for f in files if f.read_bytes() != (recorded_again / f.name).read_bytes()}
+
+
+@pytest.mark.parametrize("agent_id", script.BUNDLED)
+def test_a_journal_is_small_and_tells_nothing_of_the_machine(agent_id: str) -> None:
+    content = (script.AGENTS / f"{agent_id}.jsonl").read_bytes()
+    private: list[Any] = [ROOT, ROOT.parent, Path.home(), Path(tempfile.gettempdir())]
+
+    assert len(content) < MAX_BYTES
+    assert [] == [folder for folder in private if f"{folder}/".encode() in content]
