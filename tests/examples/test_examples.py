@@ -39,9 +39,32 @@ def offline(tmp_path: Path) -> dict[str, str]:
 
 
 def test_there_are_the_examples_that_readme_names() -> None:
-    assert {"smallest.py", "custom_tool.py", "drive_steps.py", "parallel_children.py", "live.py"} <= {
-        e.name for e in EXAMPLES
-    }
+    named = {"smallest.py", "custom_tool.py", "drive_steps.py", "parallel_children.py", "live.py"}
+
+    assert named <= {e.name for e in EXAMPLES}
+
+
+@pytest.mark.spec("requirements:Q11")
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("simple_task.py", ["file_tools(folder, write=True)"]),
+        ("multi_agent.py", ["spawnable_agents=[historian, geographer, writer]"]),
+        ("custom_tools.py", ["Field(", "Depends(", "Examples:"]),
+        ("map_reduce.py", ["map_agents("]),
+        ("best_of_n.py", ["best_of(", "judge="]),
+        ("pruning_hook.py", ["Change(view="]),
+    ],
+)
+def test_there_are_the_examples_that_were_asked_for(name: str, shown: list[str]) -> None:
+    """
+    Each fits on a screen or two, and says how it is run with a real model.
+    """
+    code = (ROOT / "examples" / name).read_text()
+
+    assert [] == [words for words in shown if words not in code]
+    assert len(code.splitlines()) < 80
+    assert "To go live" in " ".join(code.split())
 
 
 @pytest.mark.spec("requirements:P13")

@@ -1,0 +1,61 @@
+"""
+Best of N with a judge: the same task goes to several children, and another agent chooses among their answers.
+
+``python examples/best_of_n.py`` needs no key: the models play written replies. To go live, leave ``models=`` out and set
+ANTHROPIC_API_KEY and OPENAI_API_KEY.
+"""
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel
+
+from stepengine import AgentCall, AgentDefinition, Engine, StepContext, Steps, best_of
+from stepengine.errors import ModelError
+from stepengine.testing import ScriptedModel, failure, tool_call
+
+poet = AgentDefinition("poet", model="anthropic/claude-sonnet-4-5", system_prompt="You write one line of verse.")
+
+
+class Verdict(BaseModel):
+    """What the judge says: the number of the best line, counted from 0, and why."""
+
+    best: int
+    why: str
+
+
+judge = AgentDefinition(
+    "judge",
+    model="openai/gpt-5",  # another model than that of the competitors
+    system_prompt="You choose the best of several numbered lines.",
+    output_schema=Verdict,  # the model has to call set_output with what fits
+)
+
+
+def choose(lines: Sequence[str]) -> Steps[int]:
+    """A judge of ``best_of`` is a function of the outputs; as a generator it may ask another agent."""
+    verdict = yield from AgentCall(judge, "\n".join(f"{n}: {line}" for n, line in enumerate(lines)))
+    return verdict.best
+
+
+def handle_steps(ctx: StepContext) -> Steps[str]:
+    return (yield from best_of(poet, ctx.prompt, n=4, judge=choose))
+
+
+contest = AgentDefinition("contest", spawnable_agents=[poet, judge], handle_steps=handle_steps)
+
+
+def main() -> None:
+    lines = ["The sea is wide.", failure(ModelError("no credit")), "Grey water folds its sheets.", "Sea, sea, sea."]
+    poets = ScriptedModel(lines)
+    judges = ScriptedModel([tool_call("set_output", {"best": 1, "why": "It shows something."})])
+    with Engine([contest], models={"anthropic": poets, "openai": judges}) as engine:
+        result = engine.run_sync(contest, "A line about the sea.")
+
+    for child in result.children:
+        print(f"{child.agent_id:5} {child.status:9} {child.output or child.error}")
+    print(f"the best: {result.output}")
+    assert result.output == "Grey water folds its sheets."  # one competitor failed, so the judge chose among three
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""
+One agent, one task, file tools: it reads a file and changes it.
+
+``python examples/simple_task.py`` needs no key: the model here plays three written replies; the files are real. To go live,
+leave ``models=`` out and set ANTHROPIC_API_KEY.
+"""
+
+import tempfile
+from pathlib import Path
+
+from stepengine import AgentDefinition, Engine
+from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.tools import file_tools
+
+fixer = AgentDefinition(
+    "fixer",
+    model="anthropic/claude-sonnet-4-5",
+    tools=["read_files", "str_replace"],
+    system_prompt="You correct spelling in the files that you are told of, and change nothing else.",
+)
+
+REPLIES = [
+    tool_call("read_files", {"paths": ["letter.txt"]}),
+    tool_call(
+        "str_replace",
+        {"path": "letter.txt", "replacements": [{"old_string": "recieved", "new_string": "received"}]},
+    ),
+    text("I corrected one word."),
+]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        letter = Path(folder, "letter.txt")
+        letter.write_text("We have recieved your parcel.\n")
+        # Nothing is registered by default: the caller says which tools there are, and where they may work.
+        with Engine([fixer], file_tools(folder, write=True), ScriptedModel(REPLIES)) as engine:
+            result = engine.run_sync(fixer, "Correct letter.txt.")
+        print(f"{result.status}: {result.output}")
+        print(f"the file: {letter.read_text().strip()}")
+        assert "received" in letter.read_text()
+
+
+if __name__ == "__main__":
+    main()
