@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import stepengine
+from stepengine import load_agents
 from stepengine.cli import asking, running
 from stepengine.cli.app import app
 from stepengine.cli.report import Exit
@@ -137,13 +138,21 @@ def test_the_table_of_yieldables_is_complete() -> None:
 
 def test_the_tools_that_are_named_are_the_tools_that_exist(tmp_path: Path) -> None:
     from stepengine.machine.control import CONTROL_SPECS
-    from stepengine.tools import file_tools, search_tools
+    from stepengine.cli.toolset import uncalled_tools
+    from stepengine.tools import FileChangeHook, change_hook_tools, spawn_tools
 
     table = README.partition("| set | tools |")[2].partition("\n\n")[0]
     named = set(re.findall(r"`(\w+)`", table))
-    tools = {t.spec.name for t in [*file_tools(tmp_path, write=True), *search_tools(tmp_path)]}
+    hooks = change_hook_tools(tmp_path, [FileChangeHook("check", ["true"])])
+    tools = {t.spec.name for t in [*uncalled_tools(tmp_path), *hooks, *spawn_tools(inline=True, lookup=True)]}
 
-    assert {*tools, *CONTROL_SPECS} == named
+    assert {*tools, *CONTROL_SPECS, "ask_user"} == named
+
+
+def test_the_agents_that_are_named_are_the_agents_that_are_shipped() -> None:
+    table = README.partition("| agents | what they do |")[2].partition("\n\n")[0]
+
+    assert sorted(re.findall(r"`([a-z0-9-]+)`", table)) == sorted(a.id for a in load_agents(ROOT / "agents"))
 
 
 def test_files_that_are_linked_exist() -> None:

@@ -1,0 +1,102 @@
+"""
+`docs/testing-your-agent.md` is so: its files are pasted into an empty folder, its commands are run there in order, and what it
+shows is what comes out.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .pages import ROOT, Project, assert_shown, blocks_of, execute, page
+
+PAGE = page("testing-your-agent.md")
+BLOCKS = blocks_of(PAGE)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.spec("requirements:P13", "replay:Y3", "replay:Y12")
+def test_who_follows_the_page_sees_what_it_shows(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    said = ""
+    for block in BLOCKS:
+        if block.path is not None:
+            project.paste(block.path, block.text)
+        elif block.kind == "diff":
+            project.edit(block)
+        elif block.kind == "sh":
+            # `stepengine run` asks for a key before it knows that no model is needed; the page says so.
+            key = {"ANTHROPIC_API_KEY": "none"} if "stepengine run" in block.text else {}
+            said = "".join([project.run(line, **key) for line in block.text.splitlines()])
+        elif block.kind == "text" and said:
+            assert_shown(block.text, said)
+
+    journal = tmp_path / "tests/journals/test_triage/test_a_run.jsonl"
+    assert "customer-4711" not in journal.read_text()
+    assert "ten words" in (tmp_path / "tests/__snapshots__/test_triage/test_a_run.run.md").read_text()
+    layout = next(b.text for b in BLOCKS if b.kind == "text" and b.path is None)
+    for name in re.findall(r"-- (\S+)", layout):
+        assert (tmp_path / name).exists(), name
+
+    # "With a real model, leave `models=` out": then nothing but the journal answers, without a key.
+    file = tmp_path / "tests/test_triage.py"
+    file.write_text(file.read_text().replace("        models=model,\n", ""))
+    project.run("pytest tests/test_triage.py::test_a_run")
+
+
+@pytest.mark.spec("replay:F30")
+def test_the_table_says_which_record_is_for_which_test() -> None:
+    """
+    And the tests on the page have one of each.
+    """
+    table = PAGE.partition("| to know whether |")[2].partition("\n\n")[0]
+    told = {row[1]: row[2] for row in re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)}
+    (tests,) = [b.text for b in BLOCKS if b.path == "tests/test_triage.py"]
+
+    for kit in ("`Walk`, `run_with`", "`simulate`"):
+        assert "nothing" == told[kit]
+    assert (True, "HTTP") == ("provider" in told["`journal`"], told["`cassette`"])
+    assert "journal" in told["`run_snapshot`"]
+    assert all(name in tests for kit in told for name in re.findall(r"`(\w+)`", kit))
+
+
+def test_the_group_that_is_installed_has_what_the_page_uses() -> None:
+    (text,) = [b.text for b in BLOCKS if b.path == "pyproject.toml"]
+    (requirement,) = tomllib.loads(text)["dependency-groups"]["test"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert f"{project['name']}[test]" == requirement
+    assert {"pytest", "syrupy"} <= {re.split(r"\W", r)[0] for r in project["optional-dependencies"]["test"]}
+
+
+def test_what_ci_runs_is_run_here() -> None:
+    (text,) = [b.text for b in BLOCKS if b.path == ".github/workflows/tests.yml"]
+    install, *checks = [step["run"] for step in yaml.safe_load(text)["jobs"]["tests"]["steps"] if "run" in step]
+
+    assert "pip install --group test" == install
+    assert set(checks) <= {line for b in BLOCKS if b.kind == "sh" for line in b.text.splitlines()}
+
+
+def test_python_that_is_no_file_runs_on_its_own() -> None:
+    alone = [b for b in BLOCKS if b.kind == "python" and b.path is None]
+
+    assert alone
+    for block in alone:
+        execute(block, "testing-your-agent.md")
+
+
+def test_the_table_of_modes_is_complete() -> None:
+    from stepengine.testing.recordings import MODES
+
+    table = PAGE.partition("| mode | what it does |")[2].partition("\n\n")[0]
+
+    assert set(MODES) == set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
+
+
+def test_no_kind_of_block_is_passed_over() -> None:
+    assert {"toml", "text", "python", "yaml", "sh", "diff"} == {b.kind for b in BLOCKS}
