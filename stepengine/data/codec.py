@@ -37,7 +37,7 @@ from stepengine.data.leaves import RAW, SCALARS, Codec, fault, literal, mapping,
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
 
-__all__ = ("FORMAT", "STORED", "from_json", "plain", "to_json")
+__all__ = ("FORMAT", "STORED", "bare", "from_json", "plain", "restored", "restored_any", "to_json")
 
 FORMAT = 1
 """The version of the stored form; a newer one is refused."""
@@ -73,8 +73,13 @@ def to_json(value: Any) -> dict[str, Any]:
     Raises:
         DataError: when *value* or something in it cannot be stored, naming the place.
     """
+    return {"stepengine": FORMAT, **bare(value)}
+
+
+def bare(value: Any) -> dict[str, Any]:
+    """Return *value* as ``to_json`` does, without the format's version: for what says it once for many values."""
     try:
-        return {"stepengine": FORMAT, **_encode_object(value)}
+        return _encode_object(value)
     except RecursionError:
         msg = "nested too deeply to be stored"
         raise fault(msg) from None
@@ -93,8 +98,32 @@ def from_json(data: Any) -> Any:
     version = data["stepengine"]
     if type(version) is not int or version != FORMAT:
         raise within(fault(f"this version of stepengine reads format {FORMAT}, not {shown(version)}"), ".stepengine")
+    return restored({k: v for k, v in data.items() if k != "stepengine"})
+
+
+def restored(data: Any) -> Any:
+    """
+    Return the value that ``bare`` stored in *data*.
+
+    Raises:
+        DataError: as ``from_json``.
+    """
+    return _read(data, _decode_object)
+
+
+def restored_any(data: Any) -> Any:
+    """
+    Return the value of a member that may hold any stored value, or JSON.
+
+    Raises:
+        DataError: as ``from_json``.
+    """
+    return _read(data, _decode_any)
+
+
+def _read(data: Any, decode: Callable[[Any], Any]) -> Any:
     try:
-        return _decode_object({k: v for k, v in data.items() if k != "stepengine"})
+        return decode(data)
     except RecursionError:
         msg = "nested too deeply to be read"
         raise fault(msg) from None
@@ -139,10 +168,9 @@ def _is_stored(cls: Any) -> bool:
 
 
 class _Member(NamedTuple):
-    """A field of a stored class: its codec, its name in the constructor, its default."""
+    """A field of a stored class: its codec, and its default."""
 
     codec: Codec
-    alias: str
     default: Any
     computed: Callable[[Any], Any] | None = None
 
@@ -150,23 +178,21 @@ class _Member(NamedTuple):
 class _Shape(NamedTuple):
     """What a stored class is made of; *required* holds the fields without a default."""
 
+    name: str
     members: Mapping[str, _Member]
     required: tuple[str, ...]
 
 
 def _encode_object(value: Any) -> dict[str, Any]:
     cls = type(value)
-    name = cls.__name__
-    if not _is_stored(cls):
-        msg = f"a {name} cannot be stored"
-        raise fault(msg)
-    data: dict[str, Any] = {"type": name}
+    shape = _SHAPES.get(cls) or _shape(cls)
+    data: dict[str, Any] = {"type": shape.name}
     field = ""
     try:
         if cls is Transcript:
             field, data["messages"] = "messages", _MESSAGES.encode(value[:])
             return data
-        for field, (codec, _, default, computed) in _shape(cls).members.items():
+        for field, (codec, default, computed) in shape.members.items():
             item = getattr(value, field)
             usual = default if computed is None else computed(value)
             if item is not usual and item != usual:
@@ -186,8 +212,8 @@ def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any
         known = "" if allowed == (object,) else f"; it can be {[c.__name__ for c in allowed]}"
         msg = f"unknown type {shown(name)}{known}"
         raise fault(msg)
-    members, required = _shape(cls)
-    values: dict[str, Any] = {}
+    shape = _SHAPES.get(cls) or _shape(cls)
+    members, values = shape.members, {}
     for field, item in data.items():
         if field == "type":
             continue
@@ -195,30 +221,36 @@ def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any
         if member is None:
             raise within(fault(f"unknown field of {name}, which has {sorted(members)}"), f".{field}")
         try:
-            values[member.alias] = member.codec.decode(item)
+            values[field] = member.codec.decode(item)
         except DataError as error:
             raise within(error, f".{field}") from None
-    for field in required:
-        if field not in data:
-            raise within(fault(f"{name} needs this field"), f".{field}")
+    return _made(cls, shape.required, values)
+
+
+def _made(cls: type[Any], required: Sequence[str], values: Mapping[str, Any]) -> Any:
+    for name in required:
+        if name not in values:
+            raise within(fault(f"{cls.__name__} needs this field"), f".{name}")
     try:
         return cls(**values)
     except (TypeError, ValueError, StepEngineError) as error:
-        msg = f"this is no {name}: {error}"
+        msg = f"this is no {cls.__name__}: {error}"
         raise fault(msg) from error
 
 
 def _shape(cls: type[Any]) -> _Shape:
-    known = _SHAPES.get(cls)
-    if known is None:
-        members = _members_of_error(cls) if issubclass(cls, StepEngineError) else _members_of_attrs(cls)
-        known = _SHAPES[cls] = _shape_of(members)
-    return known
+    """Find out what a class is made of, once."""
+    if not _is_stored(cls):
+        msg = f"a {cls.__name__} cannot be stored"
+        raise fault(msg)
+    members = _members_of_error(cls) if issubclass(cls, StepEngineError) else _members_of_attrs(cls)
+    made = _SHAPES[cls] = _shape_of(cls, members)
+    return made
 
 
-def _shape_of(members: Mapping[str, _Member]) -> _Shape:
+def _shape_of(cls: type[Any], members: Mapping[str, _Member]) -> _Shape:
     required = [f for f, m in members.items() if m.default is attrs.NOTHING and m.computed is None]
-    return _Shape(members, tuple(required))
+    return _Shape(cls.__name__, members, tuple(required))
 
 
 def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:
@@ -230,14 +262,14 @@ def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:
         default, computed = field.default, None
         if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
             default, computed = (None, default.factory) if default.takes_self else (default.factory(), None)
-        members[field.name] = _Member(_codec(hints[field.name]), field.alias, default, computed)
+        members[field.name] = _Member(_codec(hints[field.name]), default, computed)
     return members
 
 
 def _members_of_error(cls: type[StepEngineError]) -> dict[str, _Member]:
     hints = get_type_hints(cls.__init__, globalns=vars(errors))
     parameters = inspect.signature(cls).parameters
-    return {f: _Member(_codec(hints[f]), f, parameters[f].default) for f in ("message", *cls.fields)}
+    return {f: _Member(_codec(hints[f]), parameters[f].default) for f in ("message", *cls.fields)}
 
 
 def _codec(hint: Any) -> Codec:
@@ -283,13 +315,13 @@ def _union(options: tuple[Any, ...]) -> Codec:
     codecs = [_codec(o) for o in options if o is not type(None) and not _is_stored(get_origin(o) or o)]
     if classes:
         codecs.append(_objects(classes))
-    if len(codecs) == 1:
-        return _or_none(codecs[0]) if optional else codecs[0]
+    chosen = codecs[0] if len(codecs) == 1 else _first_of(codecs)
+    return _or_none(chosen) if optional else chosen
 
+
+def _first_of(codecs: Sequence[Codec]) -> Codec:
     def first(way: str) -> Callable[[Any], Any]:
         def convert(value: Any) -> Any:
-            if value is None and optional:
-                return None
             failures = []
             for codec in codecs:
                 try:
@@ -349,4 +381,4 @@ _NAMES = _names()
 _ANY = Codec(_encode_any, _decode_any)
 _ITEMS = sequence(_objects((object,)))
 _MESSAGES = sequence(_objects((messages.UserMessage, messages.AssistantMessage, messages.ToolMessage)))
-_SHAPES[Transcript] = _shape_of({"messages": _Member(_MESSAGES, "messages", attrs.NOTHING)})
+_SHAPES[Transcript] = _shape_of(Transcript, {"messages": _Member(_MESSAGES, attrs.NOTHING)})

@@ -15,7 +15,7 @@ from stepengine.data.parts import tuple_of
 from stepengine.data.results import ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
-from stepengine.errors import ContextOverflow
+from stepengine.errors import ContextOverflow, DefinitionError
 
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
@@ -80,6 +80,7 @@ class HookContext:
         context_window: The model's context length in tokens, when known; looked up for agents with ``pre_step`` hooks.
         overflow: ``pre_step`` only: what the provider said when it refused this step's request as too long. The hooks are
             then called once more, and the call is repeated when one of them changed what the model sees (requirements I17).
+        refused_tokens: With *overflow*: how large the refused prompt is by estimate, whatever earlier hooks made of it since.
     """
 
     state: AgentState
@@ -95,6 +96,7 @@ class HookContext:
     added: tuple[Message, ...] = ()
     context_window: int | None = None
     overflow: ContextOverflow | None = None
+    refused_tokens: int | None = None
     _measured: Measured | None = attrs.field(default=None, repr=False)
 
     @property
@@ -120,8 +122,13 @@ class HookContext:
         return self.state.message_history
 
 
-def _hooks(value: Callable[..., Any] | Iterable[Callable[..., Any]]) -> tuple[Callable[..., Any], ...]:
-    return (value,) if callable(value) else tuple(value)
+def _hooks(value: Any) -> tuple[Callable[..., Any], ...]:
+    if callable(value):
+        return (value,)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        msg = f"a point of Hooks takes functions, such as Hooks(pre_step=[check]), not {value!r}"
+        raise DefinitionError(msg)
+    return tuple(value)
 
 
 @attrs.frozen(kw_only=True)
@@ -130,7 +137,11 @@ class Hooks:
     Author code that the machine calls at fixed points, in list order (requirements H1, H2).
 
     A hook is a plain function that returns a ``Change``, a ``Decision`` or ``None``, or a generator function that yields
-    ``Perform``, ``Complete`` or ``ToolCall`` and returns one of these. ``async def`` hooks are refused.
+    ``Perform``, ``Complete`` or ``ToolCall`` and returns one of these. ``async def`` hooks are refused. A point takes one
+    hook or several.
+
+    Raises:
+        DefinitionError: for a point that is given neither.
 
     Attributes:
         pre_run: ``(ctx)`` before the handler starts.
@@ -140,7 +151,8 @@ class Hooks:
         pre_tool: ``(ctx, call)`` before every tool call; may return a ``Decision`` or ``Change(input=...)``.
         post_tool: ``(ctx, call, result)`` after every tool call; may return a ``ToolResult`` or ``Change(result=...)``.
         on_stop: ``(ctx)`` when the turn would end; a returned ``UserMessage`` or string keeps it going.
-        on_suspend: ``(ctx, questions)`` when the run suspends.
+        on_suspend: ``(ctx, questions)`` when the run suspends; it is stopped then, so nothing that such a hook yields is
+            done any more.
     """
 
     pre_run: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)

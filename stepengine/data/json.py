@@ -33,6 +33,7 @@ JsonValue: TypeAlias = "str | int | float | bool | Mapping[str, JsonValue] | lis
 MAX_DEPTH = 200
 MAX_INT = 2**63 - 1
 MIN_INT = -(2**63)
+SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 def _refuse(self: object, *_: object, **__: object) -> NoReturn:
@@ -104,6 +105,8 @@ def freeze(value: Any, path: str = "$") -> Any:
     kind = type(value)
     if value is None or ((kind is JsonDict or kind is JsonList) and (hasattr(value, "_levels") or not value)):
         return value
+    if (kind is str and value.isascii()) or (kind is int and MIN_INT <= value <= MAX_INT):
+        return value
     try:
         return _freeze(value, path, MAX_DEPTH)
     except RecursionError:
@@ -117,6 +120,8 @@ def freeze_object(value: Any, path: str = "$") -> JsonDict:
     Raises:
         DataError: as ``freeze``, and for what is no mapping.
     """
+    if type(value) is JsonDict and (hasattr(value, "_levels") or not value):
+        return value
     frozen = freeze(value, path)
     if type(frozen) is not JsonDict:
         msg = f"expected a JSON object at {path}, not {_kind(value)}"
@@ -217,7 +222,9 @@ def _kind(value: Any) -> str:
 
 def thaw(value: Any) -> Any:
     """Return a mutable copy of a frozen JSON value: plain dicts and lists all the way down."""
-    if isinstance(value, Mapping):
+    if type(value) in SCALARS:
+        return value
+    if isinstance(value, (dict, Mapping)):
         return {k: thaw(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [thaw(v) for v in value]

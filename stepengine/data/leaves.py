@@ -62,10 +62,6 @@ def _frozen_scalar(kinds: tuple[type, ...], what: str) -> Codec:
     return _checked(check)
 
 
-def _text(value: Any) -> Any:
-    return value if type(value) is str and value.isascii() else _TEXT.decode(value)
-
-
 def _decimal_to_text(value: Any) -> str:
     if isinstance(value, Decimal) and value.is_finite():
         return str(value)
@@ -99,10 +95,9 @@ def _text_to_bytes(data: Any) -> bytes:
         raise fault(msg) from None
 
 
-_TEXT = _frozen_scalar((str,), "text")
 RAW = Codec(lambda value: thaw(freeze(value)), freeze)
 SCALARS: dict[Any, Codec] = {
-    str: _checked(_text),
+    str: _frozen_scalar((str,), "text"),
     int: _frozen_scalar((int,), "a whole number"),
     float: _frozen_scalar((int, float), "a number"),
     bool: _frozen_scalar((bool,), "true or false"),

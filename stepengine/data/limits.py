@@ -55,11 +55,12 @@ class Limits:
         """Return these limits with the gaps filled from *lower*."""
         if lower is None:
             return self
-        mine = attrs.asdict(self, recurse=False)
-        theirs = attrs.asdict(lower, recurse=False)
-        return Limits(**{k: theirs[k] if v is None else v for k, v in mine.items()})
+        gaps = {name: getattr(lower, name) for name in NAMES if getattr(self, name) is None}
+        filled = {name: value for name, value in gaps.items() if value is not None}
+        return attrs.evolve(self, **filled) if filled else self
 
 
+NAMES = tuple([field.name for field in attrs.fields(Limits)])
 DEFAULT_LIMITS = Limits(
     max_steps=50,
     max_actions=1000,

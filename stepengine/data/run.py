@@ -98,6 +98,9 @@ class RunResult(Generic[Out]):
     """
     How a run ended, for the caller (requirements D9-D15, design 9).
 
+    A replay's result is equal to the recorded run's: ``journal``, ``leaked`` and ``warnings`` are not compared, because
+    they tell of the process that ran it.
+
     Attributes:
         status: How it ended.
         stop_reason: Why the last model reply stopped; ``None`` when no model was called.
@@ -113,7 +116,8 @@ class RunResult(Generic[Out]):
         error: The error when it failed.
         journal: The journal it was recorded in, if any.
         leaked: Names of what could not be stopped, such as threads of sync tools that hang.
-        warnings: What was logged and dropped: failing observers, hooks and handlers that ignored their close.
+        warnings: What was logged and dropped: failing observers, hooks and handlers that ignored their close; and background
+            jobs that were ended with the run.
         session_saved: Whether the session was saved; ``None`` when there is none.
     """
 
@@ -130,8 +134,8 @@ class RunResult(Generic[Out]):
     session_id: str | None = None
     error: BaseException | None = None
     journal: Any = attrs.field(default=None, repr=False, eq=False)
-    leaked: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    leaked: tuple[str, ...] = attrs.field(default=(), eq=False)
+    warnings: tuple[str, ...] = attrs.field(default=(), eq=False)
     session_saved: bool | None = None
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Base",)
 
+NO_OVERRIDES: Mapping[int, Override] = {}
+NOTHING_REPLACED = Override()
 Prepare: TypeAlias = Callable[[RunPlan, AgentState], tuple[RunPlan, AgentState]]
 Wrap: TypeAlias = Callable[[Services], Services]
 
@@ -214,7 +216,7 @@ class Base:
         Overrides of concurrent tasks do not meet; nested ones add up.
         """
         made = self._override.replaced(models, dependency_overrides)
-        token = overrides.set({**overrides.get({}), id(self): made})
+        token = overrides.set({**overrides.get(NO_OVERRIDES), id(self): made})
         try:
             yield self
         finally:
@@ -222,4 +224,4 @@ class Base:
 
     @property
     def _override(self) -> Override:
-        return overrides.get({}).get(id(self)) or Override()
+        return overrides.get(NO_OVERRIDES).get(id(self), NOTHING_REPLACED)

@@ -13,7 +13,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState
-from stepengine.errors import DefinitionError
+from stepengine.errors import DefinitionError, ReplayDivergence
 from stepengine.models import Models, Provider
 from stepengine.runtime.clock import Clock
 from stepengine.runtime.hub import ObserverLike, Watcher
@@ -56,7 +56,8 @@ class RunOptions(TypedDict, total=False):
         metadata: A JSON object for hooks and tools.
         limits: Limits of this run.
         answers: Answers to questions that the run will ask, by question id or text.
-        journal: Where the run is recorded: a journal that holds no run yet, or the path of its file (design 10).
+        journal: Where the run is recorded: a journal that holds no run yet, or the path of its file; ``RUNS.db`` holds many
+            (design 10).
     """
 
     params: Any
@@ -79,13 +80,17 @@ class ReplayOptions(TypedDict, total=False):
             must be the recorded ones; ``"call_model"``, for a new model against the recorded tools.
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast, no pause longer than ten seconds; by default all
             at once.
-        on_divergence: ``"raise"`` (default), or ``"stop"`` for a result with status ``failed``.
+        complete: Whether the run has to come by every record (default), or may end before.
+        on_divergence: ``"raise"`` (default), ``"stop"`` for a result with status ``failed``, or a function that looks at
+            the ``ReplayDivergence`` of an effect of the same kind with another content (``.address``, ``.diff``), and
+            returns whether the recorded outcome serves nevertheless.
     """
 
     agent: AgentLike | None
     live: Collection[str]
     speed: float | None
-    on_divergence: OnDivergence
+    complete: bool
+    on_divergence: OnDivergence | Callable[[ReplayDivergence], bool]
 
 
 class ResumeOptions(TypedDict, total=False):

@@ -36,7 +36,14 @@ from stepengine.runtime.logs import LOGGER, Lines
 
 __all__ = ("NOTHING_KNOWN", "Known", "Planner", "Request", "new_run_id")
 
+NO_METADATA = JsonDict()
 TREE_WIDE = ("max_tokens", "max_cost_usd", "max_seconds", "max_depth", "max_total_children")
+
+
+def _mapping(_: Any, __: Any, answers: Any) -> None:
+    if answers is not None and not isinstance(answers, Mapping):
+        msg = f"answers go by the question's id or text, such as {{'q3': 'yes'}}, and not in a {type(answers).__name__}"
+        raise InputError(msg, issues=("answers should be a mapping",))
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +71,7 @@ class Request:
     user_id: str | None = None
     metadata: Mapping[str, Any] | None = None
     limits: Limits | None = None
-    answers: Mapping[str, AnswerLike] | None = None
+    answers: Mapping[str, AnswerLike] | None = attrs.field(default=None, validator=_mapping)
 
 
 @attrs.frozen
@@ -223,8 +230,8 @@ class Planner:
                 return str(self._models.parse(model))
             except UnknownModel:
                 return model
-        self._models.check(model)
-        return model if self._keep_names or model in known.models else str(self._models.parse(model))
+        canonical = self._models.check(model)
+        return model if self._keep_names or model in known.models else canonical
 
     def _allowed(self, parent: RunPlan, effect: Spawn) -> Agent:
         given = effect.definition
@@ -312,8 +319,10 @@ def _suffix(path: str) -> str:
 
 
 def _metadata(given: Mapping[str, Any] | None) -> JsonDict:
+    if not given:
+        return NO_METADATA
     try:
-        frozen = freeze(given or {}, "metadata")
+        frozen = freeze(given, "metadata")
     except StepEngineError as error:
         msg = f"the metadata of a run is a JSON object: {error.message}"
         raise InputError(msg, issues=(error.message,)) from error

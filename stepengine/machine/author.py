@@ -11,9 +11,10 @@ from types import CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
 import stepengine.errors
+from stepengine.data.yields import Sentinel
 from stepengine.errors import BadYield, HandlerError, LimitReached, StepEngineError
 
-__all__ = ("Author", "Returned", "blamed", "describe_yield", "site")
+__all__ = ("Author", "Returned", "blamed", "describe_yield", "noted", "site")
 
 PACKAGE = stepengine.errors.__file__.removesuffix("errors.py")
 AGENTS = f"{PACKAGE}_agents"
@@ -86,6 +87,8 @@ def _short(value: Any) -> str:
     if value is None or kind in (str, int, float, bool):
         text = repr(value)
         return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    if kind is Sentinel:
+        return str(value)
     return f"the class {value.__name__}" if issubclass(kind, type) else f"a {kind.__name__}"
 
 
@@ -102,6 +105,14 @@ def _said(error: BaseException) -> str:
         return str(error)
     except Exception:  # noqa: BLE001
         return "<an error that cannot be shown>"
+
+
+def noted(error: StepEngineError) -> StepEngineError:
+    """Return *error* with a note of the author's line that it came from, if it came from one."""
+    where = raised_at(error)
+    if where and f"at {where}" not in getattr(error, "__notes__", ()):
+        error.add_note(f"at {where}")
+    return error
 
 
 class Author:
@@ -139,12 +150,7 @@ class Author:
             raise self._blame(raised) from _cause(raised)
 
     def _blame(self, error: BaseException) -> StepEngineError:
-        if not isinstance(error, StepEngineError):
-            return blamed(self.what, error)
-        where = raised_at(error)
-        if where and f"at {where}" not in getattr(error, "__notes__", ()):
-            error.add_note(f"at {where}")
-        return error
+        return noted(error) if isinstance(error, StepEngineError) else blamed(self.what, error)
 
     def close(self) -> tuple[str, ...]:
         """Close the generator, so that its ``finally`` blocks run; return what went wrong with that, if anything."""

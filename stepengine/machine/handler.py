@@ -23,7 +23,7 @@ from stepengine.data.questions import Question
 from stepengine.data.results import ToolResult
 from stepengine.errors import LimitExceeded, LimitReached, PerformError, StepEngineError, ToolInputError
 from stepengine.machine import requests
-from stepengine.machine.author import Author, Returned, describe_yield
+from stepengine.machine.author import Author, Returned, describe_yield, noted
 from stepengine.machine.batch import Beside, run_batch
 from stepengine.machine.blocks import Block, Broken, Text, split_blocks
 from stepengine.machine.control import CONTROL_SPECS
@@ -33,7 +33,7 @@ from stepengine.machine.signals import EndRun
 from stepengine.machine.slots import Slot, failed_child, unavailable
 from stepengine.machine.step import budgeted_step, run_turn
 
-__all__ = ("converse", "default_handler")
+__all__ = ("converse", "default_handler", "run_alone")
 
 Steps = Generator[Any, Any, Any]
 Answer = Generator[Any, Any, y.StepResult]
@@ -44,6 +44,14 @@ PLAIN = y.StepWith()
 def default_handler(_: StepContext) -> y.Steps:
     """Behave as an agent without a handler: run steps until the turn ends."""
     yield y.STEP_ALL
+
+
+def run_alone(live: Live) -> Steps:
+    """Run an agent without a handler as ``default_handler`` would, with nobody to look at states and steps."""
+    try:
+        yield from _steps(live, y.STEP_ALL)
+    except StepEngineError as error:
+        raise noted(error) from error.__cause__
 
 
 def converse(live: Live, author: Author) -> Steps:

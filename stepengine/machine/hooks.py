@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from stepengine.data import events as ev
 from stepengine.data.functions import location_of
 from stepengine.data.hooks import Change
-from stepengine.data.messages import UserMessage
+from stepengine.data.messages import Message, UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Decision
@@ -187,12 +187,12 @@ def pre_run(live: Live) -> Steps:
     yield from _aborting(live, "pre_run")
 
 
-def pre_step(live: Live) -> Steps:
+def pre_step(live: Live) -> Generator[Any, Any, Sequence[Message]]:
     """Call the ``pre_step`` hooks; return the step-scoped messages that they want at the end of the request."""
-    tail: list[Any] = []
-    for change in (yield from _aborting(live, "pre_step")):
-        tail.extend(change.tail)
-    return tail
+    if not live.plan.hooks.pre_step:
+        return ()
+    changes = yield from _aborting(live, "pre_step")
+    return [message for change in changes for message in change.tail]
 
 
 def post_step(live: Live, reply: Any) -> Steps:

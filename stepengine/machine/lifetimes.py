@@ -51,7 +51,7 @@ class Lifetimes:
 
 def expire(live: Live, *ttls: TimeToLive) -> None:
     """Remove the messages whose time is over."""
-    over = live.lifetimes.over(*ttls)
+    over = live.lifetimes.over(*ttls) if live.lifetimes.known else ()
     if not over:
         return
     record = without(live.record, over)

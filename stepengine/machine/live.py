@@ -74,6 +74,7 @@ class Live:
         self.refusals = 0
         self.measured: Measured | None = None
         self.overflow: ContextOverflow | None = None
+        self.refused_tokens: int | None = None
         self.tool_log: list[ToolCallLog] = []
         self.thinking: list[str] = []
 
@@ -180,6 +181,7 @@ class Live:
             added=tuple(added),
             context_window=plan.context_window,
             overflow=self.overflow,
+            refused_tokens=self.refused_tokens,
             measured=self.measured,
         )
 

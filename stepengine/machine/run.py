@@ -23,7 +23,7 @@ from stepengine.data.state import AgentState
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
 from stepengine.machine.author import Author, blamed
-from stepengine.machine.handler import converse, default_handler
+from stepengine.machine.handler import converse, run_alone
 from stepengine.machine.lifetimes import expire
 from stepengine.machine.live import Live
 from stepengine.machine.output import last_text, output_of, settle_output
@@ -151,7 +151,10 @@ def _instructions(live: Live) -> str:
 
 def _handle(live: Live) -> Steps:
     """Start the handler, converse with it, and close it on every way out."""
-    handler = live.agent.handle_steps or default_handler
+    handler = live.agent.handle_steps
+    if handler is None:
+        yield from run_alone(live)
+        return None
     what = f"handle_steps of agent {live.agent.id!r}"
     author = Author(what, _started(what, handler, _context(live)))
     try:

@@ -64,4 +64,5 @@ class Spent:
     def total(self, agent_id: str) -> Spending:
         """Return everything, by agent and by model; *agent_id* is the run's own agent."""
         own = self._own_usage
-        return Spending(own, self.own_cost, self.own_credits, {agent_id: own}, self.by_model) + self._children
+        mine = Spending(own, self.own_cost, self.own_credits, {agent_id: own}, self.by_model)
+        return mine + self._children if self.children else mine

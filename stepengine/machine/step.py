@@ -159,11 +159,11 @@ def _shorter(live: Live, over: StepWith, error: ContextOverflow) -> Generator[An
     """Return the request as the hooks make it when told that it was too long, or raise *error* (requirements I17)."""
     live.take_inbox()
     before = (live.system_prompt, live.view)
-    live.overflow = error
+    live.overflow, live.refused_tokens = error, live.state().context_tokens
     try:
         tail = yield from hooks.pre_step(live)
     finally:
-        live.overflow = None
+        live.overflow = live.refused_tokens = None
     if (live.system_prompt, live.view) == before:
         raise error
     live.take_inbox()
@@ -260,7 +260,7 @@ def _show(live: Live, reply: Reply) -> Steps:
     text = reply.message.text
     if text:
         yield from live.notify(ev.TextCompleted(path=path, seq=seq, text=text))
-    if not reply.model.content:
+    if _is_empty(reply.model.content):
         yield from live.notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
 
 
@@ -295,7 +295,12 @@ def _ends(live: Live, reply: Reply, slots: Sequence[Slot]) -> bool:
     if slots:
         return not forced
     parts = reply.message.content
-    return not parts or any(not _is_thinking(p) for p in parts)
+    return _is_empty(parts) or any(not _is_thinking(p) for p in parts)
+
+
+def _is_empty(parts: Sequence[AssistantPart]) -> bool:
+    """Return whether a reply says nothing at all, not even a blank, which ends a turn (generator-contract G53)."""
+    return all(type(p) is TextPart and not p.text for p in parts)
 
 
 def _is_thinking(part: AssistantPart) -> bool:

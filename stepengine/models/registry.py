@@ -193,7 +193,9 @@ class Models:
         Raises:
             UnknownModel: as ``parse`` does.
         """
-        ref = self.parse(model)
+        return self._provider_of(model, self.parse(model))
+
+    def _provider_of(self, model: str, ref: ModelRef) -> Provider:
         provider = self._serving(ref)
         return _Renamed(provider, str(ref)) if model in self.aliases and ref.provider else provider
 
@@ -203,15 +205,18 @@ class Models:
             return Fallback(route, self.provider_for)
         return self._only if self._only is not None else self._provider(ref.provider)
 
-    def check(self, model: str) -> None:
+    def check(self, model: str) -> str:
         """
-        Raise what can be known before any request: an unknown model or provider, a missing key.
+        Return the canonical model string, or raise what can be known before any request.
 
         Raises:
             UnknownModel: when no or several providers fit.
             MissingKey: when the provider has no key.
         """
-        self.provider_for(model).check(str(self.parse(model)))
+        ref = self.parse(model)
+        canonical = str(ref)
+        self._provider_of(model, ref).check(canonical)
+        return canonical
 
     def info(self, model: str) -> ModelInfo:
         """Return what is known of *model* without a request: the caller's own data, else those of the package."""

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine.data.codec import FORMAT, STORED, from_json, plain, to_json
+from stepengine.data.codec import FORMAT, STORED, bare, from_json, plain, restored, restored_any, to_json
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.leaves import SCALARS
@@ -453,3 +453,14 @@ def test_plain_shows_anything_and_never_fails() -> None:
 def test_plain_is_the_stored_form_of_stored_values_without_the_version() -> None:
     assert plain(TextPart("a")) == {"type": "TextPart", "text": "a"}
     assert plain(RunStatus.FAILED) == "failed"
+
+
+@pytest.mark.parametrize("value", [ToolResult.text("x"), (Usage(1), Usage(2)), (), {"a": [1, None]}, "x", None])
+def test_a_value_that_may_be_anything_comes_back_by_itself_as_it_does_inside_an_outcome(value: Any) -> None:
+    inside = bare(Value(value))["value"]
+    assert restored_any(inside) == value == restored({"type": "Value", "value": inside}).value
+
+
+def test_a_wrong_value_that_may_be_anything_is_refused_with_its_place() -> None:
+    with pytest.raises(DataError, match=r"unknown type 'Nothing' at \$\.items\[1\]"):
+        restored_any({"type": "tuple", "items": [{"type": "Usage"}, {"type": "Nothing"}]})

@@ -293,3 +293,13 @@ def test_the_canonical_form_tells_ints_floats_null_and_absent_apart() -> None:
     assert '{"a":[0.0,{"b":1.0}],"z":"é"}' == canonical({"z": "é", "a": [-0.0, {"b": 1.0}]})
     assert 4 == len({canonical(v) for v in ({"a": 1}, {"a": 1.0}, {"a": None}, {})})
     assert 2 == len({canonical("é"), canonical("e\u0301")})
+
+
+def test_thawing_copies_containers_of_every_kind_and_leaves_the_rest_alone() -> None:
+    class Odd(str):
+        __slots__ = ()
+
+    odd, marker = Odd("odd"), object()
+    thawed = thaw({"a": (1, odd), "b": MappingProxyType({"c": [marker]})})
+    assert thawed == {"a": [1, "odd"], "b": {"c": [marker]}}
+    assert thawed["a"][1] is odd

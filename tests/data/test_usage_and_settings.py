@@ -29,7 +29,7 @@ from stepengine.data.run import RunResult, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage, add_cost
-from stepengine.errors import DataError, StepEngineError, TranscriptError
+from stepengine.errors import DataError, DefinitionError, StepEngineError, TranscriptError
 from tests import strategies
 
 BUCKETS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
@@ -163,7 +163,7 @@ def test_hooks_are_false_when_there_are_none() -> None:
         assert Hooks(**{point: print}), point
         assert (print,) == Hooks(**{point: print}).at(point)
     assert set(HOOK_POINTS) == {a.name for a in attrs.fields(Hooks)}
-    with pytest.raises(TypeError):
+    with pytest.raises(DefinitionError):
         Hooks(pre_step=5)
 
 

@@ -29,6 +29,7 @@ from stepengine.data.codec import from_json, to_json
 from stepengine.errors import (
     AgentError,
     AnswerRejected,
+    InputError,
     JournalError,
     JournalLocked,
     LimitExceeded,
@@ -350,3 +351,55 @@ def test_a_fork_before_the_first_model_call_still_knows_the_model() -> None:
     with Engine([agent], models=ScriptedModel([text("b")])) as engine:
         forked = engine.fork_sync(journal, at=-1)
     assert (forked.status, forked.text) == (RunStatus.COMPLETED, "b"), forked.error
+
+
+@pytest.mark.spec("replay:J1")
+def test_the_path_of_an_sqlite_file_is_a_store_of_many_runs_and_one_of_them_is_named_after_a_hash(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "runs.db")
+    agent = AgentDefinition("plain", handle_steps=lambda ctx: (yield Perform(len, ctx.prompt)))
+    with Engine([agent]) as engine:
+        first = engine.run_sync("plain", "a", journal=path)
+        assert engine.replay_sync(path) == first  # the only one
+        second = engine.run_sync("plain", "bb", journal=path)
+        runs = SqliteJournal(path).runs()
+        assert len(runs) == 2
+        replayed = [engine.replay_sync(f"{path}#{run}") for run in runs]
+        assert sorted(replayed, key=lambda result: result.state.run_id) == sorted(
+            [first, second], key=lambda result: result.state.run_id
+        )
+        with pytest.raises(JournalError, match=f"There are: {', '.join(runs)}"):
+            engine.replay_sync(path)
+
+
+def test_a_word_that_is_no_choice_is_refused_before_anything_is_decided(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    recorded(journal)
+    before = journal.lines()
+    given: Any = "bogus"
+    with Desk(forbidden=True).engine() as engine:
+        with pytest.raises(JournalError, match="in_doubt is one of fail, retry, ask, not 'bogus'"):
+            engine.resume_sync(journal, in_doubt=given)
+        with pytest.raises(JournalError, match="on_divergence is one of raise, stop, not 'bogus'"):
+            engine.replay_sync(journal, on_divergence=given)
+    with pytest.raises(JournalError, match="sync is one of disk, write, not 'bogus'"):
+        FileJournal(tmp_path / "run.jsonl", sync=given)
+    assert journal.lines() == before
+
+
+@pytest.mark.parametrize("answers", [["yes"], "yes", 3])
+def test_answers_that_are_no_mapping_are_refused_before_anything_happens(tmp_path, answers):
+    def asking(ctx):
+        return (yield from Ask("Go on?"))
+
+    path = tmp_path / "run.jsonl"
+    with Engine([AgentDefinition("asking", handle_steps=asking)]) as engine:
+        with pytest.raises(InputError, match="go by the question's id or text"):
+            engine.run_sync("asking", answers=answers)
+        engine.run_sync("asking", journal=path)
+        before = path.read_bytes()
+        for go_on in (engine.resume_sync, engine.extend_sync):
+            with pytest.raises(AnswerRejected, match="go by the question's id or text"):
+                go_on(path, answers=answers)
+    assert before == path.read_bytes()

@@ -83,6 +83,7 @@ async def spawned(*entries: Any, given: Any = None, **fields: Any) -> Any:
     "generator-contract:D15",
     "requirements:J4",
     "requirements:J9",
+    "generator-contract:T29",
     "reliability:SP04",
     "requirements:X16",
 )

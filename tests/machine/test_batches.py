@@ -72,6 +72,8 @@ def test_a_turn_ending_call_that_failed_ends_nothing():
 ENDS = {
     "text": (["text"], True),
     "nothing": ([], True),
+    "no text": ([""], True),
+    "blank": (["\n"], False),
     "refusal": ([RefusalPart("no")], True),
     "opaque": ([OpaquePart("p", {})], True),
     "thinking": ([thought("hm")], False),
@@ -107,8 +109,9 @@ def test_what_ends_a_turn(parts, ends):
     assert explicit.output is ("ending" in str(parts))
 
 
-def test_an_empty_reply_counts_as_a_step_and_is_reported():
-    played = run(reply())
+@pytest.mark.parametrize("parts", [[], [""]])
+def test_an_empty_reply_counts_as_a_step_and_is_reported(parts):
+    played = run(reply(*parts))
     assert (played.state.step_index, played.output, played.status) == (1, "", RunStatus.COMPLETED)
     assert [e.message for e in played.seen(Warned)] == ["The model sent an empty reply."]
 

@@ -26,6 +26,7 @@ from stepengine.errors import (
     ToolNotAvailable,
     UnknownModel,
 )
+from stepengine.machine.handler import default_handler
 from tests.machine.world import (
     ADD,
     CREATED,
@@ -37,6 +38,7 @@ from tests.machine.world import (
     binding,
     call,
     child,
+    limits,
     play,
     reply,
 )
@@ -419,3 +421,41 @@ def test_what_is_said_from_another_thread_is_refused_and_not_shown(speak):
     assert (played.status, type(played.error)) == (RunStatus.FAILED, AgentError)
     assert "from another thread" in str(played.error)
     assert not [e for e in played.events if isinstance(e, Notification | LogLine)]
+
+
+@pytest.mark.spec("generator-contract:G12")
+@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.parametrize(
+    ("last", "bounds"),
+    [
+        (reply("done"), {}),
+        (ModelError("down"), {}),
+        (ModelError("down"), {"max_actions": 0}),
+        (reply("done"), {"max_steps": 1}),
+        (reply("done"), {"max_steps": 1, "on_max_steps": "raise"}),
+        (LimitExceeded("spent", kind="tokens", limit=1), {}),
+    ],
+)
+def test_an_agent_without_a_handler_runs_as_one_whose_handler_asks_for_all_steps(last, bounds, watched):
+    def found(handler):
+        world = World(replies=[reply(call("add", {"a": 1})), last], tools={"add": adding}, watched=watched)
+        definition = agent(handler, tools=["add"], limits=limits(**bounds))
+        played = play(definition, world, tools=[ADD])
+        error = played.finished.error
+        notes = getattr(error, "__notes__", None)
+        told = (type(error), str(error), notes, error is not None and error.__cause__)
+        return told, played.status, played.shown, played.tokens, to_json(played.finished.state), played.warnings
+
+    assert found(None) == found(default_handler)
+
+
+def test_an_error_that_author_code_raised_names_its_line_in_an_agent_without_a_handler():
+    def raised():
+        try:
+            raise ModelError("not now")
+        except ModelError as error:
+            return error
+
+    first, second = [play(agent(h), World(replies=[raised()])).error for h in (None, default_handler)]
+    assert first.__notes__ == second.__notes__
+    assert __file__ in first.__notes__[0]

@@ -32,6 +32,7 @@ def test_the_next_request_is_what_our_types_encode_to(loop: Loop):
     assert verdict.kind != "different", (verdict.ours, verdict.theirs)
 
 
+@pytest.mark.spec("replay:D9")
 def test_the_list_of_differences_is_closed_and_every_one_is_needed():
     verdicts = [(NAMES[loop.first.wire], judge(loop)) for loop in loops()]
     assert Counter((wire, verdict.kind) for wire, verdict in verdicts) == EXPECTED

@@ -200,7 +200,9 @@ def test_a_key_of_the_environment_goes_only_to_the_host_that_it_was_made_for(mon
     monkeypatch.setenv("ANTHROPIC_API_KEY", "of-anthropic")
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "https://evil.example/v1")
     for provider in (AnthropicProvider(), AnthropicProvider(base_url="https://api.anthropic.com.evil.example")):
-        with pytest.raises(MissingKey, match=r"evil.example'.*not sent elsewhere by itself.*STEPENGINE_KEY_HOSTS=") as caught:
+        with pytest.raises(
+            MissingKey, match=r"evil.example'.*not sent elsewhere by itself.*STEPENGINE_KEY_HOSTS="
+        ) as caught:
             provider.check("m")
         assert "of-anthropic" not in str(caught.value)
 
