@@ -100,7 +100,10 @@ def run(
     ] = 0,
     journal: Annotated[
         str,
-        typer.Option(help="Record the run into a new file, so that it can be resumed and replayed.", metavar="FILE"),
+        typer.Option(
+            help="Record the run into a new file, so that it can be resumed and replayed; RUNS.db holds many runs.",
+            metavar="FILE",
+        ),
     ] = "",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     verbose: Annotated[

@@ -82,6 +82,9 @@ def family(agent: AgentDefinition[Any], file: str = "") -> list[AgentDefinition[
 
 def agents_command(*, as_json: bool, as_tree: bool = False) -> Exit:
     """Print the agents: as blocks, as JSON, or as the tree of who may spawn whom."""
+    if as_json and as_tree:
+        print("stepengine: --tree is for reading; --json alone has spawnable_agents for each agent", file=sys.stderr)
+        return Exit.USAGE
     entries = list(listed())
     if as_tree:
         print("\n".join(tree_lines([e.agent for e in entries if e.agent is not None and e.hidden_by is None])))

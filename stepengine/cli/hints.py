@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepengine.errors import DefinitionError
+from stepengine.errors import DefinitionError, JournalError
 
 if TYPE_CHECKING:
     from stepengine.cli.running import Options
@@ -22,7 +22,19 @@ def resume_hint(options: Options, agent_id: str = "") -> str:
         options: What the run was started with.
         agent_id: The id of its agent; where the id leads to the same file, the file is not named.
     """
-    return " ".join(["stepengine resume", shlex.quote(options.journal), *options_again(options, agent_id)])
+    # Without a word about what was cut off, resuming would end the run with `UnknownOutcome`, for good.
+    asking = ["--in-doubt ask"] if _is_in_doubt(options.journal) else []
+    return " ".join(["stepengine resume", shlex.quote(options.journal), *options_again(options, agent_id), *asking])
+
+
+def _is_in_doubt(journal: str) -> bool:
+    from stepengine.journal import as_journal
+    from stepengine.journal.questions import in_doubt
+
+    try:
+        return bool(in_doubt(as_journal(journal).history()))
+    except JournalError:
+        return False
 
 
 def options_again(options: Options, agent_id: str = "") -> list[str]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.cli.journals import journal_at, recorded_agent
+from stepengine.cli.journals import is_cut_off, journal_at, recorded_agent
 from stepengine.cli.report import Exit
 from stepengine.cli.running import Options, UsageProblem, bench_for, complain, explained
 from stepengine.cli.screen import dumps, visible
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
+
+if TYPE_CHECKING:
+    from stepengine.data.run import RunResult
+    from stepengine.journal import Journal
+    from stepengine.journal.divergence import Field
 
 __all__ = ("check_command", "diff_command", "test_command")
 
@@ -95,12 +100,39 @@ def _replayed(file: str, given: str) -> dict[str, Any]:
 
         result = asyncio.run(ended())
     except ReplayDivergence as error:
-        place = {"step": error.step, "address": error.address, "site": error.site}
-        diff = [{"pointer": p, "recorded": a, "now": b} for p, a, b in error.diff]
-        return {"file": file, "outcome": "diverged", "message": error.message, **place, "diff": diff}
+        return _diverged(file, error.message, error.diff, step=error.step, address=error.address, site=error.site)
     except (StepEngineError, UsageProblem) as error:
         return {"file": file, "outcome": "failed", "message": str(error)}
-    return {"file": file, "outcome": "ok", "status": result.status.value, "steps": result.state.step_index}
+    other = _other_end(journal, result)
+    if other:
+        # No effect differs, so a replay goes through; a suite is asked whether the agent still does what it did.
+        lines = [f"  {pointer}  recorded {recorded}   now {now}" for pointer, recorded, now in other]
+        said = [
+            f"every effect is as recorded, but the run ends in another way: {result.error or ''}".rstrip(": "),
+            *lines,
+        ]
+        return _diverged(file, "\n".join(said), other, step=result.state.step_index, address="#-1", site="")
+    status = "not ended" if is_cut_off(journal, result) else result.status.value
+    return {"file": file, "outcome": "ok", "status": status, "steps": result.state.step_index}
+
+
+def _diverged(file: str, message: str, diff: Iterable[tuple[str, str, str]], **place: Any) -> dict[str, Any]:
+    fields = [{"pointer": pointer, "recorded": recorded, "now": now} for pointer, recorded, now in diff]
+    return {"file": file, "outcome": "diverged", "message": message, **place, "diff": fields}
+
+
+def _other_end(journal: Journal, replayed: RunResult[Any]) -> list[Field]:
+    """Return how a run that did the same ends otherwise than it did: in its status, its output, the kind of its error."""
+    from stepengine.journal.divergence import fields_between
+    from stepengine.journal.forms import comparable
+    from stepengine.journal.transcripts import ended_of
+
+    made = replayed.journal
+    recorded, now = ended_of(journal.history()), ended_of(made.history()) if made is not None else None
+    if recorded is None or now is None:
+        return []
+    before, after = [{**comparable(end), "status": end.status.value} for end in (recorded, now)]
+    return list(fields_between(before, after))
 
 
 def _told(entry: dict[str, Any]) -> Iterator[str]:

@@ -139,7 +139,8 @@ TEST = """\
 Replay each FILE against the present code, and say which runs came out differently, and where.
 
 A regression suite for agents: record good runs once, keep them, and let CI test them; it needs no key and no network.
-A folder stands for the *.jsonl files in it.
+An output or a status that is not the recorded one counts, too. A folder stands for the *.jsonl files in it, an SQLite
+file for its runs.
 
 \b
 Leaves with:

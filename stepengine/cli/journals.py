@@ -40,6 +40,7 @@ __all__ = (
     "answers_of",
     "extend_command",
     "fork_command",
+    "is_cut_off",
     "journal_at",
     "recorded_agent",
     "replay_command",
@@ -134,7 +135,17 @@ def _replay(options: Options, live: Sequence[str], speed: float | None) -> Exit:
     agent = recorded_agent(journal, options)
     bench = bench_for(options, agent, performs=bool(live))
     replay = bench.engine.replay
-    return told(_perform(bench, lambda: replay(journal, agent=agent, live=live, speed=speed)), options, bench)
+    run = _perform(bench, lambda: replay(journal, agent=agent, live=live, speed=speed))
+    if is_cut_off(journal, run.result):
+        complain(f"{options.journal} ends before its run did; what it holds was repeated")
+    return told(run, options, bench)
+
+
+def is_cut_off(journal: Journal, replayed: RunResult[Any]) -> bool:
+    """Return whether a replay stopped where a crash had ended the record, and nobody had cancelled the run."""
+    history = journal.history()
+    stopped = any(record.input.get("type") == "Stop" for record in history.inputs)
+    return replayed.status is RunStatus.CANCELLED and not history.is_complete and not stopped
 
 
 def _extend(options: Options, answers: Iterable[str]) -> Exit:

@@ -2,7 +2,8 @@
 Live progress of a run, from its events to lines on stderr.
 
 ``Progress`` is an observer. On a terminal it keeps one status line below what it prints and shows text while it
-streams; elsewhere it prints plain lines. Whatever comes from a model, a tool or a file is made visible first.
+streams; elsewhere it prints plain lines. Whatever comes from a model, a tool or a file is made visible first. Where
+children run at the same time, a line in brackets says whose lines follow.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Progress:
         self._partial: dict[str, str] = {}
         self._streamed: set[str] = set()
         self._steps: dict[str, int] = {}
+        self._siblings: dict[str, str] = {}
+        self._speaker = ""
         self._usage = Usage()
         self._cost: Decimal | None = Decimal(0)
         self._step = 0
@@ -118,8 +121,18 @@ class Progress:
     def _line(self, path: str, text: str, style: str = "") -> None:
         from rich.text import Text
 
-        depth = path.count(".") + 1 if path else 0
-        self._console.print(Text("  " * depth + text, style=style), soft_wrap=True)
+        speaker = self._speaker_of(path)
+        if speaker != self._speaker:
+            self._speaker = speaker
+            if speaker:
+                self._console.print(Text("  " * _depth(speaker) + self._siblings[speaker], style="dim"), soft_wrap=True)
+        self._console.print(Text("  " * _depth(path) + text, style=style), soft_wrap=True)
+
+    def _speaker_of(self, path: str) -> str:
+        """Return the path of the run with siblings that *path* belongs to, itself or the nearest above; ``""`` if none."""
+        while path and path not in self._siblings:
+            path = path.rpartition(".")[0]
+        return path
 
     def _text(self, path: str, text: str) -> None:
         lines = (self._partial.pop(path, "") + text).split("\n")
@@ -158,6 +171,8 @@ class Progress:
 
     def _on_agent_spawned(self, event: ev.AgentSpawned) -> None:
         self._line(event.path, f"agent {event.agent_id} starts: {one_line(event.prompt)}".rstrip(": "), "magenta")
+        if not event.only_child:
+            self._siblings[event.child_path] = f"[{event.agent_id}: {one_line(event.prompt, 40)}]".replace(": ]", "]")
 
     def _on_agent_finished(self, event: ev.AgentFinished) -> None:
         self._flush(event.child_path)
@@ -262,6 +277,10 @@ class Progress:
 
     def _on_warned(self, event: ev.Warned) -> None:
         self._line(event.path, f"  warning: {one_line(event.message, 400)}", "yellow")
+
+
+def _depth(path: str) -> int:
+    return path.count(".") + 1 if path else 0
 
 
 def _short(value: Any) -> str:

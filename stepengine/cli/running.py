@@ -27,7 +27,7 @@ from stepengine.errors import ChildError, InputError, LimitExceeded, MissingKey,
 if TYPE_CHECKING:
     from stepengine.cli.progress import Progress
     from stepengine.engine import Engine
-    from stepengine.journal import FileJournal
+    from stepengine.journal import Journal
     from stepengine.models import Models, Provider
 
 __all__ = (

@@ -7,6 +7,7 @@ done. Only the first difference is told; what follows is consequence.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -19,7 +20,16 @@ from stepengine.journal.records import Address, Intent, file_of, shown_address
 from stepengine.journal.redaction import Redactor
 from stepengine.machine.author import Author
 
-__all__ = ("DivergenceKind", "Field", "diverged", "fields_between", "parked_at", "request_fields", "shown_value")
+__all__ = (
+    "DivergenceKind",
+    "Field",
+    "defined_at",
+    "diverged",
+    "fields_between",
+    "parked_at",
+    "request_fields",
+    "shown_value",
+)
 
 DivergenceKind: TypeAlias = Literal["changed", "kind", "extra", "unused", "undecodable", "live_result"]
 MAX_FIELDS = 12
@@ -53,6 +63,12 @@ def parked_at(machine: Any) -> str:
     return found
 
 
+def defined_at(handler: Any) -> str:
+    """Return ``file:line`` of a handler's definition, ``""`` for what is no function."""
+    code = getattr(inspect.unwrap(handler), "__code__", None) if callable(handler) else None
+    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
 def diverged(
     history: History,
     address: Address,
@@ -74,7 +90,7 @@ def diverged(
         kind: How.
         asked: What the run did, in a few words.
         agent_id: Whose handler asked.
-        location: ``file:line`` of the ``yield``.
+        location: ``file:line`` of the ``yield``, or of a handler that has ended.
         fields: What differs.
         hint: The cause, as far as one can tell.
         now_calls_model: Whether the run asked for a model call here, which then belongs to the step it opens.

@@ -87,6 +87,8 @@ class Encoder:
         return made
 
     def _all_members(self, record: Record) -> Iterator[Mapping[str, Any]]:
+        if isinstance(record, Blob):
+            self._blobs.add(record.fp)
         line = record.line
         if line is not None:
             yield {name: value for name, value in line.items() if name != "crc"}

@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from stepengine.errors import JournalError, JournalLocked, JournalWriteFailed
 from stepengine.journal.encoding import Encoder
@@ -49,6 +49,9 @@ class FileJournal(Journal):
         super().__init__(**options)
         if "\0" in str(path):
             msg = f"the path of a journal holds a NUL character: {str(path)!r}"
+            raise JournalError(msg)
+        if sync not in get_args(Sync):
+            msg = f"sync is one of {', '.join(get_args(Sync))}, not {sync!r}"
             raise JournalError(msg)
         self.path = Path(path)
         self.sync: Sync = sync

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import attrs
 
-from stepengine.data.codec import to_json
+from stepengine.data.codec import bare
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import CallModel
 from stepengine.data.json import canonical
@@ -23,7 +23,6 @@ from stepengine.data.messages import Message
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.journal.forms import bare
 from stepengine.journal.redaction import Redactor
 
 __all__ = ("Fingerprints", "definition_fingerprint", "fingerprint", "offered_tool")
@@ -39,7 +38,10 @@ SEEN = {
 }
 SEEN_OF_QUESTION = ("text", "options", "multi_select", "tool_name", "details")
 DEFAULT_SETTINGS = ModelSettings()
-_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True).encode
+# What is told apart is frozen or made of frozen values, so that nothing in it can lead back to itself.
+_ENCODE = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"), sort_keys=True
+).encode
 
 
 def fingerprint(value: Any) -> str:
@@ -90,6 +92,7 @@ class Fingerprints:
         self._digest_key = ("journal.digest", redactor.key)
         self._chain_key = ("journal.chain", redactor.key)
         self._kept: dict[int, tuple[Any, str]] = {}
+        self._frames: dict[tuple[int, ...], tuple[Any, str]] = {}
 
     def of(self, effect: CallModel | Mapping[str, Any]) -> str:
         """Return the fingerprint of an effect in its stored form, or of a model call of this process."""
@@ -97,18 +100,31 @@ class Fingerprints:
 
     def of_request(self, request: ModelRequest) -> str:
         """Return the fingerprint of a model call."""
+        parts = (request.model, request.system_prompt, request.tools, request.tool_choice, request.settings)
+        # What is kept by its identity is kept alive, so that nothing else can get the same.
+        key = tuple(map(id, parts))
+        known = self._frames.get(key)
+        if known is None:
+            if len(self._frames) >= KEPT:
+                self._frames.clear()
+            known = self._frames[key] = (parts, self._frame(request))
+        # In canonical JSON the member "messages" is the first.
+        return _digits(f'{{"messages":"{self.messages(request)}",{known[1]}')
+
+    def _frame(self, request: ModelRequest) -> str:
+        """Return the canonical JSON of a request after its messages; in a run it is nearly always the same."""
         view: dict[str, Any] = {
             "type": "CallModel",
             "model": request.model,
             "system_prompt": self.prompt(request.system_prompt),
             "tools": self.tools(request.tools),
-            "messages": self.messages(request),
         }
         if request.tool_choice is not None:
             view["tool_choice"] = request.tool_choice
         if request.settings != DEFAULT_SETTINGS:
-            view["settings"] = self._settings(request.settings)
-        return _digits(_canonical(view))
+            # Where the choice of tools comes from is of no interest; the request says which holds.
+            view["settings"] = self.value(bare(attrs.evolve(request.settings, tool_choice=None)))
+        return _canonical(view)[1:]
 
     def messages(self, request: ModelRequest) -> str:
         """Return the chain over all messages of a request, step-scoped ones included."""
@@ -143,8 +159,7 @@ class Fingerprints:
 
     def digest(self, message: Message) -> bytes:
         """Return the digest of a message as a model sees it: without its tags and lifetime."""
-        data = to_json(message)
-        del data["stepengine"]
+        data = bare(message)
         data.pop("tags", None)
         data.pop("ttl", None)
         return hashlib.sha256(self._clean(data).encode()).digest()
@@ -155,13 +170,6 @@ class Fingerprints:
     def _clean(self, value: Any) -> str:
         text = _canonical(value)
         return _canonical(self.redactor.value(value)) if self.redactor.suspicious(text) else text
-
-    def _settings(self, settings: ModelSettings) -> str:
-        kept = self._kept.get(id(settings))
-        if kept is not None and kept[0] is settings:
-            return kept[1]
-        # Where the choice of tools comes from is of no interest; the request says which holds.
-        return self._keep(settings, self.value(bare(attrs.evolve(settings, tool_choice=None))))
 
     def _keep(self, thing: Any, known: str) -> str:
         if len(self._kept) >= KEPT:

@@ -11,9 +11,10 @@ from typing import Any, assert_never, cast
 
 import attrs
 
-from stepengine.data.codec import FORMAT, STORED, from_json, to_json
+from stepengine.data.codec import STORED, bare, restored, restored_any
 from stepengine.data.effects import Ask, CallModel, CallTool, Perform, Spawn
 from stepengine.data.json import freeze, thaw
+from stepengine.data.leaves import within
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Question
 from stepengine.data.run import ChildResult
@@ -36,18 +37,6 @@ __all__ = (
 
 Form = Mapping[str, Any]
 COMPARED_CHILD = ("agent_id", "run_id", "status", "output", "text")
-
-
-def bare(value: Any) -> dict[str, Any]:
-    """Return a stored value as JSON without the format's version, which the journal's head says for all."""
-    data = to_json(value)
-    del data["stepengine"]
-    return data
-
-
-def restored(data: Mapping[str, Any]) -> Any:
-    """Return the value that ``bare`` stored."""
-    return from_json({"stepengine": FORMAT, **data})
 
 
 def describe(item: Item) -> CallModel | Form:
@@ -156,11 +145,14 @@ def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
     Raises:
         DataError: when it does not fit the codec any more.
     """
-    inputs = tuple([restored(message) for message in members.get("inputs", ())])
+    inputs = tuple([restored(message) for message in members["inputs"]]) if "inputs" in members else ()
     at = members["at"]
     if "error" in members:
         return Failure(restored({"type": "Failure", "error": members["error"]}).error, at, inputs)
-    return Value(restored({"type": "Value", "value": members["value"]}).value, at, inputs)
+    try:
+        return Value(restored_any(members["value"]), at, inputs)
+    except DataError as error:
+        raise within(error, ".value") from None
 
 
 def _plain_child(child: ChildResult[Any]) -> ChildResult[Any]:

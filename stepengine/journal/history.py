@@ -103,12 +103,12 @@ class History:
         if (self.head is None) != (type(record) is Head):
             return "the head stands first and only there"
         match record:
-            case Head():
-                self.head = record
             case Intent():
                 return self._take_intent(record)
             case Result():
                 return self._take_result(record)
+            case Head():
+                self.head = record
             case Input():
                 if parent_of(record.path) not in self.intents:
                     return f"there is no run at path {record.path!r}"
@@ -151,10 +151,11 @@ class History:
         """Return whether the effect before, and all that began together with it, have results, or this began with them."""
         path, seq = record.path, record.seq
         before = self.intents.get((path, seq - 1)) if seq else None
-        if before is None or (before.gather is not None and before.gather == record.gather):
+        if before is None:
             return True
-        first = seq - 1 if before.gather is None else before.gather
-        return all((path, n) in self.results for n in range(first, seq))
+        if before.gather is None:
+            return (path, seq - 1) in self.results
+        return before.gather == record.gather or all((path, n) in self.results for n in range(before.gather, seq))
 
     def last_together(self, address: Address) -> int:
         """Return the number of the last effect that began together with the one at *address*; its own when it was alone."""

@@ -33,6 +33,7 @@ GATHER_FORM = re.compile(rb'\},"gather":([0-9]+),"crc":"[0-9a-f]{8}"\}\Z')
 GATHER_TAIL = 40
 # We never write it, but a line that was edited and sealed may hold it.
 ESCAPED_DOLLAR = rb"\u0024"
+_DECODE = json.JSONDecoder().decode
 
 
 class Source:
@@ -135,7 +136,8 @@ def members_of(line: bytes, where: str) -> Mapping[str, Any]:
     """
     try:
         # What begins like this is UTF-8, and need not be looked at to find that out.
-        members = json.loads(line.decode("utf-8", "surrogatepass") if line.startswith(b'{"') else line)
+        is_ours = line.startswith(b'{"')
+        members = _DECODE(line.decode("utf-8", "surrogatepass")) if is_ours else json.loads(line)
     except (ValueError, RecursionError) as error:
         msg = f"{where} is not JSON: {error}"
         raise JournalCorrupt(msg) from error

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepengine.journal.records import Blob, Head, Input, Intent, Record, Result, to_text
 
-__all__ = ("as_recorded", "in_address_order")
+if TYPE_CHECKING:
+    from stepengine.journal.store import Journal
+
+__all__ = ("in_address_order", "put_as_recorded")
 
 RANK = {"input": 0, "intent": 1, "result": 2}
 LAST = 1 << 62
@@ -26,29 +29,47 @@ def in_address_order(records: Sequence[Record]) -> list[Record]:
     return made
 
 
-def as_recorded(records: Sequence[Record], original: Sequence[Record]) -> list[Record]:
+def put_as_recorded(journal: Journal, original: Sequence[Record]) -> None:
     """
-    Return *records*, which a replay made, in the order in which the originals came.
+    Put the records of *journal*, which a replay made, in the order in which the originals came; mostly they are.
 
     What came from outside, such as a stop, did not come again and is taken over.
     """
+    records = journal.records()
+    kept = [record for record in original if type(record) is not Blob]
+    if len(kept) != len(records) or not all(map(_is_same, kept, records)):
+        journal.replace(_as_recorded(records, original))
+
+
+def _as_recorded(records: Sequence[Record], original: Sequence[Record]) -> list[Record]:
     places = {_name(record): number for number, record in enumerate(original)}
     made = {_name(record) for record in records if type(record) is Input}
     outside = [r for r in original if type(r) is Input and _name(r) not in made]
     return sorted([*records, *outside], key=lambda record: places.get(_name(record), LAST))
 
 
+def _is_same(a: Record, b: Record) -> bool:
+    kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind is Intent or kind is Result:
+        return a.path == b.path and a.seq == b.seq  # type: ignore[union-attr]
+    return _name(a) == _name(b)
+
+
 def _name(record: Record) -> tuple[Any, ...]:
     match record:
-        case Intent() | Result():
-            return record.kind, record.path, record.seq
-        case Blob():
-            return record.kind, record.fp
+        case Intent():
+            return "intent", record.path, record.seq
+        case Result():
+            return "result", record.path, record.seq
         case Input(input=said):
             kind = said.get("type")
-            return record.kind, record.path, record.seq, kind, said.get("question_id"), kind == "Stop" and record.at
+            return "input", record.path, record.seq, kind, said.get("question_id"), kind == "Stop" and record.at
+        case Blob():
+            return "blob", record.fp
         case Head():
-            return (record.kind,)
+            return ("head",)
 
 
 def _key(record: Record) -> tuple[tuple[tuple[int, int], ...], int]:

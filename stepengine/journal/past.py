@@ -17,6 +17,7 @@ from stepengine.journal.cut import Cut
 from stepengine.journal.divergence import (
     DivergenceKind,
     Field,
+    defined_at,
     diverged,
     fields_between,
     fields_of_effects,
@@ -47,6 +48,7 @@ class Past:
         cut: Where the record does not hold any more.
         is_loose: Whether models answer anew, so that not everything recorded will be asked for again.
         grew: Whether the run asked for something that is not recorded, and got it.
+        may_leave: Whether the run may end before its record does.
     """
 
     def __init__(self, history: History, prints: Fingerprints) -> None:
@@ -55,6 +57,8 @@ class Past:
         self.cut = Cut(history.last_together)
         self.grew = False
         self.is_loose = False
+        self.may_leave = False
+        self._handler = ""
         self._by_print: dict[str, list[Address]] | None = None
         self._used: set[Address] = {ROOT}
 
@@ -97,6 +101,7 @@ class Past:
 
     def changes(self, plan: RunPlan) -> list[str]:
         """Return what is not as it was when the run was recorded; only effects decide whether it matters (JR24)."""
+        self._handler = defined_at(plan.definition.handle_steps)
         head = self.history.head
         return [] if head is None else changes_since(head, plan, self.history.name)
 
@@ -193,13 +198,21 @@ class Past:
 
     def unused(self, agent_id: str) -> ReplayDivergence | None:
         """Return the error for records that the run did not come by, if there are any (reliability JR26)."""
-        if len(self._used) == len(self.history.intents) or self.cut or self.is_loose:
+        if len(self._used) == len(self.history.intents) or self.cut or self.is_loose or self.may_leave:
             return None
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)
         said = f"the run ended, but {verb(left.effect)} was recorded here"
         left_calls_model = left.type == "CallModel"
+        # The generator is gone: where it was written is all that is left of it.
+        where = self._handler if not address[0] else ""
         return diverged(
-            self.history, address, "unused", asked=said, agent_id=agent_id, now_calls_model=left_calls_model
+            self.history,
+            address,
+            "unused",
+            asked=said,
+            agent_id=agent_id,
+            location=where,
+            now_calls_model=left_calls_model,
         )
 
     def _error(

@@ -12,16 +12,36 @@ from stepengine.data.json import compact
 from stepengine.data.outcomes import Failure, Stop
 from stepengine.data.questions import Answer, AnswerLike, Question, answered
 from stepengine.errors import AnswerRejected, UnknownOutcome
-from stepengine.journal.forms import name_of, questions_of, restored
+from stepengine.journal.forms import name_of, questions_of, restored, touched_world
 from stepengine.journal.history import History
 from stepengine.journal.records import shown_address
 from stepengine.runtime.performer import Item
 
-__all__ = ("DOUBT", "check_answers", "decision_about", "kept_answers")
+__all__ = ("DOUBT", "check_answers", "decision_about", "in_doubt", "kept_answers", "sorted_answers")
 
 SHOWN_CHARS = 1_000
+YES_OR_NO = ("yes", "no")
 DOUBT = "doubt:"
 """What the id of a question about an effect in doubt starts with; its address follows."""
+
+
+def sorted_answers(
+    given: Mapping[str, AnswerLike] | None,
+) -> tuple[dict[str, AnswerLike], dict[str, AnswerLike]]:
+    """
+    Return the answers to questions, and the decisions about effects in doubt.
+
+    Raises:
+        AnswerRejected: when they are no mapping.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        msg = f"answers go by the question's id or text, such as {{'q3': 'yes'}}, and not in a {type(given).__name__}"
+        raise AnswerRejected(msg)
+    answers: dict[str, AnswerLike] = {}
+    decisions: dict[str, AnswerLike] = {}
+    for key, answer in (given or {}).items():
+        (decisions if key.startswith(DOUBT) else answers)[key] = answer
+    return answers, decisions
 
 
 def check_answers(history: History, answers: Mapping[str, AnswerLike]) -> None:
@@ -34,6 +54,9 @@ def check_answers(history: History, answers: Mapping[str, AnswerLike]) -> None:
     waiting = {key: question for key, (_, question) in history.open_questions().items()}
     by_text = {q.text: q for q in waiting.values()}
     for key, answer in answers.items():
+        if key.startswith(DOUBT):
+            _check_decision(history, key, answer)
+            continue
         question = waiting.get(key) or by_text.get(key)
         if question is None:
             msg = f"{key!r} {_why(history, key)}; open are: {_listed(waiting)}"
@@ -68,6 +91,24 @@ def _check_answer(question: Question, answer: Any) -> None:
         raise AnswerRejected(msg)
 
 
+def in_doubt(history: History) -> list[str]:
+    """Return the addresses of the effects that may or may not have happened, and that a second time would change again."""
+    cut_off = [intent for address, intent in history.intents.items() if address not in history.results]
+    return [shown_address(i.path, i.seq) for i in cut_off if touched_world(history.form(i))]
+
+
+def _check_decision(history: History, key: str, answer: Any) -> None:
+    """Raise unless *answer* says whether an effect in doubt is done again; what is no clear word must not decide that."""
+    known = [f"{DOUBT}{address}" for address in in_doubt(history)]
+    if key not in known:
+        msg = f"{key!r} is no effect in doubt of this run; in doubt are: {', '.join(known) or 'none'}"
+        raise AnswerRejected(msg)
+    said = answer.value if isinstance(answer, Answer) else answer
+    if not isinstance(said, bool) and said not in YES_OR_NO:
+        msg = f"the answer to {key!r} is 'yes' (do it again) or 'no' (the handler gets UnknownOutcome), not {said!r}"
+        raise AnswerRejected(msg)
+
+
 def kept_answers(history: History) -> dict[str, AnswerLike]:
     """Return the answers that came while other questions of the same effect stayed open, by question id."""
     kept = [record.input for record in history.inputs if record.input.get("type") == "Answered"]
@@ -84,7 +125,7 @@ def decision_about(
         item: The effect.
         policy: ``"fail"`` throws ``UnknownOutcome`` at the handler's yield, ``"retry"`` does it again, ``"ask"`` suspends
             until somebody has looked.
-        answers: What was answered so far; "yes" to the question means do it again.
+        answers: What was answered so far; "yes" means do it again, "no" throws. An answer goes before the policy.
         at: The run's time.
     """
     address = shown_address(item.path, item.effect.seq)
@@ -92,11 +133,12 @@ def decision_about(
     what = name_of(effect.call.fn) if type(effect) is Perform else getattr(effect, "tool_name", "the effect")
     key = f"{DOUBT}{address}"
     question = Question(
-        key, f"{what} ({address}) was cut off and may have happened. Do it again?", ("yes", "no"), path=item.path
+        key, f"{what} ({address}) was cut off and may have happened. Do it again?", YES_OR_NO, path=item.path
     )
+    again = answered(answers[key], question).agrees if key in answers else policy == "retry"
     if policy == "ask" and key not in answers:
         return Stop("suspended", at, questions=(question,))
-    if policy == "retry" or (policy == "ask" and answered(answers[key], question).agrees):
+    if again:
         return None
     msg = (
         f"{what} ({address}) was begun, but the process ended before its result was recorded; it may or may not have "

@@ -101,12 +101,18 @@ def _where(records: Sequence[Record], offset: int, source: Source) -> str:
 def _damaged(where: str, line: bytes, previous: int, *, link: bool) -> JournalCorrupt:
     moved = link and previous and checked(line, 0) is not None
     why = "its checksum does not follow from the record before it" if moved else "its checksum is wrong"
-    number, file = where.split()[1], file_of(where.rpartition(" of ")[2])
+    whole, file = int(where.split()[1]) - 1, file_of(where.rpartition(" of ")[2])
     msg = (
         f"{where} is damaged: {why}. Nothing was run. If it was edited by hand: `stepengine seal {file}` shows what was "
-        f"edited and makes it valid. The records before it are whole: `stepengine repair {file} --until {int(number) - 1}` "
-        "keeps them in a new file, which can be resumed"
+        "edited and makes it valid. "
     )
+    if whole:
+        msg += (
+            f"The records before it are whole: `stepengine repair {file} --until {whole}` keeps them in a new file, "
+            "which can be resumed"
+        )
+    else:
+        msg += "It is the first one: perhaps this is no journal"
     return JournalCorrupt(msg)
 
 

@@ -105,6 +105,9 @@ def _run(tree: Mapping[str, Any]) -> Iterator[str]:
     yield from _named("params", tree.get("params"))
     for message in _list(tree, "messages"):
         yield from _said(message)
+    for child in _list(tree, "children"):
+        yield _joined([f"child {child.get('agent', '')}", child.get("status")])
+        yield from _indented("  ", _end(child))
     for effect in _list(tree, "steps"):
         yield from _effect(effect)
     yield from _end(tree)
@@ -134,7 +137,7 @@ def _effect(effect: Mapping[str, Any]) -> Iterator[str]:
     if kind == "model":
         messages = effect.get("messages")
         words += [f"step {effect.get('step')}", f"messages {messages} (+{effect.get('added')})" if messages else ""]
-        words += [f"tools {', '.join(map(str, tools))}" if (tools := _list(effect, "tools")) else ""]
+        words += [f"tools {', '.join(map(str, _list(effect, 'tools'))) or 'none'}" if "tools" in effect else ""]
     retries = _list(effect, "retries")
     words += [f"retries {len(retries)}: {', '.join(map(str, retries))}" if retries else ""]
     yield _joined(words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,7 +11,7 @@ from stepengine.data.effects import CallModel
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.run import ChildResult
-from stepengine.errors import DataError, JournalError
+from stepengine.errors import DataError, JournalError, ReplayDivergence
 from stepengine.journal.forms import restored
 from stepengine.journal.history import parent_of
 from stepengine.journal.past import is_refused, stop_of
@@ -49,6 +49,9 @@ class Replayer:
     Args:
         session: The session.
         past: What was recorded.
+
+    Attributes:
+        accepts: Says whether an effect that is not quite the recorded one is answered with its outcome (replay D14).
     """
 
     def __init__(self, session: Session, past: Past) -> None:
@@ -57,6 +60,7 @@ class Replayer:
         self._copies = session.mode != "resume"
         self._closed = session.mode == "replay" or (session.mode == "resume" and past.history.is_complete)
         self._live: frozenset[str] = frozenset()
+        self.accepts: Callable[[ReplayDivergence], bool] | None = None
         # Where the results of effects stand that are answered although they have another address now.
         self._elsewhere: dict[Address, Address] = {}
 
@@ -99,16 +103,21 @@ class Replayer:
             past.grew = past.grew or not ends
             return ends
         if not past.equals(known, asked):
-            if session.mode != "extend":
-                raise session.fail(past.changed(known, asked, item, session.machines.get(item.path)))
-            past.cut.at(address)
-            return False
+            if session.mode == "extend":
+                past.cut.at(address)
+                return False
+            self._accept(past.changed(known, asked, item, session.machines.get(item.path)))
         past.use(address)
         if self._copies:
             session.append(asked)
         else:
             session.remember(asked)
         return True
+
+    def _accept(self, error: ReplayDivergence) -> None:
+        """Raise *error* unless the effect is of the recorded kind, and the caller says that its recorded outcome serves."""
+        if error.kind != "changed" or self.accepts is None or not self.accepts(error):
+            raise self._session.fail(error)
 
     def _meets_anywhere(self, address: Address, asked: Intent, item: Item) -> bool:
         """Return whether an effect is recorded, at this address or at another one; models and children are new."""

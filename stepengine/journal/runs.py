@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 
 from stepengine.data.questions import AnswerLike
 from stepengine.data.run import RunResult
-from stepengine.errors import ReplayDivergence
+from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.forks import branch
 from stepengine.journal.replayer import live_kinds
@@ -23,10 +23,11 @@ from stepengine.journal.session import InDoubt, Session
 from stepengine.journal.store import Journal
 from stepengine.journal.timing import Pace
 
-__all__ = ("Deciding", "Launch", "OnDivergence", "begin", "extend", "fork", "record", "replay", "resume")
+__all__ = ("Accepting", "Deciding", "Launch", "OnDivergence", "begin", "extend", "fork", "record", "replay", "resume")
 
 Launch: TypeAlias = Callable[[Session], Awaitable[RunResult[Any]]]
 OnDivergence: TypeAlias = Literal["raise", "stop"]
+Accepting: TypeAlias = Callable[[ReplayDivergence], bool]
 
 
 class Deciding(Journal):
@@ -84,6 +85,8 @@ async def resume(
         JournalError: when the journal is locked, damaged, of a newer version or cannot be written.
         ReplayDivergence: when the handler does something else than is recorded.
     """
+    _check_choice("in_doubt", in_doubt, get_args(InDoubt))
+    _check_choice("on_divergence", on_divergence, get_args(OnDivergence))
     return await _run(Session.resume(as_journal(journal), answers, in_doubt), launch, on_divergence)
 
 
@@ -93,7 +96,8 @@ async def replay(
     *,
     live: Collection[str] = (),
     speed: float | None = None,
-    on_divergence: OnDivergence = "raise",
+    complete: bool = True,
+    on_divergence: OnDivergence | Accepting = "raise",
 ) -> RunResult[Any]:
     """
     Repeat a run from its record: no model, no tool, no network, no key is needed, and nothing is performed.
@@ -106,18 +110,27 @@ async def replay(
         live: Kinds of effects that are performed for real: ``"call_tool"`` and ``"perform"``, whose results must be the
             recorded ones; ``"call_model"``, for a new model against the recorded tools (replay D12).
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast; ``None`` all at once.
-        on_divergence: ``"raise"``, or ``"stop"`` for a result with status ``failed``.
+        complete: Whether the run has to come by every record, or may end before.
+        on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, or a function that looks at the error
+            for an effect of the same kind with another content, and returns whether the recorded outcome serves
+            nevertheless; what it does not accept is raised (replay D14).
 
     Raises:
         JournalError: when the journal is damaged or of a newer version.
         ReplayDivergence: when the handler does something else than is recorded, or less.
     """
+    if not callable(on_divergence):
+        _check_choice("on_divergence", on_divergence, get_args(OnDivergence))
     kinds, pace = live_kinds(live), None if speed is None else Pace(speed)
     session = Session.replay(as_journal(journal))
     assert session.replayer is not None  # noqa: S101 - there is one for everything recorded
+    assert session.past is not None  # noqa: S101
     session.replayer.perform_live(kinds)
-    session.pace = pace
-    return await _run(session, launch, on_divergence)
+    session.pace, session.past.may_leave = pace, not complete
+    if not callable(on_divergence):
+        return await _run(session, launch, on_divergence)
+    session.replayer.accepts = on_divergence
+    return await _run(session, launch, "raise")
 
 
 async def extend(
@@ -156,6 +169,12 @@ async def fork(
     # What is asked only after the fork may be answered up front, as in a new run.
     session.answers = {**given, **session.answers}
     return await _run(session, launch, "raise")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        msg = f"{name} is one of {', '.join(choices)}, not {value!r}"
+        raise JournalError(msg)
 
 
 async def _run(session: Session, launch: Launch, on_divergence: OnDivergence) -> RunResult[Any]:

@@ -30,9 +30,9 @@ from stepengine.journal.forms import bare
 from stepengine.journal.history import History
 from stepengine.journal.lookups import lookups, recalled
 from stepengine.journal.openings import STABLE_CREATED, Opening, created_of, new_head, opening_of, root_form
-from stepengine.journal.order import as_recorded, in_address_order
+from stepengine.journal.order import in_address_order, put_as_recorded
 from stepengine.journal.past import Past, stop_of
-from stepengine.journal.questions import DOUBT, check_answers, kept_answers
+from stepengine.journal.questions import check_answers, kept_answers, sorted_answers
 from stepengine.journal.records import ROOT, Input, Intent, Record, Result
 from stepengine.journal.replayer import Replayer
 from stepengine.journal.store import Journal, MemoryJournal, Writer
@@ -73,9 +73,9 @@ class Session:
         self.source = journal
         self.journal = journal
         self.opening: Opening | None = None
-        given = answers or {}
-        self.answers: Mapping[str, AnswerLike] = {k: a for k, a in given.items() if not k.startswith(DOUBT)}
-        self.decisions: Mapping[str, AnswerLike] = {k: a for k, a in given.items() if k.startswith(DOUBT)}
+        self.answers: Mapping[str, AnswerLike]
+        self.decisions: Mapping[str, AnswerLike]
+        self.answers, self.decisions = sorted_answers(answers)
         self.in_doubt: InDoubt = "fail"
         self.past: Past | None = None
         self.replayer: Replayer | None = None
@@ -112,7 +112,7 @@ class Session:
         writer = session._take(journal.writer())
         try:
             session._remember(writer.history)
-            check_answers(writer.history, session.answers)
+            check_answers(writer.history, {**session.answers, **session.decisions})
             session.answers = {**kept_answers(writer.history), **session.answers}
         except BaseException:
             session.close()
@@ -384,7 +384,7 @@ class Session:
             self._put_in_order(self.journal, self.source)
             self.journal = self.source
         elif self.mode == "replay" and self.past is not None and not self.past.is_loose:
-            self.journal.replace(as_recorded(self.journal.records(), self.past.history.records))
+            put_as_recorded(self.journal, self.past.history.records)
         elif self.mode == "record" and self.source.stable:
             self.close()
             self._put_in_order(self.journal, self.journal)

@@ -110,7 +110,9 @@ class SqliteJournal(Journal):
         known = self.runs()
         if len(known) != 1:
             listed = ", ".join(known[:10]) or "none"
-            msg = f"{self.path} is a file of many runs; say which with SqliteJournal(path, run=...). There are: {listed}"
+            msg = (
+                f"{self.path} is a file of many runs; say which with SqliteJournal(path, run=...). There are: {listed}"
+            )
             raise JournalError(msg)
         return known[0]
 

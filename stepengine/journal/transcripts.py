@@ -71,10 +71,12 @@ def run_tree(journal: Journal) -> Tree:
 
 
 def result_tree(result: RunResult[Any]) -> Tree:
-    """Return what a result without a journal tells: its messages stand in for the effects, which nobody noted."""
+    """Return what a result without a journal tells: messages and children stand in for the effects, which nobody noted."""
     state = result.state
     tree = _heading(state.agent_id, result.status.value, result.spending)
     tree["messages"] = [_message(m) for m in state.message_history]
+    if result.children:
+        tree["children"] = [{"agent": c.agent_id, "status": c.status.value} | _ending(c) for c in result.children]
     error = None if result.error is None else _error(result.error)
     output = plain(result.output)
     questions = [_question(q) for q in result.pending_questions]
@@ -136,6 +138,7 @@ class _Path:
         self._path = path
         self._step = 0
         self._system = ""
+        self._tools: list[str] = []
         self._calls: dict[str, str] = {}
         self._seen: set[str] = set()
 
@@ -184,8 +187,10 @@ class _Path:
         tree: Tree = {"kind": "model", "name": request["model"], "step": self._step}
         tree |= _filled(purpose=form["purpose"] if form["purpose"] != "step" else None)
         tree |= {"messages": kept + len(new), "added": len(new)}
+        tools = [spec["name"] for spec in request.get("tools", ())]
+        if tools != self._tools:
+            self._tools = tree["tools"] = tools
         tree |= _filled(
-            tools=[spec["name"] for spec in request.get("tools", ())],
             tool_choice=plain(request.get("tool_choice")),
             settings=_settings(request.get("settings")),
         )

@@ -194,6 +194,34 @@ def test_children_are_indented_below_their_parent() -> None:
     assert ["agent kid starts: go", "  hello", "agent kid ended: completed"] == lines.splitlines()
 
 
+def test_lines_of_children_that_run_side_by_side_say_whose_they_are() -> None:
+    lines = shown(
+        ev.AgentSpawned(agent_id="kid", child_path="1", prompt="left", only_child=False),
+        ev.AgentSpawned(agent_id="kid", child_path="2", only_child=False),
+        ev.AgentSpawned(path="1", agent_id="grandchild", child_path="1.0"),
+        ev.TextCompleted(path="2", text="two"),
+        ev.TextCompleted(path="1.0", text="one"),
+        ev.TextCompleted(path="1", text="still one"),
+        ev.AgentFinished(agent_id="kid", child_path="1", status=RunStatus.COMPLETED),
+        ev.TextCompleted(path="2", text="two again"),
+    )
+
+    assert lines.splitlines() == [
+        "agent kid starts: left",
+        "agent kid starts",
+        "  [kid: left]",
+        "  agent grandchild starts",
+        "  [kid]",
+        "  two",
+        "  [kid: left]",
+        "    one",
+        "  still one",
+        "agent kid ended: completed",
+        "  [kid]",
+        "  two again",
+    ]
+
+
 @pytest.mark.spec("ecosystem:EC129")
 @pytest.mark.parametrize("level", LEVELS)
 def test_log_lines_below_the_level_are_left_out(level: str) -> None:

@@ -67,3 +67,7 @@ def test_the_command_shows_the_agents_that_can_be_named(tmp_path: Path, monkeypa
     assert 0 == result.exit_code
     assert "zz-boss\n`-- zz-kid\n" in result.stdout
     assert "broken.py" in result.stderr
+
+    both = CliRunner().invoke(app, ["agents", "--tree", "--json"])
+    assert (2, "") == (both.exit_code, both.stdout)
+    assert "--json alone has spawnable_agents" in both.stderr

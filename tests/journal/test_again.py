@@ -425,6 +425,29 @@ def test_a_long_journal_is_read_line_by_line_and_replayed_without_parsing_its_ef
     assert len(parsed) - len(results) <= 20
 
 
+@pytest.mark.spec("replay:J40")
+def test_a_replay_parses_neither_the_model_calls_nor_the_tool_calls_that_it_compares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stepengine.journal import lines
+
+    steps, path = 30, tmp_path / "run.jsonl"
+    add = Tool("add", "Add.", {"type": "object"}, lambda given: given["n"])
+    replies = [*[tool_call("add", {"n": n}) for n in range(steps)], text("done")]
+    agent = AgentDefinition("a", model="scripted/m", tools=[add])
+    with Engine([agent], models=ScriptedModel(replies)) as engine:
+        engine.run_sync("a", journal=FileJournal(path, sync="write"), limits=Limits(max_steps=steps + 1))
+    parsed: list[bytes] = []
+    real = lines.members_of
+    monkeypatch.setattr(lines, "members_of", lambda line, where: (parsed.append(line), real(line, where))[1])
+    with Engine([agent], models=ScriptedModel([])) as engine:
+        assert engine.replay_sync(path).text == "done"
+    assert sum(line.startswith(b'{"kind":"result"') for line in parsed) == 2 * steps + 1
+    # What the root was started with is looked up; of the others address, fingerprint and name are enough.
+    intents = [line for line in parsed if line.startswith(b'{"kind":"intent"')]
+    assert all(b'"seq":-1,' in line[:40] for line in intents)
+
+
 OPENS = """
     import resource
     from stepengine.journal import FileJournal

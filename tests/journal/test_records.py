@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepengine import AgentDefinition, Engine, Perform
 from stepengine.data.codec import STORED
 from stepengine.data.json import canonical
 from stepengine.data.outcomes import Failure, Value
@@ -23,7 +24,7 @@ from stepengine.journal.encoding import packed, unpacked
 from stepengine.journal.fingerprints import fingerprint
 from stepengine.journal.forms import outcome_members, outcome_of
 from stepengine.journal.reading import read_lines
-from stepengine.journal.records import to_line
+from stepengine.journal.records import TAIL, to_line
 from tests import strategies as stored
 
 GOLDEN = Path(__file__).parent / "golden" / "format-1.jsonl"
@@ -218,3 +219,22 @@ def test_the_journal_of_the_first_version_is_still_read_replayed_and_written_lik
     world.rig().record(recorded)
     # The head names the version of the engine.
     assert recorded.lines()[1:] == golden.content().splitlines(keepends=True)[1:]
+
+
+@pytest.mark.spec("replay:J20")
+@pytest.mark.parametrize("dollar", [b"$", rb"\u0024"])
+def test_a_blob_is_put_back_in_however_its_name_is_written_in_a_line(dollar):
+    journal = MemoryJournal(link=False)
+    with Engine([AgentDefinition("a", handle_steps=asking_for("x" * 40_000))]) as engine:
+        engine.run_sync("a", journal=journal)
+    body = [line[: -TAIL - 1].replace(b'{"$blob"', b'{"' + dollar + b'blob"') for line in journal.lines()]
+    history = MemoryJournal([b'%s,"crc":"%08x"}\n' % (text, zlib.crc32(text)) for text in body]).history()
+    assert sum(b"blob" in text for text in body) >= 2
+    assert history.outcome(history.results["", 0]).value == "x" * 40_000
+
+
+def asking_for(value):
+    def handle_steps(ctx):
+        yield from Perform.idempotent(str, value)
+
+    return handle_steps

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -434,6 +435,10 @@ def test_records_that_the_run_did_not_come_by_are_told(rig):
     error = divergence(rig, agent(1), journal)
     assert (error.kind, error.address) == ("unused", "#1")
     assert "the run ended, but perform echo was recorded here" in str(error)
+    assert re.search(r"test_replay\.py:\d+$", error.site)
+    shorter = rig(agent(1))
+    assert asyncio.run(replay(journal, shorter.launch, complete=False)).status is RunStatus.COMPLETED
+    asyncio.run(shorter.engine.aclose())
 
 
 @pytest.mark.spec("reliability:JR21", "replay:D2", "replay:J36")
@@ -569,6 +574,36 @@ def test_whoever_replays_or_resumes_is_raised_the_divergence_unless_a_result_is_
 
     assert isinstance(asyncio.run(run()).error, ReplayDivergence)
     assert caught == [1, 1, 1]  # closed, not asked: GeneratorExit
+
+
+@pytest.mark.spec("replay:D14")
+def test_a_caller_may_accept_another_content_and_the_recorded_outcome_serves(rig):
+    def agent(*words):
+        def handle_steps(ctx):
+            for word in words:
+                value = yield from Perform(echo, word)
+                found.append(value)
+
+        return AgentDefinition("a", handle_steps=handle_steps)
+
+    found: list[str] = []
+    journal = recorded(rig, agent("old", "same"))
+    found.clear()
+
+    def accepts(error: ReplayDivergence) -> bool:
+        seen.append((error.address, [f.pointer for f in error.diff]))
+        return error.address == "#0"
+
+    seen: list[object] = []
+    player = rig(agent("new", "same"))
+    asyncio.run(replay(journal, player.launch, on_divergence=accepts))
+    assert (found, seen) == (["old", "same"], [("#0", ["/args/0"])])
+    other = rig(agent("new", "other"))
+    with pytest.raises(ReplayDivergence) as caught:
+        asyncio.run(replay(journal, other.launch, on_divergence=accepts))
+    assert caught.value.address == "#1"
+    asyncio.run(player.engine.aclose())
+    asyncio.run(other.engine.aclose())
 
 
 @pytest.mark.spec("replay:D1")

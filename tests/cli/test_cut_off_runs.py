@@ -1,0 +1,153 @@
+"""
+What the commands say of runs that a crash cut off, that are damaged, that end otherwise, or that share an SQLite file.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli.app import app
+from stepengine.journal import FileJournal, MemoryJournal
+
+AGENT = """
+from stepengine import AgentDefinition, Ask, Perform
+
+def pay(sum):
+    with open("paid.txt", "a") as file:
+        file.write(f"{sum};")
+    return sum
+
+def handle_steps(ctx):
+    yield from Perform(pay, 1)
+    yield from Perform(pay, 2)
+    return (yield from Ask("Ship it?"))
+
+agent = AgentDefinition("payer", handle_steps=handle_steps)
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Commands run in a folder that holds nothing but an agent.
+    """
+    monkeypatch.chdir(tmp_path)
+    Path("agents").mkdir()
+    Path("agents/payer.py").write_text(AGENT)
+
+
+@pytest.fixture
+def cut_off() -> str:
+    """
+    The journal of a run that died while it paid the second sum.
+    """
+    command("run", "payer", "--journal", "whole.jsonl", "-q", code=3)
+    lines = FileJournal("whole.jsonl").lines()
+    last = next(n for n, line in enumerate(lines) if b'"args":[2]' in line)
+    MemoryJournal(lines[: last + 1]).copy_to(FileJournal("cut.jsonl"))
+    Path("paid.txt").unlink()
+    return "cut.jsonl"
+
+
+def command(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+def hinted(result: Result, after: str) -> list[str]:
+    """
+    Return the arguments of the command that a message names.
+    """
+    (line,) = [line for line in result.stderr.splitlines() if after in line]
+    return shlex.split(line.partition("stepengine resume")[2])
+
+
+@pytest.mark.spec("reliability:R3", "requirements:K10", "replay:Y18")
+@pytest.mark.parametrize(("answer", "code", "paid"), [("yes", 3, "2;"), ("no", 1, "")])
+def test_whoever_follows_the_hints_after_a_crash_is_asked_and_decides(
+    cut_off: str, answer: str, code: int, paid: str
+) -> None:
+    replayed = command("replay", cut_off, "-q", code=1)
+    assert "cut.jsonl ends before its run did" in replayed.stderr
+    asked = command("resume", *hinted(replayed, "go on with"), "-q", code=3)
+    assert "pay (#1) was cut off and may have happened. Do it again?" in asked.stderr
+    answering = [argument.replace("TEXT", answer) for argument in hinted(asked, "answer it with")]
+    # The answer decides also where somebody leaves the policy out.
+    plain = [argument for argument in answering if argument not in ("--in-doubt", "ask")]
+    assert plain != answering
+    command("resume", *plain, "-q", code=code)
+    assert (Path("paid.txt").read_text() if Path("paid.txt").exists() else "") == paid
+
+
+@pytest.mark.spec("requirements:K12", "reliability:JR37")
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("doubt:#1=perhaps", "is 'yes' (do it again) or 'no' (the handler gets UnknownOutcome), not 'perhaps'"),
+        ("doubt:#7=yes", "in doubt are: doubt:#1"),
+    ],
+)
+def test_an_unclear_word_about_an_effect_in_doubt_decides_nothing(cut_off: str, answer: str, said: str) -> None:
+    before = Path(cut_off).read_bytes()
+    assert said in command("resume", cut_off, "--answer", answer, "-q", code=2).stderr
+    assert Path(cut_off).read_bytes() == before
+    assert not Path("paid.txt").exists()
+
+
+def test_a_suite_says_of_a_run_that_was_cut_off_that_it_has_not_ended(cut_off: str) -> None:
+    assert "ok        cut.jsonl  not ended" in command("test", cut_off).stdout
+
+
+@pytest.mark.spec("reliability:JR02")
+def test_a_damaged_file_is_not_said_to_be_resumable() -> None:
+    Path("bad.jsonl").write_bytes(b"no journal\nat all\n")
+    said = command("check", "bad.jsonl", code=1).stdout
+    assert "BAD bad.jsonl  not usable as it is" in said
+    assert "perhaps this is no journal" in said
+    assert "repair" not in said  # there is nothing to keep
+
+
+@pytest.mark.spec("replay:J1")
+def test_many_runs_are_recorded_into_one_sqlite_file_and_each_is_named_after_a_hash() -> None:
+    first = command("run", "payer", "--journal", "runs.db", "-q", code=3)
+    command("run", "payer", "--journal", "runs.db#second", "-q", code=3)
+    command("run", "payer", "--journal", "runs.db#second", "-q", code=2)
+    done = command("resume", *[a.replace("TEXT", "now") for a in hinted(first, "answer it with")], "-q")
+    assert done.stdout == "now\n"
+    command("fork", "runs.db#second", "--at", "1", "--into", "runs.db#third", "-q", code=3)
+    reports = json.loads(command("check", "runs.db", "--json").stdout)
+    assert [report["ok"] for report in reports] == [True, True, True]
+    assert "3 of 3 as recorded" in command("test", "runs.db").stdout
+    command("scrub", "runs.db#second", "runs.db#public")
+    command("replay", "runs.db#public", "-q", code=3)
+
+
+@pytest.mark.spec("requirements:P3")
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("raise ValueError('broken now')", '/status  recorded "completed"   now "failed"'),
+        ("return 'another output'", '/output  recorded "now"   now "another output"'),
+    ],
+)
+def test_a_suite_notices_an_end_that_no_effect_tells_of(ending: str, said: str) -> None:
+    command("run", "payer", "--journal", "run.jsonl", "-q", code=3)
+    command("resume", "run.jsonl", "--answer", "q2=now", "-q")
+    assert "1 of 1 as recorded" in command("test", "run.jsonl").stdout
+    other = AGENT.replace('return (yield from Ask("Ship it?"))', f'yield from Ask("Ship it?")\n    {ending}')
+    Path("other.py").write_text(other)
+    told = command("test", "run.jsonl", "--agent", "other.py", code=5).stdout
+    assert said in told
+    assert "0 of 1 as recorded, 1 diverged" in told
+    (entry,) = json.loads(command("test", "run.jsonl", "--agent", "other.py", "--json", code=5).stdout)
+    assert (entry["outcome"], entry["address"], entry["diff"][0]["pointer"]) == (
+        "diverged",
+        "#-1",
+        said.split(maxsplit=1)[0],
+    )
