@@ -245,11 +245,13 @@ def _check(item: pytest.Item, recordings: Sequence[Any]) -> None:
     try:
         for recording in recordings:
             recording.check()
+        return
     except AssertionError as error:
         if is_of_test(item, error):
             raise
-        # No line of the test is to blame, so there is none to show.
-        pytest.fail(f"{type(error).__name__}: {error}", pytrace=False)
+        said = f"{type(error).__name__}: {error}"
+    # No line of the test is to blame, so there is none to show; raised out here, it is not told twice.
+    pytest.fail(said, pytrace=False)
 
 
 def _raise_first(refused: Sequence[NetworkBlocked]) -> None:

@@ -20,11 +20,21 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, StepEngineError
 from stepengine.testing.scripted import Failing
 
-__all__ = ("Canned", "Replies", "StandIn")
+__all__ = ("Canned", "Replies", "StandIn", "drawn")
 
 Replies: TypeAlias = "Sequence[Any] | Callable[[ModelRequest, Random], Any] | None"
 CALL_RATE = 0.6
 MANY = 2
+NAMING = ("agent_type", "agent_id")
+"""Members of inputs that name an agent."""
+TEXTS = ("x", "a.py", "some text")
+PLAIN: Mapping[str, Callable[[Random], Any]] = {
+    "integer": lambda random: random.randint(1, 9),
+    "number": lambda _: 1.5,
+    "boolean": lambda random: random.random() < 0.5,  # noqa: PLR2004
+    "null": lambda _: None,
+}
+"""Values of the types that hold no others."""
 LAST = "done"
 
 
@@ -51,12 +61,14 @@ class Canned:
         results: By name of a tool or of the function of a ``Perform``: what it gives, or a function of the tool's input,
             or of the arguments of the ``Perform``.
         answers: By text of a question: the answer. Others get the first option, or ``"yes"``.
+        agents: Ids of agents that a drawn call may name.
     """
 
     seed: int
     replies: Replies = None
     results: Mapping[str, Any] = attrs.field(factory=dict)
     answers: Mapping[str, AnswerLike] = attrs.field(factory=dict)
+    agents: tuple[str, ...] = ()
     _asked: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
 
     def outcome(self, path: str, effect: Leaf, at: int) -> Single:
@@ -78,7 +90,7 @@ class Canned:
         # By address, so that a call that is made again after a crash gets the same reply.
         index = self._asked.setdefault((path, effect.seq), len(self._asked))
         if self.replies is None:
-            item: Any = _drawn(effect.request, random)
+            item: Any = drawn(effect.request, random, self.agents)
         elif callable(self.replies):
             item = self.replies(effect.request, random)
         else:
@@ -106,40 +118,55 @@ class Canned:
         return self.answers.get(question.text, question.options[0] if question.options else "yes")
 
 
-def _drawn(request: ModelRequest, random: Random) -> ModelReply:
+def drawn(request: ModelRequest, random: Random, agents: tuple[str, ...] = ()) -> ModelReply:
     """Return a reply as a model might give it: a text, or calls of what it was offered, sometimes with wrong input."""
     usage = Usage(random.randint(1, 99), random.randint(1, 9))
     if not request.tools or random.random() > CALL_RATE:
         return ModelReply((TextPart("fine"),), usage=usage)
     specs = [random.choice(request.tools) for _ in range(random.randint(1, 3))]
-    return ModelReply([ToolCallPart("", s.name, _input(s.input_schema, random)) for s in specs], usage=usage)
+    return ModelReply([ToolCallPart("", s.name, _input(s.input_schema, random, agents)) for s in specs], usage=usage)
 
 
-def _input(schema: Mapping[str, Any], random: Random) -> Mapping[str, Any]:
+def _input(schema: Mapping[str, Any], random: Random, agents: tuple[str, ...]) -> Mapping[str, Any]:
     if random.random() < 0.1:  # noqa: PLR2004
         return {}
-    made = _value(schema, random, dict(schema.get("$defs", {})))
+    made = _Drawing(random, schema.get("$defs", {}), agents).value(schema)
     return made if isinstance(made, Mapping) else {}
 
 
-def _value(schema: Any, random: Random, known: Mapping[str, Any], depth: int = 0) -> Any:
-    """Return a value that roughly fits *schema*; what does not is refused by the tool, which is a case too."""
-    if not isinstance(schema, Mapping) or depth > 5:  # noqa: PLR2004
-        return "x"
-    if "$ref" in schema:
-        return _value(known.get(schema["$ref"].rpartition("/")[2]), random, known, depth + 1)
-    choices: Iterable[Any] = schema.get("enum") or ([schema["const"]] if "const" in schema else ())
-    if choices:
-        return random.choice(list(choices))
-    for word in ("anyOf", "oneOf"):
-        if schema.get(word):
-            return _value(random.choice(list(schema[word])), random, known, depth + 1)
-    kind = schema.get("type", "object" if "properties" in schema else "string")
-    if kind == "object":
-        required = schema.get("required", ())
-        members = {n: s for n, s in schema.get("properties", {}).items() if n in required or random.random() < 0.2}  # noqa: PLR2004
-        return {name: _value(member, random, known, depth + 1) for name, member in members.items()}
-    if kind == "array":
-        return [_value(schema.get("items"), random, known, depth + 1) for _ in range(random.randint(1, MANY))]
-    plain = {"integer": random.randint(1, 9), "number": 1.5, "boolean": random.random() < 0.5, "null": None}  # noqa: PLR2004
-    return plain.get(kind, random.choice(["x", "a.py", "some text"])) if isinstance(kind, str) else "x"
+@attrs.frozen
+class _Drawing:
+    """Draws values that roughly fit a schema; what does not is refused by the tool, which is a case too."""
+
+    random: Random
+    known: Mapping[str, Any]
+    agents: tuple[str, ...]
+
+    def value(self, schema: Any, depth: int = 0) -> Any:
+        if not isinstance(schema, Mapping) or depth > 5:  # noqa: PLR2004
+            return "x"
+        if "$ref" in schema:
+            return self.value(self.known.get(schema["$ref"].rpartition("/")[2]), depth + 1)
+        choices: Iterable[Any] = schema.get("enum") or ([schema["const"]] if "const" in schema else ())
+        if choices:
+            return self.random.choice(list(choices))
+        for word in ("anyOf", "oneOf"):
+            if schema.get(word):
+                return self.value(self.random.choice(list(schema[word])), depth + 1)
+        return self._of_type(schema, schema.get("type", "object" if "properties" in schema else "string"), depth + 1)
+
+    def _of_type(self, schema: Mapping[str, Any], kind: Any, depth: int) -> Any:
+        random = self.random
+        if kind == "object":
+            required, members = schema.get("required", ()), schema.get("properties", {}).items()
+            given = {name: s for name, s in members if name in required or random.random() < 0.2}  # noqa: PLR2004
+            return {name: self._member(name, member, depth) for name, member in given.items()}
+        if kind == "array":
+            return [self.value(schema.get("items"), depth) for _ in range(random.randint(1, MANY))]
+        made = PLAIN.get(kind) if isinstance(kind, str) else None
+        return made(random) if made is not None else random.choice(TEXTS)
+
+    def _member(self, name: str, schema: Any, depth: int) -> Any:
+        if name in NAMING and self.agents:
+            return self.random.choice(self.agents)
+        return self.value(schema, depth)

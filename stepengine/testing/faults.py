@@ -19,7 +19,7 @@ from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, LimitExceeded, ModelError, PerformError, UnknownOutcome
 
-__all__ = ("CRASHES", "FAULTS", "Drawn", "Fault", "Given", "faulty", "known")
+__all__ = ("CRASHES", "FAULTS", "MEANINGS", "Drawn", "Fault", "Given", "faulty", "known")
 
 ANY = (CallModel, CallTool, Perform, Spawn, Ask)
 
@@ -38,6 +38,22 @@ FAULTS: Mapping[str, tuple[type[Any], ...]] = {
     "crash_after": ANY,
 }
 """Each kind of fault and the effects at which it can happen."""
+
+MEANINGS: Mapping[str, str] = {
+    "failure": "the effect fails",
+    "timeout": "the effect takes too long and fails",
+    "limit": "the effect is refused because a limit is spent",
+    "unknown": "nobody knows whether the effect happened",
+    "cancel": "somebody cancels the run meanwhile",
+    "shutdown": "the engine is shut down meanwhile",
+    "suspend": "nobody answers, so the run is suspended",
+    "slow": "the effect takes minutes",
+    "duplicate": "a message is sent to the run meanwhile, and delivered twice",
+    "crash": "the process dies before the effect happens, and the run is resumed",
+    "crash_inside": "the process dies when the effect has happened and its result is not recorded, and the run is resumed",
+    "crash_after": "the process dies when the result of the effect has just been recorded, and the run is resumed",
+}
+"""What the kinds mean, for whoever reads a failure."""
 
 CRASHES = ("crash", "crash_inside", "crash_after")
 """Kinds with which the process dies."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
+from copy import copy
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -24,7 +25,16 @@ from stepengine.data.run import ChildResult, RunPhase, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.data.yields import AgentCall, GenerateN, Parallel, StepResult, ToolCall
-from stepengine.errors import BadYield, HandlerError, LimitExceeded, LimitReached, StepEngineError, TranscriptError
+from stepengine.errors import (
+    BadYield,
+    HandlerError,
+    LimitExceeded,
+    LimitReached,
+    StepEngineError,
+    ToolInputError,
+    ToolNotAvailable,
+    TranscriptError,
+)
 from stepengine.machine.handler import default_handler
 from stepengine.machine.live import REFUSALS
 from stepengine.machine.order import FIRST, LAST, STOPPED, advance, token_of
@@ -33,6 +43,7 @@ from stepengine.testing.violations import Violation, refuse, unpaired
 
 __all__ = ("Unwatched", "Watched")
 
+AUTHORS_ERRORS = (HandlerError, BadYield, ToolNotAvailable, ToolInputError)
 LATER = (UserMessage("later"),) * 20
 NUMBERS = tuple([field.name for field in attrs.fields(Usage) if field.name != "at_least"])
 AT_THE_END = ("Finished", "HookFailed", "PhaseChanged:done", "PhaseChanged:failed")
@@ -47,16 +58,19 @@ class Watched:
     Attributes:
         plan: The plan to run: its handler is watched.
         may_raise: Errors that its handler may let out.
+        is_bare: Whether an agent without a handler runs as it is, instead of with a watched one that does the same.
     """
 
     plan: RunPlan
     may_raise: tuple[type[BaseException], ...] = ()
+    is_bare: bool = False
     entered: int = 0
     left: int = 0
     found: list[Violation] = attrs.field(factory=list)
     _places: frozenset[str] = frozenset([FIRST])
     _next: int = 0
     _steps: int = 0
+    _replied: bool = False
     _stop: Stop | None = None
     _states: list[tuple[AgentState, list[Message], list[Message]]] = attrs.field(factory=list)
     _used: Usage = Usage()
@@ -69,8 +83,10 @@ class Watched:
 
     def __attrs_post_init__(self) -> None:
         definition = self.plan.definition
+        if definition.handle_steps is None and self.is_bare:
+            return
         watched = self._watching(definition.handle_steps or default_handler)
-        self.plan = attrs.evolve(self.plan, definition=attrs.evolve(definition, handle_steps=watched))
+        self.plan = _with(self.plan, "definition", _with(definition, "handle_steps", watched))
 
     # --- the handler's side -------------------------------------------------------------------------------------------
 
@@ -154,10 +170,10 @@ class Watched:
         if isinstance(event, ToolStarted) and event.tool_name == "set_messages":
             self._replaced = True
         if isinstance(event, StepStarted):
-            self._steps += 1
+            self._replied = False
             limit = self.plan.limits.max_steps
-            if limit is not None and self._steps > limit:
-                refuse("I8", f"step {self._steps} began, and {limit} are allowed")
+            if limit is not None and self._steps >= limit:
+                refuse("I8", f"a step began after {self._steps} of {limit} that are allowed")
         if isinstance(event, PhaseChanged) and event.phase in (RunPhase.DONE, RunPhase.FAILED):
             self._is_over = True
             self.expect_closed()
@@ -198,6 +214,10 @@ class Watched:
             used = outcome.value.usage if isinstance(outcome, Value) else None
             if isinstance(outcome, Failure):
                 used = getattr(outcome.error, "usage", None)
+            if effect.purpose == "step" and isinstance(outcome, Value) and not self._replied:
+                # A step whose call failed does not count (reliability MP01).
+                self._replied = True
+                self._steps += 1
             self._used = self._used + attrs.evolve(used or Usage(), requests=int(isinstance(outcome, Value)))
         elif isinstance(effect, CallTool):
             self._replaced = self._replaced or bool(getattr(getattr(outcome, "value", None), "change", None))
@@ -280,7 +300,7 @@ class Watched:
 
     def _check_handler(self, finished: Finished) -> None:
         error = finished.error
-        if isinstance(error, HandlerError | BadYield) and not isinstance(error.__cause__ or error, self.may_raise):
+        if isinstance(error, AUTHORS_ERRORS) and not isinstance(error.__cause__ or error, self.may_raise):
             refuse("handler", str(error))
 
 
@@ -298,6 +318,13 @@ class Unwatched(Watched):
 
     def ended(self, finished: Finished) -> None:
         """Look away."""
+
+
+def _with(frozen: Any, name: str, value: Any) -> Any:
+    """Return *frozen* with one field replaced, without the checks that it went through when it was made."""
+    copied = copy(frozen)
+    object.__setattr__(copied, name, value)
+    return copied
 
 
 class _Spy:

@@ -42,7 +42,7 @@ class TestJournal(Deciding):
         redact: Rules of the user about secrets, beside the package's own.
         allow_secrets: Hashes of values that look like secrets and are none.
         machine: Texts that tell of this machine, each with its placeholder.
-        allow_unused: Whether the test may leave the record alone.
+        allow_unused: Whether the test may leave the record alone, or end before it does.
         keeps: Whether ``keep`` writes what was recorded.
 
     Attributes:
@@ -130,6 +130,8 @@ class TestJournal(Deciding):
             )
             raise self._refused(msg)
         self.begun = session = self._made(answers)
+        if session.past is not None:
+            session.past.may_leave = self.allow_unused
         session.raises = True
         return session
 

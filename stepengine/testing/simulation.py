@@ -8,6 +8,7 @@ world, faults, answers and checks stand in modules of their own.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from stepengine.errors import DataError
 from stepengine.machine import Finished
 from stepengine.machine.control import CONTROL_BINDINGS
 from stepengine.testing.canned import Canned, Replies, StandIn
-from stepengine.testing.faults import CRASHES, FAULTS, Drawn, Fault, Given, known
+from stepengine.testing.faults import CRASHES, FAULTS, MEANINGS, Drawn, Fault, Given, known
 from stepengine.testing.violations import Violation, expect_same_end
 from stepengine.testing.world import Setting, World
 
@@ -32,12 +33,30 @@ if TYPE_CHECKING:
 
 __all__ = ("Simulated", "SimulationFailed", "simulate")
 
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_SHOWN = 100
 MAX_SHRUNK = 5
-REPEATED = 3
-"""Every so many seeds the run is repeated over its records, and every run of an exhaustive simulation."""
+REPEATED = 2
+"""Every so many seeds the run is repeated over its records, which costs 20 %; every run of an exhaustive simulation is."""
 MAX_EFFECTS = 12
 """Effects of a run that is gone through exhaustively (reliability 2)."""
+RULES: Mapping[str, str] = {
+    "I1": "every tool call has one result, its own, in call order",
+    "I2": "effects are numbered 0, 1, 2, ... on every path",
+    "I3": "the same answers lead to the same effects and the same end, after a crash and at every repetition",
+    "I4": "usage never shrinks, and a cost that is unknown stays so",
+    "I5": "a state that somebody was shown never changes",
+    "I6": "a handler that was entered is left once, before the end of its run is told",
+    "I7": "nothing happens after the end",
+    "I8": "no limit is exceeded, and a run that was refused something says so",
+    "I9": "events come in the order of a step",
+    "I10": "what a run and its children used adds up",
+    "I11": "a run that dies and is resumed ends as it would have",
+    "I12": "a stopped run ends as stopped, and its handler is closed and sees nothing of it",
+    "R1": "a run ends, and nothing that was sent to it is lost",
+    "handler": "a handler lets out no error of its own; list those that it may with may_raise=(...,)",
+}
+"""What the rows say, for whoever reads a failure."""
 
 
 @attrs.frozen
@@ -94,10 +113,10 @@ def simulate(
 
     Nothing is performed: no model, tool or ``Perform`` function is called; children are run, in the same world. Checked
     are: every call has one result and its own (I1), numbers (I2), a run does the same again, and nothing else, after a crash
-    and over its records alone (I3), and ends in the same way (I11), sums (I4, I10), old states stay as they were (I5),
-    handlers are left once and in time (I6), nothing happens after the end (I7), limits of steps, tokens, cost, children and
-    depth, where a token costs a millionth of a dollar (I8), the order of a step (I9), how a stopped run ends (I12), and that
-    the handler lets out no error of its own.
+    and, for every other seed, over its records alone (I3), and ends in the same way (I11), sums (I4, I10), old states stay
+    as they were (I5), handlers are left once and in time (I6), nothing happens after the end (I7), limits of steps, tokens,
+    cost, children and depth, where a token costs a millionth of a dollar (I8), the order of a step (I9), how a stopped run
+    ends (I12), and that the handler lets out no error of its own.
 
     Args:
         agent: The agent.
@@ -107,7 +126,8 @@ def simulate(
         params: Its params.
         replies: What the model says: a list as for ``ScriptedModel``, after which it says "done"; a function of the request
             and a ``random.Random``; by default texts and calls of the offered tools are drawn.
-        tools: Tools that agents name, for their schemas; one that is missing takes every input.
+        tools: Tools that agents name, for their schemas; one that is missing takes every input. Tools that only handlers
+            call are known when they are given here or in *results*.
         results: What tools and the functions of ``Perform`` give, by their names: a ``ToolResult``, a text, JSON, or a
             function of the tool's input, or of the arguments of the ``Perform``. By default a tool gives a text, and
             ``Perform`` gives ``None``.
@@ -119,18 +139,24 @@ def simulate(
     Raises:
         SimulationFailed: at the first seed that fails, with the shortest list of its faults, what happened, and the line
             that does it again.
-        DataError: when *seeds* is ``None`` and the run has more than 12 effects.
+        DataError: when *agent* is no definition, *seeds* is empty, or it is ``None`` and the run has more than 12 effects.
         DefinitionError: when agent and tools do not fit.
         InputError: when prompt or params do not fit.
     """
     known = [agent, *agents]
     given = tuple(faults)
+    for definition in known:
+        if not isinstance(definition, AgentDefinition):
+            msg = f"simulate takes an AgentDefinition, such as load_agent('reviewer') gives, not {definition!r}"
+            raise DataError(msg)
+    catalog = _catalog(known, tools, results or {})
+    ids = tuple([definition.id for definition in catalog.definitions if definition is not agent])
     setting = Setting(
-        catalog=_catalog(known, tools),
+        catalog=catalog,
         agent=agent,
         prompt=prompt,
         params=params,
-        canned=lambda seed: Canned(seed, replies, results or {}, answers or {}),
+        canned=lambda seed: Canned(seed, replies, results or {}, answers or {}, ids),
         may_raise=may_raise,
     )
     statuses: Counter[RunStatus] = Counter()
@@ -146,14 +172,21 @@ def simulate(
         effects += len(world.records)
         statuses[finished.status] += 1
         happened.update([fault.kind for fault in world.happened])
+    if not runs:
+        msg = "simulate was given no seeds, so nothing was run; range(100) is the default"
+        raise DataError(msg)
     return Simulated(runs, effects, dict(statuses), dict(happened))
 
 
-def _catalog(agents: Sequence[AgentDefinition[Any]], tools: Iterable[ToolLike]) -> Catalog:
+def _catalog(agents: Sequence[AgentDefinition[Any]], tools: Iterable[ToolLike], results: Mapping[str, Any]) -> Catalog:
     from stepengine.data.hooks import Hooks
     from stepengine.engine.catalog import Catalog
 
-    given = {tool.spec.name: tool for tool in tools}
+    # A handler may call tools of the engine that its agent does not list: those that results are given for are there.
+    given: dict[str, ToolLike] = {
+        name: StandIn(ToolSpec(name)) for name in results if TOOL_NAME.fullmatch(name) and name not in CONTROL_BINDINGS
+    }
+    given |= {tool.spec.name: tool for tool in tools}
     waiting, met = [*agents], set[int]()
     while waiting:
         definition = waiting.pop()
@@ -226,15 +259,31 @@ def _told(setting: Setting, seed: int, world: World, violation: Violation) -> Si
 def _error(
     setting: Setting, seed: int, faults: tuple[Fault, ...], world: World, violation: Violation
 ) -> SimulationFailed:
-    listed = "".join(f"\n  {fault!r}" for fault in faults) or " none"
+    listed = "".join(f"\n  {fault!r}: {MEANINGS[fault.kind]}" for fault in faults) or " none, it fails without any"
     given = f"[{', '.join(map(repr, faults))}]" if faults else "()"
     dropped = len(world.lines) - MAX_SHOWN
     lines = [f"  ... {dropped} lines before"] * (dropped > 0) + world.lines[-MAX_SHOWN:]
     happened = "\n".join(lines) or "  nothing"
+    hint = _hint(world, violation)
     msg = (
         f"agent {setting.agent.id!r} breaks {violation}\n"
+        f"{violation.row} says: {RULES[violation.row]}\n"
         f"seed: {seed}\nfaults (the fewest that do it):{listed}\n"
-        f"what happened:\n{happened}\n"
-        f"again, with the other arguments as they were: simulate(agent, seeds=[{seed}], faults={given})"
+        f"what happened (number of the effect, what was asked for, what came back):\n{happened}\n"
+        f"{hint}again, with the other arguments as they were: simulate(agent, seeds=[{seed}], faults={given})"
     )
     return SimulationFailed(msg, seed=seed, faults=faults, row=violation.row)
+
+
+def _hint(world: World, violation: Violation) -> str:
+    """Return what may help somebody who wrote the agent, as a line; ``""`` when there is nothing to say."""
+    if violation.row == "I3":
+        return (
+            "hint: a handler may depend only on its context and on what it is sent; chance is ctx.random, time is ctx.now, and "
+            "everything else comes through Perform\n"
+        )
+    made_up = world.made_up() if violation.row == "handler" else ()
+    if not made_up:
+        return ""
+    example = f"results={{{made_up[0]!r}: ...}}"
+    return f"hint: nobody said what {', '.join(map(repr, made_up))} gives, so that was made up; say it with {example}\n"

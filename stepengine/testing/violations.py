@@ -66,10 +66,18 @@ def expect_same_end(row: str, when: str, finished: Finished, due: Finished) -> N
     Raises:
         Violation: naming the field that differs.
     """
-    for field in attrs.fields(Finished):
-        ours, theirs = getattr(finished, field.name), getattr(due, field.name)
-        if ours != theirs and (field.name != "error" or repr(ours) != repr(theirs)):
-            refuse(row, f"{when}, the {field.name} of the run is {_short(ours)}, and was {_short(theirs)}")
+    problem = _difference("", finished, due, "state") or _difference("state's ", finished.state, due.state)
+    if problem:
+        refuse(row, f"{when}, {problem}")
+
+
+def _difference(whose: str, one: Any, other: Any, *but: str) -> str:
+    for field in attrs.fields(type(one)):
+        name = field.name
+        ours, theirs = getattr(one, name), getattr(other, name)
+        if name not in but and ours != theirs and (name != "error" or repr(ours) != repr(theirs)):
+            return f"the {whose}{name} of the run is {_short(ours)}, and was {_short(theirs)}"
+    return ""
 
 
 def _short(value: Any) -> str:

@@ -295,6 +295,9 @@ def _notify(notes: list[Note]) -> Callable[[str, Any], None]:
 
 def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[Any, Any, Any]], AgentDefinition[Any] | None]:
     if not isinstance(handler, AgentDefinition):
+        if isinstance(handler, str):
+            msg = f"a handler or an AgentDefinition is walked, not {handler!r}; load_agent(id) gives the agent of an id"
+            raise DefinitionError(msg)
         check_handler(getattr(handler, "__name__", repr(handler)), handler)
         return handler, None
     if handler.handle_steps is None:

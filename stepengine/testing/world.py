@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import attrs
 
@@ -99,6 +99,13 @@ class World:
                 self.resumed = True
                 self.lines.append("   the process dies; the run is resumed from its records")
 
+    def made_up(self) -> tuple[str, ...]:
+        """Return the tools and functions of ``Perform`` whose results nobody gave, in the order of their first use."""
+        used = [
+            e.tool_name if isinstance(e, CallTool) else e.call.name for e, _ in self.records.values() if _is_named(e)
+        ]
+        return tuple(dict.fromkeys([name for name in used if name not in self._canned.results]))
+
     def repeat(self, finished: Finished) -> None:
         """
         Run the root again over its records alone: it asks for the same effects, none happens, and it ends in the same way.
@@ -111,6 +118,7 @@ class World:
         self._again = True
         self._met.clear()
         told = len(self.lines)
+        self.lines.append("   the run is repeated over its records")
         again = self._start()
         expect_same_end("I3", "when it is repeated over its records", again, finished)
         missing = self.records.keys() - self._met
@@ -141,7 +149,7 @@ class World:
         return self._drive(attrs.evolve(plan, run_id="run"), state)
 
     def _drive(self, plan: Any, state: Any) -> Finished:
-        run = Unwatched(plan) if self._again else Watched(plan, self._setting.may_raise)
+        run = Unwatched(plan) if self._again else Watched(plan, self._setting.may_raise, is_bare=self.seed % 2 == 1)
         self._budgets.opens(plan)
         finished = self._driven(run, run_agent(run.plan, state))
         self._budgets.closes(plan.path)
@@ -155,17 +163,11 @@ class World:
         outcome: Outcome | None = None
         try:
             while True:
-                effect = machine.send(outcome)
+                effect = _advanced(machine, outcome)
+                if isinstance(effect, Finished):
+                    return effect
                 run.emitted(effect)
                 outcome = self._answer(run, effect)
-        except StopIteration as stop:
-            finished: Finished = stop.value
-            return finished
-        except (Violation, _Crash, KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:
-            problem = f"the machine raised {type(error).__name__}: {error}"
-            raise Violation(UNSOUND, problem) from error
         finally:
             # A handler that ignores its close has its say in the checks of a run that went to its end.
             with suppress(RuntimeError):
@@ -298,6 +300,23 @@ class World:
             # Only the whole tree is cancelled here.
             return Stop("cancelled", self._now, child=child)
         return Value(child, self._now)
+
+
+def _advanced(machine: Generator[Effect, Outcome | None, Finished], outcome: Outcome | None) -> Effect | Finished:
+    try:
+        return machine.send(outcome)
+    except StopIteration as stop:
+        finished: Finished = stop.value
+        return finished
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        problem = f"the machine raised {type(error).__name__}: {error}"
+        raise Violation(UNSOUND, problem) from error
+
+
+def _is_named(effect: Leaf) -> TypeGuard[CallTool | Perform]:
+    return isinstance(effect, CallTool | Perform)
 
 
 def _may_repeat(run: Watched, effect: Leaf) -> bool:

@@ -249,6 +249,23 @@ def test_rules_about_secrets_come_from_the_mark_and_the_ini_file(run, pytester, 
     run(wire).assert_outcomes(passed=1)
 
 
+SHORTER = """
+@pytest.mark.stepengine(MARK)
+def test_one(journal):
+    with engine() as made:
+        assert made.run_sync("watcher", "go", journal=journal).output == "done"
+"""
+
+
+@pytest.mark.spec("replay:Y6", "replay:D15")
+def test_a_test_may_be_marked_to_end_before_its_record_does(run, agent_test):
+    strict, lenient = [SHORTER.replace("MARK", mark) for mark in ("", "allow_unused=True")]
+    run(agent_test(1, strict), "--stepengine-record=once").assert_outcomes(passed=1)
+    without = [agent_test(0, test).replace("    yield STEP\n", "") for test in (strict, lenient)]
+    run(without[0]).stdout.fnmatch_lines(["*the run ended, but call_model was recorded here*"])
+    run(without[1]).assert_outcomes(passed=1)
+
+
 @pytest.mark.spec("replay:Y3", "replay:U23")
 def test_only_the_run_of_its_test_writes_the_journal_of_a_test(tmp_path):
     agent = AgentDefinition("w", model="test/m")

@@ -43,6 +43,7 @@ def test_what_differs_and_what_is_left_over_fails_the_test(run):
     unused = run("\ndef test_one(cassette):\n    pass\n")
     unused.assert_outcomes(failed=1)
     unused.stdout.fnmatch_lines(["*CassetteUnused: 1 of 1 interactions of *test_one.yaml were not played*"])
+    assert unused.stdout.str().count("to drop them: pytest") == 1
     own = run("\ndef test_one(cassette):\n    assert 0, 'its own failure'\n")
     own.stdout.fnmatch_lines(["*its own failure*"])
     own.stdout.no_fnmatch_line("*CassetteUnused*")

@@ -115,6 +115,41 @@ def test_the_full_diff_shows_everything_that_differs(run):
     assert f"{long}y" in full.stdout.str()
 
 
+LEAKY = """
+import json, os
+from stepengine import AgentDefinition, Engine, Perform
+
+def test_http(cassette):
+    said = {"api_key": os.environ["MY_TOKEN"], "text": f"WORD {os.environ['MY_TOKEN']} SHAPED"}
+    try:
+        ask(cassette, json.dumps(said))
+    except BaseException as miss:
+        raise miss.with_traceback(None) from None  # pytest shows the lines of a test, and with them what it says itself
+
+def test_run(journal):
+    def handle_steps(ctx):
+        yield from Perform(len, f"WORD {os.environ['MY_TOKEN']} SHAPED")
+
+    with Engine() as engine:
+        engine.run_sync(AgentDefinition("leaky", handle_steps=handle_steps), journal=journal)
+"""
+
+
+@pytest.mark.spec("reliability:SC13")
+def test_what_a_failure_prints_into_a_log_holds_no_secret(run, monkeypatch):
+    known, shaped = "a-value-nobody-guesses-4711", "sk-ant-api03-" + "Zz9Yy8Xx7Ww6" * 4
+    monkeypatch.setenv("MY_TOKEN", known)
+    body = LEAKY.replace("SHAPED", "{'sk-ant-api03-' + 'Zz9Yy8Xx7Ww6' * 4}")
+    run(body.replace("WORD", "old"), "--stepengine-record=once").assert_outcomes(passed=2)
+    failed = run(body.replace("WORD", "new"), "--stepengine-diff=full", "-v")
+    failed.assert_outcomes(failed=2)
+    failed.stdout.fnmatch_lines_random(
+        ["*CassetteMiss: POST*", "*now*new <redacted:MY_TOKEN> <redacted:*", "*/args/0*"]
+    )
+    printed = failed.stdout.str() + failed.stderr.str()
+    assert [secret for secret in (known, shaped) if secret in printed] == []
+
+
 SWALLOWED = """
 import asyncio
 

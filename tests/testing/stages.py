@@ -7,6 +7,7 @@ What the model says depends on the request and a seed alone, so that a call that
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from typing import Any
 
@@ -31,6 +32,7 @@ from stepengine import (
     ToolCall,
     map_agents,
 )
+from stepengine.data.effects import Ask as EffectAsk
 from stepengine.data.effects import CallModel, Spawn
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Value
@@ -40,6 +42,7 @@ from stepengine.models import Provider
 from stepengine.testing import JumpingClock
 from stepengine.testing.canned import Canned
 
+RUN_ID = re.compile("[0-9a-f]{12}")
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
 
@@ -81,7 +84,9 @@ def careful(ctx):
 
 
 def batching(ctx):
-    yield Parallel([ToolCall("read", {"n": 1}), ToolCall("write", {"n": 2}), Perform(fetched, "beside"), AgentCall("kid")])
+    yield Parallel(
+        [ToolCall("read", {"n": 1}), ToolCall("write", {"n": 2}), Perform(fetched, "beside"), AgentCall("kid")]
+    )
     yield GenerateN(3)
     yield Complete("x")
     yield STEP
@@ -128,9 +133,13 @@ CAST = {
         AgentDefinition("hooked", tools=BOTH, hooks=Hooks(pre_step=[noting], post_tool=[noting]), limits=FEW),
         AgentDefinition("root", tools=["spawn_agents", WRITE], spawnable_agents=[BOSS, KID], limits=FEW),
         AgentDefinition("within", tools=["spawn_agent_inline", READ], spawnable_agents=[KID], limits=FEW),
-        AgentDefinition("spent", tools=BOTH, handle_steps=batching, spawnable_agents=[KID], limits=Limits(max_tokens=250)),
+        AgentDefinition(
+            "spent", tools=BOTH, handle_steps=batching, spawnable_agents=[KID], limits=Limits(max_tokens=250)
+        ),
         AgentDefinition("last-words", tools=BOTH, limits=Limits(max_steps=1)),
-        AgentDefinition("planning", tools=["write_todos", "set_output", READ], output_mode="structured_output", limits=FEW),
+        AgentDefinition(
+            "planning", tools=["write_todos", "set_output", READ], output_mode="structured_output", limits=FEW
+        ),
     )
 }
 ANSWERS = {"Which?": "b"}
@@ -159,7 +168,8 @@ class Voice(Provider):
     async def complete(self, request: Any) -> ModelReply:
         await asyncio.sleep(0)
         said = [(m.role, m.text) for m in request.all_messages]
-        outcome = self.canned.outcome(f"{said}", CallModel(0, request), 0)
+        # Results of children tell of run ids, which no two runs share.
+        outcome = self.canned.outcome(RUN_ID.sub("", f"{said}"), CallModel(0, request), 0)
         assert isinstance(outcome, Value)
         return outcome.value
 
@@ -194,7 +204,7 @@ class _Counting:
         if isinstance(effect, Spawn):
             deeds.at_once[item.path] += 1
             deeds.most = max(deeds.most, deeds.at_once[item.path])
-        else:
+        elif not isinstance(effect, EffectAsk):
             deeds.begun[(item.path, effect.seq)] += 1
         try:
             outcome = await self.inner.perform(item, io)
@@ -210,7 +220,9 @@ class Stage(Engine):
     """
 
     def __init__(self, agent: AgentDefinition[Any], seed: int = 0, **options: Any) -> None:
-        super().__init__([agent], models=Voice(seed), pricing=None, default_model="test/model", clock=JumpingClock(), **options)
+        super().__init__(
+            [agent], models=Voice(seed), pricing=None, default_model="test/model", clock=JumpingClock(), **options
+        )
         self.deeds = Deeds()
 
     def _begin_request(self, request: Any, **options: Any) -> Any:
@@ -221,5 +233,3 @@ class Stage(Engine):
             return services if wrap is None else wrap(services)
 
         return super()._begin_request(request, wrap=counting, **options)
-
-

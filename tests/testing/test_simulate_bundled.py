@@ -6,12 +6,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 
 from stepengine import load_agents
 from stepengine.data.run import RunStatus
 from stepengine.testing import simulate, text, tool_call, tool_calls
+from stepengine.testing.canned import drawn
 from stepengine.tools import file_tools, followup_tools, search_tools, shell_tools
+
+
+def brief(request, random):
+    """
+    Return a short reply, so that an orchestrator and all its children come to an end soon.
+    """
+    reply = drawn(request, random)
+    return attrs.evolve(reply, content=reply.content[:1]) if random.random() < 0.6 else "fine"
+
 
 CONTENT = [{"path": "a.py", "content": "x = 1\n", "has_more": False, "hash": "h"}]
 CHANGED = {"path": "a.py", "message": "ok", "unified_diff": "--- a.py\n+++ a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"}
@@ -29,6 +40,7 @@ RESULTS = {
 }
 EDIT = {"path": "a.py", "replacements": [{"old_string": "1", "new_string": "2"}]}
 SETTINGS = {
+    **{f"base2{variant}": {"replies": brief} for variant in ("", "-fast", "-lite", "-max", "-plan")},
     "basher": {"params": {"command": "ls", "what_to_summarize": "the files"}},
     "best-of-n-selector": {"params": {"implementations": [{"id": "A", "content": "x"}]}},
     "code-reviewer-multi-prompt": {"params": {"prompts": ["Is it right?", "Is it simple?"]}},
@@ -41,7 +53,7 @@ SETTINGS = {
             text("ok"),
         ],
     },
-    "editor-multi-prompt": {"params": {"prompts": ["raise", "count"]}},
+    "editor-multi-prompt": {"params": {"prompts": ["raise", "count"]}, "replies": brief},
     "glob-matcher": {"params": {"patterns": [{"pattern": "*.py"}, {"pattern": "*.md", "cwd": "docs"}]}},
     "thinker-selector": {"params": {"thoughts": [{"id": "A", "content": "x"}]}},
 }
@@ -73,11 +85,11 @@ def test_a_bundled_agent_holds_in_300_worlds(name, tools):
     seen = simulated(name, range(300), tools)
 
     assert 300 == seen.runs
-    assert seen.statuses[RunStatus.COMPLETED] > 90
+    assert seen.statuses[RunStatus.COMPLETED] > 150
 
 
 @pytest.mark.slow
 @pytest.mark.spec("reliability:K1")
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_bundled_agent_holds_in_2000_worlds(name, tools):
-    assert 2_000 == simulated(name, range(1_000, 3_000), tools).runs
+def test_a_bundled_agent_holds_in_the_rest_of_2000_worlds(name, tools):
+    assert 1_700 == simulated(name, range(300, 2_000), tools).runs

@@ -180,6 +180,15 @@ def busy(ctx):
         yield STEP
 
 
+LIMITS = Limits(max_steps=3, max_tokens=200, max_total_children=1, on_max_steps="stop")
+BUSY = AgentDefinition("busy", tools=["read"], spawnable_agents=[KID], handle_steps=busy, limits=LIMITS)
+REPLIES = [tool_calls(tool_call("read"), tool_call("read")), text("fine")]
+
+
+def test_the_machine_itself_is_fine():
+    assert 200 == simulate(BUSY, range(200), replies=REPLIES).runs
+
+
 @pytest.mark.spec(
     "reliability:I1",
     "reliability:I2",
@@ -192,11 +201,7 @@ def busy(ctx):
 )
 @pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
 def test_a_mutant_of_the_machine_is_caught(plant, monkeypatch):
-    limits = Limits(max_steps=3, max_tokens=200, max_total_children=1, on_max_steps="stop")
-    agent = AgentDefinition("pair", tools=["read"], spawnable_agents=[KID], handle_steps=busy, limits=limits)
-    replies = [tool_calls(tool_call("read"), tool_call("read")), text("fine")]
-    assert 200 == simulate(agent, range(200), replies=replies).runs
     plant(monkeypatch)
     with pytest.raises(SimulationFailed) as failed:
-        simulate(agent, range(200), replies=replies)
+        simulate(BUSY, range(200), replies=REPLIES)
     assert MUTANTS[plant] == failed.value.row

@@ -160,7 +160,7 @@ prompt
          two\u2420\u2420
         key <redacted:provider-key>\\tin <cwd>/a.py
       image/png 2,008 bytes sha256:3e42873f
-#5  model test/m  step 2  messages 3 (+2)  tools look
+#5  model test/m  step 2  messages 3 (+2)
    -> text
         XXX
         ... (cut: 3,000 characters, sha256:e1630f84)
@@ -277,6 +277,18 @@ def test_a_result_without_a_journal_shows_its_messages_and_what_is_no_run_is_ref
     ]  # fmt: skip
     with pytest.raises(DataError, match="takes a RunResult, a journal or the path of one, not a int"):
         RunSnapshot().serialize(7)
+
+
+@pytest.mark.spec("replay:F23")
+def test_a_result_without_a_journal_shows_how_its_children_ended() -> None:
+    def handle_steps(ctx: Any) -> Any:
+        yield AgentCall("kid", "one")
+
+    kid = AgentDefinition("kid", model="test/m")
+    boss = AgentDefinition("boss", spawnable_agents=[kid], handle_steps=handle_steps)
+    with Engine([boss], models=ScriptedModel([text("done")])) as engine:
+        lines = RunSnapshot().serialize(engine.run_sync("boss")).splitlines()
+    assert lines == ["run boss  completed", "child kid  completed", "  output", '    "done"']
 
 
 @pytest.mark.spec("replay:F23")

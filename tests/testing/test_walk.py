@@ -344,10 +344,18 @@ async def not_a_generator(ctx):
     pass
 
 
-@pytest.mark.parametrize("handler", [not_a_generator, AgentDefinition("plain"), double])
-def test_only_handlers_can_be_walked(handler):
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        (not_a_generator, "is async"),
+        (AgentDefinition("plain"), "has no handle_steps to walk"),
+        (double, "is not a generator function"),
+        ("tidy", r"is walked, not 'tidy'; load_agent\(id\) gives the agent"),
+    ],
+)
+def test_only_handlers_can_be_walked(handler, said):
     """
-    An async function, a plain function and an agent without a handler are refused with a reason.
+    An async function, a plain function, an agent without a handler and an id are refused with a reason.
     """
-    with pytest.raises(DefinitionError):
+    with pytest.raises(DefinitionError, match=said):
         Walk(handler)
