@@ -17,7 +17,8 @@ TREE_TOKENS = 20_000
 INSTRUCTIONS = """\
 From the tree, name the files that somebody must read to answer the prompt, the most important first, at most 12. When it
 says that something was left out where they could be, look into that folder with read_subtree first. Answer with their paths
-as they are written from the root, one per line, and nothing else; with nothing at all when no file matters."""
+as they are written from the root, one per line, and nothing else; with the word none when no file matters."""
+NONE = "none"
 
 
 class Where(BaseModel):
@@ -32,7 +33,8 @@ def handle_steps(ctx: StepContext[Where]) -> Steps[str]:
     """Show the tree, then let the model name the files."""
     yield ToolCall("read_subtree", {"paths": ctx.params.directories or ["."], "max_tokens": TREE_TOKENS})
     turn = yield STEP_ALL
-    return spoken(turn.agent_state.message_history[-1].text)
+    said = spoken(turn.agent_state.message_history[-1].text)
+    return "" if said.strip(" .`").lower() == NONE else said
 
 
 agent = AgentDefinition(

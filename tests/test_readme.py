@@ -137,8 +137,8 @@ def test_the_table_of_yieldables_is_complete() -> None:
 
 
 def test_the_tools_that_are_named_are_the_tools_that_exist(tmp_path: Path) -> None:
-    from stepengine.machine.control import CONTROL_SPECS
     from stepengine.cli.toolset import uncalled_tools
+    from stepengine.machine.control import CONTROL_SPECS
     from stepengine.tools import FileChangeHook, change_hook_tools, spawn_tools
 
     table = README.partition("| set | tools |")[2].partition("\n\n")[0]

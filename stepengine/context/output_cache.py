@@ -39,6 +39,19 @@ def read_output(ctx: ToolContext, reference_id: str, offset: int = 0, limit: int
     """
     Read an earlier tool output that was trimmed from the conversation.
 
+    Usage:
+        - Give the `reference_id` that stands where the output was; go on with the `offset` that a part ends with.
+
+    Examples:
+        {"reference_id": "c12"}
+        {"reference_id": "c12", "offset": 10000}
+
+    When not to use:
+        - When what you need may have changed since, call the tool again that gave the output.
+
+    Notes:
+        - It is what the tool returned then, whole, whatever stands in the conversation now.
+
     Args:
         ctx: The call's context.
         reference_id: The id that stands in the place of the output.

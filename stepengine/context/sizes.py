@@ -99,7 +99,8 @@ def limits_of(ctx: HookContext, max_tokens: int | None = None) -> ContextLimits:
     """
     Return the limits for the prompt that a ``pre_step`` hook is called before.
 
-    A prompt that the provider has just refused as too long may have half of what it has by estimate (requirements I17).
+    A prompt that the provider has just refused as too long may have half of what it had by estimate (requirements I17); a
+    policy behind another one that made it so short has nothing to do.
     """
     limits = ContextLimits.of(
         ctx.state,
@@ -110,7 +111,8 @@ def limits_of(ctx: HookContext, max_tokens: int | None = None) -> ContextLimits:
     )
     if ctx.overflow is None:
         return limits
-    half = (limits.overhead + transcript_tokens(ctx.state.view)) // 2
+    refused = ctx.state.context_tokens if ctx.refused_tokens is None else ctx.refused_tokens
+    half = (limits.overhead - ctx.state.context_tokens + transcript_tokens(ctx.state.view) + refused) // 2
     return attrs.evolve(limits, max_tokens=min(limits.max_tokens, half), ratio=1.0)
 
 

@@ -23,6 +23,7 @@ from stepengine.context.sizes import ContextLimits, last_tagged, limits_of
 from stepengine.context.truncating import Truncate
 from stepengine.data.codec import to_json
 from stepengine.data.estimate import message_tokens, transcript_tokens
+from stepengine.data.functions import is_async, unwrapped
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.messages import Message, ToolMessage, UserMessage
 from stepengine.data.models import ModelSettings
@@ -80,7 +81,7 @@ class Compaction:
         replace_record: Whether the record is replaced, not only the view.
 
     Raises:
-        DefinitionError: for numbers that make no sense.
+        DefinitionError: for numbers that make no sense, or a summarizer that is async or no function.
     """
 
     enabled: bool = True
@@ -99,6 +100,13 @@ class Compaction:
             msg = (
                 "Compaction: threshold_ratio is a share above 0 and up to 1 and keep_last a number from 0 on, "
                 f"not {self.threshold_ratio!r} and {self.keep_last!r}"
+            )
+            raise DefinitionError(msg)
+        given: Any = self.summarizer
+        if given is not None and (not callable(given) or is_async(unwrapped(given))):
+            msg = (
+                "Compaction: a summarizer is a function that returns text, or a generator function that does I/O with "
+                f"`yield from Perform(fn, ...)`, not {given!r}"
             )
             raise DefinitionError(msg)
 
@@ -152,7 +160,10 @@ class Compaction:
             said = self.summarizer(old)
             if isinstance(said, GeneratorType):
                 said = yield from said
-            return str(said)
+            if not isinstance(said, str):
+                msg = f"the summarizer {self.summarizer!r} returned a {type(said).__name__}; it returns text"
+                raise TypeError(msg)
+            return said
         text = "\n\n".join([t for t in (REQUEST, self.summary_directives.strip()) if t])
         request = UserMessage(text, (SUMMARY_REQUEST,))
         limits = limits or ContextLimits.of(state, UNBOUNDED)

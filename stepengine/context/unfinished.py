@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from stepengine.data.hooks import HookContext
 from stepengine.data.messages import UserMessage, system_reminder
+from stepengine.errors import DefinitionError
 
 __all__ = ("UNFINISHED", "require_finished_todos")
 
@@ -20,8 +21,14 @@ def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], Us
     Todos are what ``write_todos`` keeps in ``AgentState.context["todos"]``. The message is added to view and record.
 
     Args:
-        max_reminders: How often the agent is sent back for one prompt of the user.
+        max_reminders: How often the agent is sent back for one prompt of the user; the machine stops at 10.
+
+    Raises:
+        DefinitionError: for a negative number.
     """
+    if max_reminders < 0:
+        msg = f"require_finished_todos: max_reminders is a number from 0 on, not {max_reminders!r}"
+        raise DefinitionError(msg)
 
     def check(ctx: HookContext) -> UserMessage | None:
         todos = [todo["task"] for todo in ctx.state.context.get("todos", ()) if not todo["completed"]]

@@ -134,6 +134,9 @@ def shell_tools(
     ends, is stopped after its timeout, or its run is cancelled, everything that it started is killed. Background jobs
     end with their run.
 
+    When this process itself is killed (SIGKILL, or a SIGTERM that nobody handles), the program dies with it on Linux;
+    what the program had started goes on.
+
     **This is no sandbox.** A program that is allowed to run can do whatever your user can do, also outside of the root;
     nothing limits its processes, memory, files and network unless you say so with *limits* and *runner*.
 

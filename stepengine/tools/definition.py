@@ -55,10 +55,12 @@ class ToolOptions(TypedDict, total=False):
     ``ephemeral``, ``timeout`` (seconds, 120 by default, ``math.inf`` for none) and ``retries`` are those of ``ToolSpec``.
     ``in_thread=False`` runs a synchronous body on the event loop: for bodies that take microseconds. ``preview(input)``
     returns a ``ToolPreview`` of one call. ``aliases`` are other parameter names that are accepted from a model.
+    ``idempotent=True`` is short for the annotation of that name; ``retries`` needs it.
     """
 
     category: str
     annotations: ToolAnnotations
+    idempotent: bool
     parallel_safe: bool
     ends_turn: bool
     forces_next_step: bool
@@ -132,6 +134,13 @@ class Tool(Generic[P, R]):
 
     def _set_up(self, name: str, description: str, inputs: Inputs, body: Body, options: ToolOptions) -> None:
         flags: dict[str, Any] = dict(options)
+        if unknown := flags.keys() - ToolOptions.__annotations__.keys():
+            known = ", ".join(sorted(ToolOptions.__annotations__))
+            msg = f"tool {name!r} is given {', '.join(sorted(unknown))}, which is no option; options are: {known}"
+            raise DefinitionError(msg)
+        if "idempotent" in flags:
+            annotations = flags.get("annotations", ToolAnnotations())
+            flags["annotations"] = attrs.evolve(annotations, idempotent=flags.pop("idempotent"))
         self.in_thread: bool = flags.pop("in_thread", True)
         self._preview: Callable[[JsonDict], ToolPreview] | None = flags.pop("preview", None)
         repair = repairer(inputs.schema, flags.pop("aliases", {}))
@@ -145,7 +154,7 @@ class Tool(Generic[P, R]):
         spec = self.spec
         problem = ""
         if spec.retries and not spec.annotations.idempotent:
-            problem = "is retried, but only a tool with annotations=ToolAnnotations(idempotent=True) may be"
+            problem = "is retried, but only a tool with idempotent=True may be"
         elif spec.retries < 0:
             problem = f"has retries={spec.retries!r}; 0 or more would be fine"
         elif spec.timeout is not None and not spec.timeout > 0:

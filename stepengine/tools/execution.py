@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.results import ToolResult
+from stepengine.errors import ToolError
 from stepengine.tools._caps import RETRY_WAIT_SECONDS, RETRY_WAIT_SECONDS_MAX, TOOL_SECONDS
 from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import as_result, error_text
@@ -68,11 +69,16 @@ async def execute(
 
 
 def _log(tool_name: str, raised: Raised, ctx: ToolContext, tries: int) -> None:
-    """Write the traceback to the log, which is where it belongs; the model only gets the message."""
+    """
+    Write the traceback to the log, which is where it belongs; the model only gets the message.
+
+    A ``ToolError`` is how a tool says no: its message is the whole story, so its traceback is for those who look closely.
+    """
     trace = "".join(traceback.format_exception(raised.error))
     again = f"; it is tried {tries} more times" if tries else ""
     message = f"tool {tool_name!r} raised {type(raised.error).__name__}{again}"
-    ctx.logger.error(message, traceback=trace)
+    log = ctx.logger.debug if isinstance(raised.error, ToolError) else ctx.logger.error
+    log(message, traceback=trace)
 
 
 def _failure(tool_name: str, raised: Raised) -> ToolResult:

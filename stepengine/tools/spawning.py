@@ -35,7 +35,8 @@ def spawn_tools(*, inline: bool = False, lookup: bool = False) -> list[ToolLike]
     Return ``spawn_agents``, by which a model runs the agents that its own agent may spawn.
 
     An agent that has it is offered each of its spawnable agents as a tool of its own, too: ``file-picker`` as
-    ``file_picker(prompt, params)``. A handler may call all of these without having them.
+    ``file_picker(prompt, params)``. A handler may call ``spawn_agents`` and the two below without having them; one agent it
+    runs with ``AgentCall``.
 
     Args:
         inline: Add ``spawn_agent_inline``, whose agent goes on from the history and leaves its own in its place.

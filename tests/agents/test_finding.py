@@ -111,7 +111,9 @@ def test_the_picker_has_files_named_reads_each_once_and_reports(project: Path) -
 
 
 @pytest.mark.spec("generator-contract:B22")
-@pytest.mark.parametrize("listing", ["", "<think>Nothing.</think>", "There is nothing.", "missing.py\ngone.py"])
+@pytest.mark.parametrize(
+    "listing", ["", "None.", "`none`", "<think>Nothing.</think>", "There is nothing.", "missing.py\ngone.py"]
+)
 def test_a_picker_that_is_named_nothing_says_so_without_a_model_call_of_its_own(project: Path, listing: str) -> None:
     result, _ = run("file-picker", project, [listing], "prices?")
 

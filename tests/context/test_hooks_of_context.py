@@ -32,6 +32,7 @@ from stepengine.context import (
     raise_on_overflow,
     reminders,
     require_finished_todos,
+    truncate,
     usage_logger,
 )
 from stepengine.data.estimate import message_tokens
@@ -151,6 +152,21 @@ async def test_any_hook_that_shortens_the_view_when_told_of_an_overflow_is_a_str
     assert ["done", [None, "full"]] == [result.text, told]
     assert [["long ago", "yes", "now"], ["now", "shorter"]] == [[m.text for m in r.all_messages] for r in model.calls]
     assert ["long ago", "yes", "now", "done"] == [m.text for m in result.state.message_history]
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("requirements:I17")
+async def test_policies_behind_one_another_halve_a_refused_prompt_once() -> None:
+    previous = AgentState.from_messages([UserMessage(f"{n} " + "word " * 200) for n in range(20)])
+    left = []
+    for policies in ([truncate()], [truncate(), truncate()], [truncate(), reminders("Hi."), truncate()]):
+        model = ScriptedModel([failure(ContextOverflow("full")), text("done")])
+        result = await engine(model).run(worker(Hooks(pre_step=policies)), "now", previous=previous)
+        left.append((result.text, [m.text for m in model.calls[1].messages]))
+
+    assert "done" == left[0][0]
+    assert 8 < len(left[0][1]) < 12
+    assert left[0] == left[1] == left[2]
 
 
 # --- what hooks are told --------------------------------------------------------------------------------------------
@@ -280,6 +296,8 @@ async def test_an_agent_with_open_todos_is_sent_back_so_many_times_for_each_prom
         assert "\n- fix\n- test\n" in message.text
         assert "- read" not in message.text
     model.assert_complete()
+    with pytest.raises(DefinitionError, match="max_reminders is a number from 0 on, not -1"):
+        require_finished_todos(-1)
 
 
 @pytest.mark.spec("requirements:F20", "requirements:X28")

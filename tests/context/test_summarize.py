@@ -312,6 +312,17 @@ def test_a_summariser_of_the_callers_choice_is_a_function_or_does_io() -> None:
     assert Compaction(threshold_tokens=10, summarizer=plain) == compaction(10, plain)
 
 
+def test_a_summariser_that_gives_no_text_takes_nothing_from_the_conversation() -> None:
+    async def waiting(messages: Any) -> str:
+        return "text"
+
+    for wrong in (waiting, "text"):
+        with pytest.raises(DefinitionError, match="a summarizer is a function that returns text, or a generator"):
+            compaction(10, wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="returned a int; it returns text"):
+        played(compaction(10, len), context(PROMPT, *exchange(1)))  # type: ignore[arg-type]
+
+
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:I8", "requirements:I15")
 @pytest.mark.parametrize("record", [False, True])

@@ -165,6 +165,8 @@ def test_a_name_that_providers_refuse_is_refused(name: str) -> None:
     [
         ({"retries": 1}, "idempotent"),
         ({"retries": -1, "annotations": ToolAnnotations(idempotent=True)}, "retries=-1"),
+        ({"retries": 1, "idempotent": False}, "only a tool with idempotent=True may be"),
+        ({"retry": 1}, "'x' is given retry, which is no option; options are: .*retries"),
         ({"timeout": 0}, "timeout=0"),
         ({"timeout": 3, "in_thread": False}, "cannot be timed out"),
     ],
@@ -172,6 +174,15 @@ def test_a_name_that_providers_refuse_is_refused(name: str) -> None:
 def test_options_that_do_not_go_together_are_refused(options: Any, said: str) -> None:
     with pytest.raises(DefinitionError, match=said):
         tool(name="x", **options)(lambda: 1)
+
+
+@pytest.mark.spec("requirements:E15", "requirements:E17")
+def test_idempotent_is_short_for_the_annotation_and_leaves_the_others() -> None:
+    quiet = ToolAnnotations(read_only=True)
+
+    assert tool(name="x", retries=2, idempotent=True)(lambda: 1).spec.annotations == ToolAnnotations(idempotent=True)
+    both = Tool("x", "", {}, lambda value: value, retries=2, idempotent=True, annotations=quiet)
+    assert both.spec.annotations == ToolAnnotations(read_only=True, idempotent=True)
 
 
 @pytest.mark.spec("requirements:E16", "requirements:E17", "requirements:E18", "requirements:E20")

@@ -7,18 +7,27 @@ from typing import Any
 
 import pytest
 
+from stepengine.context import output_cache
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.questions import Question
 from stepengine.data.tools import ToolLike
 from stepengine.errors import DefinitionError, ToolNotAvailable
 from stepengine.tools import (
+    FileChangeHook,
+    SafeFetcher,
+    SearchedDocs,
+    SearxngSearch,
     ToolRegistry,
     ask_user_tool,
+    change_hook_tools,
     control_tools,
     file_tools,
+    followup_tools,
     search_tools,
+    shell_tools,
     spawn_tools,
     tool,
+    web_tools,
 )
 
 
@@ -144,6 +153,15 @@ def described(schema: Any, path: str = "") -> list[str]:
 
 @pytest.mark.spec("requirements:E26")
 def test_every_bundled_tool_is_described_richly(tmp_path: Path) -> None:
+    search, fetcher = SearxngSearch("http://localhost:8080"), SafeFetcher(allow="public")
+    others: list[ToolLike] = [
+        *spawn_tools(inline=True, lookup=True)[1:],
+        *shell_tools(tmp_path),
+        *web_tools(search, SearchedDocs(search, fetcher), fetcher),
+        *followup_tools(),
+        *change_hook_tools(tmp_path, [FileChangeHook("types", ["mypy", "src"])]),
+        output_cache().read_output,
+    ]
     lacking = {
         tool.spec.name: [
             word
@@ -151,10 +169,11 @@ def test_every_bundled_tool_is_described_richly(tmp_path: Path) -> None:
             if f"\n{word}:" not in tool.spec.description
         ]
         + described(tool.spec.input_schema)
-        for tool in bundled(tmp_path)
+        for tool in [*bundled(tmp_path), *others]
     }
 
     assert {name: [] for name in lacking} == lacking
+    assert {"run_terminal_command", "kill_job", "read_url", "read_output", "lookup_agent_info"} < set(lacking)
 
 
 @pytest.mark.spec("requirements:E24", "requirements:K1")

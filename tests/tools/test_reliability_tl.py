@@ -30,11 +30,15 @@ class Lines:
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, dict[str, Any]]] = []
+        self.quiet: list[str] = []
 
     def debug(self, message: str, /, **data: Any) -> None:
+        self.quiet.append(message)
+
+    def error(self, message: str, /, **data: Any) -> None:
         self.lines.append((message, data))
 
-    info = warning = error = debug
+    info = warning = error
 
 
 KINDS = ["inline", "thread", "async"]
@@ -75,7 +79,10 @@ async def test_an_exception_is_an_error_result_and_its_traceback_goes_to_the_log
 @pytest.mark.spec("reliability:TL01")
 @pytest.mark.parametrize("error", [PathOutsideRoot("outside"), ToolError("outside")])
 async def test_a_tool_error_speaks_for_itself(error: ToolError) -> None:
-    assert "outside" == (await run(raising("inline", error))).text
+    log = Lines()
+
+    assert "outside" == (await run(raising("inline", error), ToolContext.for_test(logger=log))).text
+    assert ([], [f"tool 'bad' raised {type(error).__name__}"]) == (log.lines, log.quiet)
 
 
 @pytest.mark.spec("reliability:TL02")
