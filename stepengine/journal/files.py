@@ -97,6 +97,10 @@ class FileJournal(Journal):
         """Take the file over for writing; it is created when there is none."""
         return FileWriter(self)
 
+    def discard(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+
     def replace(self, records: Sequence[Record]) -> None:
         """Replace the file by one with *records*, at once or not at all."""
         import tempfile

@@ -15,7 +15,7 @@ import attrs
 
 from stepengine.data.questions import AnswerLike
 from stepengine.data.run import RunResult
-from stepengine.errors import JournalError, ReplayDivergence
+from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.forks import branch
 from stepengine.journal.replayer import live_kinds
@@ -168,7 +168,14 @@ async def fork(
     session = Session.resume(made, {key: answer for key, answer in given.items() if key in waiting or key in texts})
     # What is asked only after the fork may be answered up front, as in a new run.
     session.answers = {**given, **session.answers}
-    return await _run(session, launch, "raise")
+    branched = len(made.records())
+    try:
+        return await _run(session, launch, "raise")
+    except StepEngineError as error:
+        # It could not start, for want of a model or a key: nothing is left in the way of the next try.
+        if not isinstance(error, ReplayDivergence) and len(made.records()) == branched:
+            made.discard()
+        raise
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -123,6 +123,10 @@ class Journal(abc.ABC):
     def replace(self, records: Sequence[Record]) -> None:
         """Replace everything by *records* at once, or leave everything as it is."""
 
+    def discard(self) -> None:
+        """Forget what is recorded: a file of its own is removed."""
+        self.replace([])
+
     def bound(self, run: str) -> Journal:
         """Return the journal of a new run with this id; stores of many runs make one."""
         return self

@@ -45,18 +45,7 @@ from stepengine.errors import (
 )
 from stepengine.models import ModelReply, Models
 from stepengine.testing import ScriptedModel, failure, text, tool_call, tool_calls
-
-
-@tool(in_thread=False)
-def add(a: int, b: int) -> int:
-    """
-    Add two numbers.
-
-    Args:
-        a: One.
-        b: Another.
-    """
-    return a + b
+from tests.engine.sums import add
 
 
 def plain(agent_id="plain", **fields):

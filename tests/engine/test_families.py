@@ -26,18 +26,7 @@ from stepengine import (
 )
 from stepengine.data.codec import to_json
 from stepengine.testing import ScriptedModel, text, tool_call
-
-
-@tool(in_thread=False)
-def add(a: int, b: int) -> int:
-    """
-    Add two numbers.
-
-    Args:
-        a: One.
-        b: Another.
-    """
-    return a + b
+from tests.engine.sums import add
 
 
 @tool(in_thread=False)

@@ -8,26 +8,15 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, RunStatus, tool
+from stepengine import AgentDefinition, Engine, RunStatus
 from stepengine.models import Models, OpenAIChatProvider
+from tests.engine.sums import add
 from tests.faults.scripts import CHAT, WIRES, Wire
 from tests.faults.server import fault_server, json_answer, sse
 
 CALL = ("", [("add", '{"a": 2, "b": 3}')], "tool_use")
 SAID = ("It is five.", [], "end_turn")
 OPENROUTER = "openrouter"
-
-
-@tool(in_thread=False)
-def add(a: int, b: int) -> int:
-    """
-    Add two numbers.
-
-    Args:
-        a: One.
-        b: Another.
-    """
-    return a + b
 
 
 AGENT = AgentDefinition("adder", tools=[add], system_prompt="Be brief.")

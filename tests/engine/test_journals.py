@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from stepengine import (
@@ -35,6 +36,7 @@ from stepengine.errors import (
     LimitExceeded,
     MissingKey,
     ReplayDivergence,
+    UnknownModel,
     UnknownOutcome,
 )
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
@@ -403,3 +405,20 @@ def test_answers_that_are_no_mapping_are_refused_before_anything_happens(tmp_pat
             with pytest.raises(AnswerRejected, match="go by the question's id or text"):
                 go_on(path, answers=answers)
     assert before == path.read_bytes()
+
+
+@pytest.mark.spec("replay:D11")
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_a_fork_that_cannot_start_leaves_no_journal_behind(tmp_path, kind):
+    agent = AgentDefinition("talker", model="test/model")
+    journal = tmp_path / "run.jsonl"
+    made = [FileJournal(tmp_path / "fork.jsonl"), SqliteJournal(tmp_path / "runs.db", "fork")][kind == "sqlite"]
+    with Engine([agent], models=ScriptedModel([text("one")])) as engine:
+        engine.run_sync("talker", "hi", journal=journal)
+    with Engine([attrs.evolve(agent, model="nowhere/model")]) as engine, pytest.raises(UnknownModel):
+        engine.fork_sync(journal, at=-1, into=made)
+
+    assert [] == made.records()
+    assert kind == "sqlite" or not made.path.exists()
+    with Engine([agent], models=ScriptedModel([text("two")])) as engine:
+        assert "two" == engine.fork_sync(journal, at=-1, into=made).unwrap()

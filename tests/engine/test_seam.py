@@ -23,7 +23,6 @@ from stepengine import (
     RunStatus,
     ToolCall,
     Usage,
-    tool,
 )
 from stepengine.data.effects import CallModel
 from stepengine.data.outcomes import Failure, Value
@@ -31,18 +30,7 @@ from stepengine.engine.planning import Request
 from stepengine.models import ModelReply
 from stepengine.runtime import IO, Item, Performer, Services
 from stepengine.testing import ScriptedModel, text, tool_call
-
-
-@tool(in_thread=False)
-def add(a: int, b: int) -> int:
-    """
-    Add two numbers.
-
-    Args:
-        a: One.
-        b: Another.
-    """
-    return a + b
+from tests.engine.sums import add
 
 
 class Recorder:

@@ -17,12 +17,12 @@ from stepengine import (
     Limits,
     RunStatus,
     ToolCall,
-    tool,
 )
 from stepengine.errors import DefinitionError
 from stepengine.events import AgentFinished, AgentSpawned, RunStarted
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools import agent_tool, spawn_tools, task_tool
+from tests.engine.sums import add
 
 pytestmark = pytest.mark.anyio
 
@@ -46,18 +46,6 @@ ECHO = AgentDefinition("echo-one", display_name="The Echo", description="Repeats
 TYPED = AgentDefinition("typed", description="Needs a name.", input_schema=Wanted, handle_steps=echo)
 CRASH = AgentDefinition("crash", handle_steps=crash)
 FORBIDDEN = AgentDefinition("forbidden", handle_steps=echo)
-
-
-@tool(in_thread=False)
-def add(a: int, b: int) -> int:
-    """
-    Add two numbers.
-
-    Args:
-        a: One.
-        b: Another.
-    """
-    return a + b
 
 
 def boss(*replies: Any, **fields: Any) -> tuple[Engine, AgentDefinition[Any], ScriptedModel]:

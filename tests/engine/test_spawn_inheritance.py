@@ -30,22 +30,11 @@ from stepengine.journal import MemoryJournal
 from stepengine.models import ModelReply, Models
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools import spawn_tools
+from tests.engine.sums import add
 from tests.faults.scripts import WIRES
 from tests.faults.server import fault_server, json_answer
 
 pytestmark = pytest.mark.anyio
-
-
-@tool(in_thread=False)
-def add(a: int, b: int) -> int:
-    """
-    Add two numbers.
-
-    Args:
-        a: One.
-        b: Another.
-    """
-    return a + b
 
 
 @tool(in_thread=False)
