@@ -16,11 +16,12 @@ from stepengine.context.policy import ContextPolicy
 from stepengine.context.prompt import Environment, SystemPrompt
 from stepengine.context.pruning import prune_to_summary
 from stepengine.context.reminding import inject_context, reminders
-from stepengine.context.sizes import ContextLimits, estimate_tokens
+from stepengine.context.sizes import ContextLimits
 from stepengine.context.summarizing import Compaction, compact, compaction, summarize
 from stepengine.context.truncating import truncate
 from stepengine.context.unfinished import require_finished_todos
 from stepengine.context.usage_log import usage_logger
+from stepengine.data.estimate import estimate_tokens
 
 __all__ = (
     "Compaction",

@@ -8,12 +8,12 @@ from datetime import datetime
 import attrs
 from typing_extensions import override
 
+from stepengine.context.placeholders import is_placeholder, placeholder
 from stepengine.context.policy import ContextPolicy, check_policy
 from stepengine.context.sizes import ContextLimits, grouped
 from stepengine.data.estimate import message_tokens, transcript_tokens
-from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolMessage
-from stepengine.data.parts import DocumentPart, ImagePart, TextPart, strings
+from stepengine.data.parts import DocumentPart, ImagePart, strings
 from stepengine.data.results import ToolResult
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DefinitionError
@@ -23,19 +23,11 @@ __all__ = ("MaskToolResults", "mask_tool_results")
 MARK = "masked"
 
 
-def _is_masked(message: ToolMessage) -> bool:
-    """Return whether a result is our note: told by the part's own data, since its text could be anybody's."""
-    part = message.content[0] if len(message.content) == 1 else None
-    return type(part) is TextPart and part.provider_data is not None and MARK in part.provider_data
-
-
 def _masked(message: ToolMessage) -> ToolResult:
-    chars = len(message.text)
     media = sum(isinstance(part, ImagePart | DocumentPart) for part in message.content)
-    what = f"{chars:,} characters" + (f" and {media} images or documents" if media else "")
+    what = f"{len(message.text):,} characters" + (f" and {media} images or documents" if media else "")
     text = f"[{what} of this result were left out to save space; call {message.tool_name} again if you need them.]"
-    data = JsonDict({"provider": "stepengine", MARK: chars})
-    return ToolResult((TextPart(text, provider_data=data),), status=message.status)
+    return placeholder(message, MARK, text)
 
 
 @attrs.frozen(kw_only=True)
@@ -61,7 +53,7 @@ class MaskToolResults(ContextPolicy):
             for message in chosen:
                 note = _masked(message)
                 saved = message_tokens(message) - message_tokens(ToolMessage("", "", note.content))
-                if message.tool_call_id not in masked and not _is_masked(message) and saved > 0:
+                if message.tool_call_id not in masked and not is_placeholder(message, MARK) and saved > 0:
                     masked[message.tool_call_id] = note
                     total -= saved
         return transcript.resolve_all(masked) if masked else None

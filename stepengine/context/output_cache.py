@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import attrs
 
+from stepengine.context.placeholders import is_placeholder, placeholder
 from stepengine.data.hooks import Change, HookContext
-from stepengine.data.json import JsonDict
 from stepengine.data.messages import Message, ToolMessage
-from stepengine.data.parts import DocumentPart, ImagePart, TextPart
+from stepengine.data.parts import DocumentPart, ImagePart
 from stepengine.data.results import ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolAnnotations
@@ -108,12 +108,12 @@ class OutputCache:
         for message in view[: _unseen(view)]:
             if total <= target:
                 break
-            if not isinstance(message, ToolMessage) or _is_trimmed(message):
+            if not isinstance(message, ToolMessage) or is_placeholder(message, MARK):
                 continue
-            placeholder = _placeholder(message)
-            saved = _chars(message) - len(placeholder.content[0].text)  # type: ignore[union-attr]
+            note = _note(message)
+            saved = _chars(message) - len(note.content[0].text)  # type: ignore[union-attr]
             if saved > 0:
-                trimmed[message.tool_call_id] = placeholder
+                trimmed[message.tool_call_id] = note
                 total -= saved
         return Change(view=view.resolve_all(trimmed)) if trimmed else None
 
@@ -160,14 +160,7 @@ def _unseen(view: Transcript) -> int:
     return start
 
 
-def _is_trimmed(message: ToolMessage) -> bool:
-    """Return whether a result is our placeholder: told by the part's own data, since its text could be anybody's."""
-    part = message.content[0] if len(message.content) == 1 else None
-    return type(part) is TextPart and part.provider_data is not None and MARK in part.provider_data
-
-
-def _placeholder(message: ToolMessage) -> ToolResult:
+def _note(message: ToolMessage) -> ToolResult:
     chars, reference = len(message.text), message.tool_call_id
     text = f"[Output trimmed: {chars:,} characters. read_output with reference_id {reference!r} shows it again.]"
-    data = JsonDict({"provider": "stepengine", MARK: chars})
-    return ToolResult((TextPart(text, provider_data=data),), status=message.status)
+    return placeholder(message, MARK, text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from datetime import datetime
 
 import attrs
@@ -27,7 +27,7 @@ def check_policy(name: str, max_tokens: int | None, **ratios: float) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class ContextPolicy:
+class ContextPolicy(ABC):
     """
     A ``pre_step`` hook that shortens a history which has become too large (requirements I2).
 

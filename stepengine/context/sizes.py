@@ -12,14 +12,10 @@ from stepengine.data.transcript import Transcript
 
 __all__ = (
     "ContextLimits",
-    "estimate_tokens",
     "grouped",
     "last_tagged",
     "limits_of",
-    "max_context_tokens",
     "message_sizes",
-    "message_tokens",
-    "transcript_tokens",
 )
 
 DEFAULT_MAX_TOKENS = 100_000
@@ -28,12 +24,8 @@ REMINDER_TOKENS = 20
 """What a step prompt takes beside its own text: the message and its reminder tags."""
 
 
-def max_context_tokens(ctx: HookContext, max_tokens: int | None = None) -> int:
-    """Return how many tokens a prompt may have: *max_tokens*, else 0.8 of the window, else 100,000 (requirements I3)."""
-    return _maximum(max_tokens, ctx.context_window)
-
-
 def _maximum(max_tokens: int | None, context_window: int | None) -> int:
+    """Return how many tokens a prompt may have (requirements I3)."""
     if max_tokens is not None:
         return max_tokens
     return DEFAULT_MAX_TOKENS if context_window is None else int(context_window * WINDOW_RATIO)
@@ -69,9 +61,9 @@ class ContextLimits:
 
         Args:
             state: The state of the run.
-            max_tokens: As in ``max_context_tokens``.
-            context_window: The model's context length, when known.
-            size: How large the prompt is by what the provider reported, when known (requirements X45).
+            max_tokens: What a prompt may have; ``None``: 0.8 of *context_window* when it is known, else 100,000.
+            context_window: The model's context length in tokens, when known.
+            size: How many tokens the prompt has by what the provider reported, when known (requirements X45).
             step_prompt: The agent's step prompt, which is in no state.
         """
         estimated = state.context_tokens

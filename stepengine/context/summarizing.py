@@ -57,7 +57,6 @@ OPENING = "The conversation before this message was replaced by a summary of it.
 
 Summarizer: TypeAlias = Callable[[Sequence[Message]], "str | Generator[Yieldable, StepResult, str]"]
 """Returns a summary of messages: a plain function, or a generator function that yields ``Perform`` or ``Complete``."""
-Work: TypeAlias = Generator[Yieldable, StepResult, Any]
 
 
 @attrs.frozen(kw_only=True)
@@ -72,7 +71,7 @@ class Compaction:
     Attributes:
         enabled: ``False`` does nothing at all.
         auto: ``False`` does nothing by itself; ``compact`` works.
-        threshold_ratio: The share of the model's context length that a prompt may have.
+        threshold_ratio: The share of the model's context length that a prompt may have; 0.8 by default.
         threshold_tokens: What a prompt may have instead; without it and without a known context length 100,000.
         summary_directives: What the summary should also pay attention to; added to the request for it.
         summarizer: Writes the summary instead of the run's model.

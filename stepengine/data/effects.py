@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from stepengine.data.estimate import Measured
 from stepengine.data.events import Event
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.models import ModelRequest
@@ -56,6 +57,7 @@ class CallTool:
         arguments: The validated Python arguments; ``None`` asks the performer to validate *input* itself.
         state: Gives the state before the step, for the tool's context; call it before the effect's outcome is sent.
         step_index: The step in which it runs.
+        measured: What the provider last reported of the run's prompt.
     """
 
     seq: int
@@ -66,6 +68,7 @@ class CallTool:
     arguments: Mapping[str, Any] | None = _hidden(default=None)
     state: Callable[[], AgentState] = _hidden(default=AgentState)
     step_index: int = _hidden(default=0)
+    measured: Measured | None = _hidden(default=None)
 
 
 @attrs.frozen

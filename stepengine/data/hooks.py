@@ -13,7 +13,7 @@ from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import Message
 from stepengine.data.parts import tuple_of
 from stepengine.data.results import ToolResult
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, prompt_tokens
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ContextOverflow, DefinitionError
 
@@ -107,9 +107,7 @@ class HookContext:
         What the provider last reported plus the estimate of what came after; where nothing was reported, or the prompt
         was rewritten since, all of it is estimated.
         """
-        state, known = self.state, self._measured
-        tokens = None if known is None else known.tokens_of(state.system_prompt, state.view)
-        return state.context_tokens if tokens is None else tokens
+        return prompt_tokens(self.state, self._measured)
 
     @property
     def system_prompt(self) -> str:

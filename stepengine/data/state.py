@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.estimate import estimate_tokens, tool_tokens, transcript_tokens
+from stepengine.data.estimate import Measured, estimate_tokens, tool_tokens, transcript_tokens
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import Message, ToolMessage
 from stepengine.data.parts import tuple_of
@@ -18,7 +18,7 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 
-__all__ = ("AgentState",)
+__all__ = ("AgentState", "prompt_tokens")
 
 OWN_CALL_ID = re.compile(r"c([0-9]{1,9})")
 
@@ -111,3 +111,14 @@ class AgentState:
 
         history = read_history(messages)
         return cls.from_messages(history.transcript, system_prompt=history.system_prompt, **fields)
+
+
+def prompt_tokens(state: AgentState, measured: Measured | None) -> int:
+    """
+    Return how large the next prompt of a run is in tokens (requirements X45).
+
+    What the provider last reported plus the estimate of what came after; where nothing was reported, or the prompt was
+    rewritten since, all of it is estimated.
+    """
+    tokens = None if measured is None else measured.tokens_of(state.system_prompt, state.view)
+    return state.context_tokens if tokens is None else tokens

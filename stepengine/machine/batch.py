@@ -23,6 +23,7 @@ from stepengine.machine import hooks, requests
 from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.slots import Slot, execute, log, named, settle, start, unavailable
+from stepengine.machine.spawning import SpawnBinding
 
 __all__ = ("Beside", "model_slots", "run_batch")
 
@@ -52,7 +53,7 @@ def model_slots(live: Live, calls: Sequence[ToolCallPart], offered: Sequence[str
     """Return the slots of a model's calls; a call of a tool that was not offered already has its error result."""
     slots = []
     for call in calls:
-        name = called(call.tool_name, offered)
+        name = called(live, call.tool_name, offered)
         slot = Slot(call, "model", None if name is None else live.bindings[name], lenient=True)
         if name is None:
             slot.fail(unavailable(live, call.tool_name, offered))
@@ -60,12 +61,12 @@ def model_slots(live: Live, calls: Sequence[ToolCallPart], offered: Sequence[str
     return slots
 
 
-def called(name: str, offered: Container[str]) -> str | None:
+def called(live: Live, name: str, offered: Container[str]) -> str | None:
     """Return the offered tool that a model means: an agent's tool may be called by its id, too (generator-contract L28)."""
     if name in offered:
         return name
     other = name.replace("-", "_")
-    return other if other in offered else None
+    return other if other in offered and isinstance(live.bindings[other], SpawnBinding) else None
 
 
 def run_batch(live: Live, members: Sequence[Slot | Beside], *, at_once: bool = False, fail_fast: bool = False) -> Steps:
@@ -158,10 +159,11 @@ def _judge(live: Live, slot: Slot) -> Generator[Any, Any, Question | None]:
     """Ask the ``pre_tool`` hooks about a valid call; return the question when a person must decide."""
 
     def revalidate(call: ToolCallPart) -> None:
-        slot.call = call
+        slot.change(call)
         slot.validate()
 
-    decision, slot.call = yield from hooks.judge_call(live, slot.call, revalidate)
+    decision, call = yield from hooks.judge_call(live, slot.own_call, revalidate)
+    slot.change(call)
     if decision is None:
         return None
     if decision.kind == "ask" and slot.spec is not None and slot.spec.requires_permission:
@@ -178,7 +180,7 @@ def _deny(slot: Slot, message: str) -> None:
 
 
 def _permission_question(slot: Slot, decision: Decision) -> Question:
-    name = slot.call.tool_name
+    name = slot.own_call.tool_name
     return Question("", decision.message or f"May {name} run?", decision.options, tool_name=name, details=slot.input)
 
 
@@ -194,7 +196,7 @@ def _decided(live: Live, slot: Slot, decision: str, rule_id: str | None) -> Step
     event = ev.PermissionDecided(
         path=live.plan.path,
         seq=live.seq,
-        tool_name=slot.call.tool_name,
+        tool_name=slot.own_call.tool_name,
         tool_call_id=slot.call.tool_call_id,
         decision=decision,
         rule_id=rule_id,
@@ -204,7 +206,7 @@ def _decided(live: Live, slot: Slot, decision: str, rule_id: str | None) -> Step
 
 def _after(live: Live, slot: Slot) -> Steps:
     if live.plan.hooks.post_tool and slot.result is not None and not slot.closed:
-        slot.result = named((yield from hooks.post_tool(live, slot.call, slot.result)), slot.call)
+        slot.result = named((yield from hooks.post_tool(live, slot.own_call, slot.result)), slot.call)
 
 
 def _together(live: Live, members: Sequence[Slot | Beside], slots: Sequence[Slot], *, fail_fast: bool) -> Steps:

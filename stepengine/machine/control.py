@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
@@ -227,19 +229,8 @@ def set_output_binding(schema: JsonDict) -> ToolBinding:
     """Return ``set_output`` as an agent with an ``output_schema`` has it: the schema itself, or wrapped in ``data``."""
     is_object = schema.get("type") == "object"
     shown = schema if is_object else object_schema(("data",), data=schema)
-    spec = CONTROL_SPECS["set_output"]
-    described = ToolSpec(spec.name, spec.description, shown, **_flags(spec))
-    return ToolBinding(described, lambda value: Validated(value, value))
-
-
-def _flags(spec: ToolSpec) -> dict[str, Any]:
-    return {
-        "kind": spec.kind,
-        "category": spec.category,
-        "annotations": spec.annotations,
-        "requires_permission": spec.requires_permission,
-        "forces_next_step": spec.forces_next_step,
-    }
+    spec = attrs.evolve(CONTROL_SPECS["set_output"], input_schema=shown)
+    return ToolBinding(spec, lambda value: Validated(value, value))
 
 
 def run_control(live: Live, name: str, value: JsonDict) -> ToolResult:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, Literal
 
+import attrs
+
 from stepengine.data import events as ev
 from stepengine.data.effects import CallTool, Leaf, Spawn
 from stepengine.data.json import JsonDict
@@ -77,6 +79,16 @@ class Slot:
         return self.binding.spec if self.binding else None
 
     @property
+    def own_call(self) -> ToolCallPart:
+        """The call under the tool's own name, by which hooks know it, whatever the model called it."""
+        spec = self.spec
+        return self.call if spec is None else _renamed(self.call, spec.name)
+
+    def change(self, call: ToolCallPart) -> None:
+        """Take over what a hook made of the call; its name stays the one that the model used."""
+        self.call = _renamed(call, self.call.tool_name)
+
+    @property
     def ended_turn(self) -> bool:
         """Whether the tool ran and ends the turn."""
         if self.binding is None or self.result is None:
@@ -131,6 +143,10 @@ class Slot:
             raise ToolInputError(msg, tool_name=call.tool_name, issues=(issue,)) from error
 
 
+def _renamed(call: ToolCallPart, name: str) -> ToolCallPart:
+    return call if call.tool_name == name else attrs.evolve(call, tool_name=name)
+
+
 def named(result: ToolResult, call: ToolCallPart) -> ToolResult:
     """Return *result* as the result of *call*."""
     if result.tool_name == call.tool_name and result.tool_call_id == call.tool_call_id:
@@ -169,6 +185,7 @@ def start(live: Live, slot: Slot) -> list[Leaf]:
             arguments=slot.validated.arguments,
             state=live.state,
             step_index=live.step,
+            measured=live.measured,
         )
         slot.effects = [effect]
     elif isinstance(slot.binding, SpawnBinding):

@@ -40,6 +40,7 @@ __all__ = (
     "matching_id",
     "not_allowed",
     "output_as_json",
+    "why_not",
 )
 
 SHOWN_CHARS = 100_000
@@ -171,14 +172,17 @@ def listed(children: Sequence[ChildResult[Any]]) -> ToolResult:
 
 def _shown(child: ChildResult[Any]) -> dict[str, Any]:
     if child.is_error:
-        why = child.error.message if child.error else f"ended as {child.status.value}"
-        return {"agent_type": child.agent_id, "error": why}
+        return {"agent_type": child.agent_id, "error": why_not(child)}
     try:
         output = output_as_json(child.output)
     except DataError as error:
         return {"agent_type": child.agent_id, "error": f"the output is not JSON: {error.message}"}
-    entry = {"run_id": child.run_id, "status": child.status.value, "output": output}
-    return {"agent_type": child.agent_id, **entry}
+    return {"agent_type": child.agent_id, "run_id": child.run_id, "status": child.status.value, "output": output}
+
+
+def why_not(child: ChildResult[Any]) -> str:
+    """Return why a child did not complete."""
+    return child.error.message if child.error else f"it ended as {child.status.value}"
 
 
 def output_as_json(output: Any) -> JsonValue:
@@ -206,8 +210,9 @@ def child_entry(value: JsonDict) -> Entry:
 def _inline_result(children: Sequence[ChildResult[Any]]) -> ToolResult:
     (child,) = children
     if child.is_error:
-        why = child.error.message if child.error else f"it ended as {child.status.value}"
-        return ToolResult.error(f"Agent {child.agent_id} did not complete, the history stays as it was: {why}")
+        return ToolResult.error(
+            f"Agent {child.agent_id} did not complete, the history stays as it was: {why_not(child)}"
+        )
     return ToolResult.json({"message": f"Agent {child.agent_id} ran in this conversation."})
 
 

@@ -78,9 +78,6 @@ class Leaves:
             reply = await self._caller.call(item, io)
         except StepEngineError as error:
             return self._failure(item, error)
-        effect = cast("CallModel", item.effect)
-        if effect.purpose == "step":
-            self._tree.sizes.note(item.path, effect.request, reply)
         return self._value(item, reply)
 
     async def _call_tool(self, item: Item, io: IO) -> Single:

@@ -11,7 +11,7 @@ import attrs
 from stepengine.data.effects import CallTool
 from stepengine.data.events import Event, ToolLog
 from stepengine.data.results import ToolResult
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, prompt_tokens
 from stepengine.data.tools import ToolBinding
 from stepengine.errors import StepEngineError
 from stepengine.runtime.logs import Lines
@@ -106,7 +106,7 @@ def _context(item: Item, effect: CallTool, tree: Tree) -> ToolContext:
         resources=setting.resources,
         logger=voice,
         cancelled=tree.signal,
-        remaining_tokens=_remaining(item, state, tree),
+        remaining_tokens=_remaining(item, effect, state, tree),
         emit=voice.emit,
         threads=setting.threads,
         leaked=tree.leaked,
@@ -115,13 +115,13 @@ def _context(item: Item, effect: CallTool, tree: Tree) -> ToolContext:
     )
 
 
-def _remaining(item: Item, state: AgentState, tree: Tree) -> int | None:
+def _remaining(item: Item, effect: CallTool, state: AgentState, tree: Tree) -> int | None:
     """Return how many tokens of context are left; only a run that called its model has the model's data looked up."""
     plan = item.plan
     window = plan.context_window
-    if window is None and plan.model and tree.sizes.knows(item.path):
+    if window is None and plan.model and effect.measured is not None:
         window = tree.services.window(plan.model)
-    return None if window is None else max(0, window - tree.sizes.of(item.path, state))
+    return None if window is None else max(0, window - prompt_tokens(state, effect.measured))
 
 
 class _Voice(Lines):

@@ -39,7 +39,6 @@ from stepengine.runtime.rates import RateLimits
 from stepengine.runtime.repeats import Repeats
 from stepengine.runtime.retry import Retries, RetryPolicy
 from stepengine.runtime.scope import Scope
-from stepengine.runtime.sizes import Sizes
 from stepengine.runtime.toolcalls import ToolSetting
 from stepengine.runtime.watchdog import Watchdog
 from stepengine.tools.context import Belongings
@@ -144,7 +143,6 @@ class Tree:
         self._start = self._now_ms()
         self._ledgers: dict[str, Ledger] = {}
         self._belongings: dict[str, Belongings] = {}
-        self.sizes = Sizes()
         self.performer: Performer = self._wrapped(plan)
 
     def _wrapped(self, plan: RunPlan) -> Performer:
@@ -268,7 +266,6 @@ class Tree:
         self._meter.forget(path)
         self._repeats.forget(path)
         if path:
-            self.sizes.forget(path)
             self.hub.unseat(path)
             self.spawned_by.pop(path, None)
             del self._ledgers[path]

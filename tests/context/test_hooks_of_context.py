@@ -28,6 +28,7 @@ from stepengine.cli import running
 from stepengine.cli.app import app
 from stepengine.context import (
     Compaction,
+    ContextPolicy,
     inject_context,
     raise_on_overflow,
     reminders,
@@ -115,6 +116,14 @@ def test_the_limit_is_the_number_else_a_share_of_the_window_else_a_hundred_thous
     check(context(message(allowed), context_window=window))
     with pytest.raises(ContextOverflow, match=f"about {allowed + 1} tokens, but {allowed} are allowed"):
         check(context(message(allowed + 1), context_window=window))
+
+
+def test_a_policy_that_does_not_say_how_it_shortens_cannot_be_made() -> None:
+    class Forgetful(ContextPolicy):
+        pass
+
+    with pytest.raises(TypeError, match="rewrite"):
+        Forgetful()  # type: ignore[abstract]
 
 
 def test_a_limit_below_one_is_refused() -> None:

@@ -4,11 +4,13 @@ How large histories are, and histories inside the input of a call.
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from stepengine.data.codec import plain
-from stepengine.data.estimate import tokens_since, transcript_tokens
+from stepengine.data.estimate import Measured, message_tokens, tokens_since, transcript_tokens
 from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.state import AgentState, prompt_tokens
 from stepengine.data.transcript import Transcript
 from stepengine.data.yields import ToolCall
 
@@ -26,6 +28,19 @@ def test_a_prompt_is_what_was_reported_plus_the_estimate_of_what_came_after() ->
 @pytest.mark.spec("requirements:X45")
 def test_of_a_view_that_does_not_go_on_from_what_was_sent_nothing_is_known() -> None:
     assert tokens_since(Transcript([UserMessage("other")]), SENT, 1_000) is None
+
+
+@pytest.mark.spec("requirements:X45")
+def test_a_size_that_was_reported_holds_as_long_as_the_prompt_goes_on_from_what_was_sent() -> None:
+    state = AgentState(system_prompt="s", message_history=SENT)
+    known = Measured("s", SENT, 5_000)
+    longer = attrs.evolve(state, view=SENT.append(UserMessage("y" * 40)))
+    others = [attrs.evolve(state, system_prompt="other"), attrs.evolve(state, view=Transcript([UserMessage("z")]))]
+
+    assert 5_000 == prompt_tokens(state, known)
+    assert 5_000 + message_tokens(longer.view[-1]) == prompt_tokens(longer, known)
+    assert [other.context_tokens for other in others] == [prompt_tokens(other, known) for other in others]
+    assert longer.context_tokens == prompt_tokens(longer, None)
 
 
 @pytest.mark.spec("generator-contract:T26")

@@ -200,7 +200,7 @@ async def test_children_run_at_once_and_a_failing_one_disturbs_no_other():
         return [[c.status.value, c.output] for c in done.value]
 
     kid = agent(child, "kid", model=None)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         result = await Engine().run(agent(parent, spawnable_agents=[kid], model=None))
 
     assert [["completed", "a"], ["failed", None], ["completed", "c"]] == result.output

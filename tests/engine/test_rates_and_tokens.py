@@ -16,6 +16,7 @@ from stepengine import (
     STEP,
     AgentCall,
     AgentDefinition,
+    Ask,
     Engine,
     Limits,
     Parallel,
@@ -28,6 +29,7 @@ from stepengine import (
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DefinitionError
+from stepengine.journal import MemoryJournal
 from stepengine.models import ModelInfo, ModelReply, ModelRequest, Models, Provider
 from stepengine.runtime import RateLimit
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
@@ -198,6 +200,34 @@ async def test_what_was_reported_for_a_history_that_was_rewritten_does_not_count
     await Engine(models=models).run(agent, "go")
 
     assert [(10_000 - estimate, estimate) for _, estimate in seen] == seen
+
+
+@pytest.mark.spec("requirements:X45")
+async def test_what_was_reported_before_a_run_was_suspended_counts_when_it_goes_on() -> None:
+    seen: list[int | None] = []
+
+    @tool(in_thread=False)
+    def look(ctx: ToolContext) -> str:
+        """
+        Look around.
+        """
+        seen.append(ctx.remaining_tokens)
+        return "x"
+
+    def handle(ctx: Any) -> Any:
+        yield STEP
+        yield Ask("go on?")
+        yield ToolCall("look", {})
+
+    agent = AgentDefinition("a", model="test/m", tools=[look], handle_steps=handle)
+    provider = ScriptedModel([text("hi", usage=Usage(900))])
+    models = Models({"test": provider}, info={"test/m": ModelInfo(context_window=10_000)})
+    engine, journal = Engine([agent], models=models), MemoryJournal()
+    waiting = await engine.run(agent, "go", journal=journal)
+    result = await engine.resume(journal, answers={"go on?": "yes"})
+
+    assert ("suspended", "completed") == (waiting.status, result.status)
+    assert [10_000 - 900 - message_tokens(result.state.message_history[1])] == seen
 
 
 @pytest.mark.spec("ecosystem:EC75", "requirements:I1")

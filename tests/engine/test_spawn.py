@@ -13,15 +13,19 @@ import pytest
 from stepengine import (
     AgentCall,
     AgentDefinition,
+    Change,
+    Decision,
     Engine,
+    Hooks,
     Limits,
     RunStatus,
     ToolCall,
+    tool,
 )
 from stepengine.errors import DefinitionError
 from stepengine.events import AgentFinished, AgentSpawned, RunStarted
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import agent_tool, spawn_tools, task_tool
+from stepengine.tools import agent_tool, ask_user_tool, control_tools, spawn_tools, task_tool
 from tests.engine.sums import add
 
 pytestmark = pytest.mark.anyio
@@ -40,6 +44,12 @@ def echo(ctx):
 def crash(ctx):
     raise RuntimeError("broke")
     yield
+
+
+@tool
+def look_up() -> str:
+    """Look something up."""
+    return "found"
 
 
 ECHO = AgentDefinition("echo-one", display_name="The Echo", description="Repeats what it is told.", handle_steps=echo)
@@ -209,6 +219,41 @@ async def test_each_spawnable_agent_is_offered_as_a_tool_and_a_call_of_it_is_one
     told = first.messages[1]
     assert ("INSTRUCTIONS_PROMPT",) == told.tags
     assert "- echo-one: Repeats what it is told.\n- typed: Needs a name.\n- crash: crash" in told.text
+
+
+@pytest.mark.spec("generator-contract:L28")
+@pytest.mark.parametrize("name", ["echo_one", "echo-one"])
+async def test_a_hook_judges_a_call_of_an_agent_by_the_tools_own_name_whatever_the_model_calls_it(name):
+    seen = []
+
+    def closed(ctx, call):
+        return Decision.deny("closed") if call.tool_name == "echo_one" else None
+
+    def reworded(ctx, call):
+        return Change(input={"prompt": "other"})
+
+    def looked(ctx, call, result):
+        seen.append(call.tool_name)
+
+    engine, agent, _ = boss(tool_call(name, {"prompt": "hi"}), hooks=Hooks(pre_tool=[closed]))
+    denied = (await engine.run(agent, "go")).tool_calls[0]
+    engine, agent, _ = boss(tool_call(name, {"prompt": "hi"}), hooks=Hooks(pre_tool=[reworded], post_tool=[looked]))
+    changed = (await engine.run(agent, "go")).tool_calls[0]
+
+    assert ("denied", "closed", name) == (denied.result.status, denied.result.text, denied.tool_name)
+    assert ("other/{}", name) == (changed.result.data[0]["output"], changed.tool_name)
+    assert ["echo_one"] == seen
+
+
+@pytest.mark.spec("generator-contract:L28")
+@pytest.mark.parametrize("name", ["end-turn", "ask-user", "look-up"])
+async def test_only_agents_go_by_another_name_and_other_tools_are_not_available_under_it(name):
+    tools = [*(t for t in control_tools() if t.spec.name == "end_turn"), ask_user_tool(), look_up]
+    engine, agent, _ = boss(tool_call(name, {}), tools=tools, spawnable_agents=[])
+    result = await engine.run(agent, "go")
+
+    assert (RunStatus.COMPLETED, "end") == (result.status, result.output)
+    assert f"Tool '{name}' is not available for agent 'boss'" in result.tool_calls[0].result.text
 
 
 @pytest.mark.spec("generator-contract:L28")

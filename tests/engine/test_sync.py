@@ -237,7 +237,7 @@ def test_a_signal_handler_is_refused():
     try:
         with Engine(models=ScriptedModel(["never"])) as engine:
             os.kill(os.getpid(), signal.SIGUSR1)
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 20
             while not refused and time.monotonic() < deadline:
                 time.sleep(0.001)
     finally:
@@ -287,7 +287,7 @@ def test_a_collected_engine_takes_its_loop_thread_along():
     engine.run_sync(plain(), "go")
     del engine
     gc.collect()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while any(t.name == "stepengine-loop" for t in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)
 

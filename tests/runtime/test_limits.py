@@ -7,11 +7,9 @@ from __future__ import annotations
 import asyncio
 from decimal import Decimal
 
-import attrs
 import pytest
 
 from stepengine.data.effects import CallModel, Gather, Spawn
-from stepengine.data.estimate import message_tokens
 from stepengine.data.limits import Limits
 from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
@@ -22,7 +20,7 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded
-from stepengine.runtime.sizes import Sizes, estimated_tokens
+from stepengine.runtime.sizes import estimated_tokens
 
 REQUEST = ModelRequest("test/m", "", Transcript([UserMessage("x" * 40)]))
 
@@ -269,21 +267,6 @@ async def test_what_children_use_counts_for_their_parent(world):
     await world.tree(machine, plan=plan, planner=plan_child, models=provider).run()
 
     assert [Value, Value, Failure] == [type(o) for o in seen]
-
-
-@pytest.mark.spec("requirements:X45")
-def test_a_size_that_was_reported_holds_as_long_as_the_prompt_goes_on_from_what_was_sent():
-    history = Transcript([UserMessage("x" * 400)])
-    sizes, state = Sizes(), AgentState(system_prompt="s", message_history=history)
-    sizes.note("1", ModelRequest("m", "s", history), ModelReply("hi", usage=Usage(5_000)))
-    sizes.note("2", ModelRequest("m", "s", history), ModelReply("hi"))
-    longer = attrs.evolve(state, view=history.append(UserMessage("y" * 40)))
-    others = [attrs.evolve(state, system_prompt="other"), attrs.evolve(state, view=Transcript([UserMessage("z")]))]
-
-    assert 5_000 == sizes.of("1", state)
-    assert 5_000 + message_tokens(longer.view[-1]) == sizes.of("1", longer)
-    assert [other.context_tokens for other in others] == [sizes.of("1", other) for other in others]
-    assert longer.context_tokens == sizes.of("2", longer) == sizes.of("3", longer)
 
 
 def test_the_estimate_of_a_request_counts_everything_that_is_sent():
