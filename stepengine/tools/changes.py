@@ -27,7 +27,10 @@ class FileChangeHook:
         command: The program and its arguments, as a list.
         pattern: Which files it is for, such as ``"**/*.py"``; every file by default.
         cwd: The folder to work in, relative to the root.
-        timeout: Seconds that it may take.
+        timeout: Seconds that it may take; 600 by default.
+
+    Raises:
+        DefinitionError: when the command names no program.
     """
 
     name: str

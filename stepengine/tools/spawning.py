@@ -19,7 +19,7 @@ from stepengine.data.run import ChildResult
 from stepengine.data.tools import ToolLike, ToolSpec
 from stepengine.errors import DataError, DefinitionError
 from stepengine.machine.checks import STRING, described, object_schema, validator
-from stepengine.machine.spawning import Entry, SpawnBinding, listed, output_as_json
+from stepengine.machine.spawning import Entry, SpawnBinding, listed, output_as_json, why_not
 from stepengine.tools.arguments import without_titles
 from stepengine.tools.control import MachineTool, machine_tool
 from stepengine.tools.definition import check_name
@@ -221,8 +221,7 @@ def _without_strays(value: JsonDict) -> JsonDict:
 
 
 def _failed(child: ChildResult[Any]) -> ToolResult:
-    why = child.error.message if child.error else f"it ended as {child.status.value}"
-    return ToolResult.error(f"Agent {child.agent_id} failed: {why}")
+    return ToolResult.error(f"Agent {child.agent_id} failed: {why_not(child)}")
 
 
 def _final_text(children: Sequence[ChildResult[Any]]) -> ToolResult:

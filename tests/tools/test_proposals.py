@@ -129,7 +129,7 @@ async def test_a_replacement_that_fails_proposes_nothing(folder: Path) -> None:
 
 @pytest.mark.spec("generator-contract:T8", "reliability:FP5")
 async def test_proposals_are_bounded(folder: Path) -> None:
-    big = [tool_call("propose_write_file", {"path": f"{n}.txt", "content": "x" * 3_000_000}) for n in range(3)]
+    big = [tool_call("propose_write_file", {"path": f"{n}.txt", "content": "é" * 1_500_000}) for n in range(3)]
     huge = tool_call("propose_write_file", {"path": "huge.txt", "content": "x" * 4_194_305})
     async with engine_with(folder, *big, huge, text("done")) as engine:
         result = await engine.run("proposer", "go")

@@ -89,7 +89,7 @@ def slow(ctx: Any) -> Any:
 async def test_however_a_run_ends_its_command_ends_with_it(tmp_path: Path, way: str) -> None:
     engine = Engine()
     agent = basher(*shell_tools(tmp_path, allow_shell=True), handle_steps=slow)
-    handle = engine.start(agent, limits=Limits(max_seconds=1.0 if way == "limit" else None))
+    handle = engine.start(agent, limits=Limits(max_seconds=3.0 if way == "limit" else None))
     pid = int(await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
     if way == "interrupt":
         handle.interrupt()
@@ -101,7 +101,7 @@ async def test_however_a_run_ends_its_command_ends_with_it(tmp_path: Path, way: 
     await asyncio.sleep(0)
     if way == "closed":
         await engine.aclose()
-    await asyncio.wait((waiting,), timeout=5)
+    await asyncio.wait((waiting,), timeout=20)
     await engine.aclose()
 
     assert waiting.done()

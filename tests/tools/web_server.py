@@ -41,6 +41,7 @@ class Site:
         self.asked = asyncio.Event()
         self.open = 0
         self.most_open = 0
+        self.writers: list[asyncio.StreamWriter] = []
 
     @property
     def paths(self) -> list[str]:
@@ -51,6 +52,7 @@ class Site:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.writers.append(writer)
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         try:
@@ -91,6 +93,10 @@ async def site(tls: ssl.SSLContext | None = None) -> AsyncIterator[Site]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # What nobody read is not sent any more: a connection that still had something to send would outlive the loop.
+        for writer in made.writers:
+            writer.transport.abort()
+        await asyncio.gather(*[writer.wait_closed() for writer in made.writers], return_exceptions=True)
         await server.wait_closed()
 
 

@@ -154,7 +154,7 @@ class _Desk:
             if not name.startswith(PREFIX) or name == PREFIX + file:
                 continue
             if value["run_id"] == state.run_id:
-                size += len(value["text"])
+                size += len(value["text"].encode("utf-8", "replace"))
             else:
                 stale[name] = None
         if size > PROPOSED_BYTES:

@@ -8,13 +8,21 @@ from functools import lru_cache
 __all__ = ("SHORTEST_STEM", "words_of")
 
 SHORTEST_STEM = 3
+CACHED_CHARS = 100
+"""How long the texts are whose words are kept: names come again and again, descriptions and links do not."""
 
 
-@lru_cache(maxsize=50_000)
 def words_of(text: str) -> tuple[str, ...]:
     """Return the words of a name or text in lower case: at ``camelCase``, digits and everything that is no letter."""
+    return _known_words(text) if len(text) <= CACHED_CHARS else _words(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
     parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+", text)
     return tuple([_stem(part.lower()) for part in parts])
+
+
+_known_words = lru_cache(maxsize=50_000)(_words)
 
 
 def _stem(word: str) -> str:

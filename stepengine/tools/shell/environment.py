@@ -160,6 +160,8 @@ def git_config() -> dict[str, str]:
 
 def below(path: str, root: Sequence[str]) -> bool:
     """Return whether a path, as written or with links followed, is the root or below it."""
+    if not root:  # the root is /: whoever accepts that means every program
+        return False
     for form in (os.path.normpath(path), os.path.realpath(path)):
         if tuple([p for p in form.split("/") if p][: len(root)]) == tuple(root):
             return True

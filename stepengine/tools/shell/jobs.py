@@ -16,8 +16,6 @@ from stepengine.tools.shell.process import Ending, Process
 
 __all__ = ("Job", "Jobs", "Log")
 
-OVERLAP = 4_096
-
 
 class Log:
     """The output file of one job: both streams as they came, up to 16 MiB."""

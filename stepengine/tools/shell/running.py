@@ -213,6 +213,9 @@ class Shell:
         name = launch.argv[0]
         found = find_program(name, launch.env["PATH"], self.environment.root)
         if found is None:
-            msg = f"{name!r} could not be executed: no program of that name is on the search path outside of the root folder"
+            msg = (
+                f"{name!r} could not be executed: no program of that name is on the search path outside of the root "
+                "folder; one that stands elsewhere is given by its path, such as './tool'"
+            )
             raise ToolError(msg)
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -190,14 +191,13 @@ async def _started(ctx: ToolContext, shell: Shell, command: Argv | Script, cwd: 
     shown = shortened(shown_command(command), SHOWN_CHARS)
 
     async def make() -> Job:
-        private = Private()
-        log = Log(private.folder / "output")
-        try:
+        with ExitStack() as undo:
+            private = Private()
+            undo.callback(private.remove)
+            log = Log(private.folder / "output")
+            undo.callback(log.close)
             process = await shell.start(command, cwd, private, sink=log.write)
-        except BaseException:
-            log.close()
-            private.remove()
-            raise
+            undo.pop_all()
         return Job(job_id, shown, process, log, private)
 
     job = await _jobs(ctx, shell).start(make)

@@ -49,7 +49,7 @@ def check_headers(response: httpx2.Response, where: str) -> None:
 
 async def read_body(response: httpx2.Response, where: str, limit: int = WEB_BYTES) -> Body:
     """
-    Return the decoded body, at most *limit* bytes of it; the rest is never read.
+    Return the decoded body, at most *limit* bytes of it, from as many bytes that were sent; the rest is never read.
 
     Raises:
         ToolError: for a coding that was not asked for, several codings, broken data, and data that grows more than a
@@ -61,10 +61,11 @@ async def read_body(response: httpx2.Response, where: str, limit: int = WEB_BYTE
         msg = f"{where} answered in the content encoding {', '.join(codings)!r}; only one layer of gzip is read"
         raise ToolError(msg)
     inflate = _Inflate(where, limit) if codings else None
-    made = bytearray()
+    made, came = bytearray(), 0
     async for chunk in response.aiter_raw():
         made += chunk if inflate is None else inflate.feed(chunk)
-        if len(made) > limit:
+        came += len(chunk)
+        if max(len(made), came) > limit:  # what follows the end of compressed data makes nothing, but does not end
             return Body(bytes(made[:limit]), truncated=True)
     return Body(bytes(made))
 

@@ -95,10 +95,11 @@ class SafeFetcher:
         ssl_context: How certificates are checked; the system's trust by default.
         proxy: A forward proxy. It resolves names itself, so the address rules are its job then.
         proxy_enforces_policy: Says that it does that job; needed with *proxy*.
-        seconds: How long one fetch may take, redirects included.
+        seconds: How long one fetch may take, redirects included; 20 by default.
 
     Raises:
-        DefinitionError: when *allow* is missing or no list of hosts, or *proxy* stands alone.
+        DefinitionError: when *allow* is empty or no list of hosts, *allow_networks* holds what is no network, or *proxy*
+            stands alone.
     """
 
     def __init__(

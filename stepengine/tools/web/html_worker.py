@@ -27,6 +27,8 @@ HIDING = re.compile(r"display:none|visibility:hidden|opacity:0(?:\.0+)?(?:;|$)|f
 URLS = ("href", "src")
 MAX_NODES = 400_000
 MAX_DEPTH = 400
+MAX_CHARS = 2_000_000
+"""As many as a page has bytes at most: links that are made absolute could make it many times as long."""
 
 
 def readable(html: bytes, base: str, encoding: str | None) -> dict[str, str]:
@@ -38,7 +40,7 @@ def readable(html: bytes, base: str, encoding: str | None) -> dict[str, str]:
     _clean(page.root, base)
     parts = page.query("main") or page.query("article")
     text = _markdown(parts) or _markdown([page.root])
-    return {"title": title, "description": description, "text": text}
+    return {"title": title, "description": description, "text": text[:MAX_CHARS]}
 
 
 def _markdown(nodes: list[Any]) -> str:

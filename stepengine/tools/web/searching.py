@@ -73,7 +73,10 @@ class SearxngSearch:
     Args:
         url: The instance, such as ``"http://localhost:8080"``; named by the caller, so it may be private.
         language: Language of the results, such as ``"en"``; the instance's default by default.
-        seconds: How long one search may take.
+        seconds: How long one request may take; 20 by default.
+
+    Raises:
+        DefinitionError: when *url* is no http or https address, or has a query.
     """
 
     def __init__(self, url: str, *, language: str = "", seconds: float = WEB_SECONDS) -> None:
@@ -107,10 +110,10 @@ class BraveSearch:
         key: The subscription token; sent in a header to the API and shown nowhere.
         url: The API's address.
         country: Two letters, such as ``"de"``; Brave's default by default.
-        seconds: How long one search may take.
+        seconds: How long one request may take; 20 by default.
 
     Raises:
-        DefinitionError: when the key is empty.
+        DefinitionError: when the key is empty or no token, or *url* no http or https address.
     """
 
     def __init__(self, key: str, *, url: str = BRAVE, country: str = "", seconds: float = WEB_SECONDS) -> None:
