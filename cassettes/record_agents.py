@@ -54,14 +54,16 @@ class Play:
     A run to record.
 
     Attributes:
-        said: What the model says, in order, to an agent that was given a prompt: ``{(agent id, prompt): replies}``. The
-            prompt is the first line of what the agent was asked.
+        own: What the model says, in order, to the agent itself.
+        said: What it says to others that were given a prompt: ``{(agent id, prompt): replies}``. The prompt is the first
+            line of what the agent was asked.
         prompt: The prompt of the run.
         params: Its params.
         previous: The conversation that it continues.
         host: The agent that is run, when the recorded one is run by another; a definition.
     """
 
+    own: Sequence[ModelReply | str] = ()
     said: Mapping[tuple[str, str], Sequence[ModelReply | str]] = {}
     prompt: str = ""
     params: Mapping[str, Any] | None = None
@@ -84,7 +86,7 @@ class Cast(Provider):
     name = "scripted"
 
     def __init__(self, play: Play, own: str) -> None:
-        self._left = {key: list(replies) for key, replies in play.said.items()}
+        self._left = {key: list(replies) for key, replies in {(own, play.prompt): play.own, **play.said}.items()}
         self._own = own
 
     @property
@@ -252,37 +254,37 @@ def pruning(_: StepContext) -> Steps[int]:
 
 BASE2 = Play(
     prompt=REQUEST,
+    own=[
+        spawn(PICKER, SEARCHER, said="I look around first."),
+        tool_calls(
+            tool_call("read_files", {"paths": ["shop.py", "prices.py", "test_shop.py"]}), todos(False, False, False)
+        ),
+        tool_call("editor", {"prompt": CHANGE}),
+        tool_calls(
+            todos(True, True, False),
+            spawn({"agent_type": "code-reviewer", "prompt": REVIEW}, {"agent_type": "basher", "params": TESTS}),
+        ),
+        todos(True, True, True),
+        tool_calls(tool_call("suggest_followups", {"followups": FOLLOWUPS}), text=DONE),
+    ],
     said={
         **LOOKED,
-        ("base2", REQUEST): [
-            spawn(PICKER, SEARCHER, said="I look around first."),
-            tool_calls(
-                tool_call("read_files", {"paths": ["shop.py", "prices.py", "test_shop.py"]}), todos(False, False, False)
-            ),
-            tool_call("editor", {"prompt": CHANGE}),
-            tool_calls(
-                todos(True, True, False),
-                spawn({"agent_type": "code-reviewer", "prompt": REVIEW}, {"agent_type": "basher", "params": TESTS}),
-            ),
-            todos(True, True, True),
-            tool_calls(tool_call("suggest_followups", {"followups": FOLLOWUPS}), text=DONE),
-        ],
         ("editor", CHANGE): [tool_calls(*EDITS, text="Both files at once."), "Discount and test are in."],
         ("code-reviewer", REVIEW): ["Nothing to say: 100 is included, and the test shows it."],
     },
 )
 BASE2_MAX = Play(
     prompt=REQUEST,
+    own=[
+        spawn(SEARCHER, {"agent_type": "thinker-best-of-n", "prompt": REVIEW, "params": {"n": 2}}),
+        spawn({"agent_type": "editor-multi-prompt", "prompt": CHANGE, "params": {"prompts": list(WAYS)}}),
+        spawn(
+            {"agent_type": "code-reviewer-multi-prompt", "params": {"prompts": list(QUESTIONS)}},
+            {"agent_type": "basher", "params": TESTS},
+        ),
+        DONE,
+    ],
     said={
-        ("base2-max", REQUEST): [
-            spawn(SEARCHER, {"agent_type": "thinker-best-of-n", "prompt": REVIEW, "params": {"n": 2}}),
-            spawn({"agent_type": "editor-multi-prompt", "prompt": CHANGE, "params": {"prompts": list(WAYS)}}),
-            spawn(
-                {"agent_type": "code-reviewer-multi-prompt", "params": {"prompts": list(QUESTIONS)}},
-                {"agent_type": "basher", "params": TESTS},
-            ),
-            DONE,
-        ],
         ("thinker", REVIEW): ["From 100 on.", "Above 100."],
         ("thinker-selector", "{"): [output(thought_id="A")],
         **{("editor-implementor", IMPLEMENTING.format(way)): [PROPOSED, "Proposed."] for way in WAYS},
@@ -292,34 +294,27 @@ BASE2_MAX = Play(
         **{("code-reviewer", question): ["Yes."] for question in QUESTIONS},
     },
 )  # fmt: skip
-
-
-def editing(agent_id: str) -> Play:
-    """Return the play of an orchestrator that edits by itself."""
-    own = [spawn(PICKER, SEARCHER), tool_calls(*EDITS), spawn({"agent_type": "basher", "params": TESTS}), DONE]
-    return Play(prompt=REQUEST, said={**LOOKED, (agent_id, REQUEST): own})
+EDITING = Play(
+    prompt=REQUEST,
+    own=[spawn(PICKER, SEARCHER), tool_calls(*EDITS), spawn({"agent_type": "basher", "params": TESTS}), DONE],
+    said=LOOKED,
+)
+"""An orchestrator that edits by itself."""
 
 
 PLAYS: dict[str, Play] = {
     "base2": BASE2,
-    "base2-fast": editing("base2-fast"),
-    "base2-lite": editing("base2-lite"),
+    "base2-fast": EDITING,
+    "base2-lite": EDITING,
     "base2-max": BASE2_MAX,
-    "base2-plan": Play(
-        prompt=REQUEST,
-        said={**LOOKED, ("base2-plan", REQUEST): [spawn(PICKER), "<plan>\n1. shop.py: take 10 % off.\n</plan>"]},
-    ),
+    "base2-plan": Play(prompt=REQUEST, own=[spawn(PICKER), "<plan>\n1. shop.py: take 10 % off.\n</plan>"], said=LOOKED),
     "basher": Play(params=TESTS),
     "best-of-n-selector": Play(
         prompt=REQUEST,
         params={"implementations": IMPLEMENTATIONS},
-        said={
-            ("best-of-n-selector", REQUEST): [
-                output(implementation_id="B", reason="It is right.", suggested_improvements="")
-            ]
-        },
+        own=[output(implementation_id="B", reason="It is right.", suggested_improvements="")],
     ),
-    "code-reviewer": Play(prompt=REVIEW, said={("code-reviewer", REVIEW): ["There is no change to review."]}),
+    "code-reviewer": Play(prompt=REVIEW, own=["There is no change to review."]),
     "code-reviewer-multi-prompt": Play(
         prompt="+    return price * 0.9",
         params={"prompts": list(QUESTIONS)},
@@ -328,14 +323,12 @@ PLAYS: dict[str, Play] = {
     "code-searcher": Play(params=SEARCHER["params"]),
     "coder": Play(
         prompt=REQUEST,
-        said={
-            ("coder", REQUEST): [
-                tool_call("find_files", {"prompt": "total of an order"}),
-                tool_calls(*EDITS),
-                tool_call("run_terminal_command", TESTS),
-                DONE,
-            ]
-        },
+        own=[
+            tool_call("find_files", {"prompt": "total of an order"}),
+            tool_calls(*EDITS),
+            tool_call("run_terminal_command", TESTS),
+            DONE,
+        ],
     ),
     "context-pruner": Play(
         host=AgentDefinition("pruning-host", spawnable_agents=[BUNDLED["context-pruner"]], handle_steps=pruning),
@@ -348,12 +341,8 @@ PLAYS: dict[str, Play] = {
         ],
     ),
     "directory-lister": Play(params={"directories": [{"path": "."}, {"path": "docs"}, {"path": "nowhere"}]}),
-    "editor": Play(
-        prompt=CHANGE,
-        params={"files": ["shop.py"]},
-        said={("editor", CHANGE): [tool_calls(*EDITS), "Discount and test are in."]},
-    ),
-    "editor-implementor": Play(prompt=CHANGE, said={("editor-implementor", CHANGE): [PROPOSED, "Proposed."]}),
+    "editor": Play(prompt=CHANGE, params={"files": ["shop.py"]}, own=[tool_calls(*EDITS), "Discount and test are in."]),
+    "editor-implementor": Play(prompt=CHANGE, own=[PROPOSED, "Proposed."]),
     "editor-multi-prompt": Play(
         prompt="Make total() robust.",
         params={"prompts": list(WAYS)},
@@ -365,47 +354,38 @@ PLAYS: dict[str, Play] = {
             ],
         },
     ),
-    "file-lister": Play(prompt=WHERE, said={("file-lister", WHERE): [LISTED]}),
+    "file-lister": Play(prompt=WHERE, own=[LISTED]),
     "file-picker": Play(prompt=WHERE, said=LOOKED),
     "glob-matcher": Play(params={"patterns": [{"pattern": "**/*.py"}, {"pattern": "*.md", "cwd": "docs"}]}),
     "planner": Play(
-        prompt=REQUEST,
-        said={("planner", REQUEST): [tool_call("read_files", {"paths": ["shop.py"]}), "1. shop.py: take 10 % off."]},
+        prompt=REQUEST, own=[tool_call("read_files", {"paths": ["shop.py"]}), "1. shop.py: take 10 % off."]
     ),
     "researcher-docs": Play(
         prompt="How does pytest order fixtures?",
-        said={
-            ("researcher-docs", "How does pytest order fixtures?"): [
-                tool_call("read_docs", {"library_title": "pytest", "topic": "order of fixtures"}),
-                "Those of a wider scope are set up first.",
-            ]
-        },
+        own=[
+            tool_call("read_docs", {"library_title": "pytest", "topic": "order of fixtures"}),
+            "Those of a wider scope are set up first.",
+        ],
     ),
     "researcher-web": Play(
         prompt="How do shops count money?",
-        said={
-            ("researcher-web", "How do shops count money?"): [
-                tool_call("web_search", {"query": "money without floats"}),
-                tool_calls(*[tool_call("read_url", {"url": f"https://pages.example/{n}"}) for n in (1, 2, 3)]),
-                "Not in floats, say all three pages.",
-            ]
-        },
+        own=[
+            tool_call("web_search", {"query": "money without floats"}),
+            tool_calls(*[tool_call("read_url", {"url": f"https://pages.example/{n}"}) for n in (1, 2, 3)]),
+            "Not in floats, say all three pages.",
+        ],
     ),
-    "thinker": Play(
-        prompt=REVIEW, said={("thinker", REVIEW): ["<think>100?</think>From 100 on: the request says so."]}
-    ),
+    "thinker": Play(prompt=REVIEW, own=["<think>100?</think>From 100 on: the request says so."]),
     "thinker-best-of-n": Play(
         prompt=REVIEW,
         params={"n": 2},
-        said={
-            ("thinker-best-of-n", REVIEW): ["From 100 on.", "Above 100."],
-            ("thinker-selector", "{"): ["I choose A.", output(thought_id="A")],
-        },
+        own=["From 100 on.", "Above 100."],
+        said={("thinker-selector", "{"): ["I choose A.", output(thought_id="A")]},
     ),
     "thinker-selector": Play(
         prompt=REVIEW,
         params={"thoughts": [{"id": "A", "content": "From 100 on."}, {"id": "B", "content": "Above 100."}]},
-        said={("thinker-selector", REVIEW): [output(thought_id="A")]},
+        own=[output(thought_id="A")],
     ),
 }
 

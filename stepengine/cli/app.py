@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
+import attrs
 import typer
 
 from stepengine.cli.ending import EXIT_CODES, leave
 from stepengine.cli.journal_app import add_journal_commands
+from stepengine.cli.options import BaseUrl, Options, Quiet, with_options
 from stepengine.cli.scanning import add_scanning_commands
 
 __all__ = ("app",)
@@ -78,8 +79,10 @@ app = typer.Typer(
 )
 
 
-@app.command(help=RUN)
+@app.command("run", help=RUN)
+@with_options
 def run(
+    options: Options,
     agent: Annotated[str, typer.Argument(help="Id or file of the agent.")],
     prompt: Annotated[str, typer.Argument(help="What to do; - reads it from stdin.")] = "",
     *,
@@ -87,14 +90,6 @@ def run(
     model: Annotated[
         str, typer.Option(help="Model, such as anthropic/claude-sonnet-4-5; default: STEPENGINE_MODEL.")
     ] = "",
-    base_url: Annotated[str, typer.Option(help="A server that speaks OpenAI's Chat Completions.", metavar="URL")] = "",
-    cwd: Annotated[Path, typer.Option(help="Folder that the tools work in.")] = Path(),
-    write: Annotated[bool, typer.Option("--write", help="Let tools change files in that folder.")] = False,
-    shell: Annotated[bool, typer.Option("--shell", help="Let tools run programs, starting in that folder.")] = False,
-    web: Annotated[
-        str, typer.Option(help="Let tools read the public web; a SearXNG instance to search with.", metavar="URL")
-    ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with the whole result.")] = False,
     max_steps: Annotated[
         int, typer.Option(help="Model steps that the run may take; 0 for the agent's own limit.", min=0)
     ] = 0,
@@ -105,31 +100,12 @@ def run(
             metavar="FILE",
         ),
     ] = "",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show thinking, whole inputs and log lines.")
-    ] = False,
 ) -> None:
     """Run an agent; ``RUN`` is what users read."""
-    from stepengine.cli.running import Options, run_command
+    from stepengine.cli.running import run_command
 
-    options = Options(
-        agent=agent,
-        prompt=prompt,
-        params=params,
-        model=model,
-        base_url=base_url,
-        cwd=cwd,
-        write=write,
-        shell=shell,
-        web=web,
-        as_json=as_json,
-        max_steps=max_steps,
-        quiet=quiet,
-        verbose=verbose,
-        journal=journal,
-    )
-    leave(run_command(options))
+    options = attrs.evolve(options, agent=agent, prompt=prompt, params=params, model=model)
+    leave(run_command(attrs.evolve(options, max_steps=max_steps, journal=journal)))
 
 
 @app.command()
@@ -137,7 +113,7 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the edited copy of the project and say where it is.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """
     Watch a generator agent edit a small project, without a key and without network.
@@ -171,7 +147,7 @@ def ask(
     prompt: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.")],
     *,
     system: Annotated[str, typer.Option(help="System prompt.", metavar="TEXT")] = "",
-    base_url: Annotated[str, typer.Option(help="A server that speaks OpenAI's Chat Completions.", metavar="URL")] = "",
+    base_url: BaseUrl = "",
     max_tokens: Annotated[
         int, typer.Option(help="Tokens that the reply may have; 0 for the provider's default.", min=0)
     ] = 0,
@@ -180,8 +156,7 @@ def ask(
     """Call a model once; ``ASK`` is what users read."""
     from stepengine.cli.asking import ask_command
 
-    options = {"system": system, "base_url": base_url}
-    leave(ask_command(model, prompt, **options, max_tokens=max_tokens, as_json=as_json))
+    leave(ask_command(model, prompt, system=system, base_url=base_url, max_tokens=max_tokens, as_json=as_json))
 
 
 @app.command()

@@ -7,8 +7,9 @@ import time
 from typing import Any
 
 from stepengine.cli import running
+from stepengine.cli.options import Options, UsageProblem
 from stepengine.cli.report import Exit, json_of, money, tokens
-from stepengine.cli.running import Options, Run, UsageProblem, complain
+from stepengine.cli.running import Run, complain
 from stepengine.cli.screen import dumps, one_line, visible
 from stepengine.data import events as ev
 from stepengine.data.limits import Limits

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from stepengine.cli.options import Options
 from stepengine.cli.report import Exit
-from stepengine.cli.running import Options, Run, complain, make_progress, perform
+from stepengine.cli.running import Run, complain, make_progress, perform
 from stepengine.data.events import Event
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stepengine.errors import DefinitionError, JournalError
 
 if TYPE_CHECKING:
-    from stepengine.cli.running import Options
+    from stepengine.cli.options import Options
 
 __all__ = ("needs_agent", "options_again", "resume_hint")
 

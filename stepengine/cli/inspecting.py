@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from stepengine.cli.journals import is_cut_off, journal_at, recorded_agent
+from stepengine.cli.options import Options, UsageProblem
 from stepengine.cli.report import Exit
-from stepengine.cli.running import Options, UsageProblem, bench_for, complain, explained
+from stepengine.cli.running import bench_for, complain, explained
 from stepengine.cli.screen import dumps, visible
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.data.run import RunResult
-    from stepengine.journal import Journal
+    from stepengine.journal import Journal, Report
     from stepengine.journal.divergence import Field
 
 __all__ = ("check_command", "diff_command", "test_command")
@@ -49,19 +50,22 @@ def check_command(files: Iterable[str], *, as_json: bool) -> Exit:
 
         reports = [check(journal_at(file)) for file in _spread(files)]
         if as_json:
-            print(dumps([{"ok": bool(r) and not r.secrets, **attrs.asdict(r)} for r in reports]))
+            print(dumps([{"ok": _is_good(report), **attrs.asdict(report)} for report in reports]))
         else:
             print(visible("\n".join([line for report in reports for line in _checked(report)])))
-        return Exit.COMPLETED if all(reports) and not any(r.secrets for r in reports) else Exit.FAILED
+        return Exit.COMPLETED if all(map(_is_good, reports)) else Exit.FAILED
 
     return explained(command)
 
 
-def _checked(report: Any) -> Iterator[str]:
-    good = bool(report) and not report.secrets
+def _is_good(report: Report) -> bool:
+    return bool(report) and not report.secrets
+
+
+def _checked(report: Report) -> Iterator[str]:
     state = "complete" if report.is_complete else "without an end: it can be resumed"
     known = "not usable as it is" if report.problems else f"{report.records} records, {state}"
-    yield f"{'ok' if good else 'BAD':<4}{report.name}  {known}"
+    yield f"{'ok' if _is_good(report) else 'BAD':<4}{report.name}  {known}"
     yield from [f"      {problem}" for problem in report.problems]
     yield from [f"      looks like a secret: {secret}" for secret in report.secrets]
     if report.torn:
@@ -125,7 +129,7 @@ def _other_end(journal: Journal, replayed: RunResult[Any]) -> list[Field]:
     """Return how a run that did the same ends otherwise than it did: in its status, its output, the kind of its error."""
     from stepengine.journal.divergence import fields_between
     from stepengine.journal.forms import comparable
-    from stepengine.journal.transcripts import ended_of
+    from stepengine.journal.trees import ended_of
 
     made = replayed.journal
     recorded, now = ended_of(journal.history()), ended_of(made.history()) if made is not None else None

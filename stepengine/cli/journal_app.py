@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
+import attrs
 import typer
 
 from stepengine.cli.ending import EXIT_CODES, leave
+from stepengine.cli.options import Agent, File, Options, with_options
 
 __all__ = ("add_journal_commands",)
 
@@ -153,55 +154,31 @@ Examples:
   stepengine test journals/
   stepengine test journals/*.jsonl --agent ./agents/mine.py"""
 
-File = Annotated[str, typer.Argument(metavar="FILE", help="A journal; RUNS.db#RUN for a run in an SQLite file.")]
 Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Journals.")]
-Agent = Annotated[str, typer.Option(help="File or id of the agent; default: the id in FILE.", metavar="PATH|ID")]
-Model = Annotated[str, typer.Option(help="Model, where the run was started with --model, or to go on with another.")]
-BaseUrl = Annotated[str, typer.Option(help="A server that speaks OpenAI's Chat Completions.", metavar="URL")]
-Cwd = Annotated[Path, typer.Option(help="Folder that the tools work in.")]
-Write = Annotated[bool, typer.Option("--write", help="Let tools change files in that folder.")]
-Shell = Annotated[bool, typer.Option("--shell", help="Let tools run programs, starting in that folder.")]
-Web = Annotated[
-    str, typer.Option(help="Let tools read the public web; a SearXNG instance to search with.", metavar="URL")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with the whole result.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show thinking, whole inputs and log lines.")]
 Answers = Annotated[
     list[str] | None,
     typer.Option("--answer", help="Answer to a question; may be given several times.", metavar="ID=TEXT"),
 ]
 
 
+@with_options
 def resume(
+    options: Options,
     file: File,
     *,
     answer: Answers = None,
-    agent: Agent = "",
     in_doubt: Annotated[str, typer.Option(help="fail, retry or ask.")] = "fail",
-    model: Model = "",
-    base_url: BaseUrl = "",
-    cwd: Cwd = Path(),
-    write: Write = False,
-    shell: Shell = False,
-    web: Web = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Go on with a run; ``RESUME`` is what users read."""
     from stepengine.cli.journals import resume_command
-    from stepengine.cli.running import Options
 
-    options = Options(
-        agent=agent, model=model, base_url=base_url, cwd=cwd, write=write, shell=shell, web=web, as_json=as_json, quiet=quiet,
-        verbose=verbose, journal=file,
-    )  # fmt: skip
-    leave(resume_command(options, answer or (), in_doubt))
+    leave(resume_command(attrs.evolve(options, journal=file), answer or (), in_doubt))
 
 
+@with_options
 def replay(
+    options: Options,
     file: File,
     *,
     speed: Annotated[
@@ -211,52 +188,24 @@ def replay(
         list[str] | None,
         typer.Option(help="Effects that really happen: call_tool, perform, call_model.", metavar="KIND"),
     ] = None,
-    agent: Agent = "",
-    model: Model = "",
-    base_url: BaseUrl = "",
-    cwd: Cwd = Path(),
-    write: Write = False,
-    shell: Shell = False,
-    web: Web = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Repeat a run; ``REPLAY`` is what users read."""
     from stepengine.cli.journals import replay_command
-    from stepengine.cli.running import Options
 
-    options = Options(
-        agent=agent, model=model, base_url=base_url, cwd=cwd, write=write, shell=shell, web=web, as_json=as_json, quiet=quiet,
-        verbose=verbose, journal=file,
-    )  # fmt: skip
-    leave(replay_command(options, live or (), speed or None))
+    leave(replay_command(attrs.evolve(options, journal=file), live or (), speed or None))
 
 
+@with_options
 def extend(
+    options: Options,
     file: File,
     *,
     answer: Answers = None,
-    agent: Agent = "",
-    model: Model = "",
-    base_url: BaseUrl = "",
-    cwd: Cwd = Path(),
-    write: Write = False,
-    shell: Shell = False,
-    web: Web = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Record a run again as far as it has changed; ``EXTEND`` is what users read."""
     from stepengine.cli.journals import extend_command
-    from stepengine.cli.running import Options
 
-    options = Options(
-        agent=agent, model=model, base_url=base_url, cwd=cwd, write=write, shell=shell, web=web, as_json=as_json, quiet=quiet,
-        verbose=verbose, journal=file,
-    )  # fmt: skip
-    leave(extend_command(options, answer or ()))
+    leave(extend_command(attrs.evolve(options, journal=file), answer or ()))
 
 
 def seal(
@@ -283,7 +232,9 @@ def repair(
     leave(repair_command(file, until=until, into=into))
 
 
+@with_options
 def fork(
+    options: Options,
     file: File,
     *,
     at: Annotated[str, typer.Option(help="The last effect to keep.", metavar="N|PATH#N")],
@@ -296,26 +247,11 @@ def fork(
         typer.Option("--allow-repeat", help="Go on although what is cut off changed the world and may happen again."),
     ] = False,
     answer: Answers = None,
-    agent: Agent = "",
-    model: Model = "",
-    base_url: BaseUrl = "",
-    cwd: Cwd = Path(),
-    write: Write = False,
-    shell: Shell = False,
-    web: Web = "",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Go on from the middle of a run; ``FORK`` is what users read."""
     from stepengine.cli.journals import Branch, fork_command
-    from stepengine.cli.running import Options
 
-    options = Options(
-        agent=agent, model=model, base_url=base_url, cwd=cwd, write=write, shell=shell, web=web, as_json=as_json, quiet=quiet,
-        verbose=verbose, journal=file,
-    )  # fmt: skip
-    leave(fork_command(options, Branch(at, edit, into, allow_repeat), answer or ()))
+    leave(fork_command(attrs.evolve(options, journal=file), Branch(at, edit, into, allow_repeat), answer or ()))
 
 
 def show(

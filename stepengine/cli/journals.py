@@ -1,4 +1,4 @@
-"""``stepengine resume``, ``replay`` and ``fork``: from a journal to an engine, from the engine to a result."""
+"""``stepengine resume``, ``replay``, ``extend`` and ``fork``: from a journal to an engine, from the engine to a result."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ import re
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import attrs
 
 from stepengine.cli.hints import options_again, resume_hint
+from stepengine.cli.options import Options, UsageProblem
 from stepengine.cli.report import Exit
 from stepengine.cli.running import (
     Bench,
-    Options,
     Run,
-    UsageProblem,
     bench_for,
     complain,
     explained,
     name_of,
     new_journal,
+    result_of,
     told,
+    watched,
 )
 from stepengine.cli.signals import interruptible
 from stepengine.data.run import RunResult, RunStatus
-from stepengine.errors import DefinitionError, JournalError, LimitExceeded, ReplayDivergence
+from stepengine.errors import DefinitionError, JournalError, ReplayDivergence
 
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
-    from stepengine.journal import InDoubt, Journal
+    from stepengine.journal import Journal
 
 __all__ = (
     "Branch",
@@ -47,7 +48,6 @@ __all__ = (
     "resume_command",
 )
 
-IN_DOUBT = ("fail", "retry", "ask")
 STORED = ("ModelReply", "ToolResult")
 ADVISED = re.compile(r"stepengine (?:extend|fork) \S+(?: --at '[^']*')?")
 PLAIN_ID = re.compile(r"[A-Za-z0-9_-]+")
@@ -116,8 +116,10 @@ def _failing(command: Callable[[], Exit], options: Options) -> Exit:
 
 
 def _resume(options: Options, answers: Iterable[str], in_doubt: str) -> Exit:
-    if in_doubt not in IN_DOUBT:
-        msg = f"--in-doubt is {in_doubt!r}; it is one of {', '.join(IN_DOUBT)}"
+    from stepengine.journal import InDoubt
+
+    if in_doubt not in get_args(InDoubt):
+        msg = f"--in-doubt is {in_doubt!r}; it is one of {', '.join(get_args(InDoubt))}"
         raise UsageProblem(msg)
     journal, given = journal_at(options.journal), answers_of(answers)
     agent = recorded_agent(journal, options)
@@ -289,23 +291,16 @@ def _edit(text: str) -> Callable[[Any], Any]:
 def _perform(bench: Bench, make: Callable[[], Coroutine[Any, Any, RunResult[Any]]]) -> Run:
     """Run to the end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
 
-    async def ended() -> RunResult[Any]:
+    async def ended() -> Run:
         loop = asyncio.get_running_loop()
         async with bench.engine:
             task = asyncio.ensure_future(make())
             with interruptible(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
                 try:
-                    return await task
+                    return Run(await result_of(task))
                 except asyncio.CancelledError:
                     if not received:
                         raise
                     raise _Interrupted(received[0]) from None
-                except LimitExceeded as error:  # on_max_steps="raise"
-                    if error.result is None:
-                        raise
-                    return cast("RunResult[Any]", error.result)
 
-    if bench.progress is None:
-        return Run(asyncio.run(ended()))
-    with bench.progress.shown():
-        return Run(asyncio.run(ended()))
+    return watched(ended, bench.progress)

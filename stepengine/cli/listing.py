@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,7 +18,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import MissingKey, ModelError, UnknownModel
 
 if TYPE_CHECKING:
-    from stepengine.models import Models, Provider
+    from stepengine.models import Models, Provider, ProviderSettings
 
 __all__ = ("Known", "Listed", "known", "listed", "models_command")
 
@@ -119,12 +118,11 @@ def known(models: Models, name: str) -> Iterator[Known]:
 def _listed(models: Models, prefix: str) -> Listed:
     try:
         provider = models.provider_for(f"{prefix}/any")
+        settings = provider.settings()
     except Exception as error:  # noqa: BLE001  (providers of other packages do what they like)
         return Listed(prefix, (), f"cannot be used: {type(error).__name__}: {error}", None, None)
-    # Adapters of other packages need not say where their key comes from.
-    variables: tuple[str, ...] = getattr(provider, "_key_variables", ())
-    holder = next((name for name in variables if os.environ.get(name, "").strip()), None)
-    return Listed(prefix, variables, _key(provider, prefix, holder), holder, _base_url(provider))
+    holder = settings.key_from
+    return Listed(prefix, settings.key_variables, _key(provider, prefix, holder), holder, _base_url(settings))
 
 
 def _key(provider: Provider, prefix: str, holder: str | None) -> str:
@@ -137,11 +135,10 @@ def _key(provider: Provider, prefix: str, holder: str | None) -> str:
     return "set" if holder else "not needed"
 
 
-def _base_url(provider: Provider) -> str | None:
+def _base_url(settings: ProviderSettings) -> str | None:
     from stepengine.models.keys import base_url_for
 
-    variable, default = getattr(provider, "_home", (None, None))
-    url = base_url_for(None, variable, default)[0]
+    url = base_url_for(None, settings.base_url_variable, settings.base_url)[0]
     return None if url is None else USER.sub("//***@", url.partition("?")[0])
 
 

@@ -1,12 +1,25 @@
-"""The options of ``stepengine run`` and its relatives, and the problem of options that cannot be used."""
+"""The options of commands that run an agent, said once for all of them, and the problem of options that cannot be used."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any, TypeAlias, get_origin, get_type_hints
 
 import attrs
+import typer
 
-__all__ = ("Options", "UsageProblem")
+__all__ = ("Agent", "BaseUrl", "File", "Options", "Quiet", "UsageProblem", "with_options")
+
+File: TypeAlias = Annotated[
+    str, typer.Argument(metavar="FILE", help="A journal; RUNS.db#RUN for a run in an SQLite file.")
+]
+Agent: TypeAlias = Annotated[
+    str, typer.Option(help="File or id of the agent; default: the id in FILE.", metavar="PATH|ID")
+]
+BaseUrl: TypeAlias = Annotated[str, typer.Option(help="A server that speaks OpenAI's Chat Completions.", metavar="URL")]
+Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
 class UsageProblem(Exception):
@@ -15,19 +28,45 @@ class UsageProblem(Exception):
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """The options of ``stepengine run`` as they were typed."""
+    """What was typed for a command that runs an agent; annotated are the options that all of them have."""
 
-    agent: str
+    agent: Agent = ""
     prompt: str = ""
     params: str = ""
-    model: str = ""
-    base_url: str = ""
-    cwd: Path = Path()
-    write: bool = False
-    shell: bool = False
-    web: str = ""
-    as_json: bool = False
+    model: Annotated[
+        str, typer.Option(help="Model, where the run was started with --model, or to go on with another.")
+    ] = ""
+    base_url: BaseUrl = ""
+    cwd: Annotated[Path, typer.Option(help="Folder that the tools work in.")] = Path()
+    write: Annotated[bool, typer.Option("--write", help="Let tools change files in that folder.")] = False
+    shell: Annotated[bool, typer.Option("--shell", help="Let tools run programs, starting in that folder.")] = False
+    web: Annotated[
+        str, typer.Option(help="Let tools read the public web; a SearXNG instance to search with.", metavar="URL")
+    ] = ""
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with the whole result.")] = False
     max_steps: int = 0
-    quiet: bool = False
-    verbose: bool = False
+    quiet: Quiet = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show thinking, whole inputs and log lines.")] = False
     journal: str = ""
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """
+    Return *command* as typer takes it: with the options of ``Options`` that it does not have itself, after its own.
+
+    What was typed for them is its first argument.
+    """
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    hints = get_type_hints(Options, include_extras=True)
+    shared = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
+        for field in attrs.fields(Options)
+        if get_origin(hint := hints[field.name]) is Annotated and field.name not in [each.name for each in own]
+    ]
+
+    def typed(**given: Any) -> None:
+        options = Options(**{each.name: given.pop(each.name) for each in shared})
+        command(options, **given)
+
+    typed.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    return typed

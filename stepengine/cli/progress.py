@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-__all__ = ("Progress", "diff_lines")
+__all__ = ("LEVELS", "Progress", "diff_lines")
 
 MAX_DIFF_LINES = 40
 LEVELS = ("debug", "info", "warning", "error")
@@ -272,11 +272,10 @@ class Progress:
     def _on_hook_failed(self, event: ev.HookFailed) -> None:
         self._line(event.path, f"  warning: {one_line(event.error, 400)}", "yellow")
 
-    def _on_handler_notice(self, event: ev.HandlerNotice) -> None:
+    def _on_handler_notice(self, event: ev.HandlerNotice | ev.Warned) -> None:
         self._line(event.path, f"  warning: {one_line(event.message, 400)}", "yellow")
 
-    def _on_warned(self, event: ev.Warned) -> None:
-        self._line(event.path, f"  warning: {one_line(event.message, 400)}", "yellow")
+    _on_warned = _on_handler_notice
 
 
 def _depth(path: str) -> int:

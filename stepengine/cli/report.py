@@ -13,7 +13,7 @@ from stepengine.data.run import RunResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import ChildError, LimitExceeded, MissingKey, ReplayDivergence, UnknownModel
 
-__all__ = ("Exit", "exit_code", "json_of", "money", "tokens")
+__all__ = ("Exit", "exit_code", "json_of", "money", "output_of", "tokens")
 
 
 class Exit(IntEnum):

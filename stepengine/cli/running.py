@@ -8,7 +8,8 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "Bench",
-    "Options",
     "Run",
-    "UsageProblem",
     "bench_for",
     "complain",
     "ending_of",
@@ -44,8 +43,10 @@ __all__ = (
     "name_of",
     "new_journal",
     "perform",
+    "result_of",
     "run_command",
     "told",
+    "watched",
 )
 
 NO_MODEL = """\
@@ -55,9 +56,6 @@ agent {agent!r} needs a model, and none is set. Any of these helps:
   --model llama3.2 --base-url http://localhost:11434/v1    a local server such as Ollama; no key
   STEPENGINE_MODEL=provider/model         the default for every run
 `stepengine demo` shows an agent at work without any of them"""
-
-
-"""Category of tools, what they do, and the option that allows it."""
 
 
 @attrs.frozen
@@ -297,18 +295,27 @@ def perform(engine: Engine, agent: AgentDefinition[Any], prompt: str, progress: 
     async def ended() -> Run:
         async with engine, engine.start(agent, prompt, **options) as handle:
             with interruptible(handle.interrupt) as received:
-                try:
-                    result = await handle.result()
-                except LimitExceeded as error:  # on_max_steps="raise"
-                    if error.result is None:
-                        raise
-                    result = error.result
+                result = await result_of(handle.result())
         return Run(result, received[0] if received else None)
 
-    if progress is None:
-        return asyncio.run(ended())
-    with progress.shown():
-        return asyncio.run(ended())
+    return watched(ended, progress)
+
+
+async def result_of(run: Awaitable[RunResult[Any]]) -> RunResult[Any]:
+    """Return the result of *run*, also of one that raises when it is at a limit (``on_max_steps="raise"``)."""
+    try:
+        return await run
+    except LimitExceeded as error:
+        if error.result is None:
+            raise
+        result: RunResult[Any] = error.result
+        return result
+
+
+def watched(run: Callable[[], Coroutine[Any, Any, Run]], progress: Progress | None) -> Run:
+    """Run to the end while *progress*, if there is one, is shown."""
+    with nullcontext() if progress is None else progress.shown():
+        return asyncio.run(run())
 
 
 # --- from the result to an exit code ----------------------------------------------------------------------------------

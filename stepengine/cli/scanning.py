@@ -11,6 +11,7 @@ import attrs
 import typer
 
 from stepengine.cli.ending import leave
+from stepengine.cli.options import File
 from stepengine.cli.report import Exit
 
 __all__ = ("add_scanning_commands", "scan_command", "scrub_command")
@@ -50,13 +51,11 @@ def scan_command(paths: Sequence[str], allow: Sequence[str] = (), *, as_json: bo
         leaks = list(scan(paths, allow_secrets=allow))
         if as_json:
             print(dumps([attrs.asdict(leak) for leak in leaks]))
-        for leak in () if as_json else leaks:
-            print(visible(str(leak)))
-        if leaks and not as_json:
+        elif leaks:
+            print("\n".join([visible(str(leak)) for leak in leaks]))
             where = len({leak.path for leak in leaks})
-            print(
-                f"{len(leaks)} found in {where} files; take them out, and change keys that were shared", file=sys.stderr
-            )
+            advice = "take them out, and change keys that were shared"
+            print(f"{len(leaks)} found in {where} files; {advice}", file=sys.stderr)
         return Exit.FAILED if leaks else Exit.COMPLETED
 
     return explained(scanned)
@@ -89,7 +88,7 @@ def _scan(
 
 
 def _scrub(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A journal; RUNS.db#RUN for a run in an SQLite file.")],
+    file: File,
     copy: Annotated[Path, typer.Argument(metavar="COPY", help="The new journal.")],
 ) -> None:
     leave(scrub_command(file, str(copy)))

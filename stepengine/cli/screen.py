@@ -13,7 +13,7 @@ from typing import Any
 
 from stepengine.data.visible import visible
 
-__all__ = ("cut", "dumps", "one_line", "visible")
+__all__ = ("cut", "dumps", "is_terminal", "one_line", "visible")
 
 
 def cut(text: str, width: int) -> str:

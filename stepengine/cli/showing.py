@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from stepengine.cli.journals import journal_at
+from stepengine.cli.options import UsageProblem
 from stepengine.cli.report import Exit
-from stepengine.cli.running import UsageProblem, complain, explained
+from stepengine.cli.running import complain, explained
 from stepengine.cli.screen import dumps, visible
 from stepengine.data.codec import plain
-from stepengine.data.effects import CallModel
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Answer
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Shown", "show_command")
 
-VERBS = {"CallTool": "tool_name", "Perform": "name", "Ask": "", "Spawn": "agent_id"}
+NAMES = {"CallTool": "tool_name", "Perform": "name", "Spawn": "agent_id"}
 
 
 @attrs.frozen
@@ -61,11 +61,15 @@ def show_command(file: str, *, step: str, as_json: bool) -> Exit:
             journal = journal_at(file)
             history = journal.history()
             shown = list(effects_of(history))
-            told = _whole(history, shown) if not step else _one(history, shown, step)
-            text = "" if as_json else _rendered(journal, told, is_step=bool(step))
+            chosen = _chosen(history, shown, step) if step else shown
+            told = _one(history, shown, chosen) if step else _whole(history)
+            if as_json:
+                text = dumps({**told, "effects": [_effect(history, entry) for entry in chosen]})
+            else:
+                text = visible(_rendered(journal, told, {entry.address for entry in chosen} if step else None))
         except JournalError as error:
             return complain(error.message, Exit.FAILED)
-        print(dumps(told) if as_json else visible(text))
+        print(text)
         return Exit.COMPLETED
 
     return explained(command)
@@ -79,25 +83,20 @@ def effects_of(history: History) -> Iterator[Shown]:
     for address, intent in history.intents.items():
         if address == ROOT:
             continue
-        form: Mapping[str, Any] = {} if type(intent.effect) is CallModel else intent.effect  # type: ignore[assignment]
-        kind = str(form.get("type", "CallModel"))
+        kind = intent.type
         steps[intent.path] = steps.get(intent.path, 0) + (kind == "CallModel")
-        name = str(form.get(VERBS.get(kind) or "", "")) if kind != "CallModel" else _model_of(history, intent)
+        name = history.model(intent) if kind == "CallModel" else history.form(intent).get(NAMES.get(kind, ""), "")
         what = f"{kind} {name}".rstrip()
         yield Shown(shown_address(*address), steps[intent.path], kind, what, intent, history.results.get(address))
-
-
-def _model_of(history: History, intent: Intent) -> str:
-    return str(history.form(intent)["request"]["model"])
 
 
 # --- as JSON ----------------------------------------------------------------------------------------------------------
 
 
-def _whole(history: History, shown: list[Shown]) -> dict[str, Any]:
-    root, head = history.root, history.head
-    from stepengine.journal.transcripts import ended_of, spending_of, status_of
+def _whole(history: History) -> dict[str, Any]:
+    from stepengine.journal.trees import ended_of, spending_of, status_of
 
+    root, head = history.root, history.head
     spending = spending_of(history)
     usage, cost = spending.usage, spending.cost
     questions = [{"id": q.id, "text": q.text, "options": list(q.options)} for _, q in history.open_questions().values()]
@@ -117,7 +116,6 @@ def _whole(history: History, shown: list[Shown]) -> dict[str, Any]:
         "milliseconds": history.last_at,
         "usage": {**attrs.asdict(usage), "total_tokens": usage.total_tokens},
         "cost": None if cost is None else str(cost),
-        "effects": [_effect(history, entry) for entry in shown],
     }
 
 
@@ -171,9 +169,9 @@ def _short(value: Any) -> str:
     return json.dumps(plain(value), ensure_ascii=False)
 
 
-def _one(history: History, shown: list[Shown], step: str) -> dict[str, Any]:
+def _chosen(history: History, shown: list[Shown], step: str) -> list[Shown]:
     """
-    Return one step of the root with what followed from it, or one effect.
+    Return the effects of one step of the root, or one effect.
 
     Raises:
         UsageProblem: when there is no such step.
@@ -186,6 +184,10 @@ def _one(history: History, shown: list[Shown], step: str) -> dict[str, Any]:
         last = max([e.step for e in shown if not e.intent.path], default=0)
         msg = f"{history.name} has no step {step!r}; it has the steps 0 to {last}, and effects such as '#0' or '3.2#1'"
         raise UsageProblem(msg)
+    return chosen
+
+
+def _one(history: History, shown: list[Shown], chosen: list[Shown]) -> dict[str, Any]:
     request = history.form(chosen[0].intent)["request"] if chosen[0].kind == "CallModel" else None
     if request is not None:
         messages = [*history.messages(chosen[0].intent), *request.get("tail", ())]
@@ -196,7 +198,6 @@ def _one(history: History, shown: list[Shown], step: str) -> dict[str, Any]:
         "address": chosen[0].address,
         "so_far": _so_far(history, shown[: shown.index(chosen[0])]),
         "request": request,
-        "effects": [_effect(history, entry) for entry in chosen],
     }
 
 
@@ -215,15 +216,16 @@ def _so_far(history: History, before: list[Shown]) -> dict[str, Any]:
 # --- as text ----------------------------------------------------------------------------------------------------------
 
 
-def _rendered(journal: Journal, told: Mapping[str, Any], *, is_step: bool) -> str:
-    """Return a run, or a step of it, as the snapshots of the testing kit have it (replay F26), below what they leave out."""
+def _rendered(journal: Journal, told: Mapping[str, Any], addresses: Collection[str] | None) -> str:
+    """Return a run, or the effects of a step of it, as the snapshots of the testing kit have it (replay F26), below what they leave out."""
     from stepengine.journal.rendering import clean_tree, render, render_effects
-    from stepengine.journal.transcripts import run_tree
+    from stepengine.journal.trees import run_tree
 
-    tree = clean_tree(run_tree(journal), whole=is_step)
-    addresses = {effect["address"] for effect in told["effects"]}
-    lines = [*_request(told)] if is_step else [*_heading(told)]
-    return "\n".join([*lines, (render_effects(tree, addresses) if is_step else render(tree)).removesuffix("\n")])
+    tree = clean_tree(run_tree(journal), whole=addresses is not None)
+    lines, text = (
+        (_heading(told), render(tree)) if addresses is None else (_request(told), render_effects(tree, addresses))
+    )
+    return "\n".join([*lines, text.removesuffix("\n")])
 
 
 def _heading(told: Mapping[str, Any]) -> Iterator[str]:

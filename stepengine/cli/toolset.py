@@ -19,6 +19,7 @@ FLAGS = (
     ("execute", "runs programs", "--shell"),
     ("network", "reaches the web", "--web URL, the address of a SearXNG instance"),
 )
+"""Category of tools, what they do, and the option that allows it."""
 
 
 def uncalled_tools(root: Path) -> list[ToolLike]:

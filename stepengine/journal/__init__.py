@@ -1,8 +1,8 @@
 """
 Recording, resuming, replaying, forking and comparing runs.
 
-What lives here: the journal's stores (memory, file, SQLite), its records and their codec, the recorder and the replayer,
-and `diff`. Recorder and replayer wrap the performer from outside.
+What lives here: the journal's stores (memory, file, SQLite), its records and their codec, sessions that record, resume and
+replay, and what compares, checks, cleans and mends journals. Sessions wrap the performer from outside.
 
 What must not: anything that the driver would have to know. The floors below have never heard of journals.
 """

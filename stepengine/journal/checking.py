@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import attrs
 
@@ -96,8 +95,7 @@ def _effect_problems(history: History, record: Intent | Result, prints: Fingerpr
             history.outcome(record)
             return
         form = history.form(record)  # type: ignore[arg-type]
-        known = True if form["type"] == "CallModel" else record.fp == prints.of(form)  # type: ignore[union-attr]
-        if not known:
+        if form["type"] != "CallModel" and record.fp != prints.of(form):  # type: ignore[union-attr]
             yield f"the fingerprint of the intent {where} is not that of its effect"
     except (StepEngineError, KeyError, TypeError) as error:
         yield f"the {record.kind} of {where} cannot be read: {error}"
@@ -134,11 +132,8 @@ def _anew(history: History, record: Record) -> Record:
             form = history.form(record)
             if form["type"] != "CallModel":
                 return Intent(record.path, record.seq, form)
-            purpose: Any = record.effect.purpose if type(record.effect) is CallModel else form["purpose"]
-            return Intent(record.path, record.seq, CallModel(record.seq, history.request(record), purpose))
+            return Intent(record.path, record.seq, CallModel(record.seq, history.request(record), form["purpose"]))
         case Result():
             return Result(record.path, record.seq, record.at, history.outcome(record), record.attempts)
-        case Head():
-            return attrs.evolve(record, line=None)
-        case Input() | Blob():
+        case Head() | Input() | Blob():
             return attrs.evolve(record, line=None)

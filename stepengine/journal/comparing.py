@@ -16,7 +16,7 @@ from stepengine.journal.forms import outcome_members
 from stepengine.journal.history import History
 from stepengine.journal.records import ROOT, Address, Intent, shown_address
 from stepengine.journal.redaction import Redactor
-from stepengine.journal.transcripts import spending_of
+from stepengine.journal.trees import spending_of
 from stepengine.runtime.performer import child_path
 
 __all__ = ("Difference", "RunChange", "diff")
@@ -102,11 +102,11 @@ class _Sides:
 
     def __init__(self, a: History, b: History) -> None:
         self._a, self._b = a, b
-        prints = Fingerprints(Redactor({}, shapes=False))
+        self._plain = Redactor({}, shapes=False)
+        prints = Fingerprints(self._plain)
         for history in (a, b):
             for intent in history.intents.values():
                 intent.fp = intent.fp or prints.of(intent.effect)
-        self._plain = Redactor({}, shapes=False)
 
     def compare(self) -> Iterator[RunChange]:
         start = tuple([f for f in fields_between(self._a.root, self._b.root) if f.pointer != "/run_id"])

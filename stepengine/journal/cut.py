@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from stepengine.journal.history import parent_of
 from stepengine.journal.records import ROOT, Address
+from stepengine.runtime.performer import child_path
 
 __all__ = ("Cut",)
 
@@ -59,6 +60,4 @@ class Cut:
             return True
         if address == ROOT or not self.keeps_intent(address):
             return False
-        path, seq = address
-        child = f"{path}.{seq}" if path else str(seq)
-        return child not in self._ends
+        return child_path(*address) not in self._ends

@@ -26,9 +26,12 @@ __all__ = (
     "defined_at",
     "diverged",
     "fields_between",
+    "fields_of_effects",
+    "guess",
     "parked_at",
     "request_fields",
     "shown_value",
+    "verb",
 )
 
 DivergenceKind: TypeAlias = Literal["changed", "kind", "extra", "unused", "undecodable", "live_result"]

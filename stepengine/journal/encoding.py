@@ -103,8 +103,8 @@ class Encoder:
             members = packed(members, blobs)
             for fp, data in blobs.items():
                 yield from self._new_blob(fp, data)
-        if type(record) is Intent and type(record.effect) is CallModel:
-            yield from self._share(record.effect.request, members["effect"]["request"])
+        if type(record) is Intent and record.live is not None:
+            yield from self._share(record.live.request, members["effect"]["request"])
         yield members
 
     def _cleaned(self, members: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.journal.redaction import Redactor
 
-__all__ = ("Fingerprints", "definition_fingerprint", "fingerprint", "offered_tool")
+__all__ = ("DEFAULT_SETTINGS", "Fingerprints", "definition_fingerprint", "fingerprint", "offered_tool", "seen")
 
 START = bytes(32)
 DIGITS = 32

@@ -14,7 +14,6 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.effects import CallModel
 from stepengine.data.json import freeze
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Value
@@ -89,21 +88,14 @@ def branch(
     records = _kept(history, cut, address, run)
     if edit is not None:
         records = _edited(history, records, address, edit)
-    target = _target(source, into).bound(run)
+    fresh = MemoryJournal(redact="off", link=source.link).with_rules_of(source) if into is None else as_journal(into)
+    target = fresh.bound(run)
     if target.records():
         msg = f"{target.name} holds a run already; a fork needs a journal of its own"
         raise JournalError(msg)
     target.replace(records)
     source.forks += 1
     return target
-
-
-def _target(source: Journal, into: JournalLike | None) -> Journal:
-    if into is not None:
-        return as_journal(into)
-    made = MemoryJournal(redact="off", link=source.link)
-    made.redact, made.redactor = source.redact, source.redactor
-    return made
 
 
 def _check_place(history: History, address: Address) -> None:
@@ -179,16 +171,15 @@ def _outcome(history: History, intent: Intent, value: Any, at: int) -> Value | F
     where = shown_address(intent.path, intent.seq)
     if isinstance(value, StepEngineError):
         return Failure(value, at)
-    kind = "CallModel" if type(intent.effect) is CallModel else history.form(intent)["type"]
     try:
-        return Value(_value(kind, history, intent, value), at)
+        return Value(_value(history, intent, value), at)
     except (DataError, TypeError, AttributeError) as error:
-        msg = f"{value!r} cannot be the outcome of {where}, a {kind}: {error}"
+        msg = f"{value!r} cannot be the outcome of {where}, a {intent.type}: {error}"
         raise JournalError(msg) from error
 
 
-def _value(kind: str, history: History, intent: Intent, value: Any) -> Any:
-    match kind:
+def _value(history: History, intent: Intent, value: Any) -> Any:
+    match intent.type:
         case "CallModel":
             return value if isinstance(value, ModelReply) else ModelReply(value)
         case "CallTool":

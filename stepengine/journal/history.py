@@ -223,8 +223,8 @@ class History:
 
     def messages(self, intent: Intent) -> list[Mapping[str, Any]]:
         """Return the history of a recorded request as JSON, its slices put together."""
-        if type(intent.effect) is CallModel:
-            return [bare(m) for m in intent.effect.request.messages]
+        if intent.live is not None:
+            return [bare(m) for m in intent.live.request.messages]
         found: list[Mapping[str, Any]] = []
         # From the last message to the first, without recursion: one request may lead through all before it.
         waiting: list[Mapping[str, Any] | _Part] = [_Part((intent.path, intent.seq))]
@@ -254,15 +254,15 @@ class History:
         intent = self.intents[address]
         if address == ROOT:
             return _view_of(self.root)
-        if type(intent.effect) is CallModel:
-            return [bare(m) for m in intent.effect.request.messages]
+        if intent.live is not None:
+            return [bare(m) for m in intent.live.request.messages]
         items: list[Mapping[str, Any]] = self.form(intent)["request"]["messages"]
         return items
 
     def request(self, intent: Intent) -> ModelRequest:
         """Return the request of a recorded model call."""
-        if type(intent.effect) is CallModel:
-            return intent.effect.request
+        if intent.live is not None:
+            return intent.live.request
         members = self.form(intent)["request"]
         settings = {"settings": restored(members["settings"])} if "settings" in members else {}
         return ModelRequest(

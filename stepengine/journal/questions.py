@@ -5,7 +5,7 @@ Answers to the open questions of a suspended run, and decisions about effects th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from stepengine.data.effects import CallTool, Perform
 from stepengine.data.json import compact
@@ -17,7 +17,10 @@ from stepengine.journal.history import History
 from stepengine.journal.records import shown_address
 from stepengine.runtime.performer import Item
 
-__all__ = ("DOUBT", "check_answers", "decision_about", "in_doubt", "kept_answers", "sorted_answers")
+__all__ = ("DOUBT", "InDoubt", "check_answers", "decision_about", "in_doubt", "kept_answers", "sorted_answers")
+
+InDoubt: TypeAlias = Literal["fail", "retry", "ask"]
+"""What becomes of an effect that was begun, has no result, and is not idempotent; see ``decision_about``."""
 
 SHOWN_CHARS = 1_000
 YES_OR_NO = ("yes", "no")
@@ -59,21 +62,21 @@ def check_answers(history: History, answers: Mapping[str, AnswerLike]) -> None:
             continue
         question = waiting.get(key) or by_text.get(key)
         if question is None:
-            msg = f"{key!r} {_why(history, key)}; open are: {_listed(waiting)}"
+            msg = f"{key[:SHOWN_CHARS]!r} {_why(history, key)}; open are: {_listed(waiting)}"
             raise AnswerRejected(msg)
         _check_answer(question, answer)
 
 
 def _why(history: History, key: str) -> str:
     for intent in [i for i in history.intents.values() if i.type == "Ask"]:
-        for question in questions_of(intent.effect):
+        for question in questions_of(history.form(intent)):
             if key in (question.id, question.text):
                 return "was answered already"
     return "is no question of this run"
 
 
 def _listed(waiting: Mapping[str, Question]) -> str:
-    return ", ".join([f"{q.id!r} ({q.text})" for q in waiting.values()]) or "none"
+    return ", ".join([f"{q.id!r} ({q.text[:SHOWN_CHARS]})" for q in waiting.values()]) or "none"
 
 
 def _check_answer(question: Question, answer: Any) -> None:
@@ -94,7 +97,7 @@ def _check_answer(question: Question, answer: Any) -> None:
 def in_doubt(history: History) -> list[str]:
     """Return the addresses of the effects that may or may not have happened, and that a second time would change again."""
     cut_off = [intent for address, intent in history.intents.items() if address not in history.results]
-    return [shown_address(i.path, i.seq) for i in cut_off if touched_world(history.form(i))]
+    return [shown_address(i.path, i.seq) for i in cut_off if touched_world(i.effect)]
 
 
 def _check_decision(history: History, key: str, answer: Any) -> None:
@@ -115,9 +118,7 @@ def kept_answers(history: History) -> dict[str, AnswerLike]:
     return {entry["question_id"]: restored(entry["answer"]) for entry in kept}
 
 
-def decision_about(
-    item: Item, policy: Literal["fail", "retry", "ask"], answers: Mapping[str, AnswerLike], at: int
-) -> Failure | Stop | None:
+def decision_about(item: Item, policy: InDoubt, answers: Mapping[str, AnswerLike], at: int) -> Failure | Stop | None:
     """
     Return what becomes of an effect that may or may not have happened: ``None`` means that it is done again.
 

@@ -78,7 +78,8 @@ def _read(lines: BinaryIO, source: Source) -> Reading:
         if crc is None:
             if next(lines, None) is None:
                 return Reading(records, offset, end - offset, crc=previous)
-            raise _damaged(_where(records, offset, source), body, previous, link=link)
+            is_moved = bool(link and previous and checked(body, 0) is not None)
+            raise _damaged(records, offset, source, is_moved=is_moved)
         place = Line(source, offset, offset + len(body))
         record: Record | None = glimpsed(body, place)
         if record is None:
@@ -98,17 +99,16 @@ def _where(records: Sequence[Record], offset: int, source: Source) -> str:
     return f"record {len(records) + 1} (byte {offset}) of {source.name}"
 
 
-def _damaged(where: str, line: bytes, previous: int, *, link: bool) -> JournalCorrupt:
-    moved = link and previous and checked(line, 0) is not None
-    why = "its checksum does not follow from the record before it" if moved else "its checksum is wrong"
-    whole, file = int(where.split()[1]) - 1, file_of(where.rpartition(" of ")[2])
+def _damaged(records: Sequence[Record], offset: int, source: Source, *, is_moved: bool) -> JournalCorrupt:
+    why = "its checksum does not follow from the record before it" if is_moved else "its checksum is wrong"
+    file = file_of(source.name)
     msg = (
-        f"{where} is damaged: {why}. Nothing was run. If it was edited by hand: `stepengine seal {file}` shows what was "
+        f"{_where(records, offset, source)} is damaged: {why}. Nothing was run. If it was edited by hand: `stepengine seal {file}` shows what was "
         "edited and makes it valid. "
     )
-    if whole:
+    if records:
         msg += (
-            f"The records before it are whole: `stepengine repair {file} --until {whole}` keeps them in a new file, "
+            f"The records before it are whole: `stepengine repair {file} --until {len(records)}` keeps them in a new file, "
             "which can be resumed"
         )
     else:

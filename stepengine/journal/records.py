@@ -147,9 +147,9 @@ class Intent:
         return self._subject
 
     @property
-    def is_live(self) -> bool:
-        """Whether this is a model call of this process, which is kept as it is."""
-        return type(self._effect) is CallModel
+    def live(self) -> CallModel | None:
+        """The model call, which is kept as it is while its process lives; ``None`` of any other effect."""
+        return self._effect if type(self._effect) is CallModel else None
 
     @property
     def is_stored(self) -> bool:

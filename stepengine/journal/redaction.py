@@ -14,6 +14,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias
 from urllib.parse import quote
 
@@ -22,7 +23,18 @@ import attrs
 from stepengine.errors import DataError
 from stepengine.journal.redaction_rules import RedactRule, Rules, digest_of
 
-__all__ = ("SHAPE", "SHAPE_HINTS", "Redact", "Redactor", "SecretFound", "known_in_environment", "redactor_for")
+__all__ = (
+    "MIN_KNOWN",
+    "SHAPE",
+    "SHAPE_HINTS",
+    "Redact",
+    "Redactor",
+    "SecretFound",
+    "json_in",
+    "known_in_environment",
+    "redactor_for",
+    "shape_name",
+)
 
 Redact: TypeAlias = Literal["known", "all", "off"]
 """``"known"`` replaces known values only, ``"all"`` shapes and telling members too, ``"off"`` nothing (replay K13)."""
@@ -136,6 +148,9 @@ class Redactor:
         ]
         self._abridged = re.compile("|".join(abridged)) if abridged else None
         self._machine = _machine_pattern(rules.machine)
+        self._places = {
+            form for place in rules.machine for form in (place, json.dumps(place, ensure_ascii=False)[1:-1])
+        }
         self.shapes = shapes
         self.rules = rules
         is_off = not self._known and not shapes and rules == NO_RULES
@@ -154,13 +169,12 @@ class Redactor:
         if not self.key:
             return False
         rules = self.rules
-        if rules.functions or any(form in text for form in self._written):
+        # Places and anchors of such rules belong to decoded values, and cannot be looked for in their JSON.
+        if rules.functions or rules.fields or rules.patterns:
+            return True
+        if any(form in text for form in self._written) or any(place in text for place in self._places):
             return True
         if self._abridged is not None and self._abridged.search(text):
-            return True
-        if any(place in text for place in rules.machine) or any(steps[-1] in text for steps in rules.fields):
-            return True
-        if any(pattern.regex.search(text) for pattern in rules.patterns):
             return True
         return self.shapes and (looks_secret(text) or _may_tell(text))
 
@@ -198,9 +212,14 @@ class Redactor:
 
     def seen(self, value: Any) -> Any:
         """Return *value* as a run may see it: without secrets, but with what tells of the machine it runs on."""
+        return self._within.value(value)
+
+    @cached_property
+    def _within(self) -> Redactor:
+        """The redactor of what stays in the process, on this machine."""
         if not self.rules.machine:
-            return self.value(value)
-        return Redactor(self._known, shapes=self.shapes, rules=attrs.evolve(self.rules, machine={})).value(value)
+            return self
+        return Redactor(self._known, shapes=self.shapes, rules=attrs.evolve(self.rules, machine={}))
 
     def json_text(self, text: str, level: int = 0) -> str:
         """Return *text* cleaned as the JSON that it is, or as text."""
@@ -292,22 +311,16 @@ def _machine_pattern(machine: Mapping[str, str]) -> re.Pattern[str] | None:
     return re.compile(rf"(?<![\w.-])(?:{texts})(?![\w-]|\.\w)") if texts else None
 
 
-def _without_field(value: Any, steps: tuple[str, ...], wanted: tuple[str, ...] | None = None) -> Any:
-    """Return *value* with a placeholder at each place that *steps* lead to; *wanted* is what is left of them here."""
+def _without_field(value: Any, steps: tuple[str, ...], begun: Iterable[tuple[str, ...]] = ()) -> Any:
+    """Return *value* with a placeholder at each place that *steps* lead to; *begun* are the ends of those under way."""
     if not isinstance(value, Mapping | list | tuple):
         return value
     members = value.items() if isinstance(value, Mapping) else enumerate(value)
-    made: list[tuple[Any, Any]] = []
+    made: dict[Any, Any] = {}
     for key, member in members:
-        changed = member
-        for left in {steps, *([wanted] if wanted else [])}:
-            if left[0] not in ("*", str(key)):
-                continue
-            changed = f"<redacted:{steps[-1]}>" if len(left) == 1 else _without_field(changed, steps, left[1:])
-            if len(left) == 1:
-                break
-        made.append((key, _without_field(changed, steps) if changed is member else changed))
-    return dict(made) if isinstance(value, Mapping) else [member for _, member in made]
+        left = {end[1:] for end in (steps, *begun) if end[0] in ("*", str(key))}
+        made[key] = f"<redacted:{steps[-1]}>" if () in left else _without_field(member, steps, left)
+    return made if isinstance(value, Mapping) else [*made.values()]
 
 
 def _asked(functions: Iterable[Callable[[Any], Any]], value: Any) -> Any:

@@ -109,9 +109,10 @@ def repair(journal: JournalLike, until: int, into: JournalLike) -> Journal:
         msg = f"{target.name} holds a run already; name a file that does not exist"
         raise JournalError(msg)
     lines = source.content().split(b"\n")
-    reading = read_lines(b"".join([line + b"\n" for line in lines[: max(until, 0)]]), source.name)
-    if until < 1 or len(reading.records) != until:
-        msg = f"{source.name} has {len(reading.records)} whole records up to there, so until={until} cannot be kept"
+    reading = read_lines(b"".join([line + b"\n" for line in (lines[:until] if until > 0 else lines)]), source.name)
+    whole = len(reading.records)
+    if until != whole:
+        msg = f"{source.name} has {whole} whole records, and until is {until}; it is a number from 1 to {whole}"
         raise JournalError(msg)
     target.replace(reading.records)
     return target
@@ -171,7 +172,8 @@ def _refreshed(records: list[Record], numbers: set[int], source: Journal) -> Ite
         if number in numbers:
             touched.add(record.path)
         is_request = record.type == "CallModel"
-        if number in numbers or (is_request and (blobs or any(record.path.startswith(path) for path in touched))):
+        stale = blobs or any(f"{record.path}.".startswith(f"{path}." if path else "") for path in touched)
+        if number in numbers or (is_request and stale):
             fp = prints.of_request(history.request(record)) if is_request else prints.of(history.form(record))
             yield _with(record, {**(record.line or {}), "fp": fp})
         else:

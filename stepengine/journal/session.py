@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from stepengine.data.effects import CallModel, Spawn
+from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, RunStarted
 from stepengine.data.limits import Limits
 from stepengine.data.outcomes import Outcome, Stop, Value
@@ -32,7 +32,7 @@ from stepengine.journal.lookups import lookups, recalled
 from stepengine.journal.openings import STABLE_CREATED, Opening, created_of, new_head, opening_of, root_form
 from stepengine.journal.order import in_address_order, put_as_recorded
 from stepengine.journal.past import Past, stop_of
-from stepengine.journal.questions import check_answers, kept_answers, sorted_answers
+from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
 from stepengine.journal.records import ROOT, Input, Intent, Record, Result
 from stepengine.journal.replayer import Replayer
 from stepengine.journal.store import Journal, MemoryJournal, Writer
@@ -45,7 +45,6 @@ from stepengine.runtime.tree import Machine, Planner, Services
 __all__ = ("InDoubt", "Mode", "Session")
 
 Mode: TypeAlias = Literal["record", "resume", "replay", "extend", "new"]
-InDoubt: TypeAlias = Literal["fail", "retry", "ask"]
 
 
 class Session:
@@ -54,6 +53,7 @@ class Session:
 
     Attributes:
         mode: What is done with the journal.
+        source: The journal that was given.
         journal: The journal that the run's result names: the one that is written, or for a replay the one that it makes.
         opening: What the run was started with; ``None`` for a new one.
         answers: The answers that the run is given, by question id or text.
@@ -66,6 +66,8 @@ class Session:
         raises: Whether a divergence is raised to the caller of the run; by default it is in the result.
         leftover: What of the record was not used by a run that may leave something.
         pace: How fast results of the record come; ``None`` for at once.
+        timing: The run's own clock.
+        machines: The machines of the tree, by path.
     """
 
     def __init__(self, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> None:
@@ -73,8 +75,6 @@ class Session:
         self.source = journal
         self.journal = journal
         self.opening: Opening | None = None
-        self.answers: Mapping[str, AnswerLike]
-        self.decisions: Mapping[str, AnswerLike]
         self.answers, self.decisions = sorted_answers(answers)
         self.in_doubt: InDoubt = "fail"
         self.past: Past | None = None
@@ -146,8 +146,8 @@ class Session:
     def _again(cls, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
         session = cls(mode, journal, answers)
         session._remember(journal.history())
-        session.journal = copy = MemoryJournal(redact="off", link=journal.link, stable=journal.stable)
-        copy.redact, copy.redactor = journal.redact, journal.redactor
+        copy = MemoryJournal(redact="off", link=journal.link, stable=journal.stable)
+        session.journal = copy.with_rules_of(journal)
         session._take(copy.writer())
         return session
 
@@ -339,8 +339,8 @@ class Session:
 
     def remember(self, intent: Intent) -> None:
         """Let later requests be stored as differences to a recorded one that was asked for again."""
-        if self._writer is not None and type(intent.effect) is CallModel:
-            self._writer.remember(intent.path, intent.seq, intent.effect.request.messages)
+        if self._writer is not None and intent.live is not None:
+            self._writer.remember(intent.path, intent.seq, intent.live.request.messages)
 
     def fail(self, error: StepEngineError) -> StepEngineError:
         """Let nothing go on any more; return the first reason that was given."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from stepengine.data.transcript import Transcript
 from stepengine.errors import JournalLocked
@@ -129,6 +129,11 @@ class Journal(abc.ABC):
 
     def bound(self, run: str) -> Journal:
         """Return the journal of a new run with this id; stores of many runs make one."""
+        return self
+
+    def with_rules_of(self, other: Journal) -> Self:
+        """Return this journal, which from now on takes secrets out as *other* does."""
+        self.redact, self.redactor = other.redact, other.redactor
         return self
 
     def history(self) -> History:

@@ -238,8 +238,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _check(item: pytest.Item, recordings: Sequence[Any]) -> None:
     """Check every recording, and that what a journal saw of models went by the cassette, where there is one."""
-    cassettes = [r for r in recordings if hasattr(r, "fresh")]
-    calls = sum([r.calls for r in recordings if not hasattr(r, "fresh")])
+    from stepengine.testing.recordings import TestCassette
+
+    cassettes = [r for r in recordings if isinstance(r, TestCassette)]
+    calls = sum([r.calls for r in recordings if r not in cassettes])
     for cassette in cassettes:
         cassette.calls = max(cassette.calls, calls)
     try:

@@ -10,7 +10,7 @@ import pytest
 
 from stepengine.pytest_plugin.settings import node_id
 
-__all__ = ("SUFFIXES", "base_of", "extra_of", "file_of", "folder_of")
+__all__ = ("ROOT", "SUFFIXES", "base_of", "extra_of", "file_of", "folder_of")
 
 ROOT = "{rootdir}"
 SUFFIXES = {"journal": ".jsonl", "cassette": ".yaml"}

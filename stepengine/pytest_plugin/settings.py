@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 __all__ = (
+    "FIXTURES",
+    "MODES",
     "command_of",
     "is_live",
     "marked",

@@ -22,7 +22,6 @@ from stepengine.data.run import ChildResult
 from stepengine.data.usage import Usage
 from stepengine.errors import AgentError
 from stepengine.machine.plan import RunPlan
-from stepengine.runtime.failfast import has_failed
 from stepengine.runtime.limits import Gate, Ledger, Meter, Refusals
 from stepengine.runtime.performer import IO, Item
 from stepengine.runtime.sizes import expected_tokens
@@ -156,11 +155,6 @@ class Budgets:
     def live(self, run: Watched, effect: Leaf) -> Single:
         """Refuse what there is no room for, and let everything else happen."""
         return _at_once(self._gate.perform(Item(run.plan.path, effect, run.plan), cast("IO", run)))
-
-    @staticmethod
-    def has_failed(outcome: Single) -> bool:
-        """Return whether a member of a group failed by itself."""
-        return has_failed(outcome)
 
     # --- the second count ---------------------------------------------------------------------------------------------
 

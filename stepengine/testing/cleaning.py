@@ -18,7 +18,16 @@ from stepengine.journal.redaction import MIN_KNOWN, Redactor, SecretFound, json_
 from stepengine.testing.interactions import Headers, RecordedRequest, RecordedResponse, is_stream
 from stepengine.testing.streams import clean_events, joined_texts
 
-__all__ = ("SHAPES", "Cleaner", "SecretFound", "clean_url", "is_credential_exchange", "known_secrets")
+__all__ = (
+    "KEPT_REQUEST_HEADERS",
+    "SECRET_HEADERS",
+    "SHAPES",
+    "Cleaner",
+    "SecretFound",
+    "clean_url",
+    "is_credential_exchange",
+    "known_secrets",
+)
 
 KEPT_REQUEST_HEADERS = frozenset({"accept", "anthropic-beta", "anthropic-version", "content-type", "openai-beta"})
 KEPT_RESPONSE_HEADERS = frozenset({

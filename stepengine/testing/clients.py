@@ -67,7 +67,7 @@ class Clients:
         provider = GoogleProvider("replay")
         sdk = provider._sdk()  # noqa: SLF001 - it alone may import the SDK
         options = sdk.types.HttpOptions(
-            base_url=provider._home[1],  # noqa: SLF001
+            base_url=provider.settings().base_url,
             api_version=GOOGLE_VERSION,
             httpx_client=self._http,
             httpx_async_client=self._async_http,
@@ -77,17 +77,16 @@ class Clients:
     def _anthropic(self, name: str, http_client: Any) -> Any:
         from stepengine.models.anthropic import AnthropicProvider
 
-        provider = AnthropicProvider("replay")
-        make = getattr(provider._sdk(), name)  # noqa: SLF001 - it alone may import the SDK
-        url = provider._home[1]  # noqa: SLF001
-        return make(api_key=self._key, base_url=url, max_retries=0, http_client=http_client)
+        return self._client(AnthropicProvider("replay"), name, http_client)
 
     def _openai(self, name: str, http_client: Any) -> Any:
         from stepengine.models.openai import OpenAIProvider
 
-        provider = OpenAIProvider("replay")
+        return self._client(OpenAIProvider("replay"), name, http_client)
+
+    def _client(self, provider: Any, name: str, http_client: Any) -> Any:
         make = getattr(provider._sdk(), name)  # noqa: SLF001 - it alone may import the SDK
-        url = provider._home[1]  # noqa: SLF001
+        url = provider.settings().base_url
         return make(api_key=self._key, base_url=url, max_retries=0, http_client=http_client)
 
     def close(self) -> None:

@@ -74,8 +74,9 @@ def recorded_models(transport: Callable[[], Any], key: str | None) -> Models:
     models = Models()
     for own in (AnthropicProvider, GoogleProvider):
         sample = own("replay")
-        url, variables = sample._home[1], sample._key_variables  # noqa: SLF001 - they alone know
-        models.register(sample.name, partial(made, own, sample.name, url, variables, required=True))
+        settings = sample.settings()
+        make = partial(made, own, sample.name, settings.base_url, settings.key_variables, required=True)
+        models.register(sample.name, make)
     for name, preset in PRESETS.items():
         adapter = OpenAIProvider if preset.adapter == "openai" else OpenAIChatProvider
         variables = (preset.key_variable,) if preset.key_variable else ()

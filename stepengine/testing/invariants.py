@@ -59,6 +59,9 @@ class Watched:
         plan: The plan to run: its handler is watched.
         may_raise: Errors that its handler may let out.
         is_bare: Whether an agent without a handler runs as it is, instead of with a watched one that does the same.
+        entered: How often its handler was entered.
+        left: How often its handler was left.
+        found: What did not hold inside its handler; raised where the machine is looked at next.
     """
 
     plan: RunPlan

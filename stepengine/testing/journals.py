@@ -21,7 +21,7 @@ from stepengine.journal import Deciding, FileJournal, Journal, MemoryJournal, Se
 from stepengine.journal.history import History
 from stepengine.journal.records import ROOT, Record, Result
 from stepengine.journal.store import Writer
-from stepengine.testing.modes import Account, Mode, shown_path
+from stepengine.testing.modes import Account, Mode, replays, shown_path
 
 __all__ = ("TestJournal",)
 
@@ -48,6 +48,7 @@ class TestJournal(Deciding):
     Attributes:
         path: Its file.
         mode: As given.
+        allow_unused: As given.
         existed: Whether there was a file when the test began.
         begun: The session of the test's run, once it has begun.
         problem: Why a run was refused, if one was.
@@ -87,15 +88,13 @@ class TestJournal(Deciding):
     def __call__(self, name: str) -> TestJournal:
         """Return the journal of another run of the same test."""
         if name not in self._others:
-            other = TestJournal(
+            self._others[name] = TestJournal(
                 self.path.with_name(f"{self.path.stem}.{name}{self.path.suffix}"),
                 self.mode,
                 command=self._command,
                 allow_unused=self.allow_unused,
                 keeps=self._keeps,
-            )
-            other.redactor = self.redactor
-            self._others[name] = other
+            ).with_rules_of(self)
         return self._others[name]
 
     @property
@@ -106,7 +105,7 @@ class TestJournal(Deciding):
     @property
     def replaying(self) -> bool:
         """Whether the run is repeated and nothing may be performed."""
-        return self.mode == "none" or (self.mode == "once" and self.existed)
+        return replays(self.mode, existed=self.existed)
 
     # --- for the engine -----------------------------------------------------------------------------------------------
 
@@ -176,9 +175,7 @@ class TestJournal(Deciding):
         raise JournalError(msg)
 
     def _in_memory(self) -> MemoryJournal:
-        fresh = MemoryJournal(link=self.link, stable=self.stable)
-        fresh.redact, fresh.redactor = self.redact, self.redactor
-        return fresh
+        return MemoryJournal(redact="off", link=self.link, stable=self.stable).with_rules_of(self)
 
     # --- the end of the test ------------------------------------------------------------------------------------------
 
@@ -243,9 +240,8 @@ class TestJournal(Deciding):
             return False
         for number, line in enumerate(lines, 1):
             self.redactor.refuse(json.loads(line), f"{self.name}:{number}")
-        file = FileJournal(self.path, link=self.link, stable=self.stable)
-        file.redact, file.redactor = self.redact, self.redactor
-        file.replace(self._fresh.records())
+        file = FileJournal(self.path, redact="off", link=self.link, stable=self.stable)
+        file.with_rules_of(self).replace(self._fresh.records())
         return True
 
     def accounts(self) -> list[Account]:

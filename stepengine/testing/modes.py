@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from decimal import Decimal
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import attrs
 
-__all__ = ("MODES", "Account", "Mode", "shown_path")
+__all__ = ("MODES", "Account", "Mode", "replays", "shown_path")
 
 Mode: TypeAlias = Literal["none", "once", "new", "extend", "rewrite"]
-MODES: tuple[Mode, ...] = ("none", "once", "new", "extend", "rewrite")
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+def replays(mode: Mode, *, existed: bool) -> bool:
+    """Return whether a test only plays a file in this *mode*; *existed* says whether there was one when it began."""
+    return mode == "none" or (mode == "once" and existed)
 
 
 @attrs.frozen(kw_only=True)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.testing.cassette import Cassette, CassetteMiss, CassetteUnused
 from stepengine.testing.interactions import Interaction, RecordedRequest
-from stepengine.testing.modes import MODES, Account, Mode, shown_path
+from stepengine.testing.modes import Account, Mode, replays, shown_path
 
 if TYPE_CHECKING:
     from stepengine.testing.clients import Clients
     from stepengine.testing.transport import Chunks
 
-__all__ = ("MODES", "Mode", "TestCassette")
+__all__ = ("TestCassette", "interactions_of")
 
 MAX_SHARED = 32
 
@@ -43,6 +43,9 @@ class TestCassette(Cassette):
 
     Attributes:
         mode: As given.
+        allow_unused: As given.
+        existed: Whether there was a file when the test began.
+        fresh: What was recorded in this test.
         calls: Model calls that somebody made with what this cassette gave; they must show up in it (replay C41).
         cost: US dollars of those calls; ``None`` when unknown.
     """
@@ -102,7 +105,7 @@ class TestCassette(Cassette):
     @property
     def replaying(self) -> bool:
         """Whether everything is played and nothing reaches the network."""
-        return self.mode == "none" or (self.mode == "once" and self.existed)
+        return replays(self.mode, existed=self.existed)
 
     def take(self, request: RecordedRequest) -> Interaction:
         """

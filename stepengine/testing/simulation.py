@@ -126,8 +126,8 @@ def simulate(
         params: Its params.
         replies: What the model says: a list as for ``ScriptedModel``, after which it says "done"; a function of the request
             and a ``random.Random``; by default texts and calls of the offered tools are drawn.
-        tools: Tools that agents name, for their schemas; one that is missing takes every input. Tools that only handlers
-            call are known when they are given here or in *results*.
+        tools: Tools that agents name, for their schemas; one that is missing takes every input. Tools that no agent
+            names and only handlers call, with ``include_tool_call=False``, are known when they are given here or in *results*.
         results: What tools and the functions of ``Perform`` give, by their names: a ``ToolResult``, a text, JSON, or a
             function of the tool's input, or of the arguments of the ``Perform``. By default a tool gives a text, and
             ``Perform`` gives ``None``.

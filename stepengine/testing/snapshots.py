@@ -23,20 +23,20 @@ from stepengine.errors import DataError
 from stepengine.journal import Journal, as_journal
 from stepengine.journal.records import shown_address
 from stepengine.journal.rendering import clean_tree, render
-from stepengine.journal.transcripts import result_tree, run_tree
+from stepengine.journal.trees import result_tree, run_tree
 from stepengine.testing.cleaning import Cleaner, known_secrets
 from stepengine.testing.interactions import Interaction, RecordedRequest
 
 if TYPE_CHECKING:
     from syrupy.types import PropertyFilter, PropertyMatcher
 
-__all__ = ("EventsSnapshot", "RequestSnapshot", "RunJsonSnapshot", "RunSnapshot", "transcript_of")
+__all__ = ("EventsSnapshot", "RequestSnapshot", "RunJsonSnapshot", "RunSnapshot", "tree_of")
 
 DELTAS = (TextDelta, ThinkingDelta, ToolInputDelta)
 UNSEEN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 
 
-def transcript_of(run: Any, *, cost: bool = False) -> dict[str, Any]:
+def tree_of(run: Any, *, cost: bool = False) -> dict[str, Any]:
     """
     Return a run as the JSON value that its snapshot shows, without secrets and without folders of this machine.
 
@@ -80,7 +80,7 @@ class _Text(SingleFileSnapshotExtension):
 
     def shown(self, data: Any) -> Any:
         """Return the JSON value that the snapshot shows."""
-        return transcript_of(data) if not isinstance(data, Mapping) else dict(data)
+        return tree_of(data) if not isinstance(data, Mapping) else dict(data)
 
     def written(self, value: Any) -> str:
         """Return the text of the file."""
@@ -88,12 +88,12 @@ class _Text(SingleFileSnapshotExtension):
 
 
 class RunSnapshot(_Text):
-    """A run as a transcript; of a ``RunResult``, a journal, the path of one, or what ``transcript_of`` gave."""
+    """A run as text; of a ``RunResult``, a journal, the path of one, or what ``tree_of`` gave."""
 
     file_extension = "run.md"
 
     def written(self, value: Any) -> str:
-        """Return the transcript."""
+        """Return the run as text."""
         return render(value)
 
 

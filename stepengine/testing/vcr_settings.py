@@ -11,13 +11,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stepengine.journal.redaction import Redactor, redactor_for
+from stepengine.testing.cleaning import SECRET_HEADERS, Cleaner
 
 __all__ = ("vcr_config",)
 
 MATCH_ON = ("method", "scheme", "host", "port", "path", "query", "body")
-SECRET_HEADERS = (
-    "authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-goog-api-key", "x-auth-token",
-)  # fmt: skip
 SECRET_REPLY_HEADERS = frozenset({"set-cookie", "set-cookie2", "www-authenticate", "authorization", "x-auth-token"})
 SECRET_WORDS = (
     ("key",), ("token",), ("secret",), ("password",), ("passwd",), ("sig",), ("signature",), ("auth",), ("code",),
@@ -59,7 +57,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
 
     return {
         "match_on": MATCH_ON,
-        "filter_headers": list(SECRET_HEADERS),
+        "filter_headers": [*sorted(SECRET_HEADERS), "x-auth-token"],
         "filter_query_parameters": [(name, f"redacted-{name}") for name in named],
         "filter_post_data_parameters": [(name, f"redacted-{name}") for name in named],
         "filter_nested_post_data_parameters": True,
@@ -83,12 +81,7 @@ def _provider_hosts() -> list[str]:
 
 
 def _clean(redactor: Redactor, value: Any) -> Any:
-    """Return a text, or bytes that are text, without secrets; whatever else as it is."""
+    """Return a text or bytes without secrets; whatever else as it is."""
     if isinstance(value, str):
         return redactor.json_text(value)
-    if not isinstance(value, bytes):
-        return value
-    try:
-        return redactor.json_text(value.decode()).encode()
-    except UnicodeDecodeError:
-        return redactor.binary(value)
+    return Cleaner(base=redactor).body(value) if isinstance(value, bytes) else value

@@ -18,7 +18,10 @@ from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.errors import StepEngineError, UnknownOutcome
+from stepengine.journal.forms import is_repeatable
 from stepengine.machine import Finished, run_agent
+from stepengine.runtime.failfast import has_failed
+from stepengine.runtime.performer import Item, child_path
 from stepengine.testing.canned import Canned
 from stepengine.testing.faults import Drawn, Fault, Given, faulty
 from stepengine.testing.invariants import Unwatched, Watched
@@ -43,7 +46,17 @@ class _Crash(BaseException):
 
 @attrs.frozen(kw_only=True)
 class Setting:
-    """What all seeds have in common."""
+    """
+    What all seeds have in common.
+
+    Attributes:
+        catalog: Agents and tools.
+        agent: The root's agent.
+        prompt: Its prompt.
+        params: Its params.
+        canned: Makes what the world of a seed says.
+        may_raise: Errors that handlers may let out.
+    """
 
     catalog: Catalog
     agent: AgentDefinition[Any]
@@ -205,7 +218,7 @@ class World:
                 self._budgets.give_up(path, member)
             done[index] = outcome = self._budgets.perform(run, member)
             stop = outcome if isinstance(outcome, Stop) else None
-            failed = failed or (fail_fast and self._budgets.has_failed(outcome))
+            failed = failed or (fail_fast and has_failed(outcome))
         return tuple([done[index] for index in range(len(members))])
 
     def _recorded(self, run: Watched, effect: Leaf) -> Single:
@@ -249,7 +262,7 @@ class World:
             self._kinds[at] = self._faults.at(run.plan.path, effect)
             self.happened += [Fault(effect.seq, kind, run.plan.path) for kind in self._kinds[at]]
         self._die(effect, at, "crash")
-        if at in self._doubtful and not _may_repeat(run, effect):
+        if at in self._doubtful and not is_repeatable(Item(at[0], effect, run.plan)):
             self._now += 1
             self.unknown = True
             return Failure(UnknownOutcome("the process died while it ran"), self._now)
@@ -286,7 +299,7 @@ class World:
         raise _Crash
 
     def _spawned(self, run: Watched, effect: Spawn) -> Single:
-        path = f"{run.plan.path}.{effect.seq}" if run.plan.path else str(effect.seq)
+        path = child_path(run.plan.path, effect.seq)
         try:
             plan, state = self._planner.child(run.plan, effect, path)
         except StepEngineError as error:
@@ -317,14 +330,6 @@ def _advanced(machine: Generator[Effect, Outcome | None, Finished], outcome: Out
 
 def _is_named(effect: Leaf) -> TypeGuard[CallTool | Perform]:
     return isinstance(effect, CallTool | Perform)
-
-
-def _may_repeat(run: Watched, effect: Leaf) -> bool:
-    if isinstance(effect, CallTool):
-        binding = run.plan.tools.get(effect.tool_name)
-        hints = binding.spec.annotations if binding is not None else None
-        return hints is not None and (hints.idempotent or hints.read_only)
-    return not isinstance(effect, Perform) or effect.call.is_idempotent
 
 
 def _is_same(a: Leaf, b: Leaf) -> bool:

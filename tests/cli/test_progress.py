@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from stepengine.cli.options import Options
 from stepengine.cli.progress import LEVELS, Progress, diff_lines
-from stepengine.cli.running import Options, make_progress
+from stepengine.cli.running import make_progress
 from stepengine.data import events as ev
 from stepengine.data.models import ModelReply
 from stepengine.data.questions import Question

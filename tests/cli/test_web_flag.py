@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from stepengine.cli.app import app
 from stepengine.cli.hints import options_again
-from stepengine.cli.running import Options
+from stepengine.cli.options import Options
 
 AGENT = """
 from stepengine import AgentDefinition, ToolCall

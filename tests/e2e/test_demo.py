@@ -16,7 +16,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from stepengine.cli.app import app
 from stepengine.cli.demo import CASSETTE, HERE, HOST, copy_project, run_demo
 from stepengine.cli.report import Exit
 from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
@@ -56,18 +58,18 @@ def test_the_demo_needs_neither_network_nor_key(stepengine: Any) -> None:
     assert before == set(Path(tempfile.gettempdir()).glob("stepengine-demo-*"))
 
 
-def test_the_demo_shows_the_handler_that_ran(stepengine: Any) -> None:
+def test_the_demo_shows_the_handler_that_ran() -> None:
     from stepengine.engine import load_agent
 
     handler = load_agent("editor").handle_steps
     assert handler is not None
 
-    assert inspect.getsource(handler) in stepengine("demo", "-q").stdout
+    assert inspect.getsource(handler) in CliRunner().invoke(app, ["demo", "-q"]).stdout
     assert 20 >= len(inspect.getsource(handler).splitlines())
 
 
-def test_a_kept_copy_holds_what_the_diff_says(stepengine: Any) -> None:
-    done = stepengine("demo", "--keep", "-q")
+def test_a_kept_copy_holds_what_the_diff_says() -> None:
+    done = CliRunner().invoke(app, ["demo", "--keep", "-q"])
     folder = Path(re.findall(r"The edited project is in (.*)", done.stdout)[0])
     try:
         names: dict[str, Any] = {}
@@ -128,10 +130,7 @@ def test_recording_again_gives_the_same_cassette(script: ModuleType, tmp_path: P
 
 
 def test_a_demo_that_asks_something_else_ends_as_diverged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from typer.testing import CliRunner
-
     from stepengine.cli import demo
-    from stepengine.cli.app import app
 
     monkeypatch.setattr(demo, "PROMPT", "Something else.")
 
@@ -175,7 +174,8 @@ def test_the_demo_and_the_agents_work_from_an_installed_package(stepengine: Any)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "stepengine", site / "stepengine", ignore=ignored)
     shutil.copytree(ROOT / "agents", site / "stepengine" / "_agents", ignore=ignored)
-    elsewhere = {"PYTHONPATH": f"{stepengine.folder / '.site'}{os.pathsep}{site}"}
+    # The second process need not compile again what the first one did.
+    elsewhere = {"PYTHONPATH": f"{stepengine.folder / '.site'}{os.pathsep}{site}", "PYTHONDONTWRITEBYTECODE": ""}
 
     listed = stepengine("agents", "--json", env=elsewhere)
     demo = stepengine("demo", "-q", env=elsewhere)

@@ -84,7 +84,7 @@ def started(stepengine: Any, folder: Path, wait: str) -> Any:
 def test_a_killed_run_goes_on_in_another_process_and_no_committed_effect_happens_twice(
     stepengine: Any, folder: Path
 ) -> None:
-    process = started(stepengine, folder, "0.03")
+    process = started(stepengine, folder, "0.15")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL

@@ -14,6 +14,9 @@ from typing import Any
 
 import attrs
 import pytest
+from typer.testing import CliRunner
+
+from stepengine.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 WAITS = """
@@ -152,17 +155,20 @@ def test_the_live_example_runs_against_the_same_kind_of_server(
     [("ollama/llama3.2", "llama3.2"), ("openai/gpt-oss-20b", "openai/gpt-oss-20b"), ("some/model", "some/model")],
 )
 def test_a_model_name_goes_to_the_given_server_as_it_is_known_there(
-    stepengine: Any, chat_server: Callable[..., Any], model: str, sent: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat_server: Callable[..., Any], model: str, sent: str
 ) -> None:
-    (stepengine.folder / "a.py").write_text("from stepengine import *\nagent = AgentDefinition('a')\n")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("from stepengine import *\nagent = AgentDefinition('a')\n")
     server = chat_server({"content": "hi"})
-    live = attrs.evolve(stepengine, network=True)
 
-    done = live(
-        "run", "./a.py", "Say hi", "--model", model, "--base-url", server.url, env={"OPENAI_API_KEY": "sk-secret"}
+    # In this process: what others here need one of their own for, signals and pipes, plays no part.
+    done = CliRunner().invoke(
+        app,
+        ["run", "./a.py", "Say hi", "--model", model, "--base-url", server.url],
+        env={"OPENAI_API_KEY": "sk-secret"},
     )
 
-    assert (0, "hi\n") == (done.returncode, done.stdout), done.stderr
+    assert (0, "hi\n") == (done.exit_code, done.stdout), done.stderr
     assert sent == server.requests[0]["model"]
     assert "sk-secret" not in json.dumps(server.headers)
 

@@ -272,7 +272,7 @@ def test_a_process_that_is_killed_again_and_again_comes_to_the_end(tmp_path, sto
         command = [sys.executable, "-c", script, "resume" if attempt else "new"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stdout.readline() == "ready\n"
-            time.sleep(0.01 * (1 + attempt))
+            time.sleep(0.02 * (1 + attempt))
             process.send_signal(signal.SIGKILL)
             ended = process.stdout.read()
         if "completed" in ended:

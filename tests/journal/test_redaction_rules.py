@@ -48,6 +48,30 @@ def test_rules_of_the_user_take_out_members_texts_and_values_at_any_depth():
 
 
 @pytest.mark.spec("replay:K10")
+@pytest.mark.parametrize(
+    "rule", [Field("/input/*"), Field("/said/0"), Field("/gr\u00fc\u00dfe"), Pattern("^classified$")], ids=repr
+)
+def test_a_rule_that_cannot_be_seen_in_the_bytes_holds_for_them_all_the_same(tmp_path, rule):
+    @tool
+    def keep(value: dict[str, list[str]]) -> str:
+        """Keep something."""
+        return "kept"
+
+    def handle_steps(ctx):
+        yield ToolCall("keep", {"value": {"said": ["classified"], "gr\u00fc\u00dfe": ["classified"]}})
+
+    with Engine([AgentDefinition("a", tools=[keep], handle_steps=handle_steps)]) as engine:
+        engine.run_sync("a", journal=FileJournal(tmp_path / "run.jsonl", redact=[rule])).unwrap()
+
+    recorded = (tmp_path / "run.jsonl").read_text("utf-8")
+    whole = 0 if isinstance(rule, Pattern) or rule.pointer == "/input/*" else 1
+    assert whole == recorded.count("classified")
+    body = json.dumps({"input": ["classified"], "said": ["classified"], "gr\u00fc\u00dfe": "classified"})
+    left = Cleaner(base=redactor_for([rule])).body(body.encode())
+    assert (0 if isinstance(rule, Pattern) else 2) == left.count(b"classified")
+
+
+@pytest.mark.spec("replay:K10")
 def test_a_function_of_the_user_cleans_values_and_one_that_fails_lets_nothing_be_written(tmp_path):
     def hide(value):
         return {**value, "note": "gone"} if "note" in value else value

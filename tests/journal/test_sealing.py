@@ -116,6 +116,9 @@ def test_the_whole_records_before_damage_are_kept_in_another_journal_which_is_re
     kept = repair(path, 5, tmp_path / "kept.jsonl")
     assert kept.content() == b"".join(lines[:5])
     assert path.read_bytes() == content
+    path = path.rename(tmp_path / "a day of runs.jsonl")
+    with pytest.raises(JournalCorrupt, match=r"a day of runs.jsonl is damaged: .*`stepengine repair FILE --until 5`"):
+        FileJournal(path).records()
     with Engine([agent()], models=ScriptedModel([text("again")]), pricing=None) as engine:
         assert engine.resume_sync(kept).text == "again"
     for until in (0, 6, 99):

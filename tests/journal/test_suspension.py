@@ -102,6 +102,26 @@ def test_a_second_answer_is_refused_and_the_first_one_holds(rig):
     assert rig(asker([])).resume(journal).output == "yes"
 
 
+@pytest.mark.spec("requirements:K12")
+def test_a_second_answer_to_a_question_that_is_stored_apart_is_refused_with_a_short_message(rig):
+    long = "Open a ticket? " + "x" * 40_000
+
+    def handle_steps(_):
+        return (yield from Ask(long, options=["yes", "no"]))
+
+    agent = AgentDefinition("asker", handle_steps=handle_steps)
+    journal = MemoryJournal()
+    rig(agent).record(journal)
+    with pytest.raises(AnswerRejected, match="is no question of this run; open are: 'q0'") as caught:
+        rig(agent).resume(MemoryJournal(journal.lines()), {"q7": "yes"})
+    assert len(str(caught.value)) < 2_000
+    rig(agent).resume(journal, {"q0": "yes"})
+    for key in ("q0", long):
+        with pytest.raises(AnswerRejected, match="was answered already; open are: none") as caught:
+            rig(agent).resume(MemoryJournal(journal.lines()), {key: "no"})
+        assert len(str(caught.value)) < 2_000
+
+
 @pytest.mark.spec("requirements:K9")
 @pytest.mark.parametrize(
     ("answer", "got"), [("something else", "something else"), (True, "yes"), (Answer(declined=True), "")]

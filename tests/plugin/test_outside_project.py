@@ -5,15 +5,10 @@ What a user has: a project of their own, our wheel, an agent, a test with the `j
 from __future__ import annotations
 
 import os
-import site
 import subprocess
-import sys
-import venv
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
 
@@ -65,31 +60,9 @@ def test_nothing_else_is_reachable(journal):
 JOURNAL = Path("journals/test_agent/test_the_day_is_summed_up.jsonl")
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    An environment that holds our wheel; everything else is lent by this one, so that nothing is downloaded.
-    """
-    pytest.importorskip("hatchling", reason="needs the extra 'dev'")
-    folder = tmp_path_factory.mktemp("outside")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True, cwd=folder, timeout=300)
-    (wheel,) = folder.glob("*.whl")
-    environment = folder / "venv"
-    venv.create(environment, with_pip=False)
-    made = environment / "bin" / "python"
-    install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "--python", str(made), *install], check=True, capture_output=True, timeout=300
-    )
-    (own,) = environment.glob("lib/python3*/site-packages")
-    (own / "lent.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    return made
-
-
 @pytest.mark.spec("replay:Y3", "replay:Y10", "replay:D7", "requirements:P1", "requirements:P3", "requirements:P14")
 def test_a_project_outside_records_once_passes_offline_and_sees_what_a_new_prompt_changes(
-    python: Path, tmp_path: Path
+    installed: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "agent.py").write_text(f"from pathlib import Path\n{AGENT}")
     (tmp_path / "test_agent.py").write_text(TEST)
@@ -97,7 +70,7 @@ def test_a_project_outside_records_once_passes_offline_and_sees_what_a_new_promp
     environment = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
 
     def run(*args: str, chosen: str = "") -> tuple[int, str]:
-        command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", *args]
+        command = [installed / "bin" / "python", "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", *args]
         done = subprocess.run(
             [*command, *filter(None, [chosen])],
             check=False, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120,

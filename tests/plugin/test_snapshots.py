@@ -29,7 +29,7 @@ import pytest
 from stepengine import AgentDefinition, Engine
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, text
-from stepengine.testing.snapshots import RunJsonSnapshot, transcript_of
+from stepengine.testing.snapshots import RunJsonSnapshot, tree_of
 
 agent = AgentDefinition("watcher", model="test/m", system_prompt="Watch.")
 
@@ -121,7 +121,7 @@ from syrupy.filters import paths, props
 from syrupy.matchers import path_type
 
 def test_it(run_snapshot):
-    told = transcript_of(run(), cost=True) | {"cost_usd": COST}
+    told = tree_of(run(), cost=True) | {"cost_usd": COST}
     assert told == run_snapshot(exclude=props("cost_usd"))
     assert told == run_snapshot(exclude=paths("steps.0.outcome"))
     assert told == run_snapshot(matcher=path_type({"cost_usd": (str,)}))

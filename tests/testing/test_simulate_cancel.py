@@ -15,7 +15,7 @@ from stepengine.journal import MemoryJournal, check
 from stepengine.testing.violations import unpaired
 from tests.testing.stages import CAST, RUN_ID, Stage
 
-PATIENCE = 5
+PATIENCE = 30
 """
 Seconds within which everything of a cancelled run must have ended.
 """

@@ -44,7 +44,7 @@ from stepengine.testing.snapshots import (
     RequestSnapshot,
     RunJsonSnapshot,
     RunSnapshot,
-    transcript_of,
+    tree_of,
 )
 
 KEY = "sk-proj-PLANT7aaaabbbbccccdddd9"
@@ -162,7 +162,7 @@ prompt
       image/png 2,008 bytes sha256:3e42873f
 #5  model test/m  step 2  messages 3 (+2)
    -> text
-        XXX
+        @LONG@
         ... (cut: 3,000 characters, sha256:e1630f84)
       stop end_turn
 #6  ask
@@ -171,7 +171,7 @@ prompt
    -> (no result yet)
 waits for an answer to q6  options "yes", "no"
   Ship it?
-""".replace("XXX", "x" * 2_000)
+""".replace("@LONG@", "x" * 2_000)
 
 
 @pytest.mark.spec(
@@ -207,7 +207,7 @@ def test_what_a_run_cost_is_said_on_request() -> None:
             return await engine.run(AgentDefinition("a", model="test/m"), "hi", journal=MemoryJournal())
 
     result = asyncio.run(run())
-    assert "cost $0.25" in RunSnapshot().serialize(transcript_of(result, cost=True)).splitlines()[0]
+    assert "cost $0.25" in RunSnapshot().serialize(tree_of(result, cost=True)).splitlines()[0]
     assert "0.25" not in RunSnapshot().serialize(result)
 
 
@@ -241,7 +241,7 @@ def test_children_that_end_in_another_order_give_the_same_transcript() -> None:
             engine.run_sync(parent, "go", journal=journal)
         return journal
 
-    one, other = run(0, 40), run(40, 0)
+    one, other = run(0, 200), run(200, 0)
     order = [[(r.kind, getattr(r, "path", "")) for r in j.records()] for j in (one, other)]
     assert order[0] != order[1]
     assert RunSnapshot().serialize(one) == RunSnapshot().serialize(other)

@@ -13,7 +13,6 @@ from decimal import Decimal
 from typing import Any, assert_never
 
 from stepengine.data.codec import plain
-from stepengine.data.effects import CallModel
 from stepengine.data.json import JsonDict, canonical, thaw
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage
 from stepengine.data.models import ModelReply, StopReason
@@ -37,6 +36,7 @@ from stepengine.journal.forms import restored
 from stepengine.journal.history import History
 from stepengine.journal.records import ROOT, Intent, Result, shown_address
 from stepengine.journal.store import Journal, MemoryJournal
+from stepengine.runtime.performer import child_path
 
 __all__ = ("ended_of", "result_tree", "run_tree", "spending_of", "status_of")
 
@@ -54,14 +54,14 @@ def run_tree(journal: Journal) -> Tree:
         JournalCorrupt: when there is no run in it, or a record is damaged.
     """
     history = journal.history()
-    if any(type(intent.effect) is CallModel for intent in history.intents.values()):
+    if any(intent.live is not None for intent in history.intents.values()):
         # Lines say what of a request is new; values in memory would have to be compared with each other for that.
         history = MemoryJournal(journal.lines()).history()
     root, spending = history.root, spending_of(history)
-    calls = [i for i in history.intents.values() if i.effect.get("type") == "CallModel"]  # type: ignore[union-attr]
     ended = ended_of(history)
     tree = _heading(str(root["agent_id"]), status_of(history), spending)
-    tree |= {"effects": len(history.intents) - 1, "model_calls": len(calls)}
+    calls = sum(intent.type == "CallModel" for intent in history.intents.values())
+    tree |= {"effects": len(history.intents) - 1, "model_calls": calls}
     tree |= _filled(prompt=root.get("prompt"), params=plain(root.get("params"))) | _Path(history, "").told()
     if ended is not None:
         tree |= _ending(ended)
@@ -115,13 +115,13 @@ def spending_of(history: History) -> Spending:
     ended = ended_of(history)
     if ended is not None:
         return ended.spending
-    usage, cost = Usage(), Decimal(0)
-    total: Decimal | None = cost
+    usage = Usage()
+    cost: Decimal | None = Decimal(0)
     for address, result in history.results.items():
         value = getattr(history.outcome(result), "value", None) if address != ROOT else None
         if isinstance(value, ModelReply):
-            usage, total = usage + (value.usage or Usage()), add_cost(total, value.cost)
-    return Spending(usage=usage, cost=total)
+            usage, cost = usage + (value.usage or Usage()), add_cost(cost, value.cost)
+    return Spending(usage=usage, cost=cost)
 
 
 class _Path:
@@ -172,11 +172,10 @@ class _Path:
             )
         if kind == "perform":
             return tree | _filled(args=plain(form["args"]), kwargs=plain(form["kwargs"]))
-        start = f"{self._path}.{seq}" if self._path else str(seq)
         tree |= _filled(
             call=self._call(form.get("tool_call_id", "")), prompt=form["prompt"], params=plain(form["params"])
         )
-        return tree | _Path(self._history, start).told()
+        return tree | _Path(self._history, child_path(self._path, seq)).told()
 
     def _model(self, intent: Intent, form: Mapping[str, Any]) -> Tree:
         self._step += 1
@@ -311,4 +310,4 @@ def _hash(data: bytes) -> str:
 
 def _filled(**members: Any) -> Tree:
     """Return the members that say something."""
-    return {name: value for name, value in members.items() if value not in EMPTY or value is False}
+    return {name: value for name, value in members.items() if value not in EMPTY}
