@@ -9,7 +9,7 @@ from __future__ import annotations
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest
 from stepengine.models._reading import Timeouts
 from stepengine.models.anthropic import AnthropicProvider
-from stepengine.models.base import ModelInfo, ModelRef, Provider
+from stepengine.models.base import ModelInfo, ModelRef, Provider, ProviderSettings
 from stepengine.models.google import GoogleProvider
 from stepengine.models.openai import OpenAIProvider
 from stepengine.models.openai_chat import OpenAIChatProvider
@@ -31,6 +31,7 @@ __all__ = (
     "OpenAIProvider",
     "Preset",
     "Provider",
+    "ProviderSettings",
     "Timeouts",
     "fallback",
 )

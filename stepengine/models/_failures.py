@@ -166,7 +166,11 @@ def _failed(call: Call, kind: str, retryable: bool, detail: str) -> ModelError: 
 
 
 def body_failure(
-    content: bytes | Mapping[str, Any], status: int | None, headers: Mapping[str, str], call: Call
+    content: bytes | Mapping[str, Any],
+    status: int | None,
+    headers: Mapping[str, str],
+    call: Call,
+    usage: Usage | None = None,
 ) -> ModelError:
     """
     Return the error for an error *content*, of a response with an error status or inside a reply that began well.
@@ -176,11 +180,13 @@ def body_failure(
         status: The HTTP status; ``None`` inside a reply, where the error's own code or type stands for it.
         headers: Of the response.
         call: What was asked.
+        usage: What the reply is known to have used before it failed.
     """
     problem = _problem(content)
     status = status if status is not None else problem.status
     message = _message(problem, status, call)
     fields: dict[str, Any] = {"status": status, "request_id": _request_id(headers, content), "kind": "http"}
+    fields["usage"] = usage
     asked = wait_of(headers)
     if status in OVERFLOW_STATUS and (
         status == TOO_LARGE or "context_length_exceeded" in problem.words or OVERFLOW.search(problem.text)

@@ -91,6 +91,7 @@ class HttpProvider(Provider):
         headers: HTTP headers to send with every request.
     """
 
+    accumulator: ClassVar[type[Accumulator]]
     path: ClassVar[str]
     count_member: ClassVar[str] = "input_tokens"
 
@@ -117,16 +118,6 @@ class HttpProvider(Provider):
         return f"<{type(self).__name__} {self.name!r}>"
 
     @property
-    @abstractmethod
-    def _home(self) -> tuple[str | None, str | None]:
-        """The variable that holds the base URL and the default base URL."""
-
-    @property
-    @abstractmethod
-    def _key_variables(self) -> tuple[str, ...]:
-        """The environment variables that may hold the key."""
-
-    @property
     def _key_required(self) -> bool:
         return True
 
@@ -146,14 +137,6 @@ class HttpProvider(Provider):
         """Encode the question how many tokens *request* has; ``None`` when the provider cannot be asked."""
         return None
 
-    @abstractmethod
-    def _accumulator(self, request: ModelRequest, call: Call, request_id: str | None) -> Accumulator:
-        """Make the accumulator for one streamed reply."""
-
-    @abstractmethod
-    def _decode(self, data: Mapping[str, Any], request: ModelRequest, call: Call, request_id: str | None) -> ModelReply:
-        """Decode a reply that came in one piece."""
-
     def check(self, model: str) -> None:
         """
         Look for the key.
@@ -161,17 +144,20 @@ class HttpProvider(Provider):
         Raises:
             MissingKey: when there is none.
         """
-        self._settings()
+        self._access()
 
-    def _settings(self) -> tuple[Credentials, str]:
-        variable, default = self._home
-        url, elsewhere = base_url_for(self._base_url, variable, default)
+    def _access(self) -> tuple[Credentials, str]:
+        """Return the key to use and the address to go to."""
+        settings = self.settings()
+        default = settings.base_url
+        url, elsewhere = base_url_for(self._base_url, settings.base_url_variable, default)
         required = self._key_required and not (elsewhere and default is not None)
         argument = f"{type(self).__name__}(api_key=...)"
-        variables = usable_variables(self.name, self._key_variables, url, default) if self._api_key is None else ()
-        credentials = find_key(self.name, self._api_key, variables, required=required, argument=argument)
+        variables = settings.key_variables if self._api_key is None else ()
+        usable = usable_variables(self.name, variables, url, default)
+        credentials = find_key(self.name, self._api_key, usable, required=required, argument=argument)
         if url is None:
-            msg = f"there is no address for {self.name!r}: pass base_url= or set {variable}"
+            msg = f"there is no address for {self.name!r}: pass base_url= or set {settings.base_url_variable}"
             raise ModelError(msg, kind="missing_base_url")
         return credentials, url
 
@@ -181,7 +167,7 @@ class HttpProvider(Provider):
         if ready is None:
             import httpx2
 
-            credentials, base_url = self._settings()
+            credentials, base_url = self._access()
             self._sdk()
             timeouts = self._timeouts
             http_client = httpx2.AsyncClient(
@@ -341,13 +327,15 @@ class HttpProvider(Provider):
         if data.get("error"):
             raise body_failure(data, None, exchange.response.headers, exchange.call)
         try:
-            return self._finished(self._decode(data, request, exchange.call, exchange.request_id), request)
+            reply = self.accumulator.decoder(data, exchange.call, self.bare(request.model), exchange.request_id)
+            return self._finished(reply, request)
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             broken = protocol_failure(exchange.call, f"the reply lacks what it must hold: {error!r}")
         raise broken
 
     def _reader(self, exchange: Exchange, request: ModelRequest) -> ReplyReader:
-        return ReplyReader(self._accumulator(request, exchange.call, exchange.request_id), exchange.call)
+        accumulator = self.accumulator(exchange.call, self.bare(request.model), exchange.request_id)
+        return ReplyReader(accumulator, exchange.call)
 
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         """Return *reply* with what the wire could not do itself."""

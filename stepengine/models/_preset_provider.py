@@ -9,6 +9,7 @@ from typing import Any
 from stepengine.errors import ModelError
 from stepengine.models._http import HttpProvider
 from stepengine.models._reading import Timeouts
+from stepengine.models.base import ProviderSettings
 from stepengine.models.keys import Credentials, Secret
 from stepengine.models.presets import preset_of
 
@@ -33,7 +34,7 @@ class PresetProvider(HttpProvider):
 
     def __init__(
         self,
-        name: str,
+        name: str = "openai_chat",
         api_key: str | Secret | None = None,
         base_url: str | None = None,
         key_env: str | None = None,
@@ -48,21 +49,21 @@ class PresetProvider(HttpProvider):
         self._key_env = key_env
         self.model_patterns = self._preset.model_patterns
 
-    @property
-    def _home(self) -> tuple[str | None, str | None]:
-        return self._preset.base_url_variable, self._preset.base_url
-
-    @property
-    def _key_variables(self) -> tuple[str, ...]:
+    def settings(self) -> ProviderSettings:
+        """Return where its key and address come from, as the preset says."""
         variable = self._key_env or self._preset.key_variable
-        return (variable,) if variable else ()
+        return ProviderSettings(
+            key_variables=(variable,) if variable else (),
+            base_url_variable=self._preset.base_url_variable,
+            base_url=self._preset.base_url,
+        )
 
     @property
     def _key_required(self) -> bool:
         return self._preset.key_required or self._key_env is not None
 
-    def _settings(self) -> tuple[Credentials, str]:
-        credentials, url = super()._settings()
+    def _access(self) -> tuple[Credentials, str]:
+        credentials, url = super()._access()
         suffix = self._preset.base_url_suffix
         if suffix and not self._api_version and not url.rstrip("/").endswith("/v1"):
             url = url.rstrip("/") + suffix

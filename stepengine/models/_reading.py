@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, suppress
-from typing import Any, Protocol
+from typing import Any, ClassVar, NoReturn
 
 import attrs
 
 from stepengine.data.models import ModelDelta, ModelReply, TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
-from stepengine.models._failures import Call, protocol_failure, request_id_of, transport_failure
+from stepengine.models._failures import (
+    Call,
+    body_failure,
+    protocol_failure,
+    request_id_of,
+    transport_failure,
+    truncated,
+)
 from stepengine.models._json import read_json
 from stepengine.models._sse import SSEParser
 from stepengine.models.keys import redacted
@@ -53,22 +61,52 @@ class Timeouts:
     total: float = 600.0
 
 
-class Accumulator(Protocol):
-    """Turns the events of one wire into the completed reply."""
+class Accumulator(ABC):
+    """
+    Turns the events of one wire into the completed reply.
+
+    Args:
+        call: What was asked.
+        model: The model's name as it was asked for.
+        request_id: From the response's headers.
+
+    Attributes:
+        done: Whether the terminal marker has come.
+    """
+
+    decoder: ClassVar[staticmethod[[Mapping[str, Any], Call, str, str | None], ModelReply]]
+    """Decodes a message that came, or was put together, in one piece; the others are the arguments of the class."""
+
+    def __init__(self, call: Call, model: str, request_id: str | None) -> None:
+        self.done = False
+        self._call = call
+        self._model = model
+        self._request_id = request_id
 
     @property
-    def done(self) -> bool:
-        """Whether the terminal marker has come."""
-
-    @property
+    @abstractmethod
     def usage(self) -> Usage | None:
         """What the reply is known to have used so far."""
 
+    @abstractmethod
     def event(self, name: str, data: bytes) -> list[ModelDelta]:
         """Take one event and return what it adds."""
 
-    def finish(self, tail: bytes, *, clean: bool) -> ModelReply:
+    @abstractmethod
+    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """Return the reply; *tail* is an unfinished event, *clean* whether the body ended as it should."""
+
+    def _decoded(self, message: Mapping[str, Any]) -> ModelReply:
+        return self.decoder(message, self._call, self._model, self._request_id)
+
+    def _failed(self, event: Mapping[str, Any]) -> ModelError:
+        return body_failure(event, None, {}, self._call, self.usage)
+
+    def _broken(self, what: str) -> NoReturn:
+        raise protocol_failure(self._call, what, self.usage)
+
+    def _truncated(self, what: str) -> NoReturn:
+        raise truncated(self._call, what, self.usage)
 
 
 class ReplyReader:

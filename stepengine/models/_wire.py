@@ -5,38 +5,48 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeGuard, TypeVar
+
+import attrs
 
 from stepengine.data.json import compact
-from stepengine.data.messages import AssistantMessage, Message
+from stepengine.data.messages import AssistantMessage, ToolMessage
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
-from stepengine.data.parts import DocumentPart, ImagePart, ToolCallPart
+from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, ResultPart, TextPart, ToolCallPart
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._json import utf8
 
 __all__ = (
     "NUDGE",
+    "RolesInTurn",
     "ToolsCache",
+    "Turn",
     "all_headers",
     "arguments_of",
     "base64_of",
     "cannot_take",
+    "check_image",
     "data_url",
+    "document_text",
     "effort_of",
     "encoded",
     "extra_headers",
-    "extra_members",
+    "filled",
     "is_own",
     "is_paused",
     "join_members",
-    "joined_tools",
+    "joined",
     "made_id",
-    "message_at",
+    "media_label",
+    "members_of",
+    "plain_text",
+    "result_text",
     "safe_name",
     "schema_name",
     "tool_choice_of",
+    "turns_of",
     "wire_ids",
 )
 
@@ -48,6 +58,7 @@ RESERVED = frozenset({"headers", "body"})
 SECRET_HEADERS = frozenset({"authorization", "x-api-key", "x-goog-api-key", "api-key", "proxy-authorization", "cookie"})
 
 EFFORTS = ((2_048, "low"), (8_192, "medium"))
+IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 MAX_ID = 64
 MAX_NAME = 64
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
@@ -63,9 +74,14 @@ def join_members(members: Mapping[str, bytes]) -> bytes:
     return b"{" + b",".join([encoded(name) + b":" + value for name, value in members.items()]) + b"}"
 
 
-def is_own(data: Mapping[str, Any] | None, provider: str) -> bool:
-    """Return whether *provider* made the part whose ``provider_data`` is *data*."""
-    return data is not None and data.get("provider") == provider
+def joined(values: Iterable[Any]) -> bytes:
+    """Return *values* as the inside of a JSON array; those that are ``None`` are left out."""
+    return b",".join([encoded(value) for value in values if value is not None])
+
+
+def is_own(data: Mapping[str, Any] | None, provider: str, model: str | None = None) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether *provider*, and its *model* if one is given, made the part whose ``provider_data`` is *data*."""
+    return data is not None and data.get("provider") == provider and (model is None or data.get("model") == model)
 
 
 def safe_name(name: str) -> str:
@@ -110,18 +126,26 @@ def all_headers(*layers: Mapping[str, str]) -> dict[str, str]:
     return merged
 
 
-def extra_members(settings: ModelSettings, head: Mapping[str, Any]) -> dict[str, Any]:
+def members_of(request: ModelRequest, head: Mapping[str, Any], tools: bytes, *, extra: bool = True) -> dict[str, bytes]:
     """
-    Return the body members *head* with those of ``settings.extra`` put on top; objects are merged member by member.
+    Return the encoded members of a body, all but the conversation: *head* without ``None``, and *tools*.
 
-    All keys of ``extra`` but ``"headers"`` and ``"body"`` are members, and so are those of the object under ``"body"``.
+    With *extra*, ``settings.extra`` is put on top, objects member by member: all its keys but ``"headers"`` and ``"body"``
+    are members, and so are those of the object under ``"body"``. Tools in it go behind *tools*.
     """
-    extra = settings.extra
-    if not extra:
-        return dict(head)
-    plain = {name: value for name, value in extra.items() if name not in RESERVED}
-    body = extra.get("body")
-    return _merged(_merged(head, plain), body if isinstance(body, Mapping) else {})
+    given: Mapping[str, Any] = {name: value for name, value in head.items() if value is not None}
+    own = request.settings.extra
+    if extra and own:
+        body = own.get("body")
+        given = _merged(given, {name: value for name, value in own.items() if name not in RESERVED})
+        given = _merged(given, body if isinstance(body, Mapping) else {})
+    members = {name: encoded(value) for name, value in given.items()}
+    if request.tools:
+        more = given.get("tools")
+        if isinstance(more, list) and more:
+            tools = tools[:-1] + (b"," if len(tools) > len(b"[]") else b"") + encoded(more)[1:]
+        members["tools"] = tools
+    return members
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,13 +154,6 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         old = merged.get(name)
         merged[name] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def joined_tools(tools: bytes, more: Any) -> bytes:
-    """Return the encoded array *tools* with *more* behind it: a provider's own tools, from ``settings.extra``."""
-    if not isinstance(more, list) or not more:
-        return tools
-    return tools[:-1] + (b"," if len(tools) > len(b"[]") else b"") + encoded(more)[1:]
 
 
 def effort_of(thinking: Thinking) -> str:
@@ -150,12 +167,6 @@ def schema_name(schema: Mapping[str, Any]) -> str:
     """Return the name under which a structured output goes where a wire demands one."""
     title = schema.get("title")
     return safe_name(title) if isinstance(title, str) and title else "output"
-
-
-def message_at(request: ModelRequest, index: int) -> Message:
-    """Return the message at *index* of history and tail."""
-    history = len(request.messages)
-    return request.messages[index] if index < history else request.tail[index - history]
 
 
 def is_paused(request: ModelRequest) -> bool:
@@ -176,11 +187,8 @@ def wire_ids(
     ids: dict[str, str] = {}
     used: set[str] = set()
     for call in calls:
-        theirs = (
-            call.provider_data.get("id")
-            if own and is_own(call.provider_data, provider) and call.provider_data
-            else None
-        )
+        data = call.provider_data
+        theirs = data.get("id") if own and is_own(data, provider) else None
         wire_id = theirs if isinstance(theirs, str) and theirs and theirs not in used else make(call.tool_call_id)
         used.add(wire_id)
         ids[call.tool_call_id] = wire_id
@@ -210,6 +218,40 @@ def cannot_take(provider: str, part: ImagePart | DocumentPart, why: str) -> Mode
     name = getattr(part, "name", "") or part.url or ""
     msg = f"{provider} cannot take the {type(part).__name__}{f' {name!r}' if name else ''} of type {part.mime_type!r}: {why}"
     return ModelError(msg, kind="unsupported_part")
+
+
+def check_image(provider: str, part: ImagePart) -> None:
+    """Raise ``ModelError`` for an image whose bytes are of a kind that the provider does not take."""
+    if part.data is not None and part.mime_type not in IMAGES:
+        raise cannot_take(provider, part, "it takes JPEG, PNG, GIF and WebP")
+
+
+def document_text(name: str, data: bytes) -> str:
+    """Return a document that is text under its name, if it has one."""
+    text = data.decode("utf-8", "replace")
+    return f"{name}:\n{text}" if name else text
+
+
+def filled(parts: Sequence[ResultPart]) -> list[ResultPart]:
+    """Return *parts* without empty texts."""
+    return [part for part in parts if not isinstance(part, TextPart) or part.text]
+
+
+def plain_text(parts: Iterable[ResultPart]) -> str:
+    """Return texts and JSON values, a line each; images and documents are left out."""
+    texts = [part for part in parts if isinstance(part, TextPart | JsonPart)]
+    return "\n".join([part.text if isinstance(part, TextPart) else compact(part.value) for part in texts])
+
+
+def result_text(message: ToolMessage) -> str:
+    """Return the text of a result; one of an error says so at its beginning, where a wire has no mark for it."""
+    text = plain_text(filled(message.content))
+    return f"Error: {text}" if message.is_error and not text.lower().startswith("error") else text
+
+
+def media_label(message: ToolMessage) -> str:
+    """Return what stands before the images and documents of a result that a wire cannot hold inside."""
+    return f"Images and documents in the result of {message.tool_name} ({message.tool_call_id}):"
 
 
 def tool_choice_of(request: ModelRequest) -> ToolChoice | None:
@@ -242,3 +284,87 @@ class ToolsCache:
         data = encoded(definitions)
         self._last = (tools, data)
         return data
+
+
+# --- the conversation -----------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Turn:
+    """
+    One encoded message; a wire that keeps more of one has a subclass.
+
+    Attributes:
+        role: Whose it is.
+        body: Its parts joined by commas; of a result what follows its call's id. Empty when there is nothing to send.
+        ids: The encoded wire id of each call.
+        call_id: The call that a result answers.
+        after: What follows the results of the batch, since the wire cannot hold it inside.
+    """
+
+    role: Literal["user", "assistant", "tool"]
+    body: bytes
+    ids: Mapping[str, bytes] = attrs.field(factory=dict)
+    call_id: str = ""
+    after: bytes = b""
+
+
+T = TypeVar("T", bound=Turn)
+
+
+def turns_of(request: ModelRequest, flags: Hashable, encode: Callable[..., T]) -> list[T]:
+    """
+    Return history and tail as turns. Each message is encoded once for the same *flags* (``Transcript.memo``).
+
+    *flags* is what *encode* goes by beside the message, of a class of the wire's own. A message with an id of the
+    provider's that an earlier one has sent is encoded with ``own_ids=False`` (EC83).
+    """
+    history = len(request.messages)
+    turns = [*request.messages.memo(flags, lambda message: encode(message, flags))]
+    turns += [encode(message, flags) for message in request.tail]
+    seen: set[bytes] = set()
+    for index, turn in enumerate(turns):
+        if turn.ids:
+            ids = turn.ids.values()
+            if not seen.isdisjoint(ids):
+                message = request.messages[index] if index < history else request.tail[index - history]
+                turns[index] = again = encode(message, flags, own_ids=False)
+                ids = again.ids.values()
+            seen.update(ids)
+    return turns
+
+
+class RolesInTurn:
+    """
+    Puts encoded messages in a row, from user to user, and makes one of neighbours that are the user's.
+
+    Args:
+        opening: How a message of ``"user"`` and one of ``"assistant"`` begins.
+        nudge: The part that says ``NUDGE``.
+    """
+
+    def __init__(self, opening: Mapping[str, bytes], nudge: bytes) -> None:
+        self._opening = opening
+        self._nudge = nudge
+        self._out: list[bytes] = []
+        self._role = ""
+
+    def put(self, role: Literal["user", "assistant"], body: bytes) -> None:
+        """Add what *role* says."""
+        out = self._out
+        if role == self._role == "user":
+            out.append(b",")
+        else:
+            if self._role:
+                out.append(b"]},")
+            if role == "assistant" and self._role != "user":
+                out += (self._opening["user"], self._nudge, b"]},")
+            out.append(self._opening[role])
+            self._role = role
+        out.append(body)
+
+    def joined(self, *, nudge: bool) -> bytes:
+        """Return the array; *nudge* lets the user have the last word, as there must always be one."""
+        if not self._role or (nudge and self._role == "assistant"):
+            self.put("user", self._nudge)
+        return b"[" + b"".join(self._out) + b"]}]"

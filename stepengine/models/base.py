@@ -1,4 +1,4 @@
-"""What every model provider is: the base class ``Provider``, and the values ``ModelRef`` and ``ModelInfo``."""
+"""What every model provider is: the base class ``Provider``, and the values that describe providers and models."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.parts import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart, ToolCallPart
+from stepengine.models.keys import first_set
 
-__all__ = ("ModelInfo", "ModelRef", "Provider", "deltas_of")
+__all__ = ("ModelInfo", "ModelRef", "Provider", "ProviderSettings", "deltas_of")
 
 
 @attrs.frozen
@@ -57,6 +58,27 @@ class ModelInfo:
     max_output: int | None = None
 
 
+@attrs.frozen(kw_only=True)
+class ProviderSettings:
+    """
+    Where a provider's key and address come from when its maker is given neither (requirements G23).
+
+    Attributes:
+        key_variables: The environment variables that may hold its key, in order of preference.
+        base_url_variable: The environment variable that may hold another address; ``None`` for none.
+        base_url: Its address by default; ``None`` when it has none.
+    """
+
+    key_variables: tuple[str, ...] = ()
+    base_url_variable: str | None = None
+    base_url: str | None = None
+
+    @property
+    def key_from(self) -> str | None:
+        """The variable that holds the key now; ``None`` when none does."""
+        return first_set(self.key_variables)
+
+
 class Provider(ABC):
     """
     A source of model replies (requirements G1). A subclass needs a ``name`` and ``complete``; all else has a default.
@@ -88,6 +110,10 @@ class Provider(ABC):
     def supports_model(self, model: str) -> bool:
         """Return whether one of ``model_patterns`` matches the whole of *model*, its own prefix set aside."""
         return any(re.fullmatch(pattern, self.bare(model)) for pattern in self.model_patterns)
+
+    def settings(self) -> ProviderSettings:
+        """Return where its key and address come from; by default nothing is known of that."""
+        return ProviderSettings()
 
     def check(self, model: str) -> None:
         """

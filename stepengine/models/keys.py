@@ -16,7 +16,16 @@ import attrs
 
 from stepengine.errors import MissingKey
 
-__all__ = ("KEY_HOSTS", "Credentials", "Secret", "base_url_for", "find_key", "redacted", "usable_variables")
+__all__ = (
+    "KEY_HOSTS",
+    "Credentials",
+    "Secret",
+    "base_url_for",
+    "find_key",
+    "first_set",
+    "redacted",
+    "usable_variables",
+)
 
 KEY_HOSTS = "STEPENGINE_KEY_HOSTS"
 
@@ -78,6 +87,11 @@ class Credentials:
         return f"The key was read from the environment variable {self.source}."
 
 
+def first_set(variables: Sequence[str]) -> str | None:
+    """Return the first of the environment *variables* that is set; ``None`` when none is."""
+    return next((name for name in variables if os.environ.get(name, "").strip()), None)
+
+
 def find_key(
     provider: str, explicit: Secret | None, variables: Sequence[str], *, required: bool, argument: str
 ) -> Credentials:
@@ -96,10 +110,9 @@ def find_key(
     """
     if explicit is not None:
         return Credentials(explicit, "api_key=")
-    for variable in variables:
-        value = os.environ.get(variable, "").strip()
-        if value:
-            return Credentials(Secret(value), variable)
+    variable = first_set(variables)
+    if variable is not None:
+        return Credentials(Secret(os.environ[variable].strip()), variable)
     if not required:
         return Credentials(None, "no key")
     names = " or ".join(variables) or "an environment variable"
@@ -128,7 +141,7 @@ def usable_variables(provider: str, variables: Sequence[str], url: str | None, d
     Raises:
         MissingKey: when a key would go to another host, which an address in a repository's settings could have chosen.
     """
-    if url is None or default is None or not any(os.environ.get(v, "").strip() for v in variables):
+    if url is None or default is None or first_set(variables) is None:
         return variables
     host = urlsplit(url).hostname or ""
     own = [name.strip().lower() for name in os.environ.get(KEY_HOSTS, "").split(",")]

@@ -76,13 +76,20 @@ class Preset:
     timeouts: Timeouts = Timeouts()
 
 
-OPENAI = Preset(
-    name="openai",
+def _service(name: str, base_url: str, *, key_required: bool = True) -> Preset:
+    """Return a preset whose variables are named after it, such as ``GROQ_BASE_URL`` and ``GROQ_API_KEY``."""
+    return Preset(
+        name=name,
+        base_url=base_url,
+        base_url_variable=f"{name.upper()}_BASE_URL",
+        key_variable=f"{name.upper()}_API_KEY",
+        key_required=key_required,
+    )
+
+
+OPENAI = attrs.evolve(
+    _service("openai", "https://api.openai.com/v1"),
     adapter="openai",
-    base_url="https://api.openai.com/v1",
-    base_url_variable="OPENAI_BASE_URL",
-    key_variable="OPENAI_API_KEY",
-    key_required=True,
     model_patterns=(r"gpt-.+", r"chatgpt-.+", r"o\d.*", r"ft:gpt-.+"),
     limit_member="max_completion_tokens",
     takes_files="bytes",
@@ -95,12 +102,8 @@ PRESETS = {
     for preset in (
         OPENAI,
         attrs.evolve(OPENAI, name="openai_chat", adapter="openai_chat", model_patterns=(), stops=True),
-        Preset(
-            name="openrouter",
-            base_url="https://openrouter.ai/api/v1",
-            base_url_variable="OPENROUTER_BASE_URL",
-            key_variable="OPENROUTER_API_KEY",
-            key_required=True,
+        attrs.evolve(
+            _service("openrouter", "https://openrouter.ai/api/v1"),
             thinking="openrouter",
             takes_files="all",
             plain_schemas=r"google/.*",
@@ -111,71 +114,38 @@ PRESETS = {
             base_url_variable="OLLAMA_BASE_URL",
             no_key="ollama",
         ),
-        Preset(
-            name="vllm",
-            base_url="http://localhost:8000/v1",
-            base_url_variable="VLLM_BASE_URL",
-            key_variable="VLLM_API_KEY",
-        ),
-        Preset(
-            name="llamacpp",
-            base_url="http://localhost:8080/v1",
-            base_url_variable="LLAMACPP_BASE_URL",
-            key_variable="LLAMACPP_API_KEY",
+        _service("vllm", "http://localhost:8000/v1", key_required=False),
+        attrs.evolve(
+            _service("llamacpp", "http://localhost:8080/v1", key_required=False),
             named_choice=False,
             parallel=True,
         ),
-        Preset(
-            name="lmstudio",
-            base_url="http://localhost:1234/v1",
-            base_url_variable="LMSTUDIO_BASE_URL",
-            key_variable="LMSTUDIO_API_KEY",
+        attrs.evolve(
+            _service("lmstudio", "http://localhost:1234/v1", key_required=False),
             no_key="lm-studio",
             named_choice=False,
         ),
-        Preset(
-            name="groq",
-            base_url="https://api.groq.com/openai/v1",
-            base_url_variable="GROQ_BASE_URL",
-            key_variable="GROQ_API_KEY",
-            key_required=True,
+        attrs.evolve(
+            _service("groq", "https://api.groq.com/openai/v1"),
             limit_member="max_completion_tokens",
         ),
-        Preset(
-            name="together",
-            base_url="https://api.together.ai/v1",
-            base_url_variable="TOGETHER_BASE_URL",
-            key_variable="TOGETHER_API_KEY",
-            key_required=True,
-        ),
-        Preset(
-            name="mistral",
-            base_url="https://api.mistral.ai/v1",
-            base_url_variable="MISTRAL_BASE_URL",
-            key_variable="MISTRAL_API_KEY",
-            key_required=True,
+        _service("together", "https://api.together.ai/v1"),
+        attrs.evolve(
+            _service("mistral", "https://api.mistral.ai/v1"),
             model_patterns=(r"(?:mistral|ministral|magistral|devstral|codestral|pixtral|open-mi[sx]tral)-.+",),
             required_word="any",
             stream_usage=False,
             nine_letter_ids=True,
         ),
-        Preset(
-            name="deepseek",
-            base_url="https://api.deepseek.com",
-            base_url_variable="DEEPSEEK_BASE_URL",
-            key_variable="DEEPSEEK_API_KEY",
-            key_required=True,
+        attrs.evolve(
+            _service("deepseek", "https://api.deepseek.com"),
             model_patterns=(r"deepseek-.+",),
             thinking="deepseek",
             reasoning_with_calls="reasoning_content",
         ),
-        Preset(
-            name="xai",
+        attrs.evolve(
+            _service("xai", "https://api.x.ai/v1"),
             adapter="openai",
-            base_url="https://api.x.ai/v1",
-            base_url_variable="XAI_BASE_URL",
-            key_variable="XAI_API_KEY",
-            key_required=True,
             model_patterns=(r"grok-.+",),
             cache_key=True,
             encrypted_reasoning=True,

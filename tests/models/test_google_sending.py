@@ -116,9 +116,9 @@ async def test_both_ways_count_tokens_at_another_version(private, monkeypatch):
 @pytest.mark.spec("ecosystem:EC49", "requirements:G23")
 def test_google_s_own_variable_wins_over_the_older_one(monkeypatch):
     monkeypatch.setenv("GEMINI_API_KEY", "old")
-    assert GoogleProvider()._settings()[0].source == "GEMINI_API_KEY"
+    assert GoogleProvider()._access()[0].source == "GEMINI_API_KEY"
     monkeypatch.setenv("GOOGLE_API_KEY", "new")
-    assert GoogleProvider()._settings()[0].source == "GOOGLE_API_KEY"
+    assert GoogleProvider()._access()[0].source == "GOOGLE_API_KEY"
 
 
 async def test_a_missing_sdk_is_named_with_its_extra(monkeypatch):

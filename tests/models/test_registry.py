@@ -189,9 +189,9 @@ def test_a_local_server_needs_no_key_and_an_explicit_key_wins(monkeypatch):
     with pytest.raises(ModelError, match="STEPENGINE_OPENAI_CHAT_BASE_URL"):
         OpenAIChatProvider("my-server").check("m")
     monkeypatch.setenv("OPENAI_API_KEY", "of-openai")
-    assert OpenAIChatProvider(base_url="http://localhost:1")._settings()[0].key is None
-    assert OpenAIChatProvider("openai")._settings()[0].source == "OPENAI_API_KEY"
-    explicit = OpenAIChatProvider("openai", api_key=" mine ")._settings()[0]
+    assert OpenAIChatProvider(base_url="http://localhost:1")._access()[0].key is None
+    assert OpenAIChatProvider("openai")._access()[0].source == "OPENAI_API_KEY"
+    explicit = OpenAIChatProvider("openai", api_key=" mine ")._access()[0]
     assert (explicit.key, explicit.source) == (Secret("mine"), "api_key=")
 
 
@@ -206,11 +206,11 @@ def test_a_key_of_the_environment_goes_only_to_the_host_that_it_was_made_for(mon
             provider.check("m")
         assert "of-anthropic" not in str(caught.value)
 
-    assert AnthropicProvider(base_url="http://127.0.0.1:1")._settings()[0].key is None
-    assert AnthropicProvider(base_url="https://api.anthropic.com/beta")._settings()[0].source == "ANTHROPIC_API_KEY"
-    assert AnthropicProvider(api_key="mine")._settings()[0].key == Secret("mine")
+    assert AnthropicProvider(base_url="http://127.0.0.1:1")._access()[0].key is None
+    assert AnthropicProvider(base_url="https://api.anthropic.com/beta")._access()[0].source == "ANTHROPIC_API_KEY"
+    assert AnthropicProvider(api_key="mine")._access()[0].key == Secret("mine")
     monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "proxy.example, evil.example")
-    assert AnthropicProvider()._settings()[0].source == "ANTHROPIC_API_KEY"
+    assert AnthropicProvider()._access()[0].source == "ANTHROPIC_API_KEY"
 
 
 @pytest.mark.spec("ecosystem:EC219", "reliability:SC05", "requirements:G23")
@@ -219,7 +219,7 @@ def test_a_key_is_in_no_text_that_python_makes():
     secret = Secret(key)
     texts = [repr(secret), str(secret), f"{secret:>40}", f"{secret}", repr(pickle.loads(pickle.dumps(secret)))]
     for provider in (AnthropicProvider(api_key=key), OpenAIChatProvider(api_key=key)):
-        texts += [repr(provider), str(vars(provider)), str(provider._settings())]
+        texts += [repr(provider), str(vars(provider)), str(provider._access())]
     assert all(key not in text for text in texts)
     assert secret.reveal() == key
     assert secret == Secret(key) != Secret("other")

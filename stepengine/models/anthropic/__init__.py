@@ -8,11 +8,9 @@ from typing import Any, Literal, cast
 
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.errors import ModelError
-from stepengine.models._failures import Call
 from stepengine.models._http import NO_KEY, Body, HttpProvider
 from stepengine.models._reading import Timeouts
 from stepengine.models._wire import ToolsCache
-from stepengine.models.anthropic.decode import decode
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
     DEFAULT_MAX_TOKENS,
@@ -23,6 +21,7 @@ from stepengine.models.anthropic.request import (
     encode_tool,
 )
 from stepengine.models.anthropic.stream import AnthropicAccumulator
+from stepengine.models.base import ProviderSettings
 from stepengine.models.keys import Credentials, Secret
 
 __all__ = ("AnthropicProvider",)
@@ -54,6 +53,7 @@ class AnthropicProvider(HttpProvider):
     """
 
     model_patterns = (r"claude-.+",)
+    accumulator = AnthropicAccumulator
     path = "/v1/messages"
 
     def __init__(
@@ -75,13 +75,13 @@ class AnthropicProvider(HttpProvider):
         self._tools = ToolsCache(encode_tool, {"cache_control": mark} if mark else None)
         self._plain_tools = ToolsCache(encode_tool)
 
-    @property
-    def _home(self) -> tuple[str | None, str | None]:
-        return "ANTHROPIC_BASE_URL", "https://api.anthropic.com"
-
-    @property
-    def _key_variables(self) -> tuple[str, ...]:
-        return ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+    def settings(self) -> ProviderSettings:
+        """Return where its key and address come from."""
+        return ProviderSettings(
+            key_variables=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
+            base_url_variable="ANTHROPIC_BASE_URL",
+            base_url="https://api.anthropic.com",
+        )
 
     def _sdk(self) -> Any:
         try:
@@ -129,9 +129,3 @@ class AnthropicProvider(HttpProvider):
         tools = self._plain_tools(request.tools)
         content = encode_count(request, self.bare(request.model), self._ways, tools)
         return Body(content, path=f"{self.path}/count_tokens")
-
-    def _accumulator(self, request: ModelRequest, call: Call, request_id: str | None) -> AnthropicAccumulator:
-        return AnthropicAccumulator(call, self.bare(request.model), request_id)
-
-    def _decode(self, data: Mapping[str, Any], request: ModelRequest, call: Call, request_id: str | None) -> ModelReply:
-        return decode(data, call, self.bare(request.model), request_id)

@@ -17,7 +17,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow
 from stepengine.models._failures import Call
 from stepengine.models._json import call_part
-from stepengine.models._reply import cut_off, stop_of
+from stepengine.models._reply import kept_of, reply_of
 
 __all__ = ("KEPT", "decode", "usage_of")
 
@@ -39,12 +39,6 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
     """
     Return the reply in *message*.
 
-    Args:
-        message: The API's message object.
-        call: What was asked, for errors.
-        model: The model's name as it was asked for.
-        request_id: From the response's headers.
-
     Raises:
         ContextOverflow: when the model stopped because its context is full.
     """
@@ -54,18 +48,16 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
         msg = f"the context of {call.model!r} is full; nothing of its reply counts"
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
     content = tuple([_part(block, call.provider, model) for block in message["content"]])
-    stop = stop_of(STOPS.get(raw or ""), raw, content)
-    data: Json = {"provider": call.provider, "model": model, "id": message.get("id"), "usage": message.get("usage")}
-    data.update({name: message[name] for name in KEPT if message.get(name) is not None})
-    answered = message.get("model")
-    return ModelReply(
-        cut_off(content) if stop is StopReason.MAX_TOKENS else content,
+    return reply_of(
+        content,
+        call,
+        model,
+        stop=STOPS.get(raw or ""),
+        raw=raw,
         usage=usage,
-        stop_reason=stop,
-        raw_stop_reason=raw,
-        model=f"{call.provider}/{answered}" if answered and answered != model else None,
+        answered=message.get("model"),
         request_id=request_id,
-        provider_data=data,
+        kept={"id": message.get("id"), "usage": message.get("usage"), **kept_of(message, *KEPT)},
     )
 
 

@@ -13,8 +13,8 @@ prompt cache holds. Adaptive thinking has no such demand and sends them as calls
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, assert_never
+from collections.abc import Mapping
+from typing import Any, assert_never
 
 import attrs
 
@@ -35,20 +35,22 @@ from stepengine.data.parts import (
 )
 from stepengine.models._wire import (
     NUDGE,
+    RolesInTurn,
     arguments_of,
     base64_of,
     cannot_take,
+    check_image,
     encoded,
     is_own,
     is_paused,
-    message_at,
+    joined,
     safe_name,
+    turns_of,
     wire_ids,
 )
+from stepengine.models._wire import Turn as BaseTurn
 
 __all__ = ("Flags", "encode_message", "encode_messages")
-
-IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 Json = dict[str, Any]
 
@@ -70,14 +72,16 @@ class Flags:
 
 
 @attrs.frozen
-class Turn:
-    """One encoded message; which members count depends on its *role*."""
+class Turn(BaseTurn):
+    """
+    One encoded message.
 
-    role: Literal["user", "assistant", "tool"]
-    blocks: bytes
-    ids: Mapping[str, bytes] = attrs.field(factory=dict)
+    Attributes:
+        texts: Each call as text of the user, where it is not sent as a call.
+        as_text: A result as text of the user.
+    """
+
     texts: Mapping[str, bytes] = attrs.field(factory=dict)
-    call_id: str = ""
     as_text: bytes = b""
 
 
@@ -86,15 +90,8 @@ class Turn:
 
 def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
     """Return the ``messages`` array: history and tail, roles in turn, from user to user."""
-    turns = request.messages.memo(("anthropic", flags), lambda message: encode_message(message, flags))
-    tail = [encode_message(message, flags) for message in request.tail]
     joiner = _Joiner()
-    seen: set[bytes] = set()
-    for index, turn in enumerate([*turns, *tail]):
-        if turn.ids:
-            if not seen.isdisjoint(turn.ids.values()):
-                turn = encode_message(message_at(request, index), flags, own_ids=False)  # noqa: PLW2901 - the id is taken
-            seen.update(turn.ids.values())
+    for turn in turns_of(request, flags, encode_message):
         joiner.add(turn)
     return joiner.joined(nudge=not is_paused(request))
 
@@ -103,12 +100,9 @@ NUDGE_BLOCK = encoded({"type": "text", "text": NUDGE})
 OPEN = {"user": b'{"role":"user","content":[', "assistant": b'{"role":"assistant","content":['}
 
 
-class _Joiner:
-    """Puts encoded messages in a row and merges neighbours of one role."""
-
+class _Joiner(RolesInTurn):
     def __init__(self) -> None:
-        self._out: list[bytes] = []
-        self._role = ""
+        super().__init__(OPEN, NUDGE_BLOCK)
         self._ids: Mapping[str, bytes] = {}
         self._texts: Mapping[str, bytes] = {}
 
@@ -116,32 +110,14 @@ class _Joiner:
         if turn.role == "tool":
             wire_id = self._ids.get(turn.call_id)
             if wire_id is None:
-                self._put("user", self._texts[turn.call_id] + b"," + turn.as_text)
+                self.put("user", self._texts[turn.call_id] + b"," + turn.as_text)
             else:
-                self._put("user", b'{"type":"tool_result","tool_use_id":' + wire_id + turn.blocks)
+                self.put("user", b'{"type":"tool_result","tool_use_id":' + wire_id + turn.body)
             return
         if turn.role == "assistant":
             self._ids, self._texts = turn.ids, turn.texts
-        if turn.blocks:
-            self._put(turn.role, turn.blocks)
-
-    def _put(self, role: Literal["user", "assistant"], blocks: bytes) -> None:
-        out = self._out
-        if role == self._role and role == "user":
-            out.append(b",")
-        else:
-            if self._role:
-                out.append(b"]},")
-            if role == "assistant" and self._role != "user":
-                out += (OPEN["user"], NUDGE_BLOCK, b"]},")
-            out.append(OPEN[role])
-            self._role = role
-        out.append(blocks)
-
-    def joined(self, *, nudge: bool) -> bytes:
-        if not self._role or (nudge and self._role == "assistant"):
-            self._put("user", NUDGE_BLOCK)
-        return b"[" + b"".join(self._out) + b"]}]"
+        if turn.body:
+            self.put(turn.role, turn.body)
 
 
 # --- one message ----------------------------------------------------------------------------------------------------
@@ -151,7 +127,7 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> T
     """Encode one message; *own_ids* false sends made ids in place of the provider's."""
     match message:
         case UserMessage():
-            return Turn("user", _joined([_content(part, flags) for part in message.content]))
+            return Turn("user", joined([_content(part, flags) for part in message.content]))
         case AssistantMessage():
             return _assistant(message, flags, own_ids)
         case ToolMessage():
@@ -160,20 +136,16 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> T
             assert_never(never)
 
 
-def _joined(blocks: Sequence[Json | None]) -> bytes:
-    return b",".join([encoded(block) for block in blocks if block is not None])
-
-
 def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
     calls = message.tool_calls
     ids = wire_ids(calls, flags.provider, own=own_ids)
     blocks = [block for block in [_assistant_block(part, flags, ids) for part in message.content] if block is not None]
     if not calls:
-        return Turn("assistant", _joined(blocks))
+        return Turn("assistant", joined(blocks))
     if flags.manual and blocks[0]["type"] not in {"thinking", "redacted_thinking"}:
         texts = {call.tool_call_id: encoded(_text(_call_text(call))) for call in calls}
-        return Turn("assistant", _joined([block for block in blocks if block["type"] != "tool_use"]), texts=texts)
-    return Turn("assistant", _joined(blocks), ids={ours: encoded(theirs) for ours, theirs in ids.items()})
+        return Turn("assistant", joined([block for block in blocks if block["type"] != "tool_use"]), texts=texts)
+    return Turn("assistant", joined(blocks), ids={ours: encoded(theirs) for ours, theirs in ids.items()})
 
 
 def _call_text(call: ToolCallPart) -> str:
@@ -199,7 +171,7 @@ def _assistant_block(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) 
 
 def _thinking(part: ThinkingPart, flags: Flags) -> Json | None:
     data = part.provider_data
-    if data is None or not is_own(data, flags.provider) or data.get("model") != flags.model:
+    if not is_own(data, flags.provider, flags.model):
         return None
     if data.get("redacted"):
         return {"type": "redacted_thinking", "data": data["redacted"]}
@@ -227,7 +199,7 @@ def _result(message: ToolMessage, flags: Flags) -> Turn:
     if message.is_error:
         rest["is_error"] = True
     members = encoded(rest)[1:]
-    as_text = _joined(blocks or [_text("(nothing)")]) if flags.manual else b""
+    as_text = joined(blocks or [_text("(nothing)")]) if flags.manual else b""
     return Turn("tool", (b"," if rest else b"") + members, call_id=message.tool_call_id, as_text=as_text)
 
 
@@ -249,8 +221,7 @@ def _content(part: ResultPart, flags: Flags) -> Json | None:
 def _image_source(part: ImagePart, flags: Flags) -> Json:
     if part.data is None:
         return {"type": "url", "url": part.url}
-    if part.mime_type not in IMAGES:
-        raise cannot_take(flags.provider, part, "it takes JPEG, PNG, GIF and WebP")
+    check_image(flags.provider, part)
     return {"type": "base64", "media_type": part.mime_type, "data": base64_of(part.data)}
 
 

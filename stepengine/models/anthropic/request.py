@@ -14,7 +14,7 @@ import attrs
 
 from stepengine.data.models import ModelRequest
 from stepengine.data.tools import ToolSpec
-from stepengine.models._wire import encoded, extra_members, join_members, joined_tools, tool_choice_of
+from stepengine.models._wire import join_members, members_of, tool_choice_of
 from stepengine.models.anthropic.encode import Flags, encode_messages
 
 __all__ = (
@@ -100,7 +100,9 @@ def encode(
         "cache_control": ways.mark,
         "stream": True if stream else None,
     }
-    return _joined(request, optional, tools, Flags(ways.provider, model if thinking else "", manual))
+    members = members_of(request, optional, tools)
+    members["messages"] = encode_messages(request, Flags(ways.provider, model if thinking else "", manual))
+    return join_members(members)
 
 
 def encode_count(request: ModelRequest, model: str, ways: Ways, tools: bytes) -> bytes:
@@ -113,17 +115,8 @@ def encode_count(request: ModelRequest, model: str, ways: Ways, tools: bytes) ->
         "tool_choice": _tool_choice(request),
     }
     manual = asked is not None and asked["type"] == "enabled"
-    plain = attrs.evolve(request, settings=attrs.evolve(request.settings, extra={}))
-    return _joined(plain, optional, tools, Flags(ways.provider, model, manual))
-
-
-def _joined(request: ModelRequest, optional: Json, tools: bytes, flags: Flags) -> bytes:
-    given = {name: value for name, value in optional.items() if value is not None}
-    head = extra_members(request.settings, given)
-    members = {name: encoded(value) for name, value in head.items()}
-    if request.tools:
-        members["tools"] = joined_tools(tools, head.get("tools"))
-    members["messages"] = encode_messages(request, flags)
+    members = members_of(request, optional, tools, extra=False)
+    members["messages"] = encode_messages(request, Flags(ways.provider, model, manual))
     return join_members(members)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import attrs
 
@@ -16,8 +16,10 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call, body_failure, protocol_failure, truncated
+from stepengine.models._failures import Call
 from stepengine.models._json import read_json, utf8
+from stepengine.models._reading import Accumulator
+from stepengine.models._reply import kept_of
 from stepengine.models.anthropic.decode import KEPT, decode, usage_of
 
 __all__ = ("AnthropicAccumulator",)
@@ -37,14 +39,13 @@ class _Open:
     closed: bool = False
 
 
-class AnthropicAccumulator:
+class AnthropicAccumulator(Accumulator):
     """Turns the events of one stream into the completed reply (EC71)."""
 
+    decoder = staticmethod(decode)
+
     def __init__(self, call: Call, model: str, request_id: str | None) -> None:
-        self.done = False
-        self._call = call
-        self._model = model
-        self._request_id = request_id
+        super().__init__(call, model, request_id)
         self._message: Json | None = None
         self._blocks: list[_Open] = []
         self._calls = 0
@@ -73,9 +74,7 @@ class AnthropicAccumulator:
             case "content_block_stop":
                 return self._block_stop(self._block(event["index"]))
             case "error":
-                failure = body_failure(event, None, {}, self._call)
-                failure.usage = self.usage
-                raise failure
+                raise self._failed(event)
             case kind:
                 self._message_event(kind, event)
                 return []
@@ -100,16 +99,13 @@ class AnthropicAccumulator:
         begun = bool(tail) and any(mark.startswith(tail) or tail.startswith(mark) for mark in TERMINAL)
         message = self._message
         if message is None or not (self.done or (begun and self._whole())):
-            raise truncated(self._call, "its message_stop is missing", self.usage)
+            self._truncated("its message_stop is missing")
         self.done = True
         message["content"] = [opened.block for opened in self._blocks]
-        return decode(message, self._call, self._model, self._request_id)
+        return self._decoded(message)
 
     def _whole(self) -> bool:
         return bool(self._message and self._message.get("stop_reason")) and all(o.closed for o in self._blocks)
-
-    def _broken(self, what: str) -> NoReturn:
-        raise protocol_failure(self._call, what, self.usage)
 
     def _start(self, message: Json) -> None:
         if self._message is not None:
@@ -175,7 +171,7 @@ class AnthropicAccumulator:
         usage = event.get("usage") or {}
         self._message["usage"].update({name: value for name, value in usage.items() if value is not None})
         self._message.update(event.get("delta") or {})
-        self._message.update({name: event[name] for name in KEPT if event.get(name) is not None})
+        self._message.update(kept_of(event, *KEPT))
 
     def _stop(self) -> None:
         if not self._whole():

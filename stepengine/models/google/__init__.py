@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
 from stepengine.models._failures import Call, body_failure, transport_failure
 from stepengine.models._http import NO_KEY, Body, HttpProvider
 from stepengine.models._reading import Timeouts
 from stepengine.models._wire import ToolsCache
+from stepengine.models.base import ProviderSettings
 from stepengine.models.google import sending
-from stepengine.models.google.decode import GoogleAccumulator, decode
+from stepengine.models.google.decode import GoogleAccumulator
 from stepengine.models.google.request import encode, encode_count, encode_tool, path_of
 from stepengine.models.keys import Credentials, Secret
 
@@ -34,6 +35,7 @@ class GoogleProvider(HttpProvider):
     """
 
     model_patterns = (r"gemini-.+", r"models/gemini-.+")
+    accumulator = GoogleAccumulator
     path = ""
     count_member = "totalTokens"
 
@@ -52,13 +54,13 @@ class GoogleProvider(HttpProvider):
         self._api_version = api_version
         self._tools = ToolsCache(encode_tool)
 
-    @property
-    def _home(self) -> tuple[str | None, str | None]:
-        return "GOOGLE_GEMINI_BASE_URL", "https://generativelanguage.googleapis.com"
-
-    @property
-    def _key_variables(self) -> tuple[str, ...]:
-        return ("GOOGLE_API_KEY", "GEMINI_API_KEY")
+    def settings(self) -> ProviderSettings:
+        """Return where its key and address come from."""
+        return ProviderSettings(
+            key_variables=("GOOGLE_API_KEY", "GEMINI_API_KEY"),
+            base_url_variable="GOOGLE_GEMINI_BASE_URL",
+            base_url="https://generativelanguage.googleapis.com",
+        )
 
     def _sdk(self) -> Any:
         try:
@@ -96,9 +98,3 @@ class GoogleProvider(HttpProvider):
         model = self.bare(request.model)
         content = encode_count(request, model, self.name, self._tools(request.tools))
         return Body(content, path=path_of(model, "countTokens"))
-
-    def _accumulator(self, request: ModelRequest, call: Call, request_id: str | None) -> GoogleAccumulator:
-        return GoogleAccumulator(call, self.bare(request.model), request_id)
-
-    def _decode(self, data: Mapping[str, Any], request: ModelRequest, call: Call, request_id: str | None) -> ModelReply:
-        return decode(data, call, self.bare(request.model), request_id)

@@ -24,9 +24,10 @@ from stepengine.data.models import (
 )
 from stepengine.data.parts import AssistantPart, OpaquePart, TextPart, ThinkingPart
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call, body_failure, malformed_call, protocol_failure, truncated
+from stepengine.models._failures import Call, malformed_call, protocol_failure
 from stepengine.models._json import call_part, read_json
-from stepengine.models._reply import cut_off, stop_of
+from stepengine.models._reading import Accumulator
+from stepengine.models._reply import reply_of
 
 __all__ = ("GoogleAccumulator", "decode", "usage_of")
 
@@ -73,13 +74,7 @@ Json = dict[str, Any]
 
 def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | None) -> ModelReply:
     """
-    Return the reply in the response object *data*.
-
-    Args:
-        data: The API's object.
-        call: What was asked, for errors.
-        model: The model's name as it was asked for.
-        request_id: From the response's headers; the API's own ``responseId`` stands in for it.
+    Return the reply in the response object *data*, whose own ``responseId`` stands in for a missing *request_id*.
 
     Raises:
         ModelError: when there is no candidate although the prompt was not blocked, and for a malformed call (EC97).
@@ -96,20 +91,20 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     mark: Json = {"provider": call.provider, "model": model}
     parts = (candidate.get("content") or {}).get("parts") or []
     content = tuple([part for part in [_part(part, mark) for part in parts] if part is not None])
-    stop = stop_of(STOPS.get(raw or "") if candidates else StopReason.REFUSAL, raw, content)
-    kept: Json = {**mark, "id": data.get("responseId"), "usage": data.get("usageMetadata")}
+    kept: Json = {"id": data.get("responseId"), "usage": data.get("usageMetadata")}
     kept.update({name: candidate[name] for name in KEPT if candidate.get(name)})
     if feedback:
         kept["promptFeedback"] = feedback
-    answered = data.get("modelVersion")
-    return ModelReply(
-        cut_off(content) if stop is StopReason.MAX_TOKENS else content,
+    return reply_of(
+        content,
+        call,
+        model,
+        stop=STOPS.get(raw or "") if candidates else StopReason.REFUSAL,
+        raw=raw,
         usage=usage,
-        stop_reason=stop,
-        raw_stop_reason=raw,
-        model=f"{call.provider}/{answered}" if answered and answered != model else None,
+        answered=data.get("modelVersion"),
         request_id=request_id or data.get("responseId"),
-        provider_data=kept,
+        kept=kept,
     )
 
 
@@ -142,7 +137,7 @@ def usage_of(raw: Any) -> Usage | None:
     return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=unsure)
 
 
-class GoogleAccumulator:
+class GoogleAccumulator(Accumulator):
     """
     Turns the chunks of one stream into the completed reply (EC74).
 
@@ -150,11 +145,10 @@ class GoogleAccumulator:
     usage counts.
     """
 
+    decoder = staticmethod(decode)
+
     def __init__(self, call: Call, model: str, request_id: str | None) -> None:
-        self.done = False
-        self._call = call
-        self._model = model
-        self._request_id = request_id
+        super().__init__(call, model, request_id)
         self._data: Json = {}
         self._candidate: Json = {}
         self._parts: list[Json] = []
@@ -174,9 +168,7 @@ class GoogleAccumulator:
         """
         chunk = read_json(data)
         if chunk.get("error"):
-            failure = body_failure(chunk, None, {}, self._call)
-            failure.usage = self.usage
-            raise failure
+            raise self._failed(chunk)
         self._data.update({key: value for key, value in chunk.items() if key != "candidates" and value is not None})
         deltas: list[ModelDelta] = []
         for candidate in chunk.get("candidates") or []:
@@ -225,8 +217,8 @@ class GoogleAccumulator:
             TruncatedReply: when neither a finish reason nor the reason of a blocked prompt came.
         """
         if not self.done:
-            raise truncated(self._call, "its finishReason is missing", self.usage)
+            self._truncated("its finishReason is missing")
         data = dict(self._data)
         if self._candidate:
             data["candidates"] = [{**self._candidate, "content": {"parts": self._parts}}]
-        return decode(data, self._call, self._model, self._request_id)
+        return self._decoded(data)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, assert_never
+from typing import Any, assert_never
 
 import attrs
 
@@ -36,15 +36,20 @@ from stepengine.data.parts import (
 )
 from stepengine.models._wire import (
     NUDGE,
+    RolesInTurn,
     arguments_of,
     base64_of,
     cannot_take,
     encoded,
     is_own,
     is_paused,
-    message_at,
+    joined,
+    media_label,
+    plain_text,
     safe_name,
+    turns_of,
 )
+from stepengine.models._wire import Turn as BaseTurn
 
 __all__ = ("DUMMY_SIGNATURE", "Flags", "encode_message", "encode_messages", "generation_of")
 
@@ -83,92 +88,61 @@ def generation_of(model: str) -> int:
 
 
 @attrs.frozen
-class Turn:
+class Turn(BaseTurn):
     """
-    One encoded message.
+    One encoded message; its ``ids`` hold, as a member, the id of each call that has one.
 
     Attributes:
-        role: Whose it is.
-        parts: The parts joined by commas; of a result what follows its call's id.
-        ids: The id of each call that has one, as the member to put into its answer.
-        names: The name of each call.
-        call_id: The call that a result answers.
-        after: Parts that follow the results of the batch, since the wire cannot hold them inside.
-        used: The provider's own ids that the message sends.
+        names: The name of each call, as a member.
     """
 
-    role: Literal["user", "assistant", "tool"]
-    parts: bytes
-    ids: Mapping[str, bytes] = attrs.field(factory=dict)
     names: Mapping[str, bytes] = attrs.field(factory=dict)
-    call_id: str = ""
-    after: bytes = b""
-    used: frozenset[str] = frozenset()
 
 
 NUDGE_PART = encoded({"text": NUDGE})
-OPEN = {"user": b'{"role":"user","parts":[', "model": b'{"role":"model","parts":['}
+OPEN = {"user": b'{"role":"user","parts":[', "assistant": b'{"role":"model","parts":['}
 ANSWER = b'{"functionResponse":{'
 
 
 def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
     """Return the ``contents`` array: history and tail, roles in turn, from user to user."""
-    turns = request.messages.memo(("google", flags), lambda message: encode_message(message, flags))
-    tail = [encode_message(message, flags) for message in request.tail]
     joiner = _Joiner()
-    seen: set[str] = set()
-    for index, turn in enumerate([*turns, *tail]):
-        if turn.used:
-            if not seen.isdisjoint(turn.used):
-                turn = encode_message(message_at(request, index), flags, own_ids=False)  # noqa: PLW2901 - the id is taken
-            seen.update(turn.used)
+    for turn in turns_of(request, flags, encode_message):
         joiner.add(turn)
     return joiner.joined(nudge=not is_paused(request))
 
 
-class _Joiner:
-    """Puts encoded messages in a row, merges neighbours of one role and moves media behind the results of a batch."""
+class _Joiner(RolesInTurn):
+    """Moves media behind the results of a batch."""
 
     def __init__(self) -> None:
-        self._out: list[bytes] = []
-        self._role = ""
+        super().__init__(OPEN, NUDGE_PART)
         self._ids: Mapping[str, bytes] = {}
         self._names: Mapping[str, bytes] = {}
         self._after: list[bytes] = []
 
     def add(self, turn: Turn) -> None:
         if turn.role == "tool":
-            self._put("user", ANSWER + self._names[turn.call_id] + self._ids.get(turn.call_id, b"") + turn.parts)
+            self.put("user", ANSWER + self._names[turn.call_id] + self._ids.get(turn.call_id, b"") + turn.body)
             if turn.after:
                 self._after.append(turn.after)
             return
-        for parts in self._after:
-            self._put("user", parts)
-        self._after = []
+        if self._after:
+            self._moved()
         if turn.role == "assistant":
             self._ids, self._names = turn.ids, turn.names
-        if turn.parts:
-            self._put("model" if turn.role == "assistant" else "user", turn.parts)
+        if turn.body:
+            self.put(turn.role, turn.body)
 
-    def _put(self, role: str, parts: bytes) -> None:
-        out = self._out
-        if role == self._role and role == "user":
-            out.append(b",")
-        else:
-            if self._role:
-                out.append(b"]},")
-            if role == "model" and self._role != "user":
-                out += (OPEN["user"], NUDGE_PART, b"]},")
-            out.append(OPEN[role])
-            self._role = role
-        out.append(parts)
+    def _moved(self) -> None:
+        for parts in self._after:
+            self.put("user", parts)
+        self._after = []
 
     def joined(self, *, nudge: bool) -> bytes:
-        for parts in self._after:
-            self._put("user", parts)
-        if not self._role or (nudge and self._role == "model"):
-            self._put("user", NUDGE_PART)
-        return b"[" + b"".join(self._out) + b"]}]"
+        """Return the array."""
+        self._moved()
+        return super().joined(nudge=nudge)
 
 
 # --- one message ----------------------------------------------------------------------------------------------------
@@ -178,17 +152,13 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> T
     """Encode one message; *own_ids* false leaves out the provider's ids."""
     match message:
         case UserMessage():
-            return Turn("user", _joined([_content(part, flags) for part in message.content]))
+            return Turn("user", joined([_content(part, flags) for part in message.content]))
         case AssistantMessage():
             return _assistant(message, flags, own_ids)
         case ToolMessage():
             return _result(message, flags)
         case _ as never:
             assert_never(never)
-
-
-def _joined(parts: list[Json | None]) -> bytes:
-    return b",".join([encoded(part) for part in parts if part is not None])
 
 
 def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
@@ -199,10 +169,9 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
         calls[0]["thoughtSignature"] = DUMMY_SIGNATURE
     return Turn(
         "assistant",
-        _joined(parts),
+        joined(parts),
         ids={ours: b',"id":' + encoded(theirs) for ours, theirs in ids.items()},
         names={call.tool_call_id: b'"name":' + encoded(_name(call.tool_name)) for call in message.tool_calls},
-        used=frozenset(ids.values()),
     )
 
 
@@ -225,7 +194,7 @@ def _assistant_part(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -
             return {"text": part.text, **signed} if part.text or signed else None
         case ThinkingPart():
             data = part.provider_data
-            own = data is not None and is_own(data, flags.provider) and data.get("model") == flags.model
+            own = is_own(data, flags.provider, flags.model)
             return {"text": part.text, "thought": True, **_signed(data, flags)} if own else None
         case ToolCallPart():
             call: Json = {"name": _name(part.tool_name), "args": arguments_of(part)}
@@ -240,7 +209,7 @@ def _assistant_part(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -
 
 def _signed(data: Mapping[str, Any] | None, flags: Flags) -> Json:
     """Return the signature as it came, for the model that made it."""
-    if data is None or not is_own(data, flags.provider) or data.get("model") != flags.model:
+    if not is_own(data, flags.provider, flags.model):
         return {}
     return {"thoughtSignature": data["signature"]} if data.get("signature") else {}
 
@@ -248,23 +217,18 @@ def _signed(data: Mapping[str, Any] | None, flags: Flags) -> Json:
 def _result(message: ToolMessage, flags: Flags) -> Turn:
     said = [part for part in message.content if isinstance(part, TextPart | JsonPart)]
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
-    value: Any
-    if len(said) == 1 and isinstance(said[0], JsonPart):
-        value = said[0].value
-    else:
-        value = "\n".join([part.text if isinstance(part, TextPart) else compact(part.value) for part in said])
+    value = said[0].value if len(said) == 1 and isinstance(said[0], JsonPart) else plain_text(said)
     inside = [part for part in media if flags.signed and part.mime_type in IN_RESULTS]
     outside = [part for part in media if part not in inside]
     after: list[Json | None] = []
     if outside:
-        label = f"Images and documents in the result of {message.tool_name} ({message.tool_call_id}):"
-        after = [{"text": label}, *[_content(part, flags) for part in outside]]
+        after = [{"text": media_label(message)}, *[_content(part, flags) for part in outside]]
         if not value:
             value = "(Images and documents follow.)"
     answer: Json = {"response": {"error" if message.is_error else "output": value}}
     if inside:
         answer["parts"] = [_content(part, flags) for part in inside]
-    return Turn("tool", b"," + encoded(answer)[1:] + b"}", call_id=message.tool_call_id, after=_joined(after))
+    return Turn("tool", b"," + encoded(answer)[1:] + b"}", call_id=message.tool_call_id, after=joined(after))
 
 
 def _content(part: ResultPart, flags: Flags) -> Json | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepengine.data.models import ModelRequest, Thinking
 from stepengine.data.tools import ToolSpec
-from stepengine.models._wire import encoded, extra_members, join_members, joined_tools, tool_choice_of
+from stepengine.models._wire import encoded, join_members, members_of, tool_choice_of
 from stepengine.models.google.encode import SIGNED_SINCE, Flags, encode_messages, generation_of
 
 __all__ = ("encode", "encode_count", "encode_tool", "path_of")
@@ -68,10 +68,7 @@ def _members(request: ModelRequest, model: str, provider: str, tools: bytes, *, 
         "toolConfig": _tool_config(request),
         "generationConfig": config or None,
     }
-    head = extra_members(settings, {name: value for name, value in optional.items() if value is not None})
-    members = {name: encoded(value) for name, value in head.items()}
-    if request.tools:
-        members["tools"] = joined_tools(OURS + tools + b"}]", head.get("tools"))
+    members = members_of(request, optional, OURS + tools + b"}]")
     flags = Flags(provider, model if thinking else "", generation_of(model) >= SIGNED_SINCE)
     members["contents"] = encode_messages(request, flags)
     return members

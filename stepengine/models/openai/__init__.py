@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.models._failures import Call
 from stepengine.models._http import Body
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._reading import Timeouts
 from stepengine.models._reply import cut_at_stops
 from stepengine.models._wire import ToolsCache
 from stepengine.models.keys import Secret
-from stepengine.models.openai.decode import ResponsesAccumulator, decode
+from stepengine.models.openai.decode import ResponsesAccumulator
 from stepengine.models.openai.request import encode, encode_count, encode_tool
 
 __all__ = ("OpenAIProvider",)
@@ -35,6 +34,7 @@ class OpenAIProvider(PresetProvider):
         headers: HTTP headers to send with every request.
     """
 
+    accumulator = ResponsesAccumulator
     path = "/responses"
 
     def __init__(
@@ -58,12 +58,6 @@ class OpenAIProvider(PresetProvider):
     def _encode_count(self, request: ModelRequest) -> Body:
         content = encode_count(request, self.bare(request.model), self._preset, self._tools(request.tools))
         return Body(content, path=f"{self.path}/input_tokens")
-
-    def _accumulator(self, request: ModelRequest, call: Call, request_id: str | None) -> ResponsesAccumulator:
-        return ResponsesAccumulator(call, self.bare(request.model), request_id)
-
-    def _decode(self, data: Mapping[str, Any], request: ModelRequest, call: Call, request_id: str | None) -> ModelReply:
-        return decode(data, call, self.bare(request.model), request_id)
 
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         return cut_at_stops(reply, request.settings.stop_sequences)

@@ -23,9 +23,10 @@ from stepengine.data.models import (
 )
 from stepengine.data.parts import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call, body_failure, protocol_failure, truncated
+from stepengine.models._failures import Call, body_failure
 from stepengine.models._json import call_part, read_json
-from stepengine.models._reply import cut_off, stop_of
+from stepengine.models._reading import Accumulator
+from stepengine.models._reply import kept_of, reply_of, usage_in_totals
 
 __all__ = ("ResponsesAccumulator", "decode", "usage_of")
 
@@ -60,37 +61,25 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     """
     Return the reply in the response object *data*.
 
-    Args:
-        data: The API's object.
-        call: What was asked, for errors.
-        model: The model's name as it was asked for.
-        request_id: From the response's headers.
-
     Raises:
         ModelError: when the response holds an error.
     """
     usage = usage_of(data.get("usage"))
     if data.get("error"):
-        failure = body_failure({"error": data["error"]}, None, {}, call)
-        failure.usage = usage
-        raise failure
+        raise body_failure({"error": data["error"]}, None, {}, call, usage)
     mark: Json = {"provider": call.provider, "model": model}
     content = tuple([part for item in data["output"] for part in _parts(item, mark)])
     raw, stop = _stop(data)
-    stop = stop_of(stop, raw, content)
-    if stop is StopReason.END_TURN and any(type(part) is RefusalPart for part in content):
-        stop = StopReason.REFUSAL
-    kept: Json = {**mark, "id": data.get("id"), "usage": data.get("usage")}
-    kept.update({name: data[name] for name in KEPT if data.get(name) is not None})
-    answered = data.get("model")
-    return ModelReply(
-        cut_off(content) if stop is StopReason.MAX_TOKENS else content,
+    return reply_of(
+        content,
+        call,
+        model,
+        stop=stop,
+        raw=raw,
         usage=usage,
-        stop_reason=stop,
-        raw_stop_reason=raw,
-        model=f"{call.provider}/{answered}" if answered and answered != model else None,
+        answered=data.get("model"),
         request_id=request_id,
-        provider_data=kept,
+        kept={"id": data.get("id"), "usage": data.get("usage"), **kept_of(data, *KEPT)},
     )
 
 
@@ -138,23 +127,10 @@ def _thought(item: Mapping[str, Any]) -> str:
 
 def usage_of(raw: Any) -> Usage | None:
     """Return the API's usage in our buckets (EC76); ``None`` when it does not say."""
-    if not isinstance(raw, Mapping) or (raw.get("input_tokens") is None and raw.get("output_tokens") is None):
-        return None
-    figures = [raw.get("input_tokens"), raw.get("output_tokens")]
-    prompt, completion = [max(0, int(figure or 0)) for figure in figures]
-    inside, outside = raw.get("input_tokens_details") or {}, raw.get("output_tokens_details") or {}
-    read = min(prompt, _figure(inside, "cached_tokens"))
-    written = min(prompt - read, _figure(inside, "cache_write_tokens"))
-    reasoning = min(completion, _figure(outside, "reasoning_tokens"))
-    unsure = None in figures or any(figure is not None and figure < 0 for figure in figures)
-    return Usage(prompt - read - written, completion - reasoning, read, written, reasoning, at_least=unsure)
+    return usage_in_totals(raw, "input_tokens", "output_tokens")
 
 
-def _figure(details: Mapping[str, Any], name: str) -> int:
-    return max(0, int(details.get(name) or 0))
-
-
-class ResponsesAccumulator:
+class ResponsesAccumulator(Accumulator):
     """
     Turns the events of one stream into the completed reply (EC73).
 
@@ -162,11 +138,10 @@ class ResponsesAccumulator:
     and the end event says it in other words again.
     """
 
+    decoder = staticmethod(decode)
+
     def __init__(self, call: Call, model: str, request_id: str | None) -> None:
-        self.done = False
-        self._call = call
-        self._model = model
-        self._request_id = request_id
+        super().__init__(call, model, request_id)
         self._response: Json = {}
         self._open: dict[int, Json] = {}
         self._items: dict[int, Json] = {}
@@ -187,9 +162,7 @@ class ResponsesAccumulator:
         event = read_json(data)
         kind = event.get("type") or name
         if kind == "error":
-            failure = body_failure(event, None, {}, self._call)
-            failure.usage = self.usage
-            raise failure
+            raise self._failed(event)
         if kind == "response.created":
             self._response = {**event["response"], "output": []}
         elif kind in ENDS:
@@ -216,13 +189,11 @@ class ResponsesAccumulator:
 
     def _in_item(self, event: Json) -> None:
         if event["output_index"] not in self._open:
-            raise protocol_failure(
-                self._call, f"a delta for item {event['output_index']}, which is not open", self.usage
-            )
+            self._broken(f"a delta for item {event['output_index']}, which is not open")
 
     def _added(self, index: int, item: Json) -> list[ModelDelta]:
         if index in self._open or index in self._items:
-            raise protocol_failure(self._call, f"item {index} begins twice", self.usage)
+            self._broken(f"item {index} begins twice")
         self._open[index] = item
         if item["type"] != "function_call":
             return []
@@ -231,7 +202,7 @@ class ResponsesAccumulator:
 
     def _closed(self, index: int, item: Json) -> list[ModelDelta]:
         if self._open.pop(index, None) is None:
-            raise protocol_failure(self._call, f"item {index} ends without having begun", self.usage)
+            self._broken(f"item {index} ends without having begun")
         self._items[index] = item
         return [ToolCallEnded(self._calls[index])] if index in self._calls else []
 
@@ -251,5 +222,5 @@ class ResponsesAccumulator:
             TruncatedReply: when the end event is missing; half of it holds neither usage nor status (MP21).
         """
         if not self.done:
-            raise truncated(self._call, "its response.completed is missing", self.usage)
-        return decode(self._response, self._call, self._model, self._request_id)
+            self._truncated("its response.completed is missing")
+        return self._decoded(self._response)

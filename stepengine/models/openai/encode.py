@@ -10,7 +10,7 @@ made ids, which the API takes from anybody: foreign calls need no further rule h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, assert_never
+from typing import Any, assert_never
 
 import attrs
 
@@ -32,20 +32,23 @@ from stepengine.data.parts import (
 from stepengine.models._json import utf8
 from stepengine.models._wire import (
     NUDGE,
+    Turn,
     arguments_of,
-    cannot_take,
+    check_image,
     data_url,
+    document_text,
     encoded,
+    filled,
     is_own,
     is_paused,
-    message_at,
+    joined,
+    result_text,
     safe_name,
+    turns_of,
     wire_ids,
 )
 
 __all__ = ("Flags", "encode_message", "encode_messages")
-
-IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 Json = dict[str, Any]
 
@@ -64,50 +67,25 @@ class Flags:
     model: str
 
 
-@attrs.frozen
-class Turn:
-    """
-    One encoded message.
-
-    Attributes:
-        role: Whose it is.
-        items: The items joined by commas; of a result what follows its call id.
-        ids: The wire id of each call.
-        call_id: The call that a result answers.
-    """
-
-    role: Literal["user", "assistant", "tool"]
-    items: bytes
-    ids: Mapping[str, bytes] = attrs.field(factory=dict)
-    call_id: str = ""
-
-
 NUDGE_ITEM = encoded({"role": "user", "content": NUDGE})
 OUTPUT = b'{"type":"function_call_output","call_id":'
 
 
 def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
     """Return the ``input`` array: history and tail, with a word of the user where the model would follow itself."""
-    turns = request.messages.memo(("openai", flags), lambda message: encode_message(message, flags))
-    tail = [encode_message(message, flags) for message in request.tail]
     out: list[bytes] = []
     ids: Mapping[str, bytes] = {}
     role = ""
-    seen: set[bytes] = set()
-    for index, turn in enumerate([*turns, *tail]):
+    for turn in turns_of(request, flags, encode_message):
         if turn.role == "tool":
-            out.append(OUTPUT + ids[turn.call_id] + turn.items)
+            out.append(OUTPUT + ids[turn.call_id] + turn.body)
             role = "tool"
             continue
-        if turn.ids:
-            if not seen.isdisjoint(turn.ids.values()):
-                turn = encode_message(message_at(request, index), flags, own_ids=False)  # noqa: PLW2901 - the id is taken
-            seen.update(turn.ids.values())
-        if not turn.items:
+        if not turn.body:
             continue
         if turn.role == role == "assistant":
             out.append(NUDGE_ITEM)
-        out.append(turn.items)
+        out.append(turn.body)
         role, ids = turn.role, turn.ids
     if not role or (role == "assistant" and not is_paused(request)):
         out.append(NUDGE_ITEM)
@@ -131,7 +109,7 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> T
 
 
 def _user(message: UserMessage, flags: Flags) -> bytes:
-    parts = [part for part in message.content if not (isinstance(part, TextPart) and not part.text)]
+    parts = filled(message.content)
     if not parts:
         return b""
     if len(parts) == 1 and isinstance(parts[0], TextPart):
@@ -144,8 +122,7 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     items: list[Json] = []
     for part in message.content:
         _add(items, part, flags, ids)
-    joined = b",".join([encoded(item) for item in items])
-    return Turn("assistant", joined, ids={ours: encoded(theirs) for ours, theirs in ids.items()})
+    return Turn("assistant", joined(items), ids={ours: encoded(theirs) for ours, theirs in ids.items()})
 
 
 def _add(items: list[Json], part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> None:
@@ -168,20 +145,16 @@ def _add(items: list[Json], part: AssistantPart, flags: Flags, ids: Mapping[str,
 def _reasoning(part: ThinkingPart, flags: Flags) -> list[Json]:
     """Return the reasoning item, which without its encrypted content would mean one that nobody has stored."""
     data = part.provider_data
-    item = data.get("item") if data is not None and _is_ours(data, flags) else None
+    item = data.get("item") if is_own(data, flags.provider, flags.model) else None
     sendable = isinstance(item, Mapping) and (item.get("encrypted_content") or item.get("content"))
     return [dict(item)] if sendable and isinstance(item, Mapping) else []
-
-
-def _is_ours(data: Mapping[str, Any] | None, flags: Flags) -> bool:
-    return data is not None and is_own(data, flags.provider) and data.get("model") == flags.model
 
 
 def _say(items: list[Json], part: TextPart | RefusalPart, content: Json, flags: Flags) -> None:
     """Add a text to the message item that it came in, or to a plain message."""
     data = part.provider_data
     last = items[-1] if items else {}
-    if data is None or not data.get("id") or not _is_ours(data, flags):
+    if not is_own(data, flags.provider, flags.model) or not data.get("id"):
         if not part.text:
             return
         if last.get("role") == "assistant" and "id" not in last:
@@ -208,7 +181,7 @@ def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
         "arguments": utf8(compact(arguments_of(part))).decode(),
     }
     data = part.provider_data
-    if data is not None and _is_ours(data, flags):
+    if is_own(data, flags.provider, flags.model):
         if data.get("item_id"):
             item["id"] = data["item_id"]
         if data.get("namespace"):
@@ -217,21 +190,15 @@ def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
 
 
 def _result(message: ToolMessage, flags: Flags) -> Turn:
-    parts = [part for part in message.content if not (isinstance(part, TextPart) and not part.text)]
+    parts = filled(message.content)
     output: str | list[Json]
     if any(isinstance(part, ImagePart | DocumentPart) for part in parts):
         output = [_content(part, flags) for part in parts]
         if message.is_error:
             output.insert(0, {"type": "input_text", "text": "Error:"})
     else:
-        output = "\n".join([part.text if isinstance(part, TextPart) else compact(_value(part)) for part in parts])
-        if message.is_error and not output.lower().startswith("error"):
-            output = f"Error: {output}"
+        output = result_text(message)
     return Turn("tool", b',"output":' + encoded(output) + b"}", call_id=message.tool_call_id)
-
-
-def _value(part: ResultPart) -> Any:
-    return part.value if isinstance(part, JsonPart) else None
 
 
 def _content(part: ResultPart, flags: Flags) -> Json:
@@ -241,8 +208,7 @@ def _content(part: ResultPart, flags: Flags) -> Json:
         case JsonPart():
             return {"type": "input_text", "text": compact(part.value)}
         case ImagePart():
-            if part.data is not None and part.mime_type not in IMAGES:
-                raise cannot_take(flags.provider, part, "it takes JPEG, PNG, GIF and WebP")
+            check_image(flags.provider, part)
             return {"type": "input_image", "detail": "auto", "image_url": data_url(part)}
         case DocumentPart():
             return _document(part)
@@ -254,6 +220,5 @@ def _document(part: DocumentPart) -> Json:
     if part.data is None:
         return {"type": "input_file", "file_url": part.url}
     if part.mime_type.startswith("text/"):
-        text = part.data.decode("utf-8", "replace")
-        return {"type": "input_text", "text": f"{part.name}:\n{text}" if part.name else text}
+        return {"type": "input_text", "text": document_text(part.name, part.data)}
     return {"type": "input_file", "filename": part.name or "document.pdf", "file_data": data_url(part)}

@@ -9,15 +9,7 @@ from typing import Any
 
 from stepengine.data.models import ModelRequest
 from stepengine.data.tools import ToolSpec
-from stepengine.models._wire import (
-    effort_of,
-    encoded,
-    extra_members,
-    join_members,
-    joined_tools,
-    schema_name,
-    tool_choice_of,
-)
+from stepengine.models._wire import effort_of, join_members, members_of, schema_name, tool_choice_of
 from stepengine.models.openai.encode import Flags, encode_messages
 from stepengine.models.presets import Preset
 
@@ -54,19 +46,14 @@ def encode(
         "prompt_cache_key": _cache_key(request) if preset.cache_key else None,
         "stream": True if stream else None,
     }
-    head = extra_members(settings, {name: value for name, value in optional.items() if value is not None})
-    members = {name: encoded(value) for name, value in head.items()}
-    if request.tools:
-        members["tools"] = joined_tools(tools, head.get("tools"))
+    members = members_of(request, optional, tools)
     members["input"] = encode_messages(request, Flags(preset.name, model if thinking else ""))
     return join_members(members)
 
 
 def encode_count(request: ModelRequest, model: str, preset: Preset, tools: bytes) -> bytes:
     """Return the body of the question how many tokens a request has (EC75)."""
-    members = {name: encoded(value) for name, value in _shared(request, model).items() if value is not None}
-    if request.tools:
-        members["tools"] = tools
+    members = members_of(request, _shared(request, model), tools, extra=False)
     members["input"] = encode_messages(request, Flags(preset.name, model))
     return join_members(members)
 

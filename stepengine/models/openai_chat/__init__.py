@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from functools import cached_property
 
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.models._failures import Call
 from stepengine.models._http import Body
 from stepengine.models._preset_provider import PresetProvider
-from stepengine.models._reading import Timeouts
 from stepengine.models._reply import cut_at_stops
 from stepengine.models._wire import ToolsCache
-from stepengine.models.keys import Secret
-from stepengine.models.openai_chat.decode import ChatAccumulator, decode
+from stepengine.models.openai_chat.decode import ChatAccumulator
 from stepengine.models.openai_chat.request import encode, encode_plain_tool, encode_tool, offered
 
 __all__ = ("OpenAIChatProvider",)
@@ -29,22 +25,16 @@ class OpenAIChatProvider(PresetProvider):
     is known of. The arguments are those of every preset provider; ids and thinking are kept and sent back under *name*.
     """
 
+    accumulator = ChatAccumulator
     path = "/chat/completions"
 
-    def __init__(
-        self,
-        name: str = "openai_chat",
-        api_key: str | Secret | None = None,
-        base_url: str | None = None,
-        key_env: str | None = None,
-        transport: Any = None,
-        *,
-        timeouts: Timeouts | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(name, api_key, base_url, key_env, transport, timeouts=timeouts, headers=headers)
-        self._tools = ToolsCache(encode_tool)
-        self._plain_tools = ToolsCache(encode_plain_tool)
+    @cached_property
+    def _tools(self) -> ToolsCache:
+        return ToolsCache(encode_tool)
+
+    @cached_property
+    def _plain_tools(self) -> ToolsCache:
+        return ToolsCache(encode_plain_tool)
 
     def _encode(self, request: ModelRequest, *, stream: bool, thinking: bool = True) -> Body:
         model, preset = self.bare(request.model), self._preset
@@ -52,12 +42,6 @@ class OpenAIChatProvider(PresetProvider):
         tools = (self._plain_tools if plain else self._tools)(offered(request, preset))
         content = encode(request, model, preset, tools, stream=stream, thinking=thinking)
         return Body(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
-
-    def _accumulator(self, request: ModelRequest, call: Call, request_id: str | None) -> ChatAccumulator:
-        return ChatAccumulator(call, self.bare(request.model), request_id)
-
-    def _decode(self, data: Mapping[str, Any], request: ModelRequest, call: Call, request_id: str | None) -> ModelReply:
-        return decode(data, call, self.bare(request.model), request_id)
 
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         stops = request.settings.stop_sequences

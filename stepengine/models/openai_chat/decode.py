@@ -15,9 +15,10 @@ from stepengine.data.json import freeze
 from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
 from stepengine.data.parts import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call, body_failure, protocol_failure, truncated
+from stepengine.models._failures import Call, body_failure, protocol_failure
 from stepengine.models._json import call_part, read_json
-from stepengine.models._reply import cut_off, stop_of
+from stepengine.models._reading import Accumulator
+from stepengine.models._reply import kept_of, reply_of, usage_in_totals
 from stepengine.models.openai_chat.calls import CallPieces
 
 __all__ = ("ChatAccumulator", "decode", "usage_of")
@@ -42,12 +43,6 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     """
     Return the reply in the completion object *data*.
 
-    Args:
-        data: The server's object.
-        call: What was asked, for errors.
-        model: The model's name as it was asked for.
-        request_id: From the response's headers.
-
     Raises:
         ModelError: when there is no choice, or the choice holds an error.
     """
@@ -59,21 +54,19 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     message = choice.get("message") or {}
     content = tuple(_parts(message, call.provider, model))
     raw = choice.get("finish_reason") or None
-    stop = stop_of(STOPS.get(raw or ""), raw, content)
-    if stop is StopReason.END_TURN and message.get("refusal"):
-        stop = StopReason.REFUSAL
     usage = _raw_usage(data)
     cost = usage.get("cost") if isinstance(usage, Mapping) else None
-    answered = data.get("model")
-    return ModelReply(
-        cut_off(content) if stop is StopReason.MAX_TOKENS else content,
+    return reply_of(
+        content,
+        call,
+        model,
+        stop=STOPS.get(raw or ""),
+        raw=raw,
         usage=usage_of(usage),
-        stop_reason=stop,
-        raw_stop_reason=raw,
-        cost=Decimal(str(cost)) if isinstance(cost, int | float) and cost >= 0 else None,
-        model=f"{call.provider}/{answered}" if answered and answered != model else None,
+        answered=data.get("model"),
         request_id=request_id,
-        provider_data=_reply_data(data, choice, message, call, model),
+        kept=_kept(data, choice, message),
+        cost=Decimal(str(cost)) if isinstance(cost, int | float) and cost >= 0 else None,
     )
 
 
@@ -83,11 +76,7 @@ def _raw_usage(data: Mapping[str, Any]) -> Any:
     return data.get("usage") or (elsewhere.get("usage") if isinstance(elsewhere, Mapping) else None)
 
 
-def _reply_data(
-    data: Mapping[str, Any], choice: Mapping[str, Any], message: Mapping[str, Any], call: Call, model: str
-) -> Json:
-    kept: Json = {"provider": call.provider, "model": model, "id": data.get("id"), "usage": _raw_usage(data)}
-    kept.update({name: data[name] for name in KEPT if data.get(name) is not None})
+def _kept(data: Mapping[str, Any], choice: Mapping[str, Any], message: Mapping[str, Any]) -> Json:
     more = {
         "served_by": data.get("provider"),
         "native_finish_reason": choice.get("native_finish_reason"),
@@ -96,6 +85,7 @@ def _reply_data(
         "audio": message.get("audio"),
         "images": message.get("images"),
     }
+    kept: Json = {"id": data.get("id"), "usage": _raw_usage(data), **kept_of(data, *KEPT)}
     return {**kept, **{name: value for name, value in more.items() if value}}
 
 
@@ -143,33 +133,16 @@ def _thought(piece: Mapping[str, Any]) -> str:
 
 def usage_of(raw: Any) -> Usage | None:
     """Return the server's usage in our buckets (EC76); ``None`` when it does not say."""
-    if not isinstance(raw, Mapping) or (raw.get("prompt_tokens") is None and raw.get("completion_tokens") is None):
-        return None
-    prompt_details, completion_details = (
-        raw.get("prompt_tokens_details") or {},
-        raw.get("completion_tokens_details") or {},
-    )
-    figures = [raw.get("prompt_tokens"), raw.get("completion_tokens")]
-    prompt, completion = [max(0, int(figure or 0)) for figure in figures]
-    read = min(prompt, _figure(prompt_details, "cached_tokens") or _figure(raw, "prompt_cache_hit_tokens"))
-    written = min(prompt - read, _figure(prompt_details, "cache_write_tokens"))
-    reasoning = min(completion, _figure(completion_details, "reasoning_tokens"))
-    unsure = None in figures or any(figure is not None and figure < 0 for figure in figures)
-    return Usage(prompt - read - written, completion - reasoning, read, written, reasoning, at_least=unsure)
+    return usage_in_totals(raw, "prompt_tokens", "completion_tokens", hits="prompt_cache_hit_tokens")
 
 
-def _figure(details: Mapping[str, Any], name: str) -> int:
-    return max(0, int(details.get(name) or 0))
-
-
-class ChatAccumulator:
+class ChatAccumulator(Accumulator):
     """Turns the chunks of one stream into the completed reply (EC72, EC116)."""
 
+    decoder = staticmethod(decode)
+
     def __init__(self, call: Call, model: str, request_id: str | None) -> None:
-        self.done = False
-        self._call = call
-        self._model = model
-        self._request_id = request_id
+        super().__init__(call, model, request_id)
         self._data: Json = {}
         self._choice: Json = {}
         self._texts: dict[str, list[str]] = {}
@@ -194,9 +167,7 @@ class ChatAccumulator:
             return []
         chunk = read_json(data)
         if chunk.get("error") or name == "error":
-            failure = body_failure(chunk, None, {}, self._call)
-            failure.usage = self.usage
-            raise failure
+            raise self._failed(chunk)
         self._data.update({key: value for key, value in chunk.items() if key != "choices" and value is not None})
         deltas: list[ModelDelta] = []
         for choice in chunk.get("choices") or []:
@@ -258,7 +229,7 @@ class ChatAccumulator:
             TruncatedReply: without a finish reason, or when the connection broke while a call was incomplete.
         """
         if not self._finished or not (clean or self.done or self._calls.complete):
-            raise truncated(self._call, "its finish reason is missing", self.usage)
+            self._truncated("its finish reason is missing")
         self.done = True
         message: Json = {name: "".join(pieces) for name, pieces in self._texts.items()}
         message.update(self._lists)
@@ -266,7 +237,7 @@ class ChatAccumulator:
             message["reasoning_details"] = _merged(message["reasoning_details"])
         message["tool_calls"] = self._calls.joined()
         data = {**self._data, "choices": [{**self._choice, "message": message}]}
-        return decode(data, self._call, self._model, self._request_id)
+        return self._decoded(data)
 
 
 def _merged(details: list[Json]) -> list[Json]:

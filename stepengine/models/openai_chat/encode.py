@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, assert_never
+from typing import Any, assert_never
 
 import attrs
 
@@ -36,13 +36,19 @@ from stepengine.models._wire import (
     arguments_of,
     cannot_take,
     data_url,
+    document_text,
     encoded,
+    filled,
     is_own,
     is_paused,
-    message_at,
+    joined,
+    media_label,
+    result_text,
     safe_name,
+    turns_of,
     wire_ids,
 )
+from stepengine.models._wire import Turn as BaseTurn
 from stepengine.models.presets import Preset
 
 __all__ = ("Flags", "encode_message", "encode_messages")
@@ -67,15 +73,15 @@ class Flags:
 
 
 @attrs.frozen
-class Turn:
-    """One encoded message; which members count depends on its *role*."""
+class Turn(BaseTurn):
+    """
+    One encoded message.
 
-    role: Literal["user", "assistant", "tool"]
-    body: bytes
+    Attributes:
+        plain: Whether the body of a user message is one text and not the parts of a list.
+    """
+
     plain: bool = True
-    ids: Mapping[str, bytes] = attrs.field(factory=dict)
-    call_id: str = ""
-    media: bytes = b""
 
 
 # --- joining --------------------------------------------------------------------------------------------------------
@@ -83,15 +89,8 @@ class Turn:
 
 def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
     """Return the ``messages`` array: system prompt, history and tail."""
-    turns = request.messages.memo(("openai_chat", flags), lambda message: encode_message(message, flags))
-    tail = [encode_message(message, flags) for message in request.tail]
     joiner = _Joiner(request.system_prompt)
-    seen: set[bytes] = set()
-    for index, turn in enumerate([*turns, *tail]):
-        if turn.ids:
-            if not seen.isdisjoint(turn.ids.values()):
-                turn = encode_message(message_at(request, index), flags, own_ids=False)  # noqa: PLW2901 - the id is taken
-            seen.update(turn.ids.values())
+    for turn in turns_of(request, flags, encode_message):
         joiner.add(turn)
     return joiner.joined(nudge=not is_paused(request))
 
@@ -113,8 +112,8 @@ class _Joiner:
         if turn.role == "tool":
             self._out.append(b'{"role":"tool","tool_call_id":' + self._ids[turn.call_id] + turn.body)
             self._role = "tool"
-            if turn.media:
-                self._user.append(Turn("user", turn.media, plain=False))
+            if turn.after:
+                self._user.append(Turn("user", turn.after, plain=False))
             return
         self._ids = turn.ids
         if turn.body:
@@ -171,14 +170,10 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> T
 
 
 def _user(message: UserMessage, flags: Flags) -> Turn:
-    parts = [part for part in message.content if not (isinstance(part, TextPart) and not part.text)]
+    parts = filled(message.content)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return Turn("user", encoded(parts[0].text))
-    return Turn("user", _joined([_content(part, flags) for part in parts]), plain=False)
-
-
-def _joined(parts: Sequence[Json]) -> bytes:
-    return b",".join([encoded(part) for part in parts])
+    return Turn("user", joined([_content(part, flags) for part in parts]), plain=False)
 
 
 def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
@@ -229,8 +224,9 @@ def _own_piece(part: AssistantPart, flags: Flags) -> Json | None:
     if isinstance(part, OpaquePart):
         return dict(part.data) if part.provider == flags.preset.name else None
     data = part.provider_data if isinstance(part, ThinkingPart) else None
-    own = data is not None and is_own(data, flags.preset.name) and data.get("model") == flags.model
-    return dict(data["piece"]) if own and data and data.get("piece") else None
+    if not is_own(data, flags.preset.name, flags.model):
+        return None
+    return dict(data["piece"]) if data.get("piece") else None
 
 
 def _visible(part: AssistantPart, flags: Flags) -> str:
@@ -247,10 +243,7 @@ def _visible(part: AssistantPart, flags: Flags) -> str:
 
 def _thinking(part: AssistantPart, flags: Flags) -> Json:
     """Return the members in which thinking goes back to the same provider and model (EC91, EC99)."""
-    if not isinstance(part, ThinkingPart):
-        return {}
-    data = part.provider_data
-    if data is None or not is_own(data, flags.preset.name) or data.get("model") != flags.model:
+    if not isinstance(part, ThinkingPart) or not is_own(data := part.provider_data, flags.preset.name, flags.model):
         return {}
     members: Json = {str(data["member"]): part.text} if data.get("member") else {}
     if data.get("reasoning_details"):
@@ -264,21 +257,14 @@ def _call(part: ToolCallPart, ids: Mapping[str, str]) -> Json:
 
 
 def _result(message: ToolMessage, flags: Flags) -> Turn:
-    texts = [part.text if isinstance(part, TextPart) else "" for part in message.content]
-    texts = [
-        compact(p.value) if isinstance(p, JsonPart) else text for p, text in zip(message.content, texts, strict=True)
-    ]
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
-    text = "\n".join([text for text in texts if text])
-    if message.is_error and not text.lower().startswith("error"):
-        text = f"Error: {text}"
+    text = result_text(message)
     moved: list[Json] = []
     if media:
         text = f"{text}\n(Images and documents follow in the next message.)".strip()
-        label = f"Images and documents in the result of {message.tool_name} ({message.tool_call_id}):"
-        moved = [{"type": "text", "text": label}, *[_content(part, flags) for part in media]]
+        moved = [{"type": "text", "text": media_label(message)}, *[_content(part, flags) for part in media]]
     body = b',"content":' + encoded(text) + b"}"
-    return Turn("tool", body, call_id=message.tool_call_id, media=_joined(moved))
+    return Turn("tool", body, call_id=message.tool_call_id, after=joined(moved))
 
 
 def _content(part: ResultPart, flags: Flags) -> Json:
@@ -298,8 +284,7 @@ def _content(part: ResultPart, flags: Flags) -> Json:
 def _document(part: DocumentPart, flags: Flags) -> Json:
     takes = flags.preset.takes_files
     if part.data is not None and part.mime_type.startswith("text/"):
-        text = part.data.decode("utf-8", "replace")
-        return {"type": "text", "text": f"{part.name}:\n{text}" if part.name else text}
+        return {"type": "text", "text": document_text(part.name, part.data)}
     if takes == "no" or (part.data is None and takes != "all"):
         raise cannot_take(flags.preset.name, part, "it takes text" + (" and PDF as bytes" if takes == "bytes" else ""))
     if part.data is not None and part.mime_type != "application/pdf":

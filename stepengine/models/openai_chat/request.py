@@ -10,15 +10,7 @@ from typing import Any
 from stepengine.data.models import ModelRequest
 from stepengine.data.tools import ToolSpec
 from stepengine.models._schemas import plain_schema
-from stepengine.models._wire import (
-    effort_of,
-    encoded,
-    extra_members,
-    join_members,
-    joined_tools,
-    schema_name,
-    tool_choice_of,
-)
+from stepengine.models._wire import effort_of, join_members, members_of, schema_name, tool_choice_of
 from stepengine.models.openai_chat.encode import Flags, encode_messages
 from stepengine.models.presets import Preset
 
@@ -57,10 +49,7 @@ def encode(
         "stream_options": {"include_usage": True} if stream and preset.stream_usage else None,
         **_thinking_members(request, preset),
     }
-    head = extra_members(settings, {name: value for name, value in optional.items() if value is not None})
-    members = {name: encoded(value) for name, value in head.items()}
-    if request.tools:
-        members["tools"] = joined_tools(tools, head.get("tools"))
+    members = members_of(request, optional, tools)
     members["messages"] = encode_messages(request, Flags(preset, model if thinking else ""))
     return join_members(members)
 
