@@ -64,7 +64,7 @@ def test_a_long_one_becomes_a_summary_and_the_request_stays_last(project: Path) 
     assert "What is this?" in summary.text
     assert "Be brief." == instructions.text
     assert "And bread?" == live.text
-    assert True is result.children[0].output
+    assert result.children[0].output is True
     assert not any("max_context_length" in m.text for m in result.state.message_history)
 
 
@@ -93,6 +93,6 @@ def test_it_runs_by_itself_on_a_conversation_too(project: Path) -> None:
         "context-pruner", project, previous=AgentState.from_messages(LONG), params={"max_context_length": 1_500}
     )
 
-    assert True is result.unwrap()
+    assert result.unwrap() is True
     assert "What is this?" in result.state.message_history[0].text
     assert [] == model.calls

@@ -43,4 +43,4 @@ PARAMS: dict[str, Any] = {
 @pytest.mark.spec("generator-contract:B34")
 @pytest.mark.parametrize("agent_id", BUNDLED)
 def test_nothing_that_goes_wrong_around_an_agent_breaks_it(agent_id: str, tmp_path: Path) -> None:
-    simulate(BUNDLED[agent_id], range(60), params=PARAMS.get(agent_id), tools=tools_of(tmp_path), results=RESULTS)
+    simulate(BUNDLED[agent_id], range(20), params=PARAMS.get(agent_id), tools=tools_of(tmp_path), results=RESULTS)

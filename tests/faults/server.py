@@ -57,10 +57,12 @@ class FaultServer:
     closed: asyncio.Event = attrs.field(factory=asyncio.Event)
     connections: int = 0
     tasks: set[asyncio.Task[None]] = attrs.field(factory=set)
+    writers: list[asyncio.StreamWriter] = attrs.field(factory=list)
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self.tasks.add(asyncio.current_task())
+        self.writers.append(writer)
         try:
             while await self._one(reader, writer):
                 pass
@@ -116,4 +118,8 @@ async def fault_server(*answers: Answer) -> AsyncIterator[FaultServer]:
         for task in state.tasks:
             task.cancel()
         await asyncio.gather(*state.tasks)
+        # What nobody read is not sent any more: a connection that still had something to send would outlive the loop.
+        for writer in state.writers:
+            writer.transport.abort()
+        await asyncio.gather(*[writer.wait_closed() for writer in state.writers], return_exceptions=True)
         await server.wait_closed()
