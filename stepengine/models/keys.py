@@ -135,7 +135,8 @@ def usable_variables(provider: str, variables: Sequence[str], url: str | None, d
     """
     Return those of *variables* whose key may be sent to *url*: a key goes to the host that it was made for (SC12).
 
-    That is the host of the *default* address, and any address of a provider that has none of its own. Hosts in
+    That is the host of the *default* address, and any address of a provider that has none of its own, or only one on this
+    machine, since users give such a provider its address. Hosts in
     ``STEPENGINE_KEY_HOSTS``, separated by commas, are added to it. A server on this machine gets no key by itself.
 
     Raises:
@@ -143,18 +144,22 @@ def usable_variables(provider: str, variables: Sequence[str], url: str | None, d
     """
     if url is None or default is None or first_set(variables) is None:
         return variables
-    host = urlsplit(url).hostname or ""
+    host, home = urlsplit(url).hostname or "", urlsplit(default).hostname or ""
     own = [name.strip().lower() for name in os.environ.get(KEY_HOSTS, "").split(",")]
-    if host == urlsplit(default).hostname or host in own:
+    if host == home or host in own or _is_local(home):
         return variables
-    if host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127."):
+    if _is_local(host):
         return ()
     msg = (
         f"the address of {provider!r} is {host!r}, and {' or '.join(variables)} was made for "
-        f"{urlsplit(default).hostname!r}: it is not sent elsewhere by itself. Pass the key for this host as api_key=, or "
+        f"{home!r}: it is not sent elsewhere by itself. Pass the key for this host as api_key=, or "
         f"trust it with {KEY_HOSTS}={host}"
     )
     raise MissingKey(msg, kind="missing_key")
+
+
+def _is_local(host: str) -> bool:
+    return host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127.")
 
 
 def redacted(text: str, key: Secret | None) -> str:

@@ -209,6 +209,8 @@ def test_a_key_of_the_environment_goes_only_to_the_host_that_it_was_made_for(mon
     assert AnthropicProvider(base_url="http://127.0.0.1:1")._access()[0].key is None
     assert AnthropicProvider(base_url="https://api.anthropic.com/beta")._access()[0].source == "ANTHROPIC_API_KEY"
     assert AnthropicProvider(api_key="mine")._access()[0].key == Secret("mine")
+    monkeypatch.setenv("VLLM_API_KEY", "of-mine")
+    assert OpenAIChatProvider("vllm", base_url="https://models.example/v1")._access()[0].source == "VLLM_API_KEY"
     monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "proxy.example, evil.example")
     assert AnthropicProvider()._access()[0].source == "ANTHROPIC_API_KEY"
 
