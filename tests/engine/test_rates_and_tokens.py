@@ -62,6 +62,22 @@ def parent() -> AgentDefinition[Any]:
     return AgentDefinition("parent", spawnable_agents=[child], handle_steps=handle)
 
 
+def looking(seen: list[int | None]) -> Any:
+    """
+    A tool that notes how many tokens are left.
+    """
+
+    @tool(in_thread=False)
+    def look(ctx: ToolContext) -> str:
+        """
+        Look around.
+        """
+        seen.append(ctx.remaining_tokens)
+        return "x"
+
+    return look
+
+
 @pytest.mark.spec("requirements:N15")
 async def test_all_runs_of_an_engine_and_their_children_share_the_limits_of_a_provider() -> None:
     provider, events = Crowded(), []
@@ -205,14 +221,7 @@ async def test_what_was_reported_for_a_history_that_was_rewritten_does_not_count
 @pytest.mark.spec("requirements:X45")
 async def test_what_was_reported_before_a_run_was_suspended_counts_when_it_goes_on() -> None:
     seen: list[int | None] = []
-
-    @tool(in_thread=False)
-    def look(ctx: ToolContext) -> str:
-        """
-        Look around.
-        """
-        seen.append(ctx.remaining_tokens)
-        return "x"
+    look = looking(seen)
 
     def handle(ctx: Any) -> Any:
         yield STEP
@@ -275,14 +284,7 @@ sys.exit("genai_prices" in sys.modules)
 @pytest.mark.spec("requirements:G15")
 async def test_the_context_length_is_that_of_the_models_in_force_also_under_an_override() -> None:
     seen: list[int | None] = []
-
-    @tool(in_thread=False)
-    def look(ctx: ToolContext) -> str:
-        """
-        Look around.
-        """
-        seen.append(ctx.remaining_tokens)
-        return "x"
+    look = looking(seen)
 
     def registry(window: int) -> Models:
         calls = [tool_call("look", {}), text("done", usage=Usage(0))]
