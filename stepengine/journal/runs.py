@@ -18,6 +18,7 @@ from stepengine.data.run import RunResult
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.forks import branch
+from stepengine.journal.questions import sorted_answers
 from stepengine.journal.replayer import live_kinds
 from stepengine.journal.session import InDoubt, Session
 from stepengine.journal.store import Journal
@@ -159,11 +160,13 @@ async def fork(
     Go on from the middle of a run in a journal of its own; see ``branch`` for the arguments.
 
     Raises:
+        AnswerRejected: when *answers* are no mapping, or one does not fit.
         JournalError: as ``branch``.
         ReplayDivergence: when the kept part does not fit the code.
     """
+    given, _ = sorted_answers(answers)
     made = branch(journal, at, edit, allow_repeat=allow_repeat, into=into)
-    given, waiting = answers or {}, made.history().open_questions()
+    waiting = made.history().open_questions()
     texts = {question.text for _, question in waiting.values()}
     session = Session.resume(made, {key: answer for key, answer in given.items() if key in waiting or key in texts})
     # What is asked only after the fork may be answered up front, as in a new run.

@@ -404,7 +404,10 @@ def test_answers_that_are_no_mapping_are_refused_before_anything_happens(tmp_pat
         for go_on in (engine.resume_sync, engine.extend_sync):
             with pytest.raises(AnswerRejected, match="go by the question's id or text"):
                 go_on(path, answers=answers)
+        with pytest.raises(AnswerRejected, match="go by the question's id or text"):
+            engine.fork_sync(path, at=-1, answers=answers, into=tmp_path / "fork.jsonl")
     assert before == path.read_bytes()
+    assert not (tmp_path / "fork.jsonl").exists()
 
 
 @pytest.mark.spec("replay:D11")
