@@ -46,8 +46,10 @@ def main(arguments: list[str]) -> None:
         os.close(int(folder))
         limit(limits)
         os.set_inheritable(int(report), False)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a program would inherit that
-            signal.signal(number, signal.SIG_DFL)
+        # Python ignores some, a `nohup` or a shell that put us into the background others, and a program would inherit it.
+        for number in signal.valid_signals():
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
         os.execve(program, argv, os.environ)  # noqa: S606  (an argument list; that there is no shell is the point)
     except OSError as error:
         os.write(int(report), str(error.errno or 1).encode())
