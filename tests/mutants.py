@@ -280,7 +280,7 @@ MUTANTS = (
         "stepengine/models/pricing.py",
         "    return tuple([n for n in get_close_matches(name, known, n=4) if n != name][:3])",
         '    return __import__("time").sleep(0.01) or ()',
-        ("tests/faults/test_adapters.py",),
+        ("tests/models/test_pricing.py",),
     ),
     Mutant(
         "the system is not asked for the addresses of a name",
@@ -402,7 +402,7 @@ MUTANTS = (
         "stepengine/machine/live.py",
         "        self.actions += count\n",
         "",
-        ("tests/machine/test_budgets.py",),
+        ("tests/machine/test_author.py",),
     ),
     Mutant(
         "the run's clock stands still",

@@ -59,7 +59,7 @@ async def test_what_a_handler_logs_and_notifies_reaches_the_logger_and_the_strea
 
 async def test_every_run_has_chance_of_its_own_and_a_replay_has_the_same():
     """
-    Two runs draw differently, and so do a parent and its children.
+    No two runs draw alike, recorded or not, and neither do a parent and its children.
     """
 
     def draw(ctx):
@@ -74,9 +74,9 @@ async def test_every_run_has_chance_of_its_own_and_a_replay_has_the_same():
     boss = agent(draw, "boss", spawnable_agents=[agent(kid_steps, "kid")])
     engine = Engine(models=ScriptedModel([]))
     journal = MemoryJournal()
-    runs = [(await engine.run(boss, "go", journal=journal)).output, (await engine.run(boss, "go")).output]
+    runs = [(await engine.run(boss, "go", journal=kept)).output for kept in (journal, None, None)]
 
-    assert 6 == len({number for drawn in runs for number in drawn})
+    assert 9 == len({number for drawn in runs for number in drawn})
     assert runs[0] == (await engine.replay(journal, agent=boss)).output
 
 
