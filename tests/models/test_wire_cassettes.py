@@ -170,6 +170,7 @@ def test_every_exchange_of_the_file_is_played_and_says_where_it_comes_from(wire)
     assert {wires.SOURCE} == {i.extras["recorded_from"] for i in recorded}
 
 
+@pytest.mark.deep
 def test_the_script_still_records_these_files(tmp_path):
     """
     When this fails: python cassettes/record_wires.py
