@@ -579,7 +579,9 @@ async def test_a_broken_pipe_ends_a_program_as_everywhere(root: Path) -> None:
     finally:
         signal.signal(signal.SIGHUP, before)
     mask = int(next(line for line in status.splitlines() if line.startswith("SigIgn")).split()[1], 16)
-    assert mask == 0
+    # Two signals below the real-time ones are the C library's own; its posix_spawn, which Python uses since 3.13, ignores them.
+    own = sum(1 << number - 1 for number in signal.valid_signals())
+    assert mask & own == 0
 
 
 @pytest.mark.spec("reliability:SH09")
