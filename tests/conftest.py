@@ -4,6 +4,7 @@ What every test runs under: no network, no provider keys, nothing left behind, o
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import ipaddress
 import os
@@ -18,6 +19,7 @@ import threading
 import time
 import venv
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,11 @@ import pytest
 
 from tests.spec_rows import known
 
-hypothesis.settings.register_profile("ci", derandomize=True, max_examples=100, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("fast", derandomize=True, max_examples=50, deadline=None, print_blob=True)
 hypothesis.settings.register_profile(
-    "explore", parent=hypothesis.settings.get_profile("ci"), derandomize=False, max_examples=2_000
+    "explore", parent=hypothesis.settings.get_profile("fast"), derandomize=False, max_examples=2_000
 )
-hypothesis.settings.load_profile("ci")
+hypothesis.settings.load_profile("fast")
 
 # Installed, the plugin is loaded through its entry point; a checkout on PYTHONPATH names it here.
 INSTALLED = any(entry.value == "stepengine.pytest_plugin" for entry in entry_points(group="pytest11"))
@@ -39,7 +41,7 @@ pytest_plugins = () if INSTALLED else ("stepengine.pytest_plugin",)
 
 SPEC_ROWS = known()
 SECONDS_PER_TEST = 60
-SECONDS_PER_SLOW_TEST = 600
+SECONDS_PER_DEEP_TEST = 600
 LEAK_GRACE_SECONDS = 10.0
 PROVIDER_VARIABLE = re.compile(
     r"(?:ANTHROPIC|OPENAI|AZURE_OPENAI|GOOGLE|GEMINI|STEPENGINE)_\w+|\w+_API_KEY|\w+_BASE_URL|\w+_AUTH_TOKEN|(?:HTTPS?|ALL)_PROXY",
@@ -78,7 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             reason = "needs the command llmock: pip install llmock into an environment of its own and put it on PATH"
             item.add_marker(pytest.mark.skip(reason=reason))
         if enforce and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(SECONDS_PER_SLOW_TEST if "slow" in item.keywords else SECONDS_PER_TEST))
+            item.add_marker(pytest.mark.timeout(SECONDS_PER_DEEP_TEST if "deep" in item.keywords else SECONDS_PER_TEST))
 
 
 def pytest_collection_finish() -> None:
@@ -104,6 +106,25 @@ def marker_errors(item: pytest.Item) -> Iterator[str]:
 # --- what users install ---------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def made_once(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[tuple[Path, bool]]:
+    """
+    Give a folder that all workers of a run share, and whether the first of them has yet to fill it; the others wait.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = shared / name
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder / ".complete"
+        missing = not done.exists()
+        if missing:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        yield folder, missing
+        done.touch()
+
+
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
@@ -111,13 +132,18 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     pytest.importorskip("build", reason="needs the extra 'dev'")
     pytest.importorskip("hatchling", reason="needs the extra 'dev'")
-    folder = tmp_path_factory.mktemp("dist")
+    with made_once(tmp_path_factory, "dist") as (folder, missing):
+        if missing:
+            build(folder)
+    return folder
+
+
+def build(folder: Path) -> None:
     checkout = str(Path(__file__).resolve().parent.parent)
     subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), checkout],
         check=True, capture_output=True, cwd=folder, timeout=300,
     )  # fmt: skip
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -125,18 +151,23 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     A fresh environment that holds the wheel; its dependencies are lent by this one, so that nothing is downloaded.
     """
-    folder = tmp_path_factory.mktemp("installed")
+    with made_once(tmp_path_factory, "installed") as (folder, missing):
+        if missing:
+            install(dist, folder)
+    return folder / "venv"
+
+
+def install(dist: Path, folder: Path) -> None:
     environment = folder / "venv"
     venv.create(environment, with_pip=False)
     (file,) = dist.glob("*.whl")
-    install = ["install", "--quiet", "--no-deps", "--no-index", str(file)]
+    arguments = ["install", "--quiet", "--no-deps", "--no-index", str(file)]
     subprocess.run(
-        [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), *install],
+        [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), *arguments],
         check=True, capture_output=True, cwd=folder, timeout=300,
     )  # fmt: skip
     (own,) = environment.glob("lib/python3*/site-packages")
     (own / "lent.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    return environment
 
 
 # --- the outside world ----------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def test_the_first_two_shell_blocks_are_the_two_commands() -> None:
     """
     assert 2 == len(SHELL)
     for line, extra, last in zip(
-        SHELL, (".", ".[dev]"), (["stepengine", "demo"], ["python", "-m", "pytest"]), strict=True
+        SHELL, (".", ".[dev]"), (["stepengine", "demo"], ["python", "-m", "pytest", "-n", "auto"]), strict=True
     ):
         make, install, run = [shlex.split(part) for part in line.strip().split("&&")]
 

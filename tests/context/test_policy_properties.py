@@ -256,6 +256,7 @@ RUNS = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.spec(
     "requirements:I2", "requirements:I11", "generator-contract:P31", "generator-contract:P32", "generator-contract:P33"
 )

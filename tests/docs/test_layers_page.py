@@ -18,7 +18,7 @@ from .pages import ROOT, Project, assert_shown, blocks_of, execute, page
 PAGE = page("layered-agents.md")
 BLOCKS = blocks_of(PAGE)
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 
 def table(heading: str) -> str:

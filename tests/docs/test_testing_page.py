@@ -17,7 +17,7 @@ from .pages import ROOT, Project, assert_shown, blocks_of, execute, page
 PAGE = page("testing-your-agent.md")
 BLOCKS = blocks_of(PAGE)
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 
 @pytest.mark.spec("requirements:P13", "replay:Y3", "replay:Y12")

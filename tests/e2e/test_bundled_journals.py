@@ -52,6 +52,7 @@ def test_a_recorded_run_is_replayed_without_network_model_and_files(agent_id: st
     assert result.output not in (None, "")
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:J23")
 def test_the_script_records_the_same_bytes_again(recorded_again: Path) -> None:
     """

@@ -165,6 +165,7 @@ def test_the_wheel_carries_the_demo() -> None:
     assert {"stepengine/cli/_demo/cassette.yaml", "stepengine/cli/_demo/project/shop.py.sample"} <= data <= shipped
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:P14")
 def test_the_demo_and_the_agents_work_from_an_installed_package(stepengine: Any) -> None:
     """

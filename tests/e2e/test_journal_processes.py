@@ -79,7 +79,7 @@ def started(stepengine: Any, folder: Path, wait: str) -> Any:
     return process
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.spec("reliability:R1", "reliability:R2", "requirements:K10")
 def test_a_killed_run_goes_on_in_another_process_and_no_committed_effect_happens_twice(
     stepengine: Any, folder: Path
@@ -97,7 +97,7 @@ def test_a_killed_run_goes_on_in_another_process_and_no_committed_effect_happens
     assert stepengine("check", "run.jsonl").returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.spec("requirements:K10", "ecosystem:EC141")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_can_be_resumed_and_a_resumed_one_interrupted(
@@ -122,7 +122,7 @@ def test_an_interrupted_run_can_be_resumed_and_a_resumed_one_interrupted(
     assert max(Counter(done(folder)).values()) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.spec("requirements:P1", "requirements:P2", "requirements:P3", "requirements:K10", "ecosystem:EC141")
 def test_recorded_with_a_server_answered_later_then_replayed_without_network_until_the_agent_changes(
     stepengine: Any, folder: Path, chat_server: Any

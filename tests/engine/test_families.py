@@ -184,7 +184,7 @@ async def test_handle_task_generator_and_tree_are_freed_without_the_collector():
         gc.enable()
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.spec("reliability:RS02")
 async def test_ten_thousand_runs_one_after_another_leave_nothing_behind():
     def resident() -> int:

@@ -135,6 +135,7 @@ def tree_of(random: Random) -> AgentDefinition[Any]:
     return AgentDefinition("root", model="test/m", handle_steps=handle, settings=settings, spawnable_agents=[middle])
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:SP07", "reliability:SP06", "reliability:I8", "reliability:R6")
 async def test_no_schedule_of_a_tree_spends_more_than_its_limits():
     refused = 0

@@ -101,6 +101,7 @@ async def test_what_follows_the_terminal_marker_is_ignored_and_the_connection_is
 # --- broken replies -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:MP20", "ecosystem:EC65", "ecosystem:EC116", "ecosystem:EC213")
 async def test_a_body_that_ends_before_the_terminal_marker_is_no_reply_at_every_byte(wire):
     body = b"".join(wire.stream(*BOTH))

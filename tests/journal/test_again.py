@@ -292,7 +292,7 @@ def in_process(script: str, seed: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.spec("reliability:I3", "reliability:R12", "requirements:P2")
 def test_replays_and_recordings_are_byte_equal_under_every_hash_seed() -> None:
     script = REPLAYS.format(folder=str(Path(__file__).parent), golden=str(GOLDEN))
@@ -333,7 +333,7 @@ SETS = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.spec("reliability:JR25", "reliability:GN19")
 def test_a_handler_that_depends_on_the_order_of_a_set_is_found_where_it_first_shows(tmp_path: Path) -> None:
     path = str(tmp_path / "run.jsonl")
@@ -460,7 +460,7 @@ OPENS = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured in the units of Linux")
 @pytest.mark.spec("reliability:JR38", "replay:J40")
 def test_a_journal_of_100_000_records_costs_its_index_and_not_its_text(tmp_path: Path) -> None:

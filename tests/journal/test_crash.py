@@ -257,7 +257,7 @@ CHILD = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.spec("reliability:JR07", "reliability:JR39", "reliability:I11")
 @pytest.mark.parametrize("store", ["file", "sqlite"])
 def test_a_process_that_is_killed_again_and_again_comes_to_the_end(tmp_path, store, request):

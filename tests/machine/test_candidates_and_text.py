@@ -218,6 +218,7 @@ class Forgetful(list):
         pass
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:B1", "reliability:I5")
 def test_of_ten_thousand_steps_every_earlier_state_is_still_what_it_was():
     steps = 10_000

@@ -4,6 +4,7 @@ Runs of pytest inside a test, with the plugin, in a project of their own.
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -88,6 +89,15 @@ def agent_test():
         return agent_project(live, **options) + test
 
     return made
+
+
+@pytest.fixture(autouse=True)
+def no_worker(monkeypatch):
+    """
+    The inner run is no worker of the outer one.
+    """
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture

@@ -147,6 +147,7 @@ MANY = "".join([ONE.replace("test_one", f"test_{n}").replace("'a'", f"'{n}'") fo
 BACKWARDS = "def pytest_collection_modifyitems(items):\n    items.reverse()\n"
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y13", "replay:Y19")
 def test_workers_and_any_order_record_and_replay_side_by_side(run, pytester):
     pytest.importorskip("xdist")
@@ -176,6 +177,7 @@ def test_two(cassette):
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y13")
 def test_a_cassette_that_tests_share_is_recorded_by_one_process(run, pytester):
     pytest.importorskip("xdist")

@@ -41,6 +41,7 @@ def recordings() -> set[str]:
 LISTED = ["1 recording that no test owns*", "*cassettes/test_it/test_two.yaml*"]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y12", "replay:Y19", "replay:U4")
 def test_files_without_a_test_are_listed_when_everything_was_collected(run, pytester):
     """

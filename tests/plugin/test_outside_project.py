@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 AGENT = """
 from stepengine import STEP, AgentDefinition, ToolCall, tool

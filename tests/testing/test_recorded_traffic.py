@@ -42,6 +42,7 @@ def value_of(message: RecordedRequest | RecordedResponse) -> Any:
         return message.body
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:C1", "replay:C2")
 def test_every_recording_is_read_and_written_so_that_plain_vcrpy_reads_it():
     """

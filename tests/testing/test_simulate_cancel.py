@@ -69,6 +69,7 @@ async def undisturbed(agent):
     return result, events
 
 
+@pytest.mark.deep
 @pytest.mark.anyio
 @pytest.mark.spec("reliability:I12", "reliability:I1", "reliability:R10")
 @pytest.mark.parametrize("how", ["interrupt", "task", "shutdown"])

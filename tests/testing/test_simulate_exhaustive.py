@@ -136,7 +136,7 @@ WORLDS = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.spec("reliability:I3", "reliability:R12")
 def test_worlds_are_byte_equal_under_every_hash_seed():
     said = set()

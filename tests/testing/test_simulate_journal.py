@@ -83,6 +83,7 @@ async def replayed(agent, journal, result):
     assert twice.journal.lines() == again.journal.lines()
 
 
+@pytest.mark.deep
 @pytest.mark.anyio
 @pytest.mark.spec(
     "reliability:I11",

@@ -400,7 +400,7 @@ while True:
 
 
 @pytest.mark.spec("reliability:FS13", "reliability:FP1")
-@pytest.mark.slow
+@pytest.mark.deep
 def test_swapping_folders_for_links_meanwhile_never_leads_out(root: Path) -> None:
     """
     A process swaps a folder in the path for a link to the outside while others read, list and write through it.

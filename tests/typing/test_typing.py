@@ -62,13 +62,13 @@ CHECKERS = pytest.mark.parametrize("checker", [mypy, pyright], ids=lambda checke
 
 
 @CHECKERS
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_types_of_the_handler_are_inferred(checker: Callable[[Path], set[int]]) -> None:
     assert set() == checker(FOLDER / "handler.py")
 
 
 @CHECKERS
-@pytest.mark.slow
+@pytest.mark.deep
 def test_each_marked_line_is_an_error_and_no_other(checker: Callable[[Path], set[int]], tmp_path: Path) -> None:
     source = (FOLDER / "wrong_yields.py").read_text(encoding="utf-8")
     unmarked = tmp_path / "wrong_yields.py"
