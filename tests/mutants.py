@@ -320,6 +320,13 @@ MUTANTS = (
         ("tests/data/test_transcript.py",),
     ),
     Mutant(
+        "a fork knows the calls of newer versions",
+        "stepengine/data/transcript.py",
+        "            if index < length:\n                calls[call_id] = index\n                break\n",
+        "            calls[call_id] = index\n            break\n",
+        ("tests/data/test_transcript.py",),
+    ),
+    Mutant(
         "a part of a cost that is unknown counts as nothing",
         "stepengine/data/usage.py",
         "    return None if a is None or b is None else a + b",

@@ -32,14 +32,28 @@ class _Buffer:
 
     __slots__ = ("calls", "folds", "free", "items", "lineage", "memos", "token")
 
-    def __init__(self, items: list[Message], lineage: tuple[tuple[object, int], ...] = ()) -> None:
+    def __init__(
+        self, items: list[Message], lineage: tuple[tuple[object, int], ...] = (), calls: dict[str, int] | None = None
+    ) -> None:
         self.items = items
         self.free = [len(items)]
-        self.calls = {m.tool_call_id: i for i, m in enumerate(items) if type(m) is ToolMessage}
+        if calls is None:
+            calls = {m.tool_call_id: i for i, m in enumerate(items) if type(m) is ToolMessage}
+        self.calls = calls
         self.memos: dict[Any, list[Any]] = {}
         self.folds: dict[Any, list[Any]] = {}
         self.token = object()
         self.lineage = lineage
+
+    def calls_below(self, length: int) -> dict[str, int]:
+        """Return a copy of the places of the calls, without those that only newer versions have: they came last."""
+        calls = self.calls.copy()
+        while calls:
+            call_id, index = calls.popitem()
+            if index < length:
+                calls[call_id] = index
+                break
+        return calls
 
     def ancestry(self, length: int) -> tuple[tuple[object, int], ...]:
         """Return the buffers that the first *length* messages came from, each with how many of them it holds."""
@@ -195,9 +209,9 @@ class Transcript(Sequence[Message]):
         return False
 
     def _fork(self, items: list[Message], kept: int) -> _Buffer:
-        """Return a claimed buffer of *items*, whose first *kept* messages are this version's."""
+        """Return a claimed buffer of *items*: this version's messages, of which those after *kept* may be others."""
         old = self._buffer
-        buffer = _Buffer(items, old.ancestry(kept)[:KEPT_LINEAGE])
+        buffer = _Buffer(items, old.ancestry(kept)[:KEPT_LINEAGE], old.calls_below(len(items)))
         buffer.free.clear()
         buffer.memos.update({key: values[:kept] for key, values in old.memos.items()})
         buffer.folds.update({key: values[:kept] for key, values in old.folds.items()})

@@ -433,3 +433,27 @@ def test_it_is_a_sequence_and_nothing_else() -> None:
             transcript[index]
     rebuilt, arguments = transcript.__reduce__()
     assert transcript == rebuilt(*arguments)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["extend", "resolve", "append"])), max_size=25))
+def test_every_version_knows_its_own_calls_and_no_others(actions: list[tuple[int, str]]) -> None:
+    """
+    However versions were made of one another: appended to, forked from an old one, with results replaced.
+    """
+    versions = [Transcript([UserMessage("go")])]
+    for number, (back, action) in enumerate(actions):
+        base = versions[-1 - back % len(versions)]
+        ids = [m.tool_call_id for m in base if isinstance(m, ToolMessage)]
+        if action == "extend":
+            versions.append(base.extend(step(f"n{number}")))
+        elif action == "append":
+            versions.append(base.append(UserMessage("more")))
+        elif ids:
+            versions.append(base.resolve(ids[back % len(ids)], ToolResult.text("gone")))
+
+    every = {m.tool_call_id for version in versions for m in version if isinstance(m, ToolMessage)}
+    for version in versions:
+        own = {m.tool_call_id for m in version if isinstance(m, ToolMessage)}
+        assert own == {call_id for call_id in every if version.has_call(call_id)}
+        replaced = version.resolve_all(dict.fromkeys(own, ToolResult.text("x")))
+        assert ["x" if isinstance(m, ToolMessage) else m.text for m in version] == [m.text for m in replaced]
