@@ -110,6 +110,11 @@ class HookContext:
         return prompt_tokens(self.state, self._measured)
 
     @property
+    def remaining_tokens(self) -> int | None:
+        """How many tokens of context are left, by the same count as ``ToolContext.remaining_tokens``; ``None`` if unknown."""
+        return None if self.context_window is None else max(0, self.context_window - self.context_tokens)
+
+    @property
     def system_prompt(self) -> str:
         """The resolved system prompt."""
         return self.state.system_prompt
