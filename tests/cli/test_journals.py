@@ -175,7 +175,7 @@ def test_another_model_is_said_to_be_an_option(asked: str) -> None:
     assert "the recorded model is taken without --model" in message
 
 
-@pytest.mark.spec("requirements:O7", "replay:F26")
+@pytest.mark.spec("requirements:O7", "requirements:X35", "replay:F26")
 def test_show_tells_what_was_sent_and_what_came_back_step_by_step(ended: str) -> None:
     shown = command("show", ended).stdout
     assert shown.endswith(render(run_tree(FileJournal(ended))))

@@ -584,7 +584,7 @@ async def test_a_question_of_a_child_suspends_the_tree_and_an_answer_up_front_do
 # --- events and ways to start -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:D22", "requirements:N8", "requirements:N10", "requirements:X18")
+@pytest.mark.spec("requirements:D22", "requirements:N8", "requirements:N10", "requirements:X18", "requirements:X35")
 async def test_run_stream_handle_and_observer_show_the_same_run():
     observed = []
     replies = [tool_calls(tool_call("add", {"a": 1, "b": 2}), tool_call("add", {"a": 3, "b": 4})), "done"]

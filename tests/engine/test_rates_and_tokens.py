@@ -79,7 +79,7 @@ def looking(seen: list[int | None]) -> Any:
     return look
 
 
-@pytest.mark.spec("requirements:N15")
+@pytest.mark.spec("requirements:N15", "requirements:X35")
 async def test_all_runs_of_an_engine_and_their_children_share_the_limits_of_a_provider() -> None:
     provider, events = Crowded(), []
     limit = RateLimit(max_concurrency=2)

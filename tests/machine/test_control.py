@@ -29,7 +29,7 @@ def test_the_tables_of_control_tools_agree():
             assert all(word in spec.description for word in ("Usage:", "Examples:", "When not to use:", "Notes:"))
 
 
-@pytest.mark.spec("requirements:X14", "requirements:K11", "requirements:F18")
+@pytest.mark.spec("requirements:X14", "requirements:K11", "requirements:F18", "requirements:X35")
 def test_nothing_is_offered_that_was_not_listed_and_never_what_is_for_handlers():
     played = play(agent(), World(replies=[reply(call("write_todos", todos=[])), reply("x")]))
     assert played.requests[0].tools == ()

@@ -1,0 +1,79 @@
+"""
+What a step costs does not depend on what came before it, and many runs share one process.
+
+Calls of Python functions are counted, not time: the count is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, Limits, RunStatus, Usage, tool
+from stepengine.journal import MemoryJournal
+from stepengine.models import ModelReply
+from stepengine.testing import ScriptedModel, tool_call
+
+STEPS = 600
+LIMITS = Limits(max_steps=STEPS + 1)
+
+
+def counted(tool_name: str, steps: int) -> ScriptedModel:
+    replies = [ModelReply(tool_call(tool_name, {}).content, usage=Usage(10, 1))] * steps
+    return ScriptedModel([*replies, "done"])
+
+
+@pytest.mark.spec("requirements:P15")
+@pytest.mark.parametrize("recorded", [False, True])
+async def test_the_last_of_many_steps_makes_no_more_calls_than_an_early_one(recorded: bool) -> None:
+    calls, marks = 0, []
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    @tool(in_thread=False)
+    def look() -> str:
+        marks.append(calls)
+        return "seen"
+
+    agent = AgentDefinition("a", model="test/m", tools=[look])
+    engine = Engine(models=counted("look", STEPS), limits=LIMITS)
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        result = await engine.run(agent, "go", journal=MemoryJournal() if recorded else None)
+    finally:
+        sys.setprofile(before)
+    per_step = [later - earlier for earlier, later in pairwise(marks)]
+    early, late = sorted(per_step[20:60]), sorted(per_step[-40:])
+
+    assert (RunStatus.COMPLETED, STEPS) == (result.status, len(marks))
+    assert late[20] <= 1.05 * early[20]
+    assert late[-1] <= 2 * early[-1]
+
+
+@pytest.mark.spec("requirements:P15")
+async def test_three_hundred_runs_share_one_process() -> None:
+    running, most = 0, 0
+
+    @tool
+    async def wait() -> str:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        while most < 300:
+            await asyncio.sleep(0)
+        running -= 1
+        return "waited"
+
+    agent = AgentDefinition("a", model="test/m", tools=[wait])
+    model = ScriptedModel([lambda request: "done" if len(request.messages) > 2 else tool_call("wait")] * 600)
+    engine = Engine(models=model)
+    results = await asyncio.gather(*[engine.run(agent, "go") for _ in range(300)])
+
+    assert ({RunStatus.COMPLETED}, 300) == ({result.status for result in results}, most)
