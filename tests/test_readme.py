@@ -32,6 +32,7 @@ COMMANDS = [
 
 
 IN_GUIDE = [m[1] for m in re.finditer(r"^```python\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)]
+RULES = re.findall(r"^```toml\n.*?^```$", GUIDE, re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.spec("requirements:P13")
@@ -165,4 +166,4 @@ def test_no_block_is_missed() -> None:
     Every fence of both pages opens or closes a block that was found.
     """
     assert 2 * len(BLOCKS) == README.count("```")
-    assert 2 * len(IN_GUIDE) == GUIDE.count("```")
+    assert 2 * (len(IN_GUIDE) + len(RULES)) == GUIDE.count("```")
