@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ("HIDDEN_SEARCHED", "python_hits")
 
+SHORT_LINE = 32
+"""No pattern that is let through takes noticeable time for such a line; for a longer one the time is checked each time."""
 HIDDEN_SEARCHED = (".agents", ".claude", ".github", ".gitlab", ".circleci", ".husky")
 """Hidden folders that are searched when they are directly in the folder of the search."""
 
@@ -81,7 +83,8 @@ def _search(
     spans: list[tuple[int, int]] = []
     total = 0
     for number in range(len(lines)):
-        if not number % 1000 and not budget.check_time():
+        is_long = len(lines[number]) > SHORT_LINE
+        if (is_long or not number % 1000) and not budget.check_time():
             break
         if test(lines[number]) is not flags.invert:
             total += 1
