@@ -128,7 +128,11 @@ async def test_what_is_no_text_gives_its_type_only(there: Site, body: bytes, kin
 
 
 @pytest.mark.spec("reliability:NW12", "reliability:R23")
-@pytest.mark.parametrize("page", [b"<!---->" * 60, b"<!--" * 2_000, b"\n" * 8_000, b"<!-- --> " * 2_000], ids=["empty", "open", "blank", "more"])
+@pytest.mark.parametrize(
+    "page",
+    [b"<!---->" * 60, b"<!--" * 2_000, b"\n" * 8_000, b"<!-- --> " * 2_000],
+    ids=["empty", "open", "blank", "more"],
+)
 async def test_comments_in_front_of_a_text_are_gone_over_once(page: bytes) -> None:
     before = time.process_time()
     found = await page_of(Fetched("http://x.test/", 200, "text/plain", page + b"plain <html>"))
@@ -147,7 +151,8 @@ async def test_html_is_seen_behind_comments(start: bytes) -> None:
 
 @pytest.mark.spec("reliability:NW12", "reliability:R23")
 @pytest.mark.parametrize(
-    "charset", ["punycode", "idna", "utf-7", "unicode_escape", "raw-unicode-escape", "undefined", "hex", "mbcs", "x" * 500]
+    "charset",
+    ["punycode", "idna", "utf-7", "unicode_escape", "raw-unicode-escape", "undefined", "hex", "mbcs", "x" * 500],
 )
 async def test_only_charsets_of_the_web_are_decoded(charset: str) -> None:
     """

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from typing import Any
 
 import attrs
 
+from stepengine.data.matching import BoundedMatcher
 from stepengine.errors import ToolError
 
 __all__ = ("Replacement", "replace_all", "unified_diff")
@@ -18,7 +16,6 @@ __all__ = ("Replacement", "replace_all", "unified_diff")
 CONTEXT = 3
 DIFF_CHARS = 20_000
 DIFF_LINES = 20_000
-DIFF_COMPARISONS = 3_000_000
 SHOWN_LINES = 10
 COUNTED_PLACES = 100
 
@@ -139,7 +136,7 @@ def unified_diff(old: str, new: str, path: str) -> str:
     old_part, new_part = before[first : len(before) - keep], after[first : len(after) - keep]
     if max(len(old_part), len(new_part)) > DIFF_LINES:
         return f"(the changes span {max(len(old_part), len(new_part)):,} lines, too many for a diff)"
-    groups = _Matcher(old_part, new_part).get_grouped_opcodes(CONTEXT)
+    groups = BoundedMatcher(old_part, new_part).get_grouped_opcodes(CONTEXT)
     hunks = "".join([line for group in groups for line in _hunk(group, old_part, new_part, first)])
     text = f"--- a/{path}\n+++ b/{path}\n{hunks}" if hunks else ""
     return (
@@ -152,21 +149,6 @@ def unified_diff(old: str, new: str, path: str) -> str:
 def _by_newline(text: str) -> list[str]:
     pieces = text.split("\n")
     return [*[p + "\n" for p in pieces[:-1]], *([pieces[-1]] if pieces[-1] else [])]
-
-
-class _Matcher(difflib.SequenceMatcher[str]):
-    """Goes no deeper after a number of comparisons, as texts can be made to need any; what is left counts as replaced."""
-
-    def __init__(self, old: list[str], new: list[str]) -> None:
-        super().__init__(None, old, new)
-        self._left = DIFF_COMPARISONS
-        places: dict[str, list[int]] = self.b2j  # type: ignore[attr-defined]  (documented, and not in the stubs)
-        self._needed = [0, *accumulate([len(places.get(line, ())) + 1 for line in old])]
-
-    def find_longest_match(self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None) -> Any:
-        end = len(self._needed) - 1 if ahi is None else ahi
-        self._left -= self._needed[end] - self._needed[alo]
-        return difflib.Match(alo, blo, 0) if self._left < 0 else super().find_longest_match(alo, ahi, blo, bhi)
 
 
 def _hunk(group: Sequence[tuple[str, int, int, int, int]], old: list[str], new: list[str], first: int) -> Iterator[str]:

@@ -20,9 +20,7 @@ from stepengine.tools.web.searching import SearchBackend
 
 __all__ = ("DocsBackend", "DocsSites", "SearchedDocs")
 
-LINK = re.compile(
-    r"\[([^\[\]\n]{1,200}+)\]\(<?+([^\s)>\[]{1,2000}+)>?+[^)\[\n]{0,500}+\)(?::?+ *+([^\n]{0,300}+))?"
-)
+LINK = re.compile(r"\[([^\[\]\n]{1,200}+)\]\(<?+([^\s)>\[]{1,2000}+)>?+[^)\[\n]{0,500}+\)(?::?+ *+([^\n]{0,300}+))?")
 """No part goes beyond the ``[`` of the next link, so that a page full of links that never end is read once."""
 LINKS = 2_000
 HEADING = re.compile(r"^#{1,6}+ ", re.MULTILINE)
