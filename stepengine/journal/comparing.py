@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from difflib import SequenceMatcher
 from typing import Any, Literal, TypeAlias
 
 import attrs
 
 from stepengine.data.effects import CallModel
+from stepengine.data.matching import BoundedMatcher
 from stepengine.journal.divergence import Field, fields_between, fields_of_effects, verb
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.fingerprints import Fingerprints
@@ -117,7 +117,7 @@ class _Sides:
 
     def _runs(self, a: str, b: str) -> Iterator[RunChange]:
         ours, theirs = _effects(self._a, a), _effects(self._b, b)
-        matcher = SequenceMatcher(None, [i.fp for i in ours], [i.fp for i in theirs], autojunk=False)
+        matcher = BoundedMatcher([i.fp for i in ours], [i.fp for i in theirs], autojunk=False)
         for tag, i1, i2, j1, j2 in matcher.get_opcodes():
             for offset in range(max(i2 - i1, j2 - j1)):
                 left = ours[i1 + offset] if i1 + offset < i2 else None

@@ -7,7 +7,6 @@ that was not checked must not reach a body.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -133,7 +132,7 @@ class Compiler:
             if isinstance(value, Mapping):
                 for name, member in value.items():
                     for pattern, one in checks:
-                        if pattern.search(name):
+                        if pattern(name):
                             one(member, below(path, name), issues)
 
         return check
@@ -148,7 +147,7 @@ class Compiler:
             if not isinstance(value, Mapping):
                 return
             for name, member in value.items():
-                if name in known or any(p.search(name) for p in patterns):
+                if name in known or any(p(name) for p in patterns):
                     continue
                 if one is None:
                     issues.append(f"{below(path, name)}: is not a parameter; the parameters are: {listed}")
@@ -215,10 +214,10 @@ class Compiler:
         return check
 
     def _pattern(self, pattern: Any, _: Any, at: str) -> Check:
-        compiled = self._regex(pattern, at)
+        matches = self._regex(pattern, at)
 
         def check(value: Any, path: str, issues: list[str]) -> None:
-            if isinstance(value, str) and not compiled.search(value):
+            if isinstance(value, str) and not matches(value):
                 issues.append(f"{path}: should match {pattern!r}")
 
         return check
@@ -317,8 +316,12 @@ class Compiler:
             self.refuse(at, "expected an object of schemas")
         return value
 
-    def _regex(self, pattern: Any, at: str) -> re.Pattern[str]:
+    def _regex(self, pattern: Any, at: str) -> Callable[[str], bool]:
+        """Return whether a text holds a match; by an engine that cannot backtrack, since schemas and texts are foreign."""
+        from pydantic_core import SchemaError, SchemaValidator, core_schema
+
         try:
-            return re.compile(pattern)
-        except (re.error, TypeError) as error:
-            self.refuse(at, f"{pattern!r} is no regular expression: {error}")
+            return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex")).isinstance_python
+        except SchemaError as error:
+            reason = str(error).strip().splitlines()[-1].strip()
+            self.refuse(at, f"{pattern!r} is no regular expression without look-around and back-references: {reason}")

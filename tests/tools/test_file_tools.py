@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -311,6 +312,27 @@ def test_overlapping_places_count_as_several_and_multiple_means_all_that_do_not_
     assert "ba" == replace_all("aaa", [Replacement("aa", "b", allow_multiple=True)], "f")
     with pytest.raises(ToolError, match="is empty"):
         replace_all("a", [Replacement("", "b")], "f")
+
+
+@pytest.mark.spec("reliability:FS17", "reliability:R23")
+def test_a_text_that_is_found_everywhere_is_counted_up_to_a_hundred() -> None:
+    with pytest.raises(ToolError, match=r"found at least 100 times \(lines 1, 1,"):
+        replace_all("a" * 1_000_000, [Replacement("a" * 500_000, "b")], "f")
+    assert "bb" == replace_all("a" * 1_000_000, [Replacement("a" * 500_000, "b", allow_multiple=True)], "f")
+
+
+@pytest.mark.spec("reliability:R23")
+def test_texts_that_are_hard_to_compare_are_shown_as_replaced() -> None:
+    """
+    Lines that come nearly as often as `difflib` lets them pass made it take cubic time: hours for 20,000 of them.
+    """
+    old = "".join(f"u{n}\ny{n % 110}\n" for n in range(10_000))
+    new = "".join(f"y{n % 110}\nv{n}\n" for n in range(10_000))
+    before = time.process_time()
+    diff = unified_diff(old, new, "f")
+
+    assert diff.startswith("--- a/f\n+++ b/f\n@@ -1,20000 +1,20000 @@\n-u0\n")
+    assert time.process_time() - before < 2.0
 
 
 @pytest.mark.spec("reliability:FS16", "generator-contract:D27")

@@ -93,6 +93,8 @@ def test_a_misfit_deep_inside_is_named_by_its_path() -> None:
         ({"$ref": "#/$defs/nothing"}, "does not exist"),
         ({"type": "text"}, "is no type"),
         ({"pattern": "("}, "no regular expression"),
+        ({"pattern": "(?=a)"}, "without look-around"),
+        ({"pattern": 3}, "no regular expression"),
         ({"minimum": "1"}, "is a number"),
         ({"anyOf": []}, "list of schemas"),
         (3, "a schema is an object"),

@@ -422,6 +422,32 @@ async def test_output_becomes_plain_text(root: Path) -> None:
     assert expected == pieces.text()
 
 
+@pytest.mark.spec("reliability:SH05", "reliability:R23")
+@pytest.mark.parametrize("opener", ["\x9d", "\x90", "\x98", "\x9b", "\x1b]", "\x1b[", "\x1b[0;", "\x1b "])
+async def test_escapes_that_never_end_take_no_time(root: Path, opener: str) -> None:
+    """
+    256 KB of the first one took 32 s, and the result said that `cat` had run for too long.
+    """
+    (root / "raw").write_text((opener * 131_072) + "end")
+    before = time.process_time()
+    result = await Sh(root)("cat raw")
+
+    assert (0, False) == (result.data["exit_code"], result.is_error)
+    assert result.data["stdout"].endswith("end")
+    assert time.process_time() - before < 1.0
+
+
+@pytest.mark.spec("reliability:SH05")
+async def test_a_command_that_ended_in_time_is_not_called_slow_by_a_busy_loop(root: Path) -> None:
+    running = asyncio.create_task(Sh(root, allow_shell=True)("sleep 0.3; echo done", timeout_seconds=1))
+    await asyncio.sleep(0.2)
+    time.sleep(1.5)  # noqa: ASYNC251  (something blocks the loop)
+    result = await running
+
+    assert (0, "done\n") == (result.data["exit_code"], result.data["stdout"])
+    assert "longer than" not in result.text
+
+
 @pytest.mark.spec("reliability:SH05", "reliability:HP5")
 @given(
     st.lists(

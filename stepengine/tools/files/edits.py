@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
+from stepengine.data.matching import BoundedMatcher
 from stepengine.errors import ToolError
 
 __all__ = ("Replacement", "replace_all", "unified_diff")
@@ -17,6 +17,7 @@ CONTEXT = 3
 DIFF_CHARS = 20_000
 DIFF_LINES = 20_000
 SHOWN_LINES = 10
+COUNTED_PLACES = 100
 
 
 @attrs.frozen
@@ -65,16 +66,15 @@ def _replaced(text: str, replacement: Replacement) -> str:
     if old == new:
         msg = "old_string and new_string are the same"
         raise ToolError(msg)
-    spans = _spans(text, old) or _spans_of_lines(text, old)
+    spans = _spans(text, old, replacement) or _spans_of_lines(text, old, replacement)
     if not spans:
         msg = "old_string was found 0 times; it has to match exactly, white space included. Read the file again"
         raise ToolError(msg)
-    if replacement.allow_multiple:
-        spans = _apart(spans)
-    elif len(spans) > 1:
+    if len(spans) > 1 and not replacement.allow_multiple:
         lines = _line_numbers(text, spans)
+        times = f"{len(spans)} times" if len(spans) < COUNTED_PLACES else f"at least {COUNTED_PLACES} times"
         msg = (
-            f"old_string was found {len(spans)} times (lines {lines}); give more of the text around the one that you mean, "
+            f"old_string was found {times} (lines {lines}); give more of the text around the one that you mean, "
             "or set allow_multiple"
         )
         raise ToolError(msg)
@@ -85,22 +85,23 @@ def _replaced(text: str, replacement: Replacement) -> str:
     return "".join([*pieces, text[position:]])
 
 
-def _spans(text: str, old: str) -> list[tuple[int, int]]:
-    """Return every place of *old*, overlapping ones too."""
-    spans, start = [], text.find(old)
-    while start >= 0:
+def _spans(text: str, old: str, replacement: Replacement) -> list[tuple[int, int]]:
+    """Return the places of *old*: those to replace, or to complain of, which may overlap and are counted up to 100."""
+    step = len(old) if replacement.allow_multiple else 1
+    spans, start = list[tuple[int, int]](), text.find(old)
+    while start >= 0 and (replacement.allow_multiple or len(spans) < COUNTED_PLACES):
         spans.append((start, start + len(old)))
-        start = text.find(old, start + 1)
+        start = text.find(old, start + step)
     return spans
 
 
-def _spans_of_lines(text: str, old: str) -> list[tuple[int, int]]:
-    """Return every place of *old* when line ends LF and CRLF count as equal."""
+def _spans_of_lines(text: str, old: str, replacement: Replacement) -> list[tuple[int, int]]:
+    """Return the places of *old* when line ends LF and CRLF count as equal."""
     if "\r\n" not in text or "\n" not in old:
         return []
     ends = [m.start() for m in re.finditer("\r\n", text)]
     shifted = [e - i for i, e in enumerate(ends)]
-    found = _spans(text.replace("\r\n", "\n"), old.replace("\r\n", "\n"))
+    found = _spans(text.replace("\r\n", "\n"), old.replace("\r\n", "\n"), replacement)
     return [(a + bisect_left(shifted, a), b + bisect_left(shifted, b)) for a, b in found]
 
 
@@ -112,15 +113,6 @@ def _with_ends_of(new: str, text: str, start: int, end: int) -> str:
     sample = replaced if "\n" in replaced else text[start : text.find("\n", end) + 1]
     unix = new.replace("\r\n", "\n")
     return unix.replace("\n", "\r\n") if "\r\n" in sample else unix if "\n" in sample else new
-
-
-def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the places from left to right that do not overlap."""
-    kept: list[tuple[int, int]] = []
-    for span in spans:
-        if not kept or span[0] >= kept[-1][1]:
-            kept.append(span)
-    return kept
 
 
 def _line_numbers(text: str, spans: list[tuple[int, int]]) -> str:
@@ -144,8 +136,9 @@ def unified_diff(old: str, new: str, path: str) -> str:
     old_part, new_part = before[first : len(before) - keep], after[first : len(after) - keep]
     if max(len(old_part), len(new_part)) > DIFF_LINES:
         return f"(the changes span {max(len(old_part), len(new_part)):,} lines, too many for a diff)"
-    lines = difflib.unified_diff(old_part, new_part, f"a/{path}", f"b/{path}", n=CONTEXT)
-    text = "".join(_shifted(line, first) for line in lines)
+    groups = BoundedMatcher(old_part, new_part).get_grouped_opcodes(CONTEXT)
+    hunks = "".join([line for group in groups for line in _hunk(group, old_part, new_part, first)])
+    text = f"--- a/{path}\n+++ b/{path}\n{hunks}" if hunks else ""
     return (
         text
         if len(text) <= DIFF_CHARS
@@ -158,8 +151,21 @@ def _by_newline(text: str) -> list[str]:
     return [*[p + "\n" for p in pieces[:-1]], *([pieces[-1]] if pieces[-1] else [])]
 
 
-def _shifted(line: str, first: int) -> str:
-    """Return a line of a diff with its numbers counted from the beginning of the file."""
-    if line.startswith("@@ "):
-        return re.sub(r"(?<=[-+])\d+", lambda m: str(int(m[0]) + first), line)
-    return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+def _hunk(group: Sequence[tuple[str, int, int, int, int]], old: list[str], new: list[str], first: int) -> Iterator[str]:
+    """Yield the lines of one hunk, numbered from the beginning of the file."""
+    (_, a, _, c, _), (_, _, b, _, d) = group[0], group[-1]
+    yield f"@@ -{_range(first + a, b - a)} +{_range(first + c, d - c)} @@\n"
+    for tag, a, b, c, d in group:
+        if tag == "equal":
+            yield from [_marked(" ", line) for line in old[a:b]]
+        else:
+            yield from [_marked("-", line) for line in old[a:b]]
+            yield from [_marked("+", line) for line in new[c:d]]
+
+
+def _range(start: int, length: int) -> str:
+    return str(start + 1) if length == 1 else f"{start + 1 if length else start},{length}"
+
+
+def _marked(mark: str, line: str) -> str:
+    return f"{mark}{line}" if line.endswith("\n") else f"{mark}{line}\n\\ No newline at end of file\n"

@@ -17,6 +17,7 @@ from stepengine.tools.files.walk import Budget, walk
 from stepengine.tools.search.flags import Flags
 from stepengine.tools.search.hits import FileHits, Sources
 from stepengine.tools.search.ignore import Ignore
+from stepengine.tools.search.patterns import IgnorePattern
 from stepengine.tools.search.regex import safe_columns
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ("HIDDEN_SEARCHED", "python_hits")
 
+SHORT_LINE = 32
+"""No pattern that is let through takes noticeable time for such a line; for a longer one the time is checked each time."""
 HIDDEN_SEARCHED = (".agents", ".claude", ".github", ".gitlab", ".circleci", ".husky")
 """Hidden folders that are searched when they are directly in the folder of the search."""
 
@@ -51,7 +54,7 @@ def python_hits(
     """
     test = _line_test(pattern, flags)
     wanted = _file_test(flags)
-    ignore = Ignore(root)
+    ignore = Ignore(root, budget)
     sources = Sources(root, ignore)
     depth = len(base.parts)
 
@@ -80,7 +83,8 @@ def _search(
     spans: list[tuple[int, int]] = []
     total = 0
     for number in range(len(lines)):
-        if not number % 1000 and not budget.check_time():
+        is_long = len(lines[number]) > SHORT_LINE
+        if (is_long or not number % 1000) and not budget.check_time():
             break
         if test(lines[number]) is not flags.invert:
             total += 1
@@ -112,24 +116,23 @@ def _line_test(pattern: str, flags: Flags) -> Callable[[str], bool]:
 
 def _file_test(flags: Flags) -> Callable[[tuple[str, ...]], bool]:
     """Return which files the flags ask for."""
-    from pathspec import GitIgnoreSpec
-
-    def of_types(names: tuple[str, ...]) -> GitIgnoreSpec:
-        unknown = [n for n in names if n not in TYPES]
-        if unknown:
-            msg = f"the file type {unknown[0]!r} is not known; these are: {', '.join(TYPES)}"
-            raise ToolError(msg)
-        return GitIgnoreSpec.from_lines([glob for n in names for glob in TYPES[n]])
-
-    types, not_types = of_types(flags.types), of_types(flags.not_types)
-    globs = [(not g.startswith("!"), GitIgnoreSpec.from_lines([g.removeprefix("!")])) for g in flags.globs]
+    types, not_types = _endings(flags.types), _endings(flags.not_types)
+    globs = [(not g.startswith("!"), IgnorePattern(g.removeprefix("!"))) for g in flags.globs]
     only = any(positive for positive, _ in globs)
 
     def wanted(parts: tuple[str, ...]) -> bool:
-        text = "/".join(parts)
-        if (flags.types and not types.match_file(text)) or not_types.match_file(text):
+        if (flags.types and not parts[-1].endswith(types)) or parts[-1].endswith(not_types):
             return False
-        verdicts = [positive for positive, spec in globs if spec.match_file(text)]
+        verdicts = [positive for positive, pattern in globs if pattern.covers(parts)]
         return verdicts[-1] if verdicts else not only
 
     return wanted
+
+
+def _endings(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return how the names of files of some types end."""
+    unknown = [n for n in names if n not in TYPES]
+    if unknown:
+        msg = f"the file type {unknown[0]!r} is not known; these are: {', '.join(TYPES)}"
+        raise ToolError(msg)
+    return tuple([glob.removeprefix("*") for n in names for glob in TYPES[n]])

@@ -12,9 +12,10 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from difflib import get_close_matches
+from itertools import takewhile
 from typing import Annotated, Any
 
 import attrs
@@ -38,6 +39,8 @@ Parts = tuple[str, ...]
 PROMPT_WORDS = 40
 SHOWN_SYMBOLS = 8
 NEARNESS = 0.78
+SPELLED_CHARS, NEAR = 40, 1_000
+"""How long a word may be that is taken for a misspelling, and of how many it may be one: comparing takes long."""
 IN_NAME, IN_FOLDER, IN_SYMBOL, WHOLE_SYMBOL, NAMED = 10.0, 4.0, 6.0, 14.0, 60.0
 BEGINNING = 0.6
 """What a word counts that only begins like one of the description, or the other way round."""
@@ -89,7 +92,7 @@ def finding_tool(root: Root) -> Tool[..., Any]:
         """
         budget = Budget(cancelled=ctx.cancelled)
         files = _candidates(root, budget)
-        best = ranked(prompt, files)[:max_results]
+        best = ranked(prompt, files, budget.check_time)[:max_results]
         notes = [f"{len(best)} of {len(files):,} files fit best" if best else "no file fits the description"]
         if budget.cut:
             notes.append(f"incomplete: {budget.cut}")
@@ -124,12 +127,19 @@ class Hit:
     symbols: tuple[str, ...]
 
 
-def ranked(prompt: str, files: Mapping[Parts, list[str]]) -> list[Hit]:
-    """Return the files that fit *prompt* at all, best first; equal ones by depth and name."""
-    index = _Index(files)
+def ranked(prompt: str, files: Mapping[Parts, list[str]], goes_on: Callable[[], bool] = lambda: True) -> list[Hit]:
+    """
+    Return the files that fit *prompt* at all, best first; equal ones by depth and name.
+
+    Args:
+        prompt: What is looked for.
+        files: The places of files, with the top-level names in them.
+        goes_on: Asked again and again; when it says no, what was found so far is ranked.
+    """
+    index = _Index(files, goes_on)
     wanted = list(dict.fromkeys(w for w in words_of(prompt) if w not in COMMON))[:PROMPT_WORDS]
     scores: defaultdict[Parts, float] = defaultdict(float)
-    for word in wanted:
+    for word in takewhile(lambda _: goes_on(), wanted):
         fitting = index.fitting(word)
         weight = math.log(1 + len(files) / (1 + len(fitting)))
         for place, score in fitting.items():
@@ -142,7 +152,7 @@ def ranked(prompt: str, files: Mapping[Parts, list[str]]) -> list[Hit]:
             index.adjusted(place, scores[place], named, about_tests=about_tests),
             index.shown(place, wanted, named),
         )
-        for place in files
+        for place in takewhile(lambda _: goes_on(), files)
         if scores[place] or index.is_named(place, named)
     ]
     return sorted(hits, key=lambda h: (-h.score, len(h.place), h.place))
@@ -151,10 +161,10 @@ def ranked(prompt: str, files: Mapping[Parts, list[str]]) -> list[Hit]:
 class _Index:
     """Which words stand where."""
 
-    def __init__(self, files: Mapping[Parts, list[str]]) -> None:
+    def __init__(self, files: Mapping[Parts, list[str]], goes_on: Callable[[], bool]) -> None:
         self._files = files
         self._by_word: defaultdict[str, dict[Parts, float]] = defaultdict(dict)
-        for place, symbols in files.items():
+        for place, symbols in takewhile(lambda _: goes_on(), files.items()):
             self._add(words_of(place[-1]), place, IN_NAME)
             self._add((w for folder in place[:-1] for w in words_of(folder)), place, IN_FOLDER)
             self._add((w for symbol in symbols for w in words_of(symbol)), place, IN_SYMBOL)
@@ -172,9 +182,9 @@ class _Index:
                 if known != word and len(known) >= SHORTEST_STEM and (known.startswith(word) or word.startswith(known)):
                     for place, score in places.items():
                         found[place] = max(found.get(place, 0.0), score * BEGINNING)
-        if not found and len(word) > SHORTEST_STEM:
+        if not found and SHORTEST_STEM < len(word) <= SPELLED_CHARS:
             near = [known for known in self._by_word if known[:1] == word[:1] and abs(len(known) - len(word)) <= 2]  # noqa: PLR2004
-            for known in get_close_matches(word, near, n=1, cutoff=NEARNESS):
+            for known in get_close_matches(word, near[:NEAR], n=1, cutoff=NEARNESS):
                 found = {place: score * BEGINNING for place, score in self._by_word[known].items()}
         return found
 

@@ -28,6 +28,7 @@ LISTS = {"t": "types", "T": "not_types", "g": "globs"}
 NUMBERS = {"A": ("after",), "B": ("before",), "C": ("before", "after"), "m": ("max_count",)}
 TYPE = re.compile(r"[A-Za-z0-9_+-]{1,40}")
 LIMIT = 1_000
+FLAGS_CHARS = 2_000
 KNOWN = "-i -s -S -w -F -x -U -v -c -l -t TYPE -T TYPE -g GLOB -A N -B N -C N -m N"
 
 
@@ -74,8 +75,11 @@ def parse_flags(text: str) -> Flags:
     Read flags; switches may be joined (``-iw``), values may follow directly (``-A3``).
 
     Raises:
-        ToolError: for anything that is not in the list.
+        ToolError: for anything that is not in the list, and for more than 2,000 characters.
     """
+    if len(text) > FLAGS_CHARS:
+        msg = f"the flags have {len(text):,} characters; at most {FLAGS_CHARS:,} are read"
+        raise ToolError(msg)
     try:
         words = shlex.split(text)
     except ValueError as error:

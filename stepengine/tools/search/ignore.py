@@ -1,4 +1,4 @@
-"""What ``.gitignore`` files below a root leave out (ecosystem EC33)."""
+"""What ``.gitignore`` files below a root leave out, as git reads them (ecosystem EC33)."""
 
 from __future__ import annotations
 
@@ -6,66 +6,80 @@ import os
 from typing import TYPE_CHECKING
 
 from stepengine.errors import ToolError
-from stepengine.tools.files.text import decode, read_capped
+from stepengine.tools.files.text import read_capped
+from stepengine.tools.files.walk import Budget
+from stepengine.tools.search.patterns import IgnorePattern
 
 if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
-
     from stepengine.tools.files.root import Root
 
 __all__ = ("Ignore",)
 
 LINES = 5_000
 FILE_BYTES = 1_000_000
+BETWEEN_CHECKS = 16
+BOM = "\xef\xbb\xbf"
 Parts = tuple[str, ...]
 
 
 class Ignore:
-    """Says which paths are ignored; files that were read are remembered for as long as this object lives."""
+    """
+    Says which paths are ignored; files that were read are remembered for as long as this object lives.
 
-    def __init__(self, root: Root) -> None:
+    Args:
+        root: What the files are below.
+        budget: For how long to read and compare patterns; when it is spent, everything counts as ignored.
+    """
+
+    def __init__(self, root: Root, budget: Budget) -> None:
         self._root = root
-        self._specs: dict[Parts, GitIgnoreSpec | None] = {}
+        self._budget = budget
+        self._patterns: dict[Parts, list[IgnorePattern]] = {}
 
     def is_ignored(self, parts: Parts, *, is_folder: bool) -> bool:
         """Return whether one entry is ignored, given that the folders above it are not."""
         if parts[-1] == ".git":
             return True
+        names = tuple(map(_bytewise, parts))
         for depth in range(len(parts) - 1, -1, -1):
-            spec = self._spec(parts[:depth])
-            if spec is not None:
-                text = "/".join(parts[depth:]) + ("/" if is_folder else "")
-                found = spec.check_file(text).include
-                if found is not None:
-                    return found
-        return False
+            for number, pattern in enumerate(self._of(parts[:depth])):
+                if not number % BETWEEN_CHECKS and not self._budget.check_time():
+                    return True
+                if pattern.match(names[depth:], is_folder=is_folder):
+                    return not pattern.is_negated
+        return bool(self._budget.cut)
 
     def hides(self, parts: Parts) -> bool:
         """Return whether a file is ignored, or a folder above it."""
         above = (parts[:depth] for depth in range(1, len(parts)))
         return any(self.is_ignored(a, is_folder=True) for a in above) or self.is_ignored(parts, is_folder=False)
 
-    def _spec(self, folder: Parts) -> GitIgnoreSpec | None:
-        if folder not in self._specs:
-            self._specs[folder] = self._read(folder)
-        return self._specs[folder]
+    def _of(self, folder: Parts) -> list[IgnorePattern]:
+        """Return the patterns of one folder's file, the last line first."""
+        if folder not in self._patterns:
+            self._patterns[folder] = self._read(folder)
+        return self._patterns[folder]
 
-    def _read(self, folder: Parts) -> GitIgnoreSpec | None:
-        from pathspec import GitIgnoreSpec
-
+    def _read(self, folder: Parts) -> list[IgnorePattern]:
         try:
             opened = self._root.open_file("/".join((*folder, ".gitignore")))
         except (ToolError, UnicodeError):
-            return None
+            return []
         try:
             data = read_capped(opened.fd, FILE_BYTES)
         finally:
             os.close(opened.fd)
-        text = decode(data) if data is not None else None
-        if text is None:
-            return None
-        lines = text.text.splitlines()[:LINES]
-        try:
-            return GitIgnoreSpec.from_lines(lines)
-        except ValueError:
-            return None
+        made: list[IgnorePattern] = []
+        text = (data or b"").decode("latin-1").removeprefix(BOM)
+        for number, line in enumerate(text.split("\n")[:LINES]):
+            if not number % BETWEEN_CHECKS and not self._budget.check_time():
+                break
+            pattern = IgnorePattern.of(line.removesuffix("\r"))
+            if pattern is not None:
+                made.append(pattern)
+        return made[::-1]
+
+
+def _bytewise(name: str) -> str:
+    """Return a name with one character for each of its bytes, since git compares bytes."""
+    return name if name.isascii() else os.fsencode(name).decode("latin-1")

@@ -32,7 +32,7 @@ def visible(
         budget: How far to go.
         wanted: Takes a file's place and says whether it is of interest; every file by default.
     """
-    ignore = Ignore(root)
+    ignore = Ignore(root, budget)
 
     def enter(place: Parts, _: int) -> bool:
         return not root.secrets.match(place) and not ignore.is_ignored(place, is_folder=True)

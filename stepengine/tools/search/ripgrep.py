@@ -77,7 +77,6 @@ class Ripgrep:
         self._program = program
         self._root = root
         self._base = base
-        self._sources = Sources(root, Ignore(root))
         self._errors = b""
         self._code: int | None = None
 
@@ -94,6 +93,7 @@ class Ripgrep:
             ToolError: when ripgrep refuses the pattern or a file type.
         """
         spans: list[tuple[int, str]] = []
+        sources = Sources(self._root, Ignore(self._root, budget))
         for event in self._events(self._command(pattern, flags, per_file), budget):
             kind, data = event.get("type"), event.get("data", {})
             if kind == "begin":
@@ -101,7 +101,7 @@ class Ripgrep:
             elif kind == "match":
                 spans.append((int(data["line_number"]) - 1, _text(data["lines"])))
             elif kind == "end":
-                found = self._verified(_text(data["path"]), spans, int(data["stats"]["matched_lines"]))
+                found = self._verified(sources, _text(data["path"]), spans, int(data["stats"]["matched_lines"]))
                 if found is not None:
                     yield found
         if self._code == FAILED and self._errors:
@@ -142,11 +142,11 @@ class Ripgrep:
         os.close(fd)
         return True
 
-    def _verified(self, path: str, spans: list[tuple[int, str]], total: int) -> FileHits | None:
+    def _verified(self, sources: Sources, path: str, spans: list[tuple[int, str]], total: int) -> FileHits | None:
         """Return the matches whose lines our own walk finds in the same place."""
         names = tuple(path.removeprefix("./").split("/"))
         parts = (*self._base.parts, *names)
-        lines = self._sources.lines(parts)
+        lines = sources.lines(parts)
         if lines is None:
             return None
         same = [(first, n) for first, text in spans if (n := _same(lines, first, text))]

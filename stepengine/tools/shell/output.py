@@ -10,10 +10,11 @@ from stepengine.data.json import compact
 __all__ = ("Capture", "fitted", "shortened")
 
 ESCAPE = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS and the like
-    r"|\x1b[ -/]*[0-OQ-WYZ\\`-~]"  # what is one character long
+    r"(?:\x1b\[|\x9b)[0-?]*+[ -/]*+[@-~]"  # CSI: colours, cursor
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x80-\x9f]*+(?:\x07|\x1b\\|\x9c)"  # OSC, DCS and the like
+    r"|\x1b[ -/]*+[0-OQ-WYZ\\`-~]"  # what is one character long
 )
+"""Where one escape begins, another one ends unfinished; so no character is looked at for more than one of them."""
 OPENING = re.compile(r"[\x1b\x9b\x9d\x90\x98\x9e\x9f]")
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 UNFINISHED_CHARS = 512

@@ -302,7 +302,8 @@ class Process:
             async with asyncio.timeout(seconds):
                 await self.over.wait()
         except TimeoutError:
-            return False
+            if self.ending() is None:  # else only the event loop was late
+                return False
         await self._closed(COMMAND_DRAIN_SECONDS)
         return True
 

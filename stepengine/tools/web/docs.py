@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 import attrs
@@ -19,8 +20,13 @@ from stepengine.tools.web.searching import SearchBackend
 
 __all__ = ("DocsBackend", "DocsSites", "SearchedDocs")
 
-LINK = re.compile(r"\[([^\]\n]{1,200})\]\(<?(https?://[^\s)>]{1,2000})>?[^)\n]*\)(?::? *([^\n]{0,300}))?")
-RELATIVE = re.compile(r"\]\((?!https?:|#|mailto:)<?([^\s)>]+)>?")
+LINK = re.compile(r"\[([^\[\]\n]{1,200}+)\]\(<?+([^\s)>\[]{1,2000}+)>?+[^)\[\n]{0,500}+\)(?::?+ *+([^\n]{0,300}+))?")
+"""No part goes beyond the ``[`` of the next link, so that a page full of links that never end is read once."""
+LINKS = 2_000
+HEADING = re.compile(r"^#{1,6}+ ", re.MULTILINE)
+WORD = re.compile(r"\w++")
+COUNTED = 5
+"""How often a word counts at most in one part of a page."""
 FOUND = range(200, 300)
 CHARS_PER_TOKEN = 4
 SMALLEST_PART = 800
@@ -148,14 +154,16 @@ def _folded(title: str) -> str:
 
 
 def _links(text: str, base: str) -> list[_Link]:
-    """Return the links of a page in Markdown, each page once; relative ones are below *base*."""
+    """Return the first 2,000 links of a page in Markdown, each page once; relative ones are below *base*."""
     from urllib.parse import urldefrag, urljoin
 
-    absolute = RELATIVE.sub(lambda m: f"]({urljoin(base, m[1])}", text)
     found: dict[str, _Link] = {}
-    for match in LINK.finditer(absolute):
-        url = urldefrag(match[2])[0]
-        if url.rstrip("/") != base.rstrip("/"):
+    for match in islice(LINK.finditer(text), LINKS):
+        try:
+            url = urldefrag(urljoin(base, match[2]))[0]
+        except ValueError:  # brackets that hold no IPv6 address
+            continue
+        if url.startswith(("http://", "https://")) and url.rstrip("/") != base.rstrip("/"):
             found.setdefault(url, _Link(match[1].strip(), url, (match[3] or "").strip()))
     return list(found.values())
 
@@ -177,12 +185,25 @@ def _around(text: str, topic: str, room: int) -> str:
     """Return the part of a page that says most about a topic: whole when it fits, else from the best heading on."""
     if len(text) <= room:
         return text
-    wanted = set(words_of(topic))
-    starts = [0, *[m.start() for m in re.finditer(r"^#{1,6} ", text, re.MULTILINE)]]
-    best = max(starts, key=lambda s: (_fit(text[s : s + room], wanted), -s))
+    best = _best_start(text, set(words_of(topic)), room)
     return f"{text[best : best + room]}{MORE}"
 
 
-def _fit(text: str, wanted: set[str]) -> int:
-    counted = Counter(re.findall(r"\w+", text.lower()))
-    return sum(min(counted[word] + counted[f"{word}s"], 5) for word in wanted)
+def _best_start(text: str, wanted: set[str], room: int) -> int:
+    """Return the heading from which on *room* characters hold most of the words; one window goes over the page once."""
+    meant = {word: word for word in wanted} | {f"{word}s": word for word in wanted}
+    places = [(m.start(), m.end(), word) for m in WORD.finditer(text) if (word := meant.get(m[0].lower()))]
+    counted: Counter[str] = Counter()
+    best = best_score = score = first = after = 0
+    for start in [0, *[m.start() for m in HEADING.finditer(text)]]:
+        while after < len(places) and places[after][1] <= start + room:
+            counted[places[after][2]] += 1
+            score += counted[places[after][2]] <= COUNTED
+            after += 1
+        while first < after and places[first][0] < start:
+            score -= counted[places[first][2]] <= COUNTED
+            counted[places[first][2]] -= 1
+            first += 1
+        if score > best_score:
+            best, best_score = start, score
+    return best

@@ -22,7 +22,18 @@ __all__ = ("Page", "page_of")
 
 SNIFFED = 8_192
 HTML = ("text/html", "application/xhtml+xml")
-MARKUP = re.compile(rb"\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
+MARKUP = re.compile(rb"<(?:!doctype\s++html|html)\b", re.IGNORECASE)
+CHARSET = re.compile(r"charset\s*+=\s*+[\"']?+([\w.:-]{1,40}+)", re.IGNORECASE)
+# fmt: off
+CODECS = frozenset((
+    "ascii", "latin_1", "utf_8", "utf_8_sig", "utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le",
+    *(f"iso8859_{n}" for n in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16)),
+    *(f"cp{n}" for n in (437, 866, 874, 932, 949, 1250, 1251, 1252, 1253, 1254, 1255, 1256, 1257, 1258)),
+    "mac_roman", "mac_cyrillic", "koi8_r", "koi8_u", "tis_620", "gb2312", "gbk", "gb18030", "big5", "big5hkscs",
+    "shift_jis", "euc_jp", "iso2022_jp", "euc_kr",
+))
+# fmt: on
+"""The charsets of the web, as codecs; Python has others, which are no charsets, or take for ever (``punycode``)."""
 BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
@@ -59,34 +70,50 @@ async def page_of(fetched: Fetched) -> Page:
         ToolError: when it is HTML and the extra ``web`` is not installed, or it cannot be read in time.
     """
     kind, charset = _kind_of(fetched)
-    if kind in HTML or (kind in ("", "text/plain") and not charset and MARKUP.match(fetched.body[:SNIFFED])):
+    if kind in HTML or (kind in ("", "text/plain") and not charset and _begins_html(fetched.body[:SNIFFED])):
         return await _html_page(fetched, charset)
     bom = any(fetched.body.startswith(mark) for mark, _ in BOMS)
     if not is_text(kind) and kind not in UNSPECIFIED:
         return Page("", is_text=False)
-    if b"\0" in fetched.body[:SNIFFED] and not bom and not charset.startswith(("utf-16", "utf-32")):
+    if b"\0" in fetched.body[:SNIFFED] and not bom and not _codec(charset).startswith(("utf_16", "utf_32")):
         return Page("", is_text=False)
     return Page(_seen(_decoded(fetched.body, charset)))
 
 
+def _begins_html(data: bytes) -> bool:
+    """Return whether HTML stands there, perhaps behind comments."""
+    at = 0
+    while True:
+        at = len(data) - len(data[at:].lstrip())
+        if not data.startswith(b"<!--", at):
+            return MARKUP.match(data, at) is not None
+        end = data.find(b"-->", at + len(b"<!--"))
+        if end < 0:
+            return False
+        at = end + len(b"-->")
+
+
 def _kind_of(fetched: Fetched) -> tuple[str, str]:
-    """Return type and charset; an unknown charset counts as none."""
+    """Return type and charset; a charset that the web does not use counts as none."""
     kind, _, rest = fetched.content_type.partition(";")
-    found = re.search(r"charset\s*=\s*[\"']?([\w.:-]+)", rest, re.IGNORECASE)
+    found = CHARSET.search(rest)
     charset = found[1].lower() if found else ""
-    try:
-        is_known = bool(charset) and codecs.lookup(charset)._is_text_encoding  # noqa: SLF001
-    except (LookupError, ValueError):
-        is_known = False
-    return kind.strip().lower(), charset if is_known else ""
+    return kind.strip().lower(), charset if _codec(charset) else ""
+
+
+def _codec(charset: str) -> str:
+    """Return the codec of a charset, or nothing; the name is never looked up, since that imports and remembers it."""
+    from encodings import normalize_encoding
+    from encodings.aliases import aliases
+
+    name = normalize_encoding(charset)
+    name = aliases.get(name, name)
+    return name if name in CODECS else ""
 
 
 def _decoded(data: bytes, charset: str) -> str:
-    encoding = next((name for mark, name in BOMS if data.startswith(mark)), charset or "utf-8")
-    try:
-        return data.decode(encoding, "replace")
-    except (LookupError, ValueError):  # a codec that does more than decode
-        return data.decode("utf-8", "replace")
+    encoding = next((name for mark, name in BOMS if data.startswith(mark)), _codec(charset) or "utf-8")
+    return data.decode(encoding, "replace")
 
 
 def _seen(text: str) -> str:
