@@ -13,7 +13,6 @@ from typing import Any
 
 from stepengine.data import events as ev
 from stepengine.data.effects import Leaf
-from stepengine.data.hooks import Change
 from stepengine.data.outcomes import Single, Stop
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Answer, Decision, Question
@@ -115,7 +114,6 @@ def _in_turn(live: Live, slots: Sequence[Slot]) -> Steps:
             continue
         try:
             yield from _one(live, slot)
-            _share_context(live, slot)
         except LimitReached:
             why = "a limit of the run was spent"
         except StepEngineError:
@@ -123,13 +121,6 @@ def _in_turn(live: Live, slots: Sequence[Slot]) -> Steps:
                 raise
         if slot.ended_turn:
             why = f"{slot.call.tool_name} ended the turn"
-
-
-def _share_context(live: Live, slot: Slot) -> None:
-    """Let the next call of the batch see what this one set in the context (generator-contract T6, T8)."""
-    change = None if slot.result is None else slot.result.change
-    if change is not None and change.context is not None:
-        live.apply(Change(context=change.context))
 
 
 def _one(live: Live, slot: Slot) -> Steps:

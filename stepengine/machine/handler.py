@@ -144,17 +144,17 @@ def _check_end(*slots: Slot) -> None:
 
 def _record(live: Live, calls: Sequence[y.ToolCall], slots: Sequence[Slot]) -> None:
     """
-    Append calls and their results together, and make the changes that the results carry.
+    Append calls and their results together.
 
     Only calls of tools that the model knows enter the history (generator-contract G31).
     """
-    done = [(call, slot.call, slot.result) for call, slot in zip(calls, slots, strict=True) if slot.result is not None]
-    kept = [(part, result) for call, part, result in done if call.include_tool_call and call.tool in live.offered]
+    kept = [
+        (slot.call, slot.result)
+        for call, slot in zip(calls, slots, strict=True)
+        if slot.result is not None and call.include_tool_call and call.tool in live.offered
+    ]
     if kept:
         live.commit(AssistantMessage(tuple([part for part, _ in kept])), [result for _, result in kept])
-    for _, part, result in done:
-        if result.change is not None and (part, result) not in kept:
-            live.apply(result.change)
 
 
 def _agent_call(live: Live, asked: y.AgentCall[Any]) -> Answer:

@@ -237,7 +237,11 @@ def post_tool(live: Live, call: ToolCallPart, result: ToolResult) -> Generator[A
     for hook in live.plan.hooks.post_tool:
         said = yield from _attempt(live, "post_tool", hook, (live.hook_context(), call, result), (ToolResult, Change))
         wanted = said.result if isinstance(said, Change) else said
-        result = result if wanted is None else wanted
+        if wanted is None:
+            continue
+        if wanted.change is not None and wanted.change is not result.change:
+            live.apply(wanted.change, _name(hook))
+        result = wanted
     return result
 
 

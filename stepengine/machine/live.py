@@ -341,12 +341,8 @@ class Live:
         self._state = None
 
     def commit(self, message: AssistantMessage, results: Iterable[ToolResult]) -> None:
-        """Append a reply and the results of its calls together, and make the changes that the results carry."""
-        results = tuple(results)
+        """Append a reply and the results of its calls together."""
         self.add([message, *[ToolMessage(r.tool_call_id, r.tool_name, r.content, r.status) for r in results]])
-        for result in results:
-            if result.change is not None:
-                self.apply(result.change)
 
     def take_inbox(self) -> bool:
         """Append what was sent to the run meanwhile; return whether there was anything (generator-contract G54)."""

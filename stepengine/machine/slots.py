@@ -287,10 +287,14 @@ def _take(live: Live, slot: Slot, values: Sequence[Any]) -> None:
         slot.finish(values[0])
     else:
         slot.finish(_answers(values[0]))
-    assert slot.result is not None  # noqa: S101
-    if slot.result.credits_used:
-        live.spent.own_credits += slot.result.credits_used
+    result = slot.result
+    assert result is not None  # noqa: S101
+    if result.credits_used:
+        live.spent.own_credits += result.credits_used
         live.changed()
+    if result.change is not None:
+        # Here and nowhere else: the next call and every hook see it, and nothing later makes it a second time.
+        live.apply(result.change, slot.call.tool_name)
 
 
 def _take_children(live: Live, slot: Slot, values: Sequence[Any]) -> None:
@@ -337,6 +341,4 @@ def hook_call(live: Live, asked: ToolCall) -> Generator[Any, Any, ToolResult]:
     finally:
         log(live, slot)
     assert slot.result is not None  # noqa: S101
-    if slot.result.change is not None:
-        live.apply(slot.result.change)
     return slot.result

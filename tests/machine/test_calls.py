@@ -7,6 +7,7 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.effects import Ask, CallTool, Gather, Perform, Spawn
 from stepengine.data.hooks import Change, Hooks
+from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
 from stepengine.data.results import ToolResult
@@ -197,6 +198,59 @@ def test_a_tool_may_change_the_context_recorded_or_not():
     world = World(replies=[reply(call("add", k="c"))], tools={"add": lambda k: changing[k]})
     played = play(agent(handler, tools=["add"]), world, **TOOLS)
     assert played.state.context == {"a": "a", "b": "b", "c": "c"}
+
+
+SETS = ToolResult.text("x", change=Change(context={"todos": "of the tool"}))
+LATER = Change(context={"todos": "later"})
+WRITERS = {
+    "a control tool": (Hooks(), call("write_todos", todos=[{"task": "t", "completed": True}])),
+    "its post_tool hook": (Hooks(post_tool=[lambda ctx, asked, result: LATER]), call("hidden")),
+    "the next call's pre_tool hook": (
+        Hooks(pre_tool=[lambda ctx, asked: LATER if asked.tool_name == "hidden" else None]),
+        call("hidden"),
+    ),
+    "a later tool": (Hooks(), call("later")),
+}
+
+
+@pytest.mark.spec("requirements:B9", "requirements:H5", "requirements:H2")
+@pytest.mark.parametrize(("points", "second"), WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize("by", ["the model", "the handler"])
+def test_the_change_of_a_tool_is_made_once_and_what_is_written_later_stays(points, second, by):
+    def handler(ctx):
+        if by == "the model":
+            yield STEP
+        else:
+            yield y.ToolCall("add")
+            yield y.ToolCall(second.tool_name, second.input)
+
+    tools = {"add": lambda: SETS, "hidden": lambda: ToolResult.text("y"), "later": lambda: later}
+    later = ToolResult.text("z", change=LATER)
+    names = ["add", "hidden", "later", "write_todos"]
+    world = World(replies=[reply(call("add"), second)], tools=tools)
+    played = play(agent(handler, tools=names, hooks=points), world, tools=[ADD, HIDDEN, binding("later")])
+    written = [{"task": "t", "completed": True}] if second.tool_name == "write_todos" else "later"
+    assert played.state.context == {"todos": written}
+
+
+@pytest.mark.spec("requirements:B9")
+def test_the_next_call_sees_the_change_of_a_tool_and_a_tool_that_replaces_the_history_keeps_its_pair():
+    seen = []
+
+    def look():
+        seen.append(world.calls[-1].state().context)
+        return ToolResult.text("seen", change=Change(messages=[UserMessage("short")]))
+
+    world = World(replies=[reply(call("add"), call("hidden")), reply("done")], tools={"add": lambda: SETS, "hidden": look})
+    played = play(agent(tools=["add", "hidden"]), world, **TOOLS)
+    assert seen == [{"todos": "of the tool"}]
+    assert played.shown == [
+        "user: short",
+        "assistant: [add c1][hidden c2]",
+        "tool c1 ok: x",
+        "tool c2 ok: seen",
+        "assistant: done",
+    ]
 
 
 # --- at once --------------------------------------------------------------------------------------------------------

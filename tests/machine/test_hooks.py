@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
+import attrs
 import pytest
 
 from stepengine.data import yields as y
@@ -282,6 +283,36 @@ def test_a_result_may_be_replaced_by_one_hook_after_another():
     played = run(Hooks(post_tool=[first, second, third]))
     assert (played.history[2].text, played.state.context) == ("1!?", {"seen": "1!", "third": 1})
     assert (played.tool_calls[0].result.text, played.tool_calls[0].result.tool_call_id) == ("1!?", "c1")
+
+
+@pytest.mark.spec("requirements:H10", "requirements:B9")
+def test_a_replaced_result_leaves_the_change_of_its_tool_made_and_brings_its_own_once():
+    made = []
+
+    def first(ctx, asked, result):
+        made.append(dict(ctx.state.context))
+        return ToolResult.text("other", change=Change(context={"hook": len(made), "tool": "seen"}))
+
+    def second(ctx, asked, result):
+        made.append(dict(ctx.state.context))
+        return attrs.evolve(result, status="error")
+
+    def third(ctx, asked, result):
+        return Change(result=ToolResult.text("last", change=Change(context={"third": 1})))
+
+    def undone(ctx, asked, result):
+        return Change(context={"hook": "undone"})
+
+    def played_with(*points):
+        tools = {"add": lambda: ToolResult.text("x", change=Change(context={"tool": 1}))}
+        world = World(replies=[reply(call("add")), reply("done")], tools=tools)
+        return run(Hooks(post_tool=points), world=world)
+
+    played = played_with(first, undone, second, third)
+    assert made == [{"tool": 1}, {"tool": "seen", "hook": "undone"}]
+    assert played.state.context == {"tool": "seen", "hook": "undone", "third": 1}
+    plain = played_with(lambda ctx, asked, result: ToolResult.text("other"))
+    assert (plain.state.context, plain.history[2].text) == ({"tool": 1}, "other")
 
 
 @pytest.mark.spec("requirements:H8")
