@@ -61,6 +61,7 @@ class Live:
         self._take_over(state)
         self.spent = Spent()
         self.values: dict[str, Any] = {}
+        self.tail: tuple[Message, ...] = ()
         self.steps_complete = False
         self.stop_reason: StopReason | None = None
         self.truncated = False

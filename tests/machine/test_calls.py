@@ -241,7 +241,9 @@ def test_the_next_call_sees_the_change_of_a_tool_and_a_tool_that_replaces_the_hi
         seen.append(world.calls[-1].state().context)
         return ToolResult.text("seen", change=Change(messages=[UserMessage("short")]))
 
-    world = World(replies=[reply(call("add"), call("hidden")), reply("done")], tools={"add": lambda: SETS, "hidden": look})
+    world = World(
+        replies=[reply(call("add"), call("hidden")), reply("done")], tools={"add": lambda: SETS, "hidden": look}
+    )
     played = play(agent(tools=["add", "hidden"]), world, **TOOLS)
     assert seen == [{"todos": "of the tool"}]
     assert played.shown == [
