@@ -70,6 +70,8 @@ class Live:
         self.stop: Stop | None = None
         self.phase: tuple[RunPhase, str] = (RunPhase.IDLE, "")
         self.output_issues: tuple[str, ...] = ()
+        self.last_word = ""
+        self.has_asked = False
         self.warnings: list[str] = []
         self.problems: tuple[str, ...] = ()
         self.refusals = 0
@@ -333,6 +335,8 @@ class Live:
 
     def add(self, messages: Sequence[Message]) -> None:
         """Append messages to record and view."""
+        if self.last_word and any(type(m) is AssistantMessage and m.text.strip() for m in messages):
+            self.last_word = ""
         record = self.record.extend(messages)
         self.view = record if self.view is self.record else self.view.extend(messages)
         self.record = record

@@ -30,7 +30,7 @@ from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.spawning import SpawnBinding, children_of
 
-__all__ = ("Slot", "execute", "hook_call", "log", "named", "settle", "start", "unavailable")
+__all__ = ("Slot", "execute", "hook_call", "log", "named", "settle", "start", "take_last_word", "unavailable")
 
 Steps = Generator[Any, Any, Any]
 Source = Literal["model", "handler", "hook"]
@@ -160,6 +160,15 @@ def named(result: ToolResult, call: ToolCallPart) -> ToolResult:
         side_effects=result.side_effects,
         change=result.change,
     )
+
+
+def take_last_word(live: Live, slots: Sequence[Slot]) -> bool:
+    """Return whether one of *slots* is an ``end_turn`` that ran; its message is what the run says last, until it says more."""
+    for slot in slots:
+        if slot.call.tool_name == "end_turn" and slot.ended_turn:
+            live.last_word = slot.input.get("message", "")
+            return True
+    return False
 
 
 def unavailable(live: Live, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:

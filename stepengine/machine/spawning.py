@@ -20,9 +20,9 @@ from stepengine.data.effects import Spawn
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult
+from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.tools import ToolBinding, ToolSpec
-from stepengine.errors import AgentError, DataError
+from stepengine.errors import AgentError, DataError, LimitExceeded
 from stepengine.machine.checks import STRING, described, object_schema, validator
 from stepengine.machine.inheriting import inheritable
 
@@ -36,6 +36,7 @@ __all__ = (
     "SpawnBinding",
     "child_entry",
     "children_of",
+    "kept_text",
     "listed",
     "matching_id",
     "not_allowed",
@@ -172,7 +173,8 @@ def listed(children: Sequence[ChildResult[Any]]) -> ToolResult:
 
 def _shown(child: ChildResult[Any]) -> dict[str, Any]:
     if child.is_error:
-        return {"agent_type": child.agent_id, "error": why_not(child)}
+        said = kept_text(child)
+        return {"agent_type": child.agent_id, "error": why_not(child), **({"text": said} if said else {})}
     try:
         output = output_as_json(child.output)
     except DataError as error:
@@ -182,7 +184,13 @@ def _shown(child: ChildResult[Any]) -> dict[str, Any]:
 
 def why_not(child: ChildResult[Any]) -> str:
     """Return why a child did not complete."""
-    return child.error.message if child.error else f"it ended as {child.status.value}"
+    return child.why or f"it ended as {child.status.value}"
+
+
+def kept_text(child: ChildResult[Any]) -> str:
+    """Return what a child said that spent a budget or was cut off: it is paid for, so its parent gets it (X63)."""
+    was_cut = child.status in (RunStatus.MAX_STEPS, RunStatus.TRUNCATED) or isinstance(child.error, LimitExceeded)
+    return _within_cap(child.text) if was_cut else ""
 
 
 def output_as_json(output: Any) -> JsonValue:
@@ -195,8 +203,13 @@ def output_as_json(output: Any) -> JsonValue:
     dump = getattr(output, "model_dump", None)
     frozen: JsonValue = freeze(dump(mode="json") if dump else output, "output")
     text = frozen if isinstance(frozen, str) else compact(frozen)
+    shown = _within_cap(text)
+    return frozen if shown is text else shown
+
+
+def _within_cap(text: str) -> str:
     if len(text) <= SHOWN_CHARS:
-        return frozen
+        return text
     tail = SHOWN_CHARS // TAIL_SHARE
     missing = len(text) - SHOWN_CHARS
     return f"{text[: SHOWN_CHARS - tail]}\n[... {missing} characters of this output are not shown ...]\n{text[-tail:]}"

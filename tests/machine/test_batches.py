@@ -10,7 +10,7 @@ from stepengine.data.models import StopReason
 from stepengine.data.parts import OpaquePart, RefusalPart, ToolCallPart
 from stepengine.data.results import ToolResult
 from stepengine.data.run import RunStatus
-from tests.machine.batches import NAMES, run, statuses
+from tests.machine.batches import ANY, NAMES, run, statuses
 from tests.machine.world import STEP, World, adding, call, reply, thought
 
 
@@ -86,7 +86,12 @@ ENDS = {
     "invalid": ([call("strict")], False),
     "not JSON": ([ToolCallPart("", "quiet", raw_input="{", input_error="cut")], False),
     "think_deeply": ([call("think_deeply", thought="x")], True),
-    "ending beside unknown": ([call("nope"), call("ending")], True),
+    "ending": ([call("add"), call("ending")], True),
+    "ending beside unknown": ([call("nope"), call("ending")], False),
+    "ending before unknown": ([call("ending"), call("nope")], False),
+    "ending beside invalid": ([call("strict"), call("ending")], False),
+    "ending beside no JSON": ([ToolCallPart("", "add", raw_input="{", input_error="cut"), call("ending")], False),
+    "ending beside a failure": ([call("safe", a=7), call("ending")], True),
 }
 
 
@@ -102,11 +107,23 @@ def test_what_ends_a_turn(parts, ends):
     def handler(ctx):
         return (yield STEP).steps_complete
 
-    tools = [*NAMES, "set_output", "think_deeply"]
-    assert run(reply(*parts), handler=handler, tools=tools).output is ends
+    def with_tools(*tools):
+        failing = {**ANY, "safe": lambda a=0: ToolResult.error("no")}
+        return run(handler=handler, tools=[*NAMES, *tools], world=World(replies=[reply(*parts)], tools=failing)).output
 
-    explicit = run(reply(*parts), handler=handler, tools=[*tools, "task_completed"])
-    assert explicit.output is ("ending" in str(parts))
+    assert with_tools("set_output", "think_deeply") is ends
+    assert with_tools("set_output", "think_deeply", "task_completed") is (ends and "ending" in str(parts))
+
+
+@pytest.mark.spec("generator-contract:G51", "reliability:TL21")
+@pytest.mark.parametrize("end", ["end_turn", "task_completed"])
+def test_a_model_whose_edit_was_refused_is_told_although_it_called_its_work_done(end):
+    replies = [reply(call("strict"), call(end)), reply(call("strict", a=1), call(end))]
+    played = run(*replies, tools=[*NAMES, "end_turn", "task_completed"])
+    assert [c.input for c in played.calls] == [{"a": 1}]
+    assert statuses(played) == ["error", "ok", "ok", "ok"]
+    assert "a: missing" in next(m for m in played.requests[1].messages if m.role == "tool").text
+    assert played.status is RunStatus.COMPLETED
 
 
 @pytest.mark.parametrize("parts", [[], [""]])
