@@ -21,7 +21,7 @@ from stepengine.errors import LimitReached, StepEngineError
 from stepengine.machine import hooks, requests
 from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped, merged
-from stepengine.machine.slots import Slot, execute, log, named, settle, start, unavailable
+from stepengine.machine.slots import Slot, execute, log, named, settle, show, start, unavailable
 from stepengine.machine.spawning import SpawnBinding
 
 __all__ = ("Beside", "model_slots", "run_batch")
@@ -107,11 +107,8 @@ def _is_parallel(slots: Sequence[Slot]) -> bool:
 def _in_turn(live: Live, slots: Sequence[Slot]) -> Steps:
     why = ""
     for slot in slots:
-        if slot.result is not None:
-            continue
-        if why:
+        if why and slot.result is None:
             slot.finish(ToolResult.error(f"Skipped: {why} before this call.", status="skipped"))
-            continue
         try:
             yield from _one(live, slot)
         except LimitReached:
@@ -124,14 +121,16 @@ def _in_turn(live: Live, slots: Sequence[Slot]) -> Steps:
 
 
 def _one(live: Live, slot: Slot) -> Steps:
-    if _is_valid(slot) and live.plan.hooks.pre_tool:
+    if slot.result is None and _is_valid(slot) and live.plan.hooks.pre_tool:
         question = yield from _judge(live, slot)
         if question is not None:
             yield from _ask_one(live, slot, question)
-    if slot.result is None:
-        yield from execute(live, slot)
-        if live.plan.hooks.post_tool:
-            yield from _after(live, slot)
+    if slot.result is not None:
+        yield from show(live, slot)
+        return
+    yield from execute(live, slot)
+    if live.plan.hooks.post_tool:
+        yield from _after(live, slot)
 
 
 def _is_valid(slot: Slot) -> bool:
@@ -229,6 +228,7 @@ def _begin(live: Live, member: Slot | Beside) -> Generator[Any, Any, Sequence[Le
         return (member.effect,)
     assert type(member) is Slot  # noqa: S101
     if member.result is not None:
+        yield from show(live, member)
         return ()
     if member.spec is not None and member.spec.kind == "control":
         yield from execute(live, member)

@@ -30,7 +30,7 @@ from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.spawning import SpawnBinding, children_of
 
-__all__ = ("Slot", "execute", "hook_call", "log", "named", "settle", "start", "take_last_word", "unavailable")
+__all__ = ("Slot", "execute", "hook_call", "log", "named", "settle", "show", "start", "take_last_word", "unavailable")
 
 Steps = Generator[Any, Any, Any]
 Source = Literal["model", "handler", "hook"]
@@ -217,34 +217,69 @@ def execute(live: Live, slot: Slot) -> Steps:
         LimitReached: when a budget was spent; the result says so.
         StepEngineError: when the call's outcome is unknown; the result says so.
     """
+    assert slot.binding is not None  # noqa: S101
+    if slot.binding.spec.kind == "ordinary":
+        # Whoever performs the effect shows its start and end.
+        yield from _perform(live, slot, start(live, slot)[0])
+        return
+    yield from _show_start(live, slot)
     effects = start(live, slot)
-    if slot.children:
-        settle(live, slot, (yield from live.gather(effects, live.limits.max_concurrent_children)))
-    elif not effects:
-        yield from _control(live, slot)
-    else:
-        try:
-            value = yield from live.perform(effects[0])
-        except Stopped as stopped:
-            stop = requests.with_questions(stopped.stop, effects[0])
-            slot.close(stop)
-            raise Stopped(stop) from None
-        except (StepEngineError, LimitReached) as error:
-            _take(live, slot, [_failed(effects[0], error)])
-            raise
-        _take(live, slot, [value])
+    try:
+        if slot.children:
+            settle(live, slot, (yield from live.gather(effects, live.limits.max_concurrent_children)))
+        elif effects:
+            yield from _perform(live, slot, effects[0])
+        else:
+            slot.finish(run_control(live, slot.call.tool_name, slot.input))
+    finally:
+        if live.stop is None and slot.result is not None:
+            yield from _show_end(live, slot)
 
 
-def _control(live: Live, slot: Slot) -> Steps:
-    path, seq = live.plan.path, live.seq
-    name, call_id = slot.call.tool_name, slot.call.tool_call_id
-    started = ev.ToolStarted(
-        path=path, seq=seq, tool_name=name, tool_call_id=call_id, input=slot.input, source=slot.source
+def _perform(live: Live, slot: Slot, effect: Leaf) -> Steps:
+    try:
+        value = yield from live.perform(effect)
+    except Stopped as stopped:
+        stop = requests.with_questions(stopped.stop, effect)
+        slot.close(stop)
+        raise Stopped(stop) from None
+    except (StepEngineError, LimitReached) as error:
+        _take(live, slot, [_failed(effect, error)])
+        raise
+    _take(live, slot, [value])
+
+
+def show(live: Live, slot: Slot) -> Steps:
+    """Show a call that never ran: unknown, invalid, denied or skipped (requirements X66)."""
+    yield from _show_start(live, slot)
+    yield from _show_end(live, slot)
+
+
+def _show_start(live: Live, slot: Slot) -> Steps:
+    call = slot.call
+    event = ev.ToolStarted(
+        path=live.plan.path,
+        seq=live.seq,
+        tool_name=call.tool_name,
+        tool_call_id=call.tool_call_id,
+        input=slot.input,
+        source=slot.source,
     )
-    yield from live.notify(started)
-    result = named(run_control(live, name, slot.input), slot.call)
-    slot.result = result
-    yield from live.notify(ev.ToolFinished(path=path, seq=seq, tool_name=name, tool_call_id=call_id, result=result))
+    yield from live.notify(event)
+
+
+def _show_end(live: Live, slot: Slot) -> Steps:
+    call, result = slot.call, slot.result
+    assert result is not None  # noqa: S101
+    event = ev.ToolFinished(
+        path=live.plan.path,
+        seq=live.seq,
+        tool_name=call.tool_name,
+        tool_call_id=call.tool_call_id,
+        result=result,
+        duration_ms=slot.duration,
+    )
+    yield from live.notify(event)
 
 
 def settle(live: Live, slot: Slot, outcomes: Sequence[Single]) -> None:

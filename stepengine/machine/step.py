@@ -103,6 +103,7 @@ def _final_answer(live: Live) -> Steps:
     slots = model_slots(live, numbered.calls, ())
     for slot in slots:
         slot.finish(ToolResult.error("Skipped: the step budget of this run is spent.", status="skipped"))
+    yield from run_batch(live, slots)
     live.commit(numbered.message, _results(slots))
     live.stop_reason = reply.stop_reason
 
