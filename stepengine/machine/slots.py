@@ -71,7 +71,7 @@ class Slot:
         self.closed = False
         """Whether its result only says why there is none."""
         self.fault = False
-        """Whether the call was invalid or unknown, which forces another step."""
+        """Whether the call, or one of the children that it asks for, was invalid or unknown, which forces another step."""
 
     @property
     def spec(self) -> ToolSpec | None:
@@ -200,6 +200,7 @@ def start(live: Live, slot: Slot) -> list[Leaf]:
     elif isinstance(slot.binding, SpawnBinding):
         slot.children = children_of(live, call, slot.binding, value)
         slot.effects = [child for child in slot.children if isinstance(child, Spawn)]
+        slot.fault = len(slot.effects) < len(slot.children)
     elif call.tool_name == "ask_user":
         asked = [
             Question("", q["question"], q.get("options", ()), q.get("multi_select", False)) for q in value["questions"]

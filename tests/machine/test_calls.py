@@ -114,6 +114,17 @@ def test_a_call_of_a_tool_that_the_agent_lacks_is_thrown_and_leaves_nothing():
     assert (len(played.calls), len(played.history)) == (1, 3)
 
 
+@pytest.mark.spec("requirements:C4", "requirements:C6", "generator-contract:G31")
+def test_a_control_tool_that_the_model_lacks_works_and_leaves_no_call_that_no_provider_would_take():
+    def handler(ctx):
+        yield y.ToolCall("write_todos", {"todos": []}, include_tool_call=True)
+
+    lacking, having = [play(agent(handler, tools=names)) for names in ((), ("write_todos",))]
+    assert lacking.state.context == having.state.context == {"todos": []}
+    assert lacking.shown == ["user: go"]
+    assert having.shown[1:] == ["assistant: [write_todos c1]", "tool c1 ok: 0 of 0 done."]
+
+
 @pytest.mark.spec("requirements:C5", "generator-contract:G32", "generator-contract:D3", "generator-contract:T2")
 @pytest.mark.parametrize("many", [False, True])
 def test_wrong_input_of_a_handler_is_thrown_and_is_never_mended(many):
