@@ -18,16 +18,17 @@ __all__ = ("Said", "inject_context", "reminders")
 
 Said: TypeAlias = "str | Callable[[HookContext], str | None] | None"
 """Text, or a pure function of the hook's context that gives text; ``None`` and ``""`` say nothing."""
-PreStep: TypeAlias = Callable[[HookContext], Change | None]
+Hook: TypeAlias = Callable[[HookContext], Change | None]
 
 
-def inject_context(*parts: UserPart | Said) -> PreStep:
+def inject_context(*parts: UserPart | Said) -> Hook:
     """
-    Return a ``pre_step`` hook that puts content into every request without it piling up in the history (requirements H13).
+    Return a hook that puts content into every request without it piling up in the history (requirements H13).
 
     ``Hooks(pre_step=[inject_context("The user is in Oslo.", lambda ctx: ctx.state.context.get("note"))])``
 
-    Changes neither the view nor the record.
+    For ``pre_step``, where functions are asked before each request, or for ``pre_run``, where they are asked once. Changes
+    neither the view nor the record.
 
     Args:
         *parts: Texts, images, documents, or functions of the hook's context that give text.
@@ -41,11 +42,12 @@ def inject_context(*parts: UserPart | Said) -> PreStep:
     return inject
 
 
-def reminders(*texts: Said) -> PreStep:
+def reminders(*texts: Said) -> Hook:
     """
-    Return a ``pre_step`` hook that ends every request with ``<system-reminder>`` blocks (requirements I20).
+    Return a hook that ends every request with ``<system-reminder>`` blocks (requirements I20).
 
-    Changes neither the view nor the record.
+    For ``pre_step``, where functions are asked before each request, or for ``pre_run``, where they are asked once. Changes
+    neither the view nor the record.
 
     Args:
         *texts: Texts, or functions of the hook's context that give text or nothing.

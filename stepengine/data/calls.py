@@ -105,7 +105,9 @@ class ToolCall(Member[ToolResult]):
     Attributes:
         tool: The tool's name; a ``Tool`` may be given.
         input: Its input, a JSON object.
-        include_tool_call: Whether call and result enter the history (requirements C4).
+        include_tool_call: Whether call and result enter the history, where the model has the tool (requirements C4). A
+            control tool or spawning tool that it lacks leaves no trace there either way: providers refuse calls of tools
+            that they were not told of. Any other tool that it lacks needs ``False``.
 
     Raises:
         ToolError: from ``yield from``, when the result is an error.

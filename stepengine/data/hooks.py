@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -21,9 +22,23 @@ if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
     from stepengine.data.logger import RunLogger
 
-__all__ = ("HOOK_POINTS", "Change", "HookContext", "Hooks")
+__all__ = ("CHANGE_POINTS", "HOOK_POINTS", "Change", "HookContext", "Hooks")
 
 HOOK_POINTS = ("pre_run", "post_run", "pre_step", "post_step", "pre_tool", "post_tool", "on_stop", "on_suspend")
+
+
+CHANGERS = ("pre_run", "pre_step", "post_step", "pre_tool", "post_tool")
+CHANGE_POINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("system_prompt", "messages", "view", "context"), (*CHANGERS, "tool")),
+        # A tool's change is recorded, and Python objects are not: a replay would know nothing of them.
+        "values": CHANGERS,
+        "tail": ("pre_run", "pre_step"),
+        "input": ("pre_tool",),
+        "result": ("post_tool",),
+    }
+)
+"""Field of a ``Change`` -> where it can be used: points of ``Hooks``, and ``"tool"`` for the result of a tool's body."""
 
 
 def _transcript(value: Any) -> Transcript | None:
@@ -39,13 +54,17 @@ class Change:
     """
     What a hook or a tool wants changed; every field that is ``None`` stays as it is (design 5, requirements X5).
 
+    A field that cannot be used where it is returned is refused as an error of the hook or tool; the rest of such a change is
+    not made either.
+
     Attributes:
-        system_prompt: A new system prompt (``pre_run``, ``pre_step``).
+        system_prompt: A new system prompt, from the next request on.
         messages: A new record; the view follows it.
         view: What the model is shown from now on; the record stays.
         context: Members to set in ``AgentState.context``; a member that is ``None`` is removed.
-        values: Python objects to share with later hooks of this run; never stored.
-        tail: Step-scoped messages for the next model call only (``pre_step``).
+        values: Python objects to share with later hooks of this run; never stored, so not for tools.
+        tail: Messages at the end of requests that nobody stores: of the next one (``pre_step``), of every request of the run
+            (``pre_run``). The prefix that a provider has cached stays as it is.
         input: A new input of the call (``pre_tool``); it is validated again.
         result: A new result of the call (``post_tool``).
     """
@@ -58,6 +77,14 @@ class Change:
     tail: tuple[Message, ...] = attrs.field(default=(), converter=tuple_of)
     input: JsonDict | None = attrs.field(default=None, converter=_object)
     result: ToolResult | None = None
+
+    def useless_at(self, point: str) -> str:
+        """Return what a field that is set and cannot be used at *point* says of itself; ``""`` when there is none."""
+        for name, points in CHANGE_POINTS.items():
+            if point not in points and (value := getattr(self, name)) is not None and value != ():
+                there = ", ".join([f"{p} hooks" if p in HOOK_POINTS else "tools" for p in points])
+                return f"Change({name}=...), which cannot be used there; {name} is for {there}"
+        return ""
 
 
 @attrs.frozen(kw_only=True)

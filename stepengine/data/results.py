@@ -71,7 +71,8 @@ class ToolResult:
         tool_call_id: The call that this answers; set by the machine.
         credits_used: Credits that the tool reports, never money (requirements X20).
         side_effects: What it did to the world.
-        change: A ``Change`` to the run's context; taken out when the result enters the history.
+        change: What the tool wants changed in its run, such as ``Change(context={...})``; made once, when the call has
+            run, so that the next call and every hook see it.
     """
 
     content: tuple[ResultPart, ...] = attrs.field(default=(), converter=result_parts)

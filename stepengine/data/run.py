@@ -57,8 +57,8 @@ class ChildResult(Generic[Out]):
         run_id: The child's run id; ``""`` when it never started.
         status: How it ended.
         output: Its output by its ``output_mode``; ``None`` unless it completed.
-        text: The text of its last assistant message.
-        error: Why it failed.
+        text: What it said or set as its output, when that is text; see ``RunResult.text``.
+        error: Why it failed, or the limit that ended it as ``max_steps``.
         spending: What it and its own children spent.
         questions: Its open questions when it is suspended.
         left: Of an inline child, the state that it leaves to its parent; never stored.
@@ -79,6 +79,13 @@ class ChildResult(Generic[Out]):
         """Whether the child did not complete."""
         return self.status is not RunStatus.COMPLETED
 
+    @property
+    def why(self) -> str:
+        """Why it did not complete, when more is known of that than its status; else ``""``."""
+        if self.error is not None:
+            return self.error.message
+        return "its last reply was cut off at the output limit" if self.status is RunStatus.TRUNCATED else ""
+
     def unwrap(self) -> Out:
         """
         Return the output.
@@ -88,7 +95,7 @@ class ChildResult(Generic[Out]):
         """
         if not self.is_error:
             return self.output
-        why = f": {self.error.message}" if self.error else ""
+        why = f": {self.why}" if self.why else ""
         msg = f"agent {self.agent_id!r} ended as {self.status.value}{why}"
         raise ChildError(msg, agent_id=self.agent_id, status=self.status.value, result=self) from self.error
 
@@ -105,7 +112,8 @@ class RunResult(Generic[Out]):
         status: How it ended.
         stop_reason: Why the last model reply stopped; ``None`` when no model was called.
         output: The output; see ``AgentDefinition.output_mode``.
-        text: The text of the last assistant message of this run; ``""`` when suspended or when there is none.
+        text: What the handler returned or ``set_output`` set, when that is text; else the message of ``end_turn``; else the
+            text of the last assistant message of this run that has any. ``""`` when suspended or when there is none.
         state: The final state, ready to be stored and passed back as ``previous=``.
         spending: Usage, cost and credits, children and failed attempts included.
         tool_calls: All tool calls in order, those of the handler included.

@@ -55,7 +55,7 @@ class StepResult:
     Attributes:
         agent_state: The state after the yielded thing, with everything that it did.
         tool_results: One result per call, in call order; empty after steps.
-        steps_complete: Whether the last model step ended the turn, or the step budget is spent.
+        steps_complete: Whether the last model step or ``StepText`` ended the turn, or the step budget is spent.
         n_responses: The candidates of a ``GenerateN``; empty otherwise.
         value: The value of a ``Perform``, ``Ask``, ``Complete``, ``AgentCall`` or ``Parallel``; ``None`` otherwise.
     """
@@ -132,7 +132,7 @@ class StepText:
     """
     Text that becomes an assistant message as if the model had said it; tool-call blocks in it run in order.
 
-    A block is ``<tool_call>{"name": ..., "input": {...}}</tool_call>`` or codebuff's form (generator-contract G30).
+    A block with ``end_turn`` or ``task_completed`` ends the turn: the handler goes on with ``steps_complete``. A block is ``<tool_call>{"name": ..., "input": {...}}</tool_call>`` or codebuff's form (generator-contract G30).
     ``yield from`` gives the results of its blocks.
     """
 

@@ -26,7 +26,7 @@ def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
     """
     children = [agent.child(key).definition for key in agent.spawnable] if _may_spawn(agent) else []
     if sent is None:
-        lines = [f"- {child.id}: {_purpose(child)}" for child in children]
+        lines = [f"- {_introduced(child)}" for child in children]
         text = "\n".join(["You may run these agents:", *lines]) if lines else ""
     else:
         text = "\n\n".join([_own_tools(agent, sent), *[_in_full(child) for child in children]])
@@ -37,8 +37,10 @@ def _may_spawn(agent: Agent) -> bool:
     return any(name in agent.offered for name in SPAWNERS)
 
 
-def _purpose(child: AgentDefinition[object]) -> str:
-    return child.description or child.display_name
+def _introduced(child: AgentDefinition[object]) -> str:
+    """Return an agent's id and what is known of it beside that."""
+    known = child.description or (child.display_name if child.display_name != child.id else "")
+    return f"{child.id}: {known}" if known else child.id
 
 
 def _own_tools(agent: Agent, sent: Sequence[ToolSpec]) -> str:
@@ -49,12 +51,15 @@ def _own_tools(agent: Agent, sent: Sequence[ToolSpec]) -> str:
     lines = [f"{told}: {names}. A call of any other tool is refused."]
     for name, spec in agent.specs.items():
         if name not in shown:
-            lines.append(f"- {name}: {spec.description}\n  Its input: {compact(spec.input_schema)}")
+            # Into the instructions of an agent with an output schema the machine writes that schema itself.
+            is_told = name == "set_output" and agent.schemas.output_schema is not None
+            schema = "" if is_told else f"\n  Its input: {compact(spec.input_schema)}"
+            lines.append(f"- {name}: {spec.description}{schema}")
     return "\n".join(lines)
 
 
 def _in_full(child: AgentDefinition[object]) -> str:
-    lines = [f"You may run the agent {child.id}: {_purpose(child)}"]
+    lines = [f"You may run the agent {_introduced(child)}"]
     if child.input_schema is not None and child.input_schema.prompt:
         lines.append(f"Its prompt: {child.input_schema.prompt}")
     params = params_schema(child)

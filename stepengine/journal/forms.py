@@ -17,7 +17,7 @@ from stepengine.data.json import freeze, thaw
 from stepengine.data.leaves import within
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Question
-from stepengine.data.run import ChildResult
+from stepengine.data.run import ChildResult, RunStatus
 from stepengine.errors import DataError, StepEngineError
 from stepengine.runtime.performer import Item
 
@@ -36,7 +36,7 @@ __all__ = (
 )
 
 Form = Mapping[str, Any]
-COMPARED_CHILD = ("agent_id", "run_id", "status", "output", "text")
+COMPARED_CHILD = ("agent_id", "run_id", "status", "output")
 
 
 def describe(item: Item) -> CallModel | Form:
@@ -163,7 +163,13 @@ def _plain_child(child: ChildResult[Any]) -> ChildResult[Any]:
 
 
 def comparable(child: ChildResult[Any]) -> Form:
-    """Return what two results of one child are compared by: lines and paths in error texts may differ."""
+    """
+    Return what two results of one child are compared by.
+
+    Lines and paths in error texts may differ. So may what follows from the rest by rules that journals outlive: the text, and
+    the error that names a spent budget. What a parent does with these is compared by itself.
+    """
     data = bare(_plain_child(child))
     same = {name: data.get(name) for name in COMPARED_CHILD}
-    return {**thaw(same), "error": type(child.error).__name__ if child.error is not None else None}
+    error = None if child.status is RunStatus.MAX_STEPS else child.error
+    return {**thaw(same), "error": type(error).__name__ if error is not None else None}

@@ -13,7 +13,6 @@ from typing import Any
 
 from stepengine.data import events as ev
 from stepengine.data.effects import Leaf
-from stepengine.data.hooks import Change
 from stepengine.data.outcomes import Single, Stop
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Answer, Decision, Question
@@ -22,7 +21,7 @@ from stepengine.errors import LimitReached, StepEngineError
 from stepengine.machine import hooks, requests
 from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped, merged
-from stepengine.machine.slots import Slot, execute, log, named, settle, start, unavailable
+from stepengine.machine.slots import Slot, execute, log, named, settle, show, start, unavailable
 from stepengine.machine.spawning import SpawnBinding
 
 __all__ = ("Beside", "model_slots", "run_batch")
@@ -108,14 +107,10 @@ def _is_parallel(slots: Sequence[Slot]) -> bool:
 def _in_turn(live: Live, slots: Sequence[Slot]) -> Steps:
     why = ""
     for slot in slots:
-        if slot.result is not None:
-            continue
-        if why:
+        if why and slot.result is None:
             slot.finish(ToolResult.error(f"Skipped: {why} before this call.", status="skipped"))
-            continue
         try:
             yield from _one(live, slot)
-            _share_context(live, slot)
         except LimitReached:
             why = "a limit of the run was spent"
         except StepEngineError:
@@ -125,22 +120,17 @@ def _in_turn(live: Live, slots: Sequence[Slot]) -> Steps:
             why = f"{slot.call.tool_name} ended the turn"
 
 
-def _share_context(live: Live, slot: Slot) -> None:
-    """Let the next call of the batch see what this one set in the context (generator-contract T6, T8)."""
-    change = None if slot.result is None else slot.result.change
-    if change is not None and change.context is not None:
-        live.apply(Change(context=change.context))
-
-
 def _one(live: Live, slot: Slot) -> Steps:
-    if _is_valid(slot) and live.plan.hooks.pre_tool:
+    if slot.result is None and _is_valid(slot) and live.plan.hooks.pre_tool:
         question = yield from _judge(live, slot)
         if question is not None:
             yield from _ask_one(live, slot, question)
-    if slot.result is None:
-        yield from execute(live, slot)
-        if live.plan.hooks.post_tool:
-            yield from _after(live, slot)
+    if slot.result is not None:
+        yield from show(live, slot)
+        return
+    yield from execute(live, slot)
+    if live.plan.hooks.post_tool:
+        yield from _after(live, slot)
 
 
 def _is_valid(slot: Slot) -> bool:
@@ -238,6 +228,7 @@ def _begin(live: Live, member: Slot | Beside) -> Generator[Any, Any, Sequence[Le
         return (member.effect,)
     assert type(member) is Slot  # noqa: S101
     if member.result is not None:
+        yield from show(live, member)
         return ()
     if member.spec is not None and member.spec.kind == "control":
         yield from execute(live, member)

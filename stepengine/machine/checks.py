@@ -64,11 +64,18 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
 }
 
 
+def _word_of(value: Any) -> str:
+    """Return what *value* is, but never the name of a class of ours that stands for a list or an object."""
+    if isinstance(value, Mapping):
+        return "an object"
+    return "a list" if isinstance(value, list) else type(value).__name__
+
+
 def issues_of(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[str]:
     """Give what is wrong with *value*, each with its path."""
     kind, word = _TYPES.get(schema.get("type", ""), (object, ""))
     if not isinstance(value, kind):
-        yield f"{path or 'input'}: expected {word}, not {type(value).__name__}"
+        yield f"{path or 'input'}: expected {word}, not {_word_of(value)}"
     elif "enum" in schema and value not in schema["enum"]:
         yield f"{path}: expected one of {list(schema['enum'])}, not {value!r}"
     elif kind is Mapping:

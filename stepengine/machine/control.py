@@ -240,6 +240,7 @@ def run_control(live: Live, name: str, value: JsonDict) -> ToolResult:
 
 
 def _set_output(live: Live, value: JsonDict) -> ToolResult:
+    _warn_of_mode(live)
     candidates: list[JsonValue] = [value]
     if "data" in value and (live.plan.validate_output is not None or len(value) == 1):
         candidates.append(value["data"])
@@ -257,6 +258,20 @@ def _set_output(live: Live, value: JsonDict) -> ToolResult:
     live.output_issues = min(refused, key=len)
     listed = "; ".join(live.output_issues)
     return ToolResult.error(f"Invalid output, the earlier one stays: {listed}. Given: {compact(value)}")
+
+
+def _warn_of_mode(live: Live) -> None:
+    mode = live.agent.output_mode
+    what = {"last_message": "in the place of its last message", "all_messages": "nowhere"}.get(mode)
+    if what is None:
+        return
+    text = (
+        f"agent {live.agent.id!r} calls set_output, but its output_mode is {mode!r}, where what is set stands {what}; "
+        "say output_mode='structured_output'"
+    )
+    if text not in live.warnings:
+        live.warnings.append(text)
+        live.notes.warning(text)
 
 
 def _set_messages(live: Live, value: JsonDict) -> ToolResult:

@@ -30,7 +30,7 @@ from stepengine.machine.control import CONTROL_SPECS
 from stepengine.machine.inheriting import inheritable
 from stepengine.machine.live import Live
 from stepengine.machine.signals import EndRun
-from stepengine.machine.slots import Slot, failed_child, unavailable
+from stepengine.machine.slots import Slot, failed_child, take_last_word, unavailable
 from stepengine.machine.step import budgeted_step, run_turn
 
 __all__ = ("converse", "default_handler", "run_alone")
@@ -132,29 +132,24 @@ def _tool_call(live: Live, call: y.ToolCall) -> Answer:
     finally:
         _record(live, (call,), (slot,))
     assert slot.result is not None  # noqa: S101
-    _check_end(slot)
-    return _result(live, (slot.result,))
-
-
-def _check_end(*slots: Slot) -> None:
-    """Raise ``EndRun`` when one of them is an ``end_turn`` that ran (generator-contract G49)."""
-    if any(slot.call.tool_name == "end_turn" and slot.ended_turn for slot in slots):
+    if take_last_word(live, (slot,)):
         raise EndRun
+    return _result(live, (slot.result,))
 
 
 def _record(live: Live, calls: Sequence[y.ToolCall], slots: Sequence[Slot]) -> None:
     """
-    Append calls and their results together, and make the changes that the results carry.
+    Append calls and their results together.
 
     Only calls of tools that the model knows enter the history (generator-contract G31).
     """
-    done = [(call, slot.call, slot.result) for call, slot in zip(calls, slots, strict=True) if slot.result is not None]
-    kept = [(part, result) for call, part, result in done if call.include_tool_call and call.tool in live.offered]
+    kept = [
+        (slot.call, slot.result)
+        for call, slot in zip(calls, slots, strict=True)
+        if slot.result is not None and call.include_tool_call and call.tool in live.offered
+    ]
     if kept:
         live.commit(AssistantMessage(tuple([part for part, _ in kept])), [result for _, result in kept])
-    for _, part, result in done:
-        if result.change is not None and (part, result) not in kept:
-            live.apply(result.change)
 
 
 def _agent_call(live: Live, asked: y.AgentCall[Any]) -> Answer:
@@ -217,7 +212,8 @@ def _parallel(live: Live, asked: y.Parallel[Any]) -> Answer:
         yield from run_batch(live, members, at_once=True, fail_fast=asked.fail_fast)
     finally:
         _record(live, calls, slots)
-    _check_end(*slots)
+    if take_last_word(live, slots):
+        raise EndRun
     value = tuple([member.result if type(member) is Slot else member.entry for member in members])  # type: ignore[union-attr]
     return _result(live, tuple([slot.result for slot in slots if slot.result is not None]), value)
 
@@ -294,23 +290,27 @@ def _step_text(live: Live, asked: y.StepText) -> Answer:
     live.count_actions(max(1, sum(isinstance(p, Block) for p in pieces)))
     results: list[ToolResult] = []
     ended_by: Slot | None = None
+    fault = False
     for piece in pieces:
         match piece:
             case Text(text):
                 live.add([AssistantMessage((TextPart(text),))])
                 yield from live.notify(ev.TextCompleted(path=live.plan.path, seq=live.seq, text=text))
             case Broken(name, problem):
+                fault = True
                 results.append((yield from _broken(live, name, problem)))
             case Block(name, value):
                 slot = _block_slot(live, ToolCallPart(live.new_call_id(), name, value), ended_by)
                 yield from _run_block(live, slot)
                 assert slot.result is not None  # noqa: S101
                 results.append(slot.result)
+                fault = fault or slot.fault
                 ended_by = slot if slot.ended_turn else ended_by
             case _:
                 assert_never(piece)
-    if ended_by is not None:
-        _check_end(ended_by)
+    if ended_by is not None and not fault:
+        live.steps_complete = not live.take_inbox()
+        take_last_word(live, (ended_by,))
     return _result(live, tuple(results))
 
 

@@ -79,6 +79,7 @@ def _call(live: Live, point: str, hook: Hook, args: Sequence[Any], allowed: tupl
     if type(value) is GeneratorType:
         value = yield from _drive(live, _what(live, point, hook), value)
     if value is None or issubclass(type(value), allowed):
+        _check_change(live, point, hook, value)
         return value
     if hasattr(type(value), "__await__"):
         if type(value) is CoroutineType:
@@ -87,6 +88,16 @@ def _call(live: Live, point: str, hook: Hook, args: Sequence[Any], allowed: tupl
         raise _wrong(live, point, hook, how)
     names = ", ".join(["None", *[t.__name__ for t in allowed]])
     raise _wrong(live, point, hook, f"returned a {type(value).__name__}; it may return {names}")
+
+
+def _check_change(live: Live, point: str, hook: Hook, said: Any) -> None:
+    """Raise when a hook asks for a change that nobody would make (requirements H13)."""
+    useless = said.useless_at(point) if isinstance(said, Change) else ""
+    result = said.result if isinstance(said, Change) else said
+    if not useless and isinstance(result, ToolResult) and result.change is not None:
+        useless = result.change.useless_at("tool")
+    if useless:
+        raise _wrong(live, point, hook, f"returned {useless}")
 
 
 def _drive(live: Live, what: str, steps: GeneratorType[Any, Any, Any]) -> Steps:
@@ -184,11 +195,12 @@ def _aborting(live: Live, point: str) -> Generator[Any, Any, list[Change]]:
 
 def pre_run(live: Live) -> Steps:
     """Call the ``pre_run`` hooks; a failure aborts the run before anything else happens."""
-    yield from _aborting(live, "pre_run")
+    changes = yield from _aborting(live, "pre_run")
+    live.tail = tuple([message for change in changes for message in change.tail])
 
 
 def pre_step(live: Live) -> Generator[Any, Any, Sequence[Message]]:
-    """Call the ``pre_step`` hooks; return the step-scoped messages that they want at the end of the request."""
+    """Call the ``pre_step`` hooks; return the messages that they want at the end of the request."""
     if not live.plan.hooks.pre_step:
         return ()
     changes = yield from _aborting(live, "pre_step")
@@ -237,7 +249,11 @@ def post_tool(live: Live, call: ToolCallPart, result: ToolResult) -> Generator[A
     for hook in live.plan.hooks.post_tool:
         said = yield from _attempt(live, "post_tool", hook, (live.hook_context(), call, result), (ToolResult, Change))
         wanted = said.result if isinstance(said, Change) else said
-        result = result if wanted is None else wanted
+        if wanted is None:
+            continue
+        if wanted.change is not None and wanted.change is not result.change:
+            live.apply(wanted.change, _name(hook))
+        result = wanted
     return result
 
 

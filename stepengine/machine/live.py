@@ -61,6 +61,7 @@ class Live:
         self._take_over(state)
         self.spent = Spent()
         self.values: dict[str, Any] = {}
+        self.tail: tuple[Message, ...] = ()
         self.steps_complete = False
         self.stop_reason: StopReason | None = None
         self.truncated = False
@@ -69,6 +70,8 @@ class Live:
         self.stop: Stop | None = None
         self.phase: tuple[RunPhase, str] = (RunPhase.IDLE, "")
         self.output_issues: tuple[str, ...] = ()
+        self.last_word = ""
+        self.has_asked = False
         self.warnings: list[str] = []
         self.problems: tuple[str, ...] = ()
         self.refusals = 0
@@ -332,6 +335,8 @@ class Live:
 
     def add(self, messages: Sequence[Message]) -> None:
         """Append messages to record and view."""
+        if self.last_word and any(type(m) is AssistantMessage and m.text.strip() for m in messages):
+            self.last_word = ""
         record = self.record.extend(messages)
         self.view = record if self.view is self.record else self.view.extend(messages)
         self.record = record
@@ -341,12 +346,8 @@ class Live:
         self._state = None
 
     def commit(self, message: AssistantMessage, results: Iterable[ToolResult]) -> None:
-        """Append a reply and the results of its calls together, and make the changes that the results carry."""
-        results = tuple(results)
+        """Append a reply and the results of its calls together."""
         self.add([message, *[ToolMessage(r.tool_call_id, r.tool_name, r.content, r.status) for r in results]])
-        for result in results:
-            if result.change is not None:
-                self.apply(result.change)
 
     def take_inbox(self) -> bool:
         """Append what was sent to the run meanwhile; return whether there was anything (generator-contract G54)."""

@@ -27,8 +27,10 @@ ANYWHERE = ("Compacted", "LogLine", "Notification", "PhaseChanged")
 
 HOOKS = ("Perform", "CallModel:complete", "CallTool:hook", "HookFailed")
 """What hooks may cause at their points."""
-CALLS = ("PermissionDecided", "Ask:permission", "Ask:question", "CallTool:model", "Gather")
-"""What the calls of one reply may cause."""
+CALLS = ("PermissionDecided", "Ask:permission", "CallTool:model", "Gather")
+"""What the calls of one reply may cause, beside those that stand between a ``ToolStarted`` and its ``ToolFinished``."""
+OWN = ("Gather", "Ask:question")
+"""What the machine asks for in the middle of a call that it carries out itself: children, a person."""
 
 
 def _stay(state: str, *tokens: str) -> dict[str, str]:
@@ -40,14 +42,15 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "start": {"RunStarted": "pre_run"},
         "pre_run": _stay("pre_run", *HOOKS),
         "handler": {
-            **_stay("handler", *HOOKS, *CALLS, "CallTool:handler", "Spawn", "TextCompleted", "HandlerNotice"),
+            **_stay("handler", *HOOKS, *CALLS, "Ask:question", "CallTool:handler", "Spawn"),
+            **_stay("handler", "TextCompleted", "HandlerNotice"),
             "ToolStarted": "handler_control",
             "StepStarted": "pre_step",
             "CallModel:final_answer": "asking_last",
             "RunFailed": "failed",
             "PhaseChanged:done": "post_run",
         },
-        "handler_control": {"ToolFinished": "handler"},
+        "handler_control": {**_stay("handler_control", *OWN), "ToolFinished": "handler"},
         "pre_step": {**_stay("pre_step", *HOOKS), "CallModel:step": "asking"},
         "asking": {"Value": "replied", "Failure": "refused"},
         "refused": {},
@@ -59,7 +62,7 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "thought": {"TextCompleted": "tools"},
         "tools": {**_stay("tools", *HOOKS, *CALLS), "ToolStarted": "control"},
-        "control": {"ToolFinished": "tools"},
+        "control": {**_stay("control", *OWN), "ToolFinished": "tools"},
         "post_step": _stay("post_step", *HOOKS),
         "on_stop": {**_stay("on_stop", *HOOKS), "StepFinished": "handler"},
         "asking_last": {"Value": "answered", "Failure": "handler"},

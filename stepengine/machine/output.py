@@ -18,16 +18,26 @@ from stepengine.errors import HandlerError, ModelError, OutputMissing
 from stepengine.machine.live import Live
 from stepengine.machine.step import budgeted_step
 
-__all__ = ("last_text", "output_of", "settle_output")
+__all__ = ("output_of", "settle_output", "text_of")
 
 Steps = Generator[Any, Any, Any]
 
 
-def last_text(live: Live) -> str:
-    """Return the text of the last assistant message that this run added; ``""`` when there is none."""
+def text_of(live: Live) -> str:
+    """
+    Return the text of a run: what the handler returned or ``set_output`` set, when that is text; else its last words.
+
+    Those are the message of ``end_turn``, else the text of the last assistant message of this run that has any (X63).
+    """
+    return live.output if live.has_output and isinstance(live.output, str) else _last_words(live)
+
+
+def _last_words(live: Live) -> str:
+    if live.last_word:
+        return live.last_word
     for index in range(len(live.record) - 1, live.start - 1, -1):
         message = live.record[index]
-        if type(message) is AssistantMessage:
+        if type(message) is AssistantMessage and message.text.strip():
             return message.text
     return ""
 
@@ -48,7 +58,7 @@ def output_of(live: Live, returned: Any) -> Any:
         return returned
     if live.agent.output_mode == "all_messages":
         return to_dicts(live.added())
-    return last_text(live)
+    return live.output if live.has_output else _last_words(live)
 
 
 def _decoded(live: Live) -> Any:
@@ -66,6 +76,8 @@ def settle_output(live: Live, returned: Any) -> Steps:
     """
     Make sure that a run that has to give a structured output has one.
 
+    A handler that asked for no step is not corrected by a model, which the run may not even have (requirements X64).
+
     Raises:
         OutputMissing: when there is none after one more turn.
         LimitReached: when a budget of the run was spent in that turn.
@@ -75,6 +87,10 @@ def settle_output(live: Live, returned: Any) -> Steps:
     if live.agent.output_mode != "structured_output" or _is_settled(live, returned) or live.limit is not None:
         return
     issues = live.output_issues
+    if not live.has_asked:
+        if live.plan.validate_output is None:
+            return
+        raise _missing(live, issues)
     try:
         yield from _one_more_turn(live)
     except ModelError as error:

@@ -21,7 +21,7 @@ from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolBinding, ToolSpec
 from stepengine.data.usage import Spending
-from stepengine.errors import StepEngineError
+from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.inheriting import left_by
 
 if TYPE_CHECKING:
@@ -116,8 +116,9 @@ class Finished:
         state: The final state; its transcripts are paired.
         stop_reason: Why the last model reply stopped; ``None`` when no model was called.
         output: The output by ``output_mode``, or what the handler returned; ``None`` unless there is one.
-        text: The text of the last assistant message that this run added; ``""`` when suspended.
+        text: What it said or set as its output, when that is text (requirements X63); ``""`` when suspended.
         error: What failed it.
+        limit: The budget that was spent first, if one was; a run without an error may have ended by it all the same.
         pending: The open questions when it is suspended, those of children included.
         spending: What it and its children spent.
         tool_calls: All tool calls in order.
@@ -133,6 +134,7 @@ class Finished:
     output: Any = None
     text: str = ""
     error: BaseException | None = None
+    limit: LimitExceeded | None = None
     pending: tuple[Question, ...] = ()
     spending: Spending = Spending()
     tool_calls: tuple[ToolCallLog, ...] = ()
@@ -143,7 +145,8 @@ class Finished:
 
     def as_child(self, *, is_inline: bool = False) -> ChildResult[Any]:
         """Return what a parent gets of this run."""
-        error = self.error if isinstance(self.error, StepEngineError) else None
+        why = self.limit if self.status is RunStatus.MAX_STEPS else self.error
+        error = why if isinstance(why, StepEngineError) else None
         return ChildResult(
             agent_id=self.state.agent_id,
             run_id=self.state.run_id,

@@ -42,11 +42,12 @@ def model_of(live: Live, override: str | None) -> str:
 
 
 def step_request(live: Live, over: y.StepWith, tail: Sequence[Message]) -> ModelRequest:
-    """Return the request of a step: system prompt, view, step-scoped tail, tools and settings."""
+    """Return the request of a step: system prompt, view, the tails of run and step, tools and settings."""
     settings = live.agent.settings if over.settings is None else live.agent.settings.merged(over.settings)
     specs = live.specs if over.tools is None else tuple([live.bindings[name].spec for name in over.tools])
     choice = (over.tool_choice or settings.tool_choice) if specs else None
-    return ModelRequest(model_of(live, over.model), live.system_prompt, live.view, specs, choice, settings, tuple(tail))
+    ends = (*live.tail, *tail)
+    return ModelRequest(model_of(live, over.model), live.system_prompt, live.view, specs, choice, settings, ends)
 
 
 def step_prompt(live: Live) -> list[Message]:

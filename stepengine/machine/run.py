@@ -26,7 +26,7 @@ from stepengine.machine.author import Author, blamed
 from stepengine.machine.handler import converse, run_alone
 from stepengine.machine.lifetimes import expire
 from stepengine.machine.live import Live
-from stepengine.machine.output import last_text, output_of, settle_output
+from stepengine.machine.output import output_of, settle_output, text_of
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.signals import Abort, EndRun, Stopped
 
@@ -245,8 +245,9 @@ def _finished(live: Live, ending: _Ending) -> Finished:
         state=live.state(),
         stop_reason=live.stop_reason,
         output=ending.output,
-        text="" if ending.status is RunStatus.SUSPENDED else last_text(live),
+        text="" if ending.status is RunStatus.SUSPENDED else text_of(live),
         error=ending.error,
+        limit=live.limit,
         pending=live.pending,
         spending=live.spent.total(live.agent.id),
         tool_calls=tuple(live.tool_log),

@@ -30,7 +30,7 @@ from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.spawning import SpawnBinding, children_of
 
-__all__ = ("Slot", "execute", "hook_call", "log", "named", "settle", "start", "unavailable")
+__all__ = ("Slot", "execute", "hook_call", "log", "named", "settle", "show", "start", "take_last_word", "unavailable")
 
 Steps = Generator[Any, Any, Any]
 Source = Literal["model", "handler", "hook"]
@@ -71,7 +71,7 @@ class Slot:
         self.closed = False
         """Whether its result only says why there is none."""
         self.fault = False
-        """Whether the call was invalid or unknown, which forces another step."""
+        """Whether the call, or one of the children that it asks for, was invalid or unknown, which forces another step."""
 
     @property
     def spec(self) -> ToolSpec | None:
@@ -162,6 +162,15 @@ def named(result: ToolResult, call: ToolCallPart) -> ToolResult:
     )
 
 
+def take_last_word(live: Live, slots: Sequence[Slot]) -> bool:
+    """Return whether one of *slots* is an ``end_turn`` that ran; its message is what the run says last, until it says more."""
+    for slot in slots:
+        if slot.call.tool_name == "end_turn" and slot.ended_turn:
+            live.last_word = slot.input.get("message", "")
+            return True
+    return False
+
+
 def unavailable(live: Live, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:
     """Return the error for a call of a tool that is not there."""
     listed = ", ".join(known) or "none"
@@ -191,6 +200,7 @@ def start(live: Live, slot: Slot) -> list[Leaf]:
     elif isinstance(slot.binding, SpawnBinding):
         slot.children = children_of(live, call, slot.binding, value)
         slot.effects = [child for child in slot.children if isinstance(child, Spawn)]
+        slot.fault = len(slot.effects) < len(slot.children)
     elif call.tool_name == "ask_user":
         asked = [
             Question("", q["question"], q.get("options", ()), q.get("multi_select", False)) for q in value["questions"]
@@ -208,34 +218,69 @@ def execute(live: Live, slot: Slot) -> Steps:
         LimitReached: when a budget was spent; the result says so.
         StepEngineError: when the call's outcome is unknown; the result says so.
     """
+    assert slot.binding is not None  # noqa: S101
+    if slot.binding.spec.kind == "ordinary":
+        # Whoever performs the effect shows its start and end.
+        yield from _perform(live, slot, start(live, slot)[0])
+        return
+    yield from _show_start(live, slot)
     effects = start(live, slot)
-    if slot.children:
-        settle(live, slot, (yield from live.gather(effects, live.limits.max_concurrent_children)))
-    elif not effects:
-        yield from _control(live, slot)
-    else:
-        try:
-            value = yield from live.perform(effects[0])
-        except Stopped as stopped:
-            stop = requests.with_questions(stopped.stop, effects[0])
-            slot.close(stop)
-            raise Stopped(stop) from None
-        except (StepEngineError, LimitReached) as error:
-            _take(live, slot, [_failed(effects[0], error)])
-            raise
-        _take(live, slot, [value])
+    try:
+        if slot.children:
+            settle(live, slot, (yield from live.gather(effects, live.limits.max_concurrent_children)))
+        elif effects:
+            yield from _perform(live, slot, effects[0])
+        else:
+            slot.finish(run_control(live, slot.call.tool_name, slot.input))
+    finally:
+        if live.stop is None and slot.result is not None:
+            yield from _show_end(live, slot)
 
 
-def _control(live: Live, slot: Slot) -> Steps:
-    path, seq = live.plan.path, live.seq
-    name, call_id = slot.call.tool_name, slot.call.tool_call_id
-    started = ev.ToolStarted(
-        path=path, seq=seq, tool_name=name, tool_call_id=call_id, input=slot.input, source=slot.source
+def _perform(live: Live, slot: Slot, effect: Leaf) -> Steps:
+    try:
+        value = yield from live.perform(effect)
+    except Stopped as stopped:
+        stop = requests.with_questions(stopped.stop, effect)
+        slot.close(stop)
+        raise Stopped(stop) from None
+    except (StepEngineError, LimitReached) as error:
+        _take(live, slot, [_failed(effect, error)])
+        raise
+    _take(live, slot, [value])
+
+
+def show(live: Live, slot: Slot) -> Steps:
+    """Show a call that never ran: unknown, invalid, denied or skipped (requirements X66)."""
+    yield from _show_start(live, slot)
+    yield from _show_end(live, slot)
+
+
+def _show_start(live: Live, slot: Slot) -> Steps:
+    call = slot.call
+    event = ev.ToolStarted(
+        path=live.plan.path,
+        seq=live.seq,
+        tool_name=call.tool_name,
+        tool_call_id=call.tool_call_id,
+        input=slot.input,
+        source=slot.source,
     )
-    yield from live.notify(started)
-    result = named(run_control(live, name, slot.input), slot.call)
-    slot.result = result
-    yield from live.notify(ev.ToolFinished(path=path, seq=seq, tool_name=name, tool_call_id=call_id, result=result))
+    yield from live.notify(event)
+
+
+def _show_end(live: Live, slot: Slot) -> Steps:
+    call, result = slot.call, slot.result
+    assert result is not None  # noqa: S101
+    event = ev.ToolFinished(
+        path=live.plan.path,
+        seq=live.seq,
+        tool_name=call.tool_name,
+        tool_call_id=call.tool_call_id,
+        result=result,
+        duration_ms=slot.duration,
+    )
+    yield from live.notify(event)
 
 
 def settle(live: Live, slot: Slot, outcomes: Sequence[Single]) -> None:
@@ -287,10 +332,14 @@ def _take(live: Live, slot: Slot, values: Sequence[Any]) -> None:
         slot.finish(values[0])
     else:
         slot.finish(_answers(values[0]))
-    assert slot.result is not None  # noqa: S101
-    if slot.result.credits_used:
-        live.spent.own_credits += slot.result.credits_used
+    result = slot.result
+    assert result is not None  # noqa: S101
+    if result.credits_used:
+        live.spent.own_credits += result.credits_used
         live.changed()
+    if result.change is not None:
+        # Here and nowhere else: the next call and every hook see it, and nothing later makes it a second time.
+        live.apply(result.change, slot.call.tool_name)
 
 
 def _take_children(live: Live, slot: Slot, values: Sequence[Any]) -> None:
@@ -337,6 +386,4 @@ def hook_call(live: Live, asked: ToolCall) -> Generator[Any, Any, ToolResult]:
     finally:
         log(live, slot)
     assert slot.result is not None  # noqa: S101
-    if slot.result.change is not None:
-        live.apply(slot.result.change)
     return slot.result

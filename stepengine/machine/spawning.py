@@ -20,10 +20,10 @@ from stepengine.data.effects import Spawn
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult
-from stepengine.data.tools import ToolBinding, ToolSpec
-from stepengine.errors import AgentError, DataError
-from stepengine.machine.checks import STRING, described, object_schema, validator
+from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.tools import ToolBinding, ToolSpec, Validated
+from stepengine.errors import AgentError, DataError, LimitExceeded, StepEngineError, ToolInputError
+from stepengine.machine.checks import STRING, described, issues_of, object_schema, validator
 from stepengine.machine.inheriting import inheritable
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ __all__ = (
     "SPAWN_SPECS",
     "Entry",
     "SpawnBinding",
-    "child_entry",
     "children_of",
+    "kept_text",
     "listed",
     "matching_id",
     "not_allowed",
@@ -72,12 +72,22 @@ PARTS = re.compile(r"(?:(?P<publisher>[^/@]+)/)?(?P<name>[^/@]+)(?:@(?P<version>
 
 
 class Entry(NamedTuple):
-    """One child that is asked for; *definition* is given by tools that carry the agents which they run."""
+    """
+    One child that is asked for.
+
+    Attributes:
+        agent_id: The agent's id as it was given.
+        prompt: What it should do.
+        params: Its params.
+        definition: The agent itself, from tools that carry the agents which they run.
+        refused: Why this one cannot be started, when what was asked for is wrong; the others are.
+    """
 
     agent_id: str
     prompt: str = ""
     params: JsonValue = None
     definition: Any = None
+    refused: StepEngineError | None = None
 
 
 @attrs.frozen
@@ -140,6 +150,8 @@ def _child(
     live: Live, call: ToolCallPart, entry: Entry, parent: Callable[[], Any], *, is_inline: bool, alone: bool
 ) -> Spawn | ChildResult[Any]:
     agents, agent_id = live.plan.agents, entry.agent_id
+    if entry.refused is not None:
+        return ChildResult(agent_id=agent_id, status="failed", error=entry.refused)
     if entry.definition is None and agents is not None:
         found = matching_id(agent_id, agents)
         if found is None:
@@ -172,7 +184,8 @@ def listed(children: Sequence[ChildResult[Any]]) -> ToolResult:
 
 def _shown(child: ChildResult[Any]) -> dict[str, Any]:
     if child.is_error:
-        return {"agent_type": child.agent_id, "error": why_not(child)}
+        said = kept_text(child)
+        return {"agent_type": child.agent_id, "error": why_not(child), **({"text": said} if said else {})}
     try:
         output = output_as_json(child.output)
     except DataError as error:
@@ -182,7 +195,13 @@ def _shown(child: ChildResult[Any]) -> dict[str, Any]:
 
 def why_not(child: ChildResult[Any]) -> str:
     """Return why a child did not complete."""
-    return child.error.message if child.error else f"it ended as {child.status.value}"
+    return child.why or f"it ended as {child.status.value}"
+
+
+def kept_text(child: ChildResult[Any]) -> str:
+    """Return what a child said that spent a budget or was cut off: it is paid for, so its parent gets it (X63)."""
+    was_cut = child.status in (RunStatus.MAX_STEPS, RunStatus.TRUNCATED) or isinstance(child.error, LimitExceeded)
+    return _within_cap(child.text) if was_cut else ""
 
 
 def output_as_json(output: Any) -> JsonValue:
@@ -195,16 +214,34 @@ def output_as_json(output: Any) -> JsonValue:
     dump = getattr(output, "model_dump", None)
     frozen: JsonValue = freeze(dump(mode="json") if dump else output, "output")
     text = frozen if isinstance(frozen, str) else compact(frozen)
+    shown = _within_cap(text)
+    return frozen if shown is text else shown
+
+
+def _within_cap(text: str) -> str:
     if len(text) <= SHOWN_CHARS:
-        return frozen
+        return text
     tail = SHOWN_CHARS // TAIL_SHARE
     missing = len(text) - SHOWN_CHARS
     return f"{text[: SHOWN_CHARS - tail]}\n[... {missing} characters of this output are not shown ...]\n{text[-tail:]}"
 
 
-def child_entry(value: JsonDict) -> Entry:
-    """Return what one object of ``agents`` asks for."""
+def _child_entry(value: JsonDict) -> Entry:
     return Entry(value["agent_type"], value.get("prompt", ""), value.get("params"))
+
+
+def _child_entries(value: JsonDict) -> list[Entry]:
+    """Return what the objects of ``agents`` ask for, each judged for itself (generator-contract L3)."""
+    entries: list[Entry] = []
+    for index, given in enumerate(value["agents"]):
+        issues = tuple(issues_of(_AGENT, given, f"agents[{index}]"))
+        if issues:
+            wanted = given.get("agent_type") if isinstance(given, Mapping) else None
+            error = ToolInputError(f"not started: {'; '.join(issues)}", tool_name="spawn_agents", issues=issues)
+            entries.append(Entry(wanted if isinstance(wanted, str) else "", refused=error))
+        else:
+            entries.append(_child_entry(given))
+    return entries
 
 
 def _inline_result(children: Sequence[ChildResult[Any]]) -> ToolResult:
@@ -216,28 +253,35 @@ def _inline_result(children: Sequence[ChildResult[Any]]) -> ToolResult:
     return ToolResult.json({"message": f"Agent {child.agent_id} ran in this conversation."})
 
 
-def _binding(name: str, description: str, schema: JsonDict, **how: Any) -> SpawnBinding:
-    spec = ToolSpec(name, description, schema, kind="expanding", category="agent", requires_permission=False)
-    return SpawnBinding(spec, validator(spec), **how)
+def _spec(name: str, description: str, schema: JsonDict) -> ToolSpec:
+    return ToolSpec(name, description, schema, kind="expanding", category="agent", requires_permission=False)
+
+
+def _agents_schema(item: Mapping[str, Any]) -> JsonDict:
+    agents = {"type": "array", "items": item, "minItems": 1, "description": "The agents to run."}
+    return object_schema(("agents",), agents=agents)
+
+
+_SPAWN_AGENTS = _spec("spawn_agents", SPAWN_AGENTS, _agents_schema(_AGENT))
+_SPAWN_AGENT_INLINE = _spec("spawn_agent_inline", SPAWN_AGENT_INLINE, object_schema(("agent_type",), **_ENTRY))
+_check_agents = validator(attrs.evolve(_SPAWN_AGENTS, input_schema=_agents_schema({})))
+
+
+def _validate_agents(value: JsonDict) -> Validated:
+    """Check all but the entries, which have their own results; one object is a list of one (generator-contract L1)."""
+    agents = value.get("agents")
+    if isinstance(agents, Mapping):
+        value = JsonDict(freeze({**value, "agents": [agents]}))
+    return _check_agents(value)
 
 
 SPAWN_BINDINGS: Mapping[str, SpawnBinding] = MappingProxyType(
     {
-        "spawn_agents": _binding(
-            "spawn_agents",
-            SPAWN_AGENTS,
-            object_schema(
-                ("agents",),
-                agents={"type": "array", "items": _AGENT, "minItems": 1, "description": "The agents to run."},
-            ),
-            entries=lambda value: [child_entry(entry) for entry in value["agents"]],
-            shown=listed,
-        ),
-        "spawn_agent_inline": _binding(
-            "spawn_agent_inline",
-            SPAWN_AGENT_INLINE,
-            object_schema(("agent_type",), **_ENTRY),
-            entries=lambda value: [child_entry(value)],
+        "spawn_agents": SpawnBinding(_SPAWN_AGENTS, _validate_agents, entries=_child_entries, shown=listed),
+        "spawn_agent_inline": SpawnBinding(
+            _SPAWN_AGENT_INLINE,
+            validator(_SPAWN_AGENT_INLINE),
+            entries=lambda value: [_child_entry(value)],
             shown=_inline_result,
             is_inline=True,
         ),

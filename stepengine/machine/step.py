@@ -28,7 +28,7 @@ from stepengine.machine.batch import model_slots, run_batch
 from stepengine.machine.lifetimes import expire
 from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped
-from stepengine.machine.slots import Slot
+from stepengine.machine.slots import Slot, take_last_word
 
 __all__ = ("budgeted_step", "run_turn")
 
@@ -62,6 +62,7 @@ def budgeted_step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
     Raises:
         LimitReached: when the budget is spent.
     """
+    live.has_asked = True
     if live.steps_remaining > 0 and live.limit is None:
         live.steps_complete = yield from _step(live, over)
     else:
@@ -102,6 +103,7 @@ def _final_answer(live: Live) -> Steps:
     slots = model_slots(live, numbered.calls, ())
     for slot in slots:
         slot.finish(ToolResult.error("Skipped: the step budget of this run is spent.", status="skipped"))
+    yield from run_batch(live, slots)
     live.commit(numbered.message, _results(slots))
     live.stop_reason = reply.stop_reason
 
@@ -117,6 +119,8 @@ def _step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
         spent = yield from _run_tools(live, reply, slots)
         yield from hooks.post_step(live, reply.model)
         ended = yield from _end_decision(live, reply, slots)
+        if ended:
+            take_last_word(live, slots)
         if live.plan.watched():
             yield from live.notify(
                 ev.StepFinished(path=path, seq=live.seq, step=live.step, ended_turn=ended, usage=live.spent.usage)
@@ -284,16 +288,15 @@ def _ends(live: Live, reply: Reply, slots: Sequence[Slot]) -> bool:
     """Return whether a step ends the turn (design 3, generator-contract G51)."""
     if live.truncated:
         return True
-    fault, forced = False, False
-    for slot in slots:
-        if slot.ended_turn:
-            return True
-        fault = fault or slot.fault
-        forced = forced or slot.spec is None or slot.spec.forces_next_step
-    if fault or "task_completed" in live.offered:
+    # The model must see what was wrong with a call, also when it took its work for done.
+    if any(slot.fault for slot in slots):
+        return False
+    if any(slot.ended_turn for slot in slots):
+        return True
+    if "task_completed" in live.offered:
         return False
     if slots:
-        return not forced
+        return not any(slot.spec is None or slot.spec.forces_next_step for slot in slots)
     parts = reply.message.content
     return _is_empty(parts) or any(not _is_thinking(p) for p in parts)
 

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.effects import CallModel, CallTool, Effect, Gather, Leaf, Notify
-from stepengine.data.events import PhaseChanged, StepStarted, ToolStarted
+from stepengine.data.events import PhaseChanged, StepStarted, ToolFinished
 from stepengine.data.messages import Message, ToolMessage, UserMessage
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.results import ToolResult
@@ -170,7 +170,7 @@ class Watched:
             self._next += 1
 
     def _noted(self, event: Any) -> None:
-        if isinstance(event, ToolStarted) and event.tool_name == "set_messages":
+        if isinstance(event, ToolFinished) and event.tool_name == "set_messages" and not event.result.is_error:
             self._replaced = True
         if isinstance(event, StepStarted):
             self._replied = False

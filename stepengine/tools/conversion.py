@@ -43,7 +43,9 @@ def as_result(value: Any, max_chars: int | None = None) -> ToolResult:
     try:
         if kind in SMALL and limit == RESULT_CHARS:
             return ToolResult((JsonPart(value),))
-        return _capped(_result(value), limit)
+        result = _result(value)
+        useless = result.change.useless_at("tool") if result.change is not None else ""
+        return ToolResult.error(f"the tool returned {useless}") if useless else _capped(result, limit)
     except DataError as error:
         return ToolResult.error(f"the tool's result is not serialisable: {error}")
     except Exception as error:  # noqa: BLE001  (a value may be hostile in any way)

@@ -19,7 +19,7 @@ from stepengine.data.run import ChildResult
 from stepengine.data.tools import ToolLike, ToolSpec
 from stepengine.errors import DataError, DefinitionError
 from stepengine.machine.checks import STRING, described, object_schema, validator
-from stepengine.machine.spawning import Entry, SpawnBinding, listed, output_as_json, why_not
+from stepengine.machine.spawning import Entry, SpawnBinding, kept_text, listed, output_as_json, why_not
 from stepengine.tools.arguments import without_titles
 from stepengine.tools.control import MachineTool, machine_tool
 from stepengine.tools.definition import check_name
@@ -221,12 +221,16 @@ def _without_strays(value: JsonDict) -> JsonDict:
 
 
 def _failed(child: ChildResult[Any]) -> ToolResult:
-    return ToolResult.error(f"Agent {child.agent_id} failed: {why_not(child)}")
+    said = kept_text(child)
+    text = f"Agent {child.agent_id} failed: {why_not(child)}"
+    return ToolResult.error(f"{text}\nIt said last:\n{said}" if said else text)
 
 
 def _final_text(children: Sequence[ChildResult[Any]]) -> ToolResult:
     (child,) = children
-    return _failed(child) if child.is_error else ToolResult.text(child.text)
+    if child.is_error:
+        return _failed(child)
+    return ToolResult.text(child.text) if child.text or child.output is None else _output(children)
 
 
 def _output(children: Sequence[ChildResult[Any]]) -> ToolResult:

@@ -79,6 +79,27 @@ async def test_reminders_and_injected_content_end_every_request_and_are_never_st
     assert (await engine(Worker(0)).replay(journal, agent=agent)).state == result.state
 
 
+@pytest.mark.anyio
+@pytest.mark.spec("requirements:H13", "requirements:I20")
+async def test_what_is_injected_before_the_run_ends_every_request_too_and_is_asked_for_once() -> None:
+    asked: list[int] = []
+
+    def counting(ctx: Any) -> str:
+        asked.append(ctx.step_index)
+        return "In Oslo."
+
+    hooks = Hooks(pre_run=[inject_context(counting), reminders("Be brief.")])
+    model, journal = Worker(2), MemoryJournal()
+    agent = worker(hooks)
+    result = await engine(model).run(agent, "dig", journal=journal)
+
+    assert (3, [0]) == (len(model.requests), asked)
+    for request in model.requests:
+        assert ["In Oslo.", "<system-reminder>\nBe brief.\n</system-reminder>"] == [m.text for m in request.tail]
+    assert not any("Oslo" in m.text or "brief" in m.text for m in result.state.message_history)
+    assert (await engine(Worker(0)).replay(journal, agent=agent)).state == result.state
+
+
 @pytest.mark.spec("requirements:H13", "requirements:H12", "requirements:I20")
 def test_what_has_nothing_to_say_changes_nothing() -> None:
     for hook in (reminders(), reminders("", lambda ctx: None), inject_context(), inject_context(lambda ctx: None)):

@@ -138,6 +138,54 @@ async def test_a_call_of_which_every_entry_is_bad_is_an_error_result_for_models_
     assert "it may spawn: echo-one" in why
 
 
+@pytest.mark.spec("generator-contract:L3", "generator-contract:L1", "reliability:SP04")
+@pytest.mark.parametrize("by", ["model", "handler"])
+async def test_what_is_wrong_in_one_entry_is_told_in_its_place_and_the_others_run(by):
+    entries = [
+        {"agent_type": "echo-one", "prompt": "a", "model": "other"},
+        {"agent_type": "echo-one", "prompt": "b"},
+        {"prompt": "c"},
+        "echo-one",
+        {"agent_type": "echo-one", "prompt": ["d"]},
+        {"agent_type": "echo-one", "prompt": "e"},
+    ]
+
+    def handle(ctx):
+        yield ToolCall("spawn_agents", {"agents": entries})
+        yield ToolCall("spawn_agents", {"agents": {"agent_type": "echo-one", "prompt": "alone"}})
+
+    if by == "model":
+        result = (await spawned(*entries))[1]
+    else:
+        engine, agent, _ = boss(handle_steps=handle)
+        result = await engine.run(agent, "go")
+    said = result.tool_calls[0].result
+
+    assert ["echo-one", "echo-one", "", "", "echo-one", "echo-one"] == [e["agent_type"] for e in said.data]
+    assert ["b/{}", "e/{}"] == [e["output"] for e in said.data if "error" not in e]
+    assert [
+        "not started: agents[0].model: unknown; known are ['agent_type', 'params', 'prompt']",
+        "not started: agents[2].agent_type: missing",
+        "not started: agents[3]: expected an object, not str",
+        "not started: agents[4].prompt: expected text, not a list",
+    ] == [e["error"] for e in said.data if "error" in e]
+    assert not said.is_error
+    if by == "handler":
+        assert "alone/{}" == result.tool_calls[1].result.data[0]["output"]
+
+
+@pytest.mark.spec("generator-contract:L3", "generator-contract:G51")
+@pytest.mark.parametrize("wrong", [{"agent_type": "echo-one", "model": "x"}, {"agent_type": "nobody"}])
+async def test_a_model_is_told_of_a_bad_entry_although_it_ended_its_turn(wrong):
+    ends = [t for t in control_tools() if t.spec.name == "end_turn"]
+    asked = tool_calls(tool_call("spawn_agents", {"agents": [wrong]}), tool_call("end_turn"))
+    engine, agent, scripted = boss(asked, tools=[*spawn_tools(), *ends])
+    await engine.run(agent, "go")
+
+    assert 2 == len(scripted.calls)
+    assert '"error":' in scripted.calls[1].messages[-2].text
+
+
 COERCED = {
     "a list": {"agents": [{"agent_type": "echo-one", "prompt": "p", "params": {"k": 1}}]},
     "one object": {"agents": {"agent_type": "echo-one", "prompt": "p", "params": {"k": 1}}},
@@ -218,7 +266,7 @@ async def test_each_spawnable_agent_is_offered_as_a_tool_and_a_call_of_it_is_one
     assert name == result.tool_calls[0].tool_name == result.state.message_history[2].tool_calls[0].tool_name
     told = first.messages[1]
     assert ("INSTRUCTIONS_PROMPT",) == told.tags
-    assert "- echo-one: Repeats what it is told.\n- typed: Needs a name.\n- crash: crash" in told.text
+    assert "- echo-one: Repeats what it is told.\n- typed: Needs a name.\n- crash\n" in told.text
 
 
 @pytest.mark.spec("generator-contract:L28")

@@ -135,6 +135,27 @@ class Wanted(pydantic.BaseModel):
     name: str
 
 
+@pytest.mark.spec("generator-contract:L18", "generator-contract:S14")
+async def test_a_child_that_inherits_the_prompt_is_shown_the_schema_of_its_output_once_and_the_real_one():
+    real = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    fields = {"inherit_parent_system_prompt": True, "tools": ["set_output", own_tool]}
+    kid = agent("kid", output_schema=real, **fields)
+    free = agent("free", output_mode="structured_output", **fields)
+    boss = agent("boss", system_prompt="Boss prompt", tools=spawn_tools(), spawnable_agents=[kid, free])
+    entries = [{"agent_type": "kid"}, {"agent_type": "free"}]
+    done = tool_call("set_output", {"name": "n"})
+    scripted = ScriptedModel([tool_call("spawn_agents", {"agents": entries}), done, done, text("end")])
+    result = await Engine([boss], models=scripted).run("boss", "go")
+    told = [next(m.text for m in call.messages if "INSTRUCTIONS_PROMPT" in m.tags) for call in scripted.calls[1:3]]
+
+    assert RunStatus.COMPLETED is result.status
+    assert 1 == told[0].count("The output of set_output must fit")
+    assert 1 == told[0].count('"name":{"type":"string"}')
+    assert "The whole output." not in told[0]
+    assert "- set_output: Set the output of this run" in told[0]
+    assert 1 == told[1].count("The whole output.")
+
+
 @pytest.mark.spec("generator-contract:L18", "reliability:SP14", "reliability:SP03")
 async def test_a_child_that_inherits_the_prompt_is_shown_its_parents_tools_and_may_call_its_own_only():
     leaf = agent("leaf", description="A leaf.", input_schema=InputSchema(prompt="What to fetch.", params=Wanted))
@@ -183,7 +204,7 @@ async def test_a_child_that_inherits_the_prompt_is_shown_its_parents_tools_and_m
         'You may run the agent leaf: A leaf.\nIts prompt: What to fetch.\nIts params: {"properties":{"name"'
         in instructions
     )
-    assert "You may run the agent twig: twig\n" in instructions
+    assert "You may run the agent twig\n" in instructions
 
 
 @pytest.mark.spec("generator-contract:L18")

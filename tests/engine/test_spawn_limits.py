@@ -20,13 +20,16 @@ from stepengine import (
     ModelSettings,
     Parallel,
     RunStatus,
+    ToolCall,
     Usage,
+    tool,
 )
 from stepengine.data.estimate import estimate_tokens
+from stepengine.errors import ChildError
 from stepengine.events import AgentFinished, AgentSpawned, RunStarted
 from stepengine.models import ModelReply, Provider
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import spawn_tools
+from stepengine.tools import agent_tool, spawn_tools, task_tool
 
 pytestmark = pytest.mark.anyio
 
@@ -153,3 +156,57 @@ async def test_no_schedule_of_a_tree_spends_more_than_its_limits():
         assert result.cost <= Decimal(cap) / 1000, seed
         refused += result.status is RunStatus.FAILED or any(c.is_error for c in result.children)
     assert 200 < refused
+
+
+CUT = {
+    "steps": ({"limits": Limits(max_steps=2)}, {}, "used all of its 2 steps; raise Limits(max_steps=...)"),
+    "tokens": ({"limits": Limits(max_tokens=1_000)}, {"usage": Usage(900, 90)}, "used or reserved 990 of 1000 tokens"),
+    "the output": ({}, {"stop_reason": "max_tokens"}, "its last reply was cut off at the output limit"),
+}
+
+
+@tool
+def look() -> str:
+    """Look."""
+    return "nothing yet"
+
+
+@pytest.mark.spec("requirements:X63")
+@pytest.mark.parametrize(("kid", "reply", "why"), CUT.values(), ids=CUT)
+async def test_what_a_child_said_before_its_budget_was_spent_reaches_its_parent_with_the_limit(kid, reply, why):
+    child = AgentDefinition("kid", model="test/m", description="Looks.", tools=[look], **kid)
+    calls: dict[str, dict[str, Any]] = {
+        "spawn_agents": {"agents": [{"agent_type": "kid"}]},
+        "task": {"agent": "kid", "prompt": "look"},
+        "tool": {"prompt": "look"},
+    }
+    seen: list[tuple[bool, str]] = []
+
+    def handle(ctx):
+        for name, value in calls.items():
+            result = (yield ToolCall(name, value)).tool_result
+            seen.append((result.is_error, result.text))
+        try:
+            yield from AgentCall("kid")
+        except ChildError as error:
+            seen.append((True, f"{error.message} {error.result.text}"))
+
+    boss = AgentDefinition(
+        "boss",
+        tools=[*spawn_tools(), task_tool([child]), agent_tool(child, name="tool")],
+        spawnable_agents=[child],
+        handle_steps=handle,
+    )
+
+    def replies(request: Any) -> ModelReply:
+        is_last = "stop_reason" in reply or not request.tools
+        return text("Found half.", **reply) if is_last else tool_call(look, text="Found half.", **reply)
+
+    result = await Engine([boss], models=ScriptedModel([replies] * 20)).run("boss")
+
+    assert RunStatus.COMPLETED is result.status, result.error
+    assert 4 == len(seen)
+    for is_error, told in seen:
+        assert is_error
+        assert why in told
+        assert "Found half." in told

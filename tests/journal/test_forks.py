@@ -237,7 +237,6 @@ def test_effects_that_were_added_removed_or_changed_do_not_shift_the_rest(rig):
                 yield from Perform(str, name)
             yield from Parallel(AgentCall("kid", names[-1]))
             yield STEP
-            return names[0]
 
         kid = AgentDefinition("kid", handle_steps=kid_steps)
         agent = AgentDefinition("a", model="t/m", spawnable_agents=[kid], handle_steps=handle_steps)

@@ -20,6 +20,7 @@ from stepengine import (
     STEP_ALL,
     AgentCall,
     AgentDefinition,
+    ChildResult,
     Complete,
     GenerateN,
     Hooks,
@@ -33,9 +34,11 @@ from stepengine import (
     UserMessage,
 )
 from stepengine.data.messages import AssistantMessage
+from stepengine.data.outcomes import Value
 from stepengine.errors import ModelError, PerformError, ReplayDivergence, UnknownModel
 from stepengine.journal import FileJournal, MemoryJournal, Session, check, replay, resume
 from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.records import Result
 from stepengine.runtime import RetryPolicy, SystemClock
 from stepengine.testing import failure, text, tool_call
 
@@ -535,6 +538,38 @@ def test_a_child_that_does_something_else_stops_the_whole_tree(rig):
     assert ended.diff[0] == ("/output", "1", "2")
     # Author code never sees that its child diverged.
     assert done == resumed == []
+
+
+@pytest.mark.spec("requirements:X63")
+def test_a_journal_from_before_a_childs_text_was_its_answer_still_replays(rig):
+    def handle_steps(ctx):
+        for result in (yield Parallel(AgentCall("says"), AgentCall("spends"))).value:
+            yield from Perform(echo, result.status.value)
+
+    def says_steps(ctx):
+        return "said"
+        yield
+
+    kids = [
+        AgentDefinition("says", handle_steps=says_steps),
+        AgentDefinition("spends", model="t/m", limits=Limits(max_steps=0, on_max_steps="stop")),
+    ]
+    boss = AgentDefinition("boss", spawnable_agents=kids, handle_steps=handle_steps)
+    journal = recorded(rig, boss)
+    history = journal.history()
+
+    def older(record):
+        child = getattr(history.outcome(record), "value", None) if type(record) is Result else None
+        if not isinstance(child, ChildResult):
+            return record
+        before = attrs.evolve(child, text="", error=None)
+        return Result(record.path, record.seq, record.at, Value(before, record.at), record.attempts)
+
+    past = MemoryJournal(link=history.head.link)
+    past.replace([older(record) for record in history.records])
+    assert b"LimitExceeded" in journal.content()
+    assert b"LimitExceeded" not in past.content()
+    assert rig(boss).replay(past).status is RunStatus.COMPLETED
 
 
 @pytest.mark.spec("replay:D4", "reliability:R22")

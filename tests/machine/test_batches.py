@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from stepengine.data.effects import Gather
-from stepengine.data.events import Warned
+from stepengine.data import yields as y
+from stepengine.data.effects import Ask, CallTool, Gather, Notify
+from stepengine.data.events import ToolFinished, ToolStarted, Warned
+from stepengine.data.hooks import Hooks
 from stepengine.data.models import StopReason
 from stepengine.data.parts import OpaquePart, RefusalPart, ToolCallPart
+from stepengine.data.questions import Decision
 from stepengine.data.results import ToolResult
 from stepengine.data.run import RunStatus
-from tests.machine.batches import NAMES, run, statuses
-from tests.machine.world import STEP, World, adding, call, reply, thought
+from tests.machine.batches import ANY, NAMES, TOOLS, run, statuses
+from tests.machine.world import STEP, World, adding, agent, call, child, play, reply, thought
 
 
 @pytest.mark.spec("requirements:D4", "requirements:X9", "requirements:D3", "requirements:D19")
@@ -86,7 +89,12 @@ ENDS = {
     "invalid": ([call("strict")], False),
     "not JSON": ([ToolCallPart("", "quiet", raw_input="{", input_error="cut")], False),
     "think_deeply": ([call("think_deeply", thought="x")], True),
-    "ending beside unknown": ([call("nope"), call("ending")], True),
+    "ending": ([call("add"), call("ending")], True),
+    "ending beside unknown": ([call("nope"), call("ending")], False),
+    "ending before unknown": ([call("ending"), call("nope")], False),
+    "ending beside invalid": ([call("strict"), call("ending")], False),
+    "ending beside no JSON": ([ToolCallPart("", "add", raw_input="{", input_error="cut"), call("ending")], False),
+    "ending beside a failure": ([call("safe", a=7), call("ending")], True),
 }
 
 
@@ -102,11 +110,105 @@ def test_what_ends_a_turn(parts, ends):
     def handler(ctx):
         return (yield STEP).steps_complete
 
-    tools = [*NAMES, "set_output", "think_deeply"]
-    assert run(reply(*parts), handler=handler, tools=tools).output is ends
+    def with_tools(*tools):
+        failing = {**ANY, "safe": lambda a=0: ToolResult.error("no")}
+        return run(handler=handler, tools=[*NAMES, *tools], world=World(replies=[reply(*parts)], tools=failing)).output
 
-    explicit = run(reply(*parts), handler=handler, tools=[*tools, "task_completed"])
-    assert explicit.output is ("ending" in str(parts))
+    assert with_tools("set_output", "think_deeply") is ends
+    assert with_tools("set_output", "think_deeply", "task_completed") is (ends and "ending" in str(parts))
+
+
+@pytest.mark.spec("generator-contract:G51", "reliability:TL21")
+@pytest.mark.parametrize("end", ["end_turn", "task_completed"])
+def test_a_model_whose_edit_was_refused_is_told_although_it_called_its_work_done(end):
+    replies = [reply(call("strict"), call(end)), reply(call("strict", a=1), call(end))]
+    played = run(*replies, tools=[*NAMES, "end_turn", "task_completed"])
+    assert [c.input for c in played.calls] == [{"a": 1}]
+    assert statuses(played) == ["error", "ok", "ok", "ok"]
+    assert "a: missing" in next(m for m in played.requests[1].messages if m.role == "tool").text
+    assert played.status is RunStatus.COMPLETED
+
+
+def told(played):
+    """Return the calls whose start and end were shown, each with its status, and what came between the two."""
+    shown, inside = [], ""
+    for effect in played.emitted:
+        event = effect.event if type(effect) is Notify else None
+        if type(event) is ToolStarted:
+            assert not inside
+            inside = event.tool_call_id
+        elif type(event) is ToolFinished:
+            assert event.tool_call_id == inside == event.result.tool_call_id
+            shown.append((event.tool_name, event.tool_call_id, event.result.status))
+            inside = ""
+        elif type(effect) in (Gather, Ask) and inside:
+            shown.append(type(effect).__name__)
+        elif type(effect) is CallTool:
+            assert not inside
+            shown.append(effect.tool_call_id)
+    assert not inside
+    return shown
+
+
+@pytest.mark.spec("requirements:X66")
+def test_every_call_of_a_model_is_shown_to_start_and_to_end_whatever_becomes_of_it():
+    agents = {"agents": [{"agent_type": "helper"}]}
+    replies = [
+        reply(call("nope"), call("strict"), call("add", a=9), call("add", a=1), call("ending"), call("add")),
+        reply(call("safe", a=9), call("safe", a=1), call("strict"), call("nope")),
+        reply(call("spawn_agents", agents), call("ask_user", questions=[{"question": "So?"}])),
+        reply(call("add"), call("add"), stop_reason="max_tokens"),
+    ]
+    deny = Hooks(pre_tool=[lambda ctx, asked: Decision.deny() if asked.input.get("a") == 9 else None])
+    world = World(replies=replies, tools=ANY, children={"helper": child()}, answers={"q7": "yes"})
+
+    def handler(ctx):
+        for _ in replies:
+            yield STEP
+
+    played = run(world=world, handler=handler, hooks=deny, tools=[*NAMES, "spawn_agents", "ask_user"])
+    assert told(played) == [
+        ("nope", "c1", "error"),
+        ("strict", "c2", "error"),
+        ("add", "c3", "denied"),
+        "c4",
+        "c5",
+        ("add", "c6", "skipped"),
+        ("safe", "c7", "denied"),
+        ("strict", "c9", "error"),
+        ("nope", "c10", "error"),
+        "Gather",
+        ("spawn_agents", "c11", "ok"),
+        "Ask",
+        ("ask_user", "c12", "ok"),
+        ("add", "c13", "skipped"),
+    ]
+    assert [e.source for e in played.seen(ToolStarted)] == ["model"] * 10
+    assert played.seen(ToolStarted)[1].input == {}
+    assert "a: missing" in played.seen(ToolFinished)[1].result.text
+
+
+@pytest.mark.spec("requirements:X66")
+def test_the_calls_of_a_handler_and_of_its_text_are_shown_too():
+    def handler(ctx):
+        yield y.ToolCall("spawn_agents", {"agents": [{"agent_type": "gone"}]})
+        yield y.ToolCall("add", {"a": 9})
+        yield y.Parallel(y.ToolCall("add", {"a": 9}), y.ToolCall("add"))
+        yield y.StepText('<tool_call>{"name": "nope"}</tool_call>')
+
+    deny = Hooks(pre_tool=[lambda ctx, asked: Decision.deny() if asked.input.get("a") == 9 else None])
+    fields = {"tools": TOOLS, "agents": {"helper": "Helper"}}
+    played = play(agent(handler, tools=["add"], hooks=deny), World(tools=ANY), **fields)
+    shown = [("spawn_agents", "c1", "error"), ("add", "c2", "denied"), ("add", "c3", "denied")]
+    assert told(played) == [*shown, ("nope", "c5", "error")]
+    assert [e.source for e in played.seen(ToolStarted)] == ["handler"] * 3 + ["model"]
+
+
+@pytest.mark.spec("requirements:X66")
+def test_a_call_that_the_world_stopped_is_not_shown_to_have_ended():
+    played = run(reply(call("ask_user", questions=[{"question": "So?"}]), call("add")), tools=["ask_user", "add"])
+    assert played.status is RunStatus.SUSPENDED
+    assert ([e.tool_name for e in played.seen(ToolStarted)], played.seen(ToolFinished)) == (["ask_user"], [])
 
 
 @pytest.mark.parametrize("parts", [[], [""]])

@@ -76,11 +76,13 @@ def test_at_the_limit_the_model_is_asked_once_more_without_tools():
         "tool c3 skipped: Skipped: the step budget of this run is spent.",
     ]
     assert played.stop_reason is StopReason.TOOL_USE
-    assert played.tokens[-5:] == [
+    assert played.tokens[-7:] == [
         "PhaseChanged",
         "CallModel:final_answer",
         "ThinkingCompleted",
         "TextCompleted",
+        "ToolStarted",
+        "ToolFinished",
         "PhaseChanged:done",
     ]
 

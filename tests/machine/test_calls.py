@@ -7,6 +7,7 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.effects import Ask, CallTool, Gather, Perform, Spawn
 from stepengine.data.hooks import Change, Hooks
+from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
 from stepengine.data.results import ToolResult
@@ -113,6 +114,17 @@ def test_a_call_of_a_tool_that_the_agent_lacks_is_thrown_and_leaves_nothing():
     assert (len(played.calls), len(played.history)) == (1, 3)
 
 
+@pytest.mark.spec("requirements:C4", "requirements:C6", "generator-contract:G31")
+def test_a_control_tool_that_the_model_lacks_works_and_leaves_no_call_that_no_provider_would_take():
+    def handler(ctx):
+        yield y.ToolCall("write_todos", {"todos": []}, include_tool_call=True)
+
+    lacking, having = [play(agent(handler, tools=names)) for names in ((), ("write_todos",))]
+    assert lacking.state.context == having.state.context == {"todos": []}
+    assert lacking.shown == ["user: go"]
+    assert having.shown[1:] == ["assistant: [write_todos c1]", "tool c1 ok: 0 of 0 done."]
+
+
 @pytest.mark.spec("requirements:C5", "generator-contract:G32", "generator-contract:D3", "generator-contract:T2")
 @pytest.mark.parametrize("many", [False, True])
 def test_wrong_input_of_a_handler_is_thrown_and_is_never_mended(many):
@@ -197,6 +209,61 @@ def test_a_tool_may_change_the_context_recorded_or_not():
     world = World(replies=[reply(call("add", k="c"))], tools={"add": lambda k: changing[k]})
     played = play(agent(handler, tools=["add"]), world, **TOOLS)
     assert played.state.context == {"a": "a", "b": "b", "c": "c"}
+
+
+SETS = ToolResult.text("x", change=Change(context={"todos": "of the tool"}))
+LATER = Change(context={"todos": "later"})
+WRITERS = {
+    "a control tool": (Hooks(), call("write_todos", todos=[{"task": "t", "completed": True}])),
+    "its post_tool hook": (Hooks(post_tool=[lambda ctx, asked, result: LATER]), call("hidden")),
+    "the next call's pre_tool hook": (
+        Hooks(pre_tool=[lambda ctx, asked: LATER if asked.tool_name == "hidden" else None]),
+        call("hidden"),
+    ),
+    "a later tool": (Hooks(), call("later")),
+}
+
+
+@pytest.mark.spec("requirements:B9", "requirements:H5", "requirements:H2")
+@pytest.mark.parametrize(("points", "second"), WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize("by", ["the model", "the handler"])
+def test_the_change_of_a_tool_is_made_once_and_what_is_written_later_stays(points, second, by):
+    def handler(ctx):
+        if by == "the model":
+            yield STEP
+        else:
+            yield y.ToolCall("add")
+            yield y.ToolCall(second.tool_name, second.input)
+
+    tools = {"add": lambda: SETS, "hidden": lambda: ToolResult.text("y"), "later": lambda: later}
+    later = ToolResult.text("z", change=LATER)
+    names = ["add", "hidden", "later", "write_todos"]
+    world = World(replies=[reply(call("add"), second)], tools=tools)
+    played = play(agent(handler, tools=names, hooks=points), world, tools=[ADD, HIDDEN, binding("later")])
+    written = [{"task": "t", "completed": True}] if second.tool_name == "write_todos" else "later"
+    assert played.state.context == {"todos": written}
+
+
+@pytest.mark.spec("requirements:B9")
+def test_the_next_call_sees_the_change_of_a_tool_and_a_tool_that_replaces_the_history_keeps_its_pair():
+    seen = []
+
+    def look():
+        seen.append(world.calls[-1].state().context)
+        return ToolResult.text("seen", change=Change(messages=[UserMessage("short")]))
+
+    world = World(
+        replies=[reply(call("add"), call("hidden")), reply("done")], tools={"add": lambda: SETS, "hidden": look}
+    )
+    played = play(agent(tools=["add", "hidden"]), world, **TOOLS)
+    assert seen == [{"todos": "of the tool"}]
+    assert played.shown == [
+        "user: short",
+        "assistant: [add c1][hidden c2]",
+        "tool c1 ok: x",
+        "tool c2 ok: seen",
+        "assistant: done",
+    ]
 
 
 # --- at once --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from stepengine.data import yields as y
 from stepengine.data.events import HandlerNotice, TextCompleted
+from stepengine.data.messages import UserMessage
 from stepengine.data.run import RunStatus
 from stepengine.errors import ModelError
 from stepengine.machine.order import LAST
@@ -115,9 +116,8 @@ after <tool_call>{"name": "add"}"""
     [
         y.ToolCall("end_turn", {"message": "bye"}),
         y.Parallel(y.ToolCall("end_turn")),
-        y.StepText('<tool_call>{"name": "end_turn"}</tool_call><tool_call>{"name": "add"}</tool_call>'),
     ],
-    ids=["call", "parallel", "text"],
+    ids=["call", "parallel"],
 )
 def test_a_yielded_end_turn_ends_the_run_and_closes_the_handler(asked):
     log = []
@@ -134,6 +134,41 @@ def test_a_yielded_end_turn_ends_the_run_and_closes_the_handler(asked):
     assert (log, played.status) == (["closed"], RunStatus.COMPLETED)
     assert played.history[1].text == "text"
     assert played.states == {LAST}
+
+
+@pytest.mark.spec("requirements:X65", "generator-contract:G50")
+@pytest.mark.parametrize("end", ["end_turn", "task_completed"])
+def test_a_text_that_ends_the_turn_leaves_the_handler_running_and_skips_what_follows_in_it(end):
+    log = []
+
+    def handler(ctx):
+        text = f'<tool_call>{{"name": "{end}"}}</tool_call><tool_call>{{"name": "add"}}</tool_call>'
+        for wrong in ("<tool_call>{</tool_call>", '<tool_call>{"name": "nope"}</tool_call>', ""):
+            result = yield y.StepText(wrong + text)
+            log.append((result.steps_complete, [r.status for r in result.tool_results]))
+        log.append((yield STEP).steps_complete)
+        yield y.StepText("more")
+
+    played = play(
+        agent(handler, tools=["add"]), World(replies=[reply(call("add"))], tools={"add": adding}), tools=[ADD]
+    )
+    assert log == [
+        (False, ["error", "ok", "skipped"]),
+        (False, ["error", "ok", "skipped"]),
+        (True, ["ok", "skipped"]),
+        False,
+    ]
+    assert (played.status, played.output, len(played.models)) == (RunStatus.COMPLETED, "more", 1)
+
+
+@pytest.mark.spec("requirements:X65", "generator-contract:G54")
+def test_a_message_that_came_meanwhile_is_answered_before_a_text_ends_the_turn():
+    def handler(ctx):
+        yield y.Perform(int)
+        return (yield y.StepText('<tool_call>{"name": "end_turn"}</tool_call>')).steps_complete
+
+    played = play(agent(handler), World(inputs={0: [UserMessage("wait")]}))
+    assert (played.output, played.shown) == (False, ["user: go", "user: wait"])
 
 
 @pytest.mark.spec("generator-contract:G49", "generator-contract:T28")

@@ -50,7 +50,7 @@ def test_spawn_agents_runs_children_at_once_and_answers_in_order():
         {"agent_type": "a", "run_id": "ra", "status": "completed", "output": {"x": 1}},
         {"agent_type": "b", "error": "broke"},
         {"agent_type": "c", "error": "too many"},
-        {"agent_type": "d", "error": "it ended as max_steps"},
+        {"agent_type": "d", "error": "it ended as max_steps", "text": "done"},
     ]
     assert (played.status, [c.agent_id for c in played.children]) == (RunStatus.COMPLETED, [*"abcd"])
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
+import attrs
 import pytest
 
 from stepengine.data import yields as y
 from stepengine.data.events import HookFailed, LogLine
-from stepengine.data.hooks import Change, Hooks
+from stepengine.data.hooks import CHANGE_POINTS, Change, Hooks
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
 from stepengine.data.parts import ToolCallPart
@@ -17,7 +18,7 @@ from stepengine.data.questions import Decision
 from stepengine.data.results import ToolResult
 from stepengine.data.run import RunStatus
 from stepengine.errors import LimitExceeded, LimitReached, ModelError, TranscriptError
-from tests.machine.world import ADD, CREATED, STEP, World, adding, agent, binding, call, play, reply
+from tests.machine.world import ADD, CREATED, STEP, World, adding, agent, binding, call, limits, play, reply
 
 STRICT = binding("strict", lambda value: None if "a" in value else "a: missing")
 SPENT = LimitExceeded("no tokens", kind="tokens")
@@ -235,6 +236,92 @@ def test_every_field_of_a_change_is_made_and_logged():
     ]
 
 
+@pytest.mark.spec("requirements:H13", "requirements:H2")
+def test_a_tail_from_pre_run_ends_every_request_of_the_run_and_is_never_stored():
+    def first(ctx):
+        return Change(tail=[UserMessage("of the run")])
+
+    def second(ctx):
+        return Change(tail=[UserMessage(f"of step {ctx.step_index}")])
+
+    def handler(ctx):
+        yield STEP
+        yield y.GenerateN(2)
+        yield from y.Complete("beside")
+        yield STEP
+        yield STEP
+
+    replies = [reply("a"), reply("x"), reply("y"), reply("c"), reply("b"), reply("last")]
+    points = Hooks(pre_run=[first, first], pre_step=[second])
+    played = run(points, *replies, handler=handler, limits=limits(max_steps=3), step_prompt="brief")
+    prompt = "<system-reminder>\nbrief\n</system-reminder>"
+    both = ["of the run", "of the run"]
+    assert [[m.text for m in request.tail] for request in played.requests[:5]] == [
+        [*both, "of step 0", prompt],
+        [*both, prompt],
+        [*both, prompt],
+        [],
+        [*both, "of step 1", prompt],
+    ]
+    assert [m.text for m in played.requests[5].tail[:2]] == both
+    assert played.shown == ["user: go", "assistant: a", "assistant: b", "assistant: last"]
+
+
+GIVEN = {
+    "tail": [UserMessage("x")],
+    "input": {"a": 1},
+    "result": ToolResult.text("x"),
+    "values": {"x": 1},
+    "context": {"x": 1},
+    "system_prompt": "new",
+}
+USELESS = [
+    *[(point, "input") for point in ("pre_run", "pre_step", "post_step", "post_tool")],
+    *[(point, "tail") for point in ("post_step", "pre_tool", "post_tool")],
+    *[(point, "result") for point in ("pre_run", "pre_step", "post_step", "pre_tool")],
+]
+
+
+@pytest.mark.spec("requirements:H13", "requirements:X2")
+@pytest.mark.parametrize(("point", "field"), USELESS)
+def test_a_field_that_a_point_cannot_use_is_an_error_of_its_hook_that_says_where_it_can(point, field):
+    def hook(ctx, *args):
+        return Change(**{field: GIVEN[field], "context": {"made": True}})
+
+    def handler(ctx):
+        yield STEP
+
+    played = run(Hooks(**{point: [hook]}), handler=handler)
+    [event] = played.seen(HookFailed)
+    assert (event.point, event.hook) == (point, hook.__qualname__)
+    assert f"{point} hook {hook.__qualname__} of 'tester'" in event.error
+    assert f"returned Change({field}=...), which cannot be used there; {field} is for " in event.error
+    assert all(f"{p} hooks" in event.error for p in CHANGE_POINTS[field])
+    assert played.state.context == {}
+    aborts = point in ("pre_run", "pre_step")
+    assert (played.status is RunStatus.FAILED) is aborts
+    denied = [m.status for m in played.history if m.role == "tool"]
+    assert denied == ([] if aborts else ["denied" if point == "pre_tool" else "ok"])
+
+
+@pytest.mark.parametrize("field", sorted(GIVEN))
+@pytest.mark.parametrize("point", ["pre_run", "pre_step", "post_step", "pre_tool", "post_tool"])
+def test_every_field_that_a_point_can_use_is_taken_there(point, field):
+    if point not in CHANGE_POINTS[field]:
+        return
+    played = run(Hooks(**{point: [lambda ctx, *args: Change(**{field: GIVEN[field]})]}))
+    assert (played.status, played.seen(HookFailed)) == (RunStatus.COMPLETED, [])
+
+
+@pytest.mark.parametrize("wrap", [lambda r: r, lambda r: Change(result=r)], ids=["result", "change"])
+def test_a_result_from_a_hook_may_change_no_more_than_that_of_a_tool(wrap):
+    changed = ToolResult.text("x", change=Change(values={"x": 1}))
+    played = run(Hooks(post_tool=[lambda ctx, asked, result: wrap(changed)]))
+    [event] = played.seen(HookFailed)
+    assert "Change(values=...), which cannot be used there; values is for pre_run hooks" in event.error
+    assert played.history[2].text == "1"
+
+
 @pytest.mark.spec("reliability:GN33")
 def test_a_history_that_does_not_pair_is_refused_where_it_is_made():
     def hook(ctx):
@@ -282,6 +369,36 @@ def test_a_result_may_be_replaced_by_one_hook_after_another():
     played = run(Hooks(post_tool=[first, second, third]))
     assert (played.history[2].text, played.state.context) == ("1!?", {"seen": "1!", "third": 1})
     assert (played.tool_calls[0].result.text, played.tool_calls[0].result.tool_call_id) == ("1!?", "c1")
+
+
+@pytest.mark.spec("requirements:H10", "requirements:B9")
+def test_a_replaced_result_leaves_the_change_of_its_tool_made_and_brings_its_own_once():
+    made = []
+
+    def first(ctx, asked, result):
+        made.append(dict(ctx.state.context))
+        return ToolResult.text("other", change=Change(context={"hook": len(made), "tool": "seen"}))
+
+    def second(ctx, asked, result):
+        made.append(dict(ctx.state.context))
+        return attrs.evolve(result, status="error")
+
+    def third(ctx, asked, result):
+        return Change(result=ToolResult.text("last", change=Change(context={"third": 1})))
+
+    def undone(ctx, asked, result):
+        return Change(context={"hook": "undone"})
+
+    def played_with(*points):
+        tools = {"add": lambda: ToolResult.text("x", change=Change(context={"tool": 1}))}
+        world = World(replies=[reply(call("add")), reply("done")], tools=tools)
+        return run(Hooks(post_tool=points), world=world)
+
+    played = played_with(first, undone, second, third)
+    assert made == [{"tool": 1}, {"tool": "seen", "hook": "undone"}]
+    assert played.state.context == {"tool": "seen", "hook": "undone", "third": 1}
+    plain = played_with(lambda ctx, asked, result: ToolResult.text("other"))
+    assert (plain.state.context, plain.history[2].text) == ({"tool": 1}, "other")
 
 
 @pytest.mark.spec("requirements:H8")

@@ -16,7 +16,21 @@ from stepengine.data.questions import Decision
 from stepengine.errors import ModelError
 from stepengine.machine.order import ANYWHERE, FIRST, LAST, ORDER, SILENT, STOPPED, advance
 from tests.machine.test_stops import COUNT, Rich
-from tests.machine.world import ADD, STEP, World, adding, agent, binding, call, hooks, limits, play, reply, thought
+from tests.machine.world import (
+    ADD,
+    STEP,
+    World,
+    adding,
+    agent,
+    binding,
+    call,
+    child,
+    hooks,
+    limits,
+    play,
+    reply,
+    thought,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -88,11 +102,12 @@ def test_every_row_of_the_table_is_used():
     def careless(ctx):
         try:
             yield y.StepText("<tool_call></tool_call>")
+            yield y.ToolCall("spawn_agents", {"agents": [{"agent_type": "helper"}]})
             yield y.Ask("?")
         finally:
             yield STEP
 
-    used |= play(agent(careless)).rows
+    used |= play(agent(careless), World(children={"helper": child()})).rows
     asking = hooks(pre_tool=[lambda ctx, asked: Decision.ask()])
     used |= play(agent(nothing_but_handlers, tools=["add"], hooks=asking), tools=[ADD]).rows
     stopping = hooks(post_run=[failing])
@@ -190,6 +205,8 @@ def test_one_step_with_everything_in_it_has_one_order():
         "CallTool:model",
         "PhaseChanged",
         "CallTool:model",
+        "ToolStarted",
+        "ToolFinished",
         "StepFinished",
         "PhaseChanged:done",
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepengine.data import yields as y
+from stepengine.data.events import LogLine
+from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.run import RunStatus
@@ -58,6 +60,115 @@ def test_the_last_message_is_the_output_by_default():
 
     none = play(agent(silent_handler), state=inherited)
     assert (none.output, none.text) == ("", "")
+
+
+# --- what a run says last -------------------------------------------------------------------------------------------
+
+ENDINGS = ["end_turn", "task_completed", "add"]
+END = call("end_turn", message="All done.")
+SAYS = {
+    "text before a lone task_completed": (
+        [reply("The answer is 42."), reply(call("task_completed"))],
+        "The answer is 42.",
+    ),
+    "text beside task_completed": ([reply("old"), reply("new", call("task_completed"))], "new"),
+    "blank text is no text": ([reply("said", call("add")), reply(" \n", call("task_completed"))], "said"),
+    "the message of end_turn": ([reply("text", call("add")), reply("more", END)], "All done."),
+    "no message": ([reply("text", call("end_turn"))], "text"),
+    "an empty message": ([reply("text", call("end_turn", message=""))], "text"),
+    "a message that did not end the turn": ([reply(call("nope"), END), reply("later", call("end_turn"))], "later"),
+    "a message after another": ([reply(call("nope"), END), reply(call("end_turn", message="Now."))], "Now."),
+    "nothing": ([reply(call("end_turn"))], ""),
+}
+
+
+@pytest.mark.spec("requirements:X63", "requirements:F17", "requirements:D13")
+@pytest.mark.parametrize(("replies", "said"), SAYS.values(), ids=SAYS)
+def test_a_run_says_the_message_of_end_turn_or_else_its_last_text(replies, said):
+    world = World(replies=replies, tools={"add": adding})
+    offered = ENDINGS if "task_completed" in str(replies) else [n for n in ENDINGS if n != "task_completed"]
+    played = play(agent(tools=offered), world, tools=[ADD])
+    assert (played.output, played.text, played.finished.as_child().output) == (said, said, said)
+
+
+@pytest.mark.spec("requirements:X63", "generator-contract:G49")
+@pytest.mark.parametrize("form", ["call", "unrecorded", "parallel", "text"])
+def test_a_handlers_own_end_turn_says_it_too(form):
+    def handler(ctx):
+        yield STEP
+        match form:
+            case "call":
+                yield y.ToolCall("end_turn", {"message": "bye"})
+            case "unrecorded":
+                yield y.ToolCall("end_turn", {"message": "bye"}, include_tool_call=False)
+            case "parallel":
+                yield y.Parallel(y.ToolCall("end_turn", {"message": "bye"}))
+            case "text":
+                yield y.StepText('so: <tool_call>{"name": "end_turn", "input": {"message": "bye"}}</tool_call>')
+
+    played = play(agent(handler, tools=["end_turn"]), World(replies=[reply("text")]))
+    assert (played.output, played.text, played.status) == ("bye", "bye", RunStatus.COMPLETED)
+
+
+@pytest.mark.spec("requirements:X63", "requirements:H11")
+def test_what_is_said_after_a_message_of_end_turn_is_what_the_run_says_last():
+    asked = []
+
+    def once(ctx):
+        asked.append(1)
+        return "Go on." if len(asked) == 1 else None
+
+    world = World(replies=[reply(END), reply("I went on.")])
+    refused = play(agent(tools=["end_turn"], hooks=Hooks(on_stop=[once])), world)
+    assert refused.output == "I went on."
+
+    for following, said in ((y.StepText("more"), "more"), (STEP, "more"), (y.ToolCall("add"), "All done.")):
+
+        def handler(ctx, following=following):
+            yield STEP
+            yield following
+
+        world = World(replies=[reply(END), reply("more")], tools={"add": adding})
+        assert play(agent(handler, tools=["end_turn", "add"]), world, tools=[ADD]).output == said
+
+
+@pytest.mark.spec("requirements:X63", "requirements:D13")
+def test_the_order_of_what_a_run_says_is_returned_set_ended_with_said():
+    def handler(ctx):
+        yield STEP
+        if "set" in wanted:
+            yield y.ToolCall("set_output", {"data": "set"})
+        return "returned" if "returned" in wanted else None
+
+    for wanted in (("returned", "set"), ("returned",), ("set",), ()):
+        played = play(agent(handler, tools=["end_turn"]), World(replies=[reply("said", END)]))
+        first = (*wanted, "All done.")[0]
+        assert (played.output, played.text) == (first, first)
+    wanted = ("returned", "set")
+    data = play(agent(lambda ctx: (yield STEP) and {"a": 1}), World(replies=[reply("said")]))
+    assert (data.output, data.text) == ({"a": 1}, "said")
+
+
+@pytest.mark.spec("requirements:X63")
+def test_set_output_in_another_mode_warns_once():
+    def handler(ctx):
+        yield y.ToolCall("set_output", {"x": 1})
+        yield y.ToolCall("set_output", {"x": 2})
+        yield STEP
+
+    def warned(mode):
+        played = play(agent(handler, output_mode=mode), World(replies=[reply("text")]))
+        lines = [(e.level, e.message) for e in played.seen(LogLine)]
+        assert lines == [("warning", warning) for warning in played.warnings]
+        return played
+
+    assert warned("structured_output").warnings == ()
+    [text] = warned("last_message").warnings
+    assert "output_mode is 'last_message', where what is set stands in the place of its last message" in text
+    assert warned("last_message").output == {"x": 2}
+    [text] = warned("all_messages").warnings
+    assert "stands nowhere; say output_mode='structured_output'" in text
+    assert [m["role"] for m in warned("all_messages").output] == ["user", "assistant"]
 
 
 @pytest.mark.spec("generator-contract:S4", "generator-contract:D9")
@@ -185,30 +296,60 @@ def test_the_reminder_and_the_error_say_why_the_output_was_refused():
 
 def test_the_turn_of_the_reminder_may_take_several_steps():
     def handler(ctx):
-        yield y.Perform(int)
+        yield STEP
 
-    played = scoring(reply(call("add")), score(), handler=handler, tools=["add"])
-    assert (played.output, [t.name for t in played.requests[0].tools]) == (
+    played = scoring(reply("a"), reply(call("add")), score(), handler=handler, tools=["add"])
+    assert (played.output, [t.name for t in played.requests[1].tools]) == (
         {"score": 3, "checked": True},
         ["add", "set_output"],
     )
-    plain = play(agent(handler, output_mode="structured_output"), World(replies=[score()]))
-    assert (plain.output, [t.name for t in plain.requests[0].tools]) == ({"score": 3}, ["set_output"])
-    assert "JSON Schema" not in plain.history[1].text
+    plain = play(agent(handler, output_mode="structured_output"), World(replies=[reply("a"), score()]))
+    assert (plain.output, [t.name for t in plain.requests[1].tools]) == ({"score": 3}, ["set_output"])
+    assert "JSON Schema" not in plain.history[2].text
+
+
+@pytest.mark.spec("requirements:X64", "generator-contract:G11")
+@pytest.mark.parametrize("model", ["test/model", None])
+@pytest.mark.parametrize(
+    "asked",
+    [y.Perform(int), y.ToolCall("end_turn"), y.StepText("hm"), y.ToolCall("set_output", {"score": "x"})],
+    ids=["nothing", "end_turn", "text", "refused"],
+)
+def test_a_handler_that_asked_for_no_step_is_not_corrected_by_a_model(model, asked):
+    def handler(ctx):
+        yield asked
+
+    failed = scoring(handler=handler, model=model)
+    assert (failed.status, type(failed.error), failed.models) == (RunStatus.FAILED, OutputMissing, [])
+    assert failed.error.issues == (("score: expected a number",) if "set_output" in str(asked) else ())
+
+    def plain(ctx):
+        yield asked if "set_output" not in str(asked) else y.Perform(int)
+
+    nothing = play(agent(plain, output_mode="structured_output", model=model))
+    assert (nothing.status, nothing.output, nothing.models) == (RunStatus.COMPLETED, None, [])
+
+    def wrong(ctx):
+        yield y.Perform(int)
+        return {"score": "five"}
+
+    refused = scoring(handler=wrong, model=model)
+    assert (refused.error.issues, refused.models) == (("score: expected a number",), [])
 
 
 @pytest.mark.spec("generator-contract:S2", "generator-contract:S12")
 def test_a_returned_value_is_validated_and_a_wrong_one_is_asked_for_again():
     def handler(ctx):
+        yield STEP
         yield y.ToolCall("set_output", {"score": 1})
         return {"score": wanted}
 
     wanted = 5
-    assert scoring(handler=handler).output == {"score": 5, "checked": True}
+    assert scoring(reply("a"), handler=handler).output == {"score": 5, "checked": True}
     wanted = "five"
-    mended = scoring(score(6), handler=handler)
-    assert (mended.output, len(mended.models)) == ({"score": 6, "checked": True}, 1)
-    failed = scoring(reply("no"), handler=handler)
+    mended = scoring(reply("a"), score(6), handler=handler)
+    assert (mended.output, len(mended.models)) == ({"score": 6, "checked": True}, 2)
+    failed = scoring(reply("a"), reply("no"), handler=handler)
     assert (failed.status, failed.error.issues) == (RunStatus.FAILED, ("score: expected a number",))
 
 
@@ -256,9 +397,10 @@ def test_a_validator_that_raises_refuses_the_output():
 
 def test_an_end_turn_without_output_is_asked_for_it_too():
     def handler(ctx):
+        yield STEP
         yield y.ToolCall("end_turn")
 
-    assert scoring(score(), handler=handler).output == {"score": 3, "checked": True}
+    assert scoring(reply("a"), score(), handler=handler).output == {"score": 3, "checked": True}
 
 
 @pytest.mark.spec("generator-contract:S7", "requirements:D12")

@@ -17,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
+from stepengine.data.hooks import Change
+from stepengine.data.messages import UserMessage
 from stepengine.data.parts import ImagePart, JsonPart, TextPart
 from stepengine.data.results import SideEffect, ToolResult
 from stepengine.errors import DataError, DefinitionError, ToolError
@@ -220,3 +222,13 @@ def test_python_arguments_become_the_input_of_a_call() -> None:
     assert {"day": "2026-01-02", "tags": ["x"], "flag": True} == f.arguments(dt.date(2026, 1, 2), {"x"}, flag=True)
     with pytest.raises(TypeError, match="missing"):
         f.arguments()  # type: ignore[call-arg]
+
+
+def test_a_change_that_a_tool_cannot_make_is_an_error_that_says_who_can() -> None:
+    result = as_result(ToolResult.text("x", change=Change(tail=[UserMessage("y")], context={"a": 1})))
+    who = "tail is for pre_run hooks, pre_step hooks"
+
+    assert (True, None) == (result.is_error, result.change)
+    assert f"the tool returned Change(tail=...), which cannot be used there; {who}" == result.text
+    fine = ToolResult.text("x", change=Change(context={"a": 1}, messages=[], view=[], system_prompt="s"))
+    assert fine == as_result(fine)
