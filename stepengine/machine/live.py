@@ -42,8 +42,8 @@ from stepengine.machine.spent import Spent
 __all__ = ("Live", "Machine")
 
 Machine: TypeAlias = Generator[Effect, Outcome | None, None]
-REFUSALS = ("depth", "children")
-"""Kinds of limits that refuse one spawn and leave the run what it has (requirements J16, reliability SP01)."""
+REFUSALS = ("depth", "children", "questions")
+"""Kinds of limits that refuse one effect and leave the run what it has (requirements J16, reliability SP01)."""
 
 
 class Live:
