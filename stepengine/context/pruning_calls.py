@@ -243,5 +243,5 @@ def _outputs(children: Sequence[Mapping[str, Any]], forgotten: frozenset[str]) -
         name = _said(child.get("agent_type"))
         if "error" in child:
             yield f"{name} failed: {clipped(_said(child['error']), ERROR_CHARS)}"
-        elif name not in forgotten and (said := without_thoughts(_said(child.get("output")))):
+        if name not in forgotten and (said := without_thoughts(_said(child.get("output")))):
             yield f"{name}: {cut(said, OUTPUT_TOKENS)}"

@@ -56,7 +56,8 @@ class ChildResult(Generic[Out]):
         agent_id: The child's agent.
         run_id: The child's run id; ``""`` when it never started.
         status: How it ended.
-        output: Its output by its ``output_mode``; ``None`` unless it completed.
+        output: Its output by its ``output_mode``; of one that did not complete, what there was when its budget was spent
+            or its last reply was cut, else ``None``.
         text: The text of its last assistant message.
         error: Why it failed.
         spending: What it and its own children spent.

@@ -171,13 +171,16 @@ def listed(children: Sequence[ChildResult[Any]]) -> ToolResult:
 
 
 def _shown(child: ChildResult[Any]) -> dict[str, Any]:
-    if child.is_error:
-        return {"agent_type": child.agent_id, "error": why_not(child)}
+    entry = {"agent_type": child.agent_id}
+    if child.is_error and child.output is None:
+        return {**entry, "error": why_not(child)}
     try:
         output = output_as_json(child.output)
     except DataError as error:
-        return {"agent_type": child.agent_id, "error": f"the output is not JSON: {error.message}"}
-    return {"agent_type": child.agent_id, "run_id": child.run_id, "status": child.status.value, "output": output}
+        return {**entry, "error": why_not(child) if child.is_error else f"the output is not JSON: {error.message}"}
+    if child.is_error:
+        return {**entry, "error": why_not(child), "output": output}
+    return {**entry, "run_id": child.run_id, "status": child.status.value, "output": output}
 
 
 def why_not(child: ChildResult[Any]) -> str:

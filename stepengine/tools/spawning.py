@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.json import JsonDict, freeze, freeze_object, thaw
+from stepengine.data.json import JsonDict, compact, freeze, freeze_object, thaw
 from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult
 from stepengine.data.tools import ToolLike, ToolSpec
@@ -221,7 +221,15 @@ def _without_strays(value: JsonDict) -> JsonDict:
 
 
 def _failed(child: ChildResult[Any]) -> ToolResult:
-    return ToolResult.error(f"Agent {child.agent_id} failed: {why_not(child)}")
+    """Return why a child did not complete, and what it had when its budget was spent (requirements X51)."""
+    why = f"Agent {child.agent_id} failed: {why_not(child)}"
+    try:
+        output = output_as_json(child.output)
+    except DataError:
+        output = None
+    if output in (None, ""):
+        return ToolResult.error(why)
+    return ToolResult.error(f"{why}\nIts output until then: {output if isinstance(output, str) else compact(output)}")
 
 
 def _final_text(children: Sequence[ChildResult[Any]]) -> ToolResult:
