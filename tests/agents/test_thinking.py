@@ -106,7 +106,7 @@ def test_without_a_choice_nobody_is_asked_to_choose(project: Path, thoughts: lis
     ("selection", "why"),
     [
         (["fail"], "None could be selected: "),
-        (["A, I think.", "Really A."], "None could be selected: "),
+        (["A, I think.", "Really A.", "A!"], "None could be selected: "),
         ([tool_call("set_output", {"thought_id": "Z"})], "'Z' was selected, which is none. "),
     ],
 )
@@ -131,13 +131,13 @@ CHOICES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.spec("generator-contract:B14", "generator-contract:B19", "generator-contract:S12")
 @pytest.mark.parametrize(("agent_id", "params", "choice"), CHOICES)
-def test_a_selector_chooses_by_set_output_and_is_asked_for_it_once_more(
+def test_a_selector_chooses_by_set_output_and_is_asked_for_it_again(
     project: Path, agent_id: str, params: Any, choice: Any
 ) -> None:
     call: Callable[..., Any] = tool_call
     result, _ = run(agent_id, project, ["I choose A.", call("set_output", choice)], "Which?", params=params)
-    silent, _ = run(agent_id, project, ["I choose A.", "Really."], "Which?", params=params)
-    half, _ = run(agent_id, project, [call("set_output", {}), "So."], "Which?", params=params)
+    silent, _ = run(agent_id, project, ["I choose A.", "Really.", "Yes."], "Which?", params=params)
+    half, _ = run(agent_id, project, [call("set_output", {}), "So.", "So."], "Which?", params=params)
 
     assert choice == result.unwrap().model_dump()
     assert RunStatus.FAILED is silent.status
