@@ -58,7 +58,7 @@ class ChildResult(Generic[Out]):
         status: How it ended.
         output: Its output by its ``output_mode``; of one that did not complete, what there was when its budget was spent
             or its last reply was cut, else ``None``.
-        text: The text of its last assistant message.
+        text: What its last assistant message says, without thoughts.
         error: Why it failed.
         spending: What it and its own children spent.
         questions: Its open questions when it is suspended.
@@ -106,12 +106,13 @@ class RunResult(Generic[Out]):
         status: How it ended.
         stop_reason: Why the last model reply stopped; ``None`` when no model was called.
         output: The output; see ``AgentDefinition.output_mode``.
-        text: The text of the last assistant message of this run; ``""`` when suspended or when there is none.
+        text: What the last assistant message of this run says, without thoughts that the model wrote into its text; ``""``
+            when suspended or when there is none.
         state: The final state, ready to be stored and passed back as ``previous=``.
         spending: Usage, cost and credits, children and failed attempts included.
         tool_calls: All tool calls in order, those of the handler included.
         pending_questions: Open questions when it is suspended.
-        thinking: The thinking texts in order.
+        thinking: The thinking texts in order, also those that a model wrote into its text.
         children: The results of the children in spawn order.
         session_id: The conversation's id, if there is one.
         error: The error when it failed.

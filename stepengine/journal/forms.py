@@ -36,7 +36,7 @@ __all__ = (
 )
 
 Form = Mapping[str, Any]
-COMPARED_CHILD = ("agent_id", "run_id", "status", "output", "text")
+COMPARED_CHILD = ("agent_id", "run_id", "status", "output")
 
 
 def describe(item: Item) -> CallModel | Form:

@@ -278,7 +278,7 @@ def _generate(live: Live, asked: y.GenerateN) -> Answer:
     request = requests.step_request(live, PLAIN, requests.step_prompt(live))
     replies = yield from requests.candidates(live, request, asked.n)
     yield from _report_dropped(live, replies)
-    texts = tuple([reply.text for reply in replies])
+    texts = tuple([reply.said for reply in replies])
     return y.StepResult(live.state(), steps_complete=live.steps_complete, n_responses=texts)
 
 

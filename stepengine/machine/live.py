@@ -64,6 +64,7 @@ class Live:
         self.steps_complete = False
         self.stop_reason: StopReason | None = None
         self.truncated = False
+        self.only_thoughts = 0
         self.limit: LimitExceeded | None = None
         self.open_reply: AssistantMessage | None = None
         self.stop: Stop | None = None

@@ -32,11 +32,11 @@ REFUSED = (400, 422)
 
 
 def last_text(live: Live) -> str:
-    """Return the text of the last assistant message that this run added; ``""`` when there is none."""
+    """Return what the last assistant message that this run added says; ``""`` when there is none."""
     for index in range(len(live.record) - 1, live.start - 1, -1):
         message = live.record[index]
         if type(message) is AssistantMessage:
-            return message.text
+            return message.said if message.said.strip() else ""
     return ""
 
 

@@ -20,6 +20,7 @@ from stepengine.data.messages import AssistantMessage, UserMessage, system_remin
 from stepengine.data.models import ModelReply, ModelRequest, StopReason
 from stepengine.data.parts import AssistantPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.results import ToolResult
+from stepengine.data.thoughts import parted
 from stepengine.data.usage import Usage, add_cost
 from stepengine.data.yields import StepWith
 from stepengine.errors import ContextOverflow, LimitExceeded, LimitReached, ModelError, StepEngineError
@@ -34,6 +35,7 @@ __all__ = ("budgeted_step", "run_turn")
 
 Steps = Generator[Any, Any, Any]
 MAX_CONTINUES = 5
+MAX_THOUGHTS = 3
 PLAIN = StepWith()
 EXPIRED = "[This result is no longer shown; call the tool again if you need it.]"
 CUT_OFF = "Not executed: the reply was cut off at the output limit."
@@ -147,7 +149,16 @@ def _ask_model(live: Live, over: StepWith) -> Generator[Any, Any, tuple[Reply, l
     numbered = _numbered(live, reply)
     live.stop_reason = reply.stop_reason
     live.truncated = reply.stop_reason is StopReason.MAX_TOKENS
+    _count_thoughts(live, numbered.message)
     return numbered, model_slots(live, numbered.calls, _callable(live, request))
+
+
+def _count_thoughts(live: Live, message: AssistantMessage) -> None:
+    """Cut a turn in which the model only thinks; such a reply alone does not end it (requirements X53)."""
+    live.only_thoughts = live.only_thoughts + 1 if _is_only_thoughts(message) else 0
+    if live.only_thoughts >= MAX_THOUGHTS:
+        live.truncated = True
+        live.warnings.append(f"the turn was ended after {live.only_thoughts} replies in a row that were only thoughts")
 
 
 def _callable(live: Live, request: ModelRequest) -> Sequence[str]:
@@ -252,7 +263,7 @@ def _run_tools(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any
 def _show(live: Live, reply: Reply) -> Steps:
     path, seq = live.plan.path, live.seq
     thinking = reply.message.thinking
-    live.thinking.extend(thinking)
+    live.thinking.extend((*thinking, *parted(reply.message.text).thoughts))
     if not live.plan.watched():
         return
     if thinking:
@@ -292,10 +303,7 @@ def _ends(live: Live, reply: Reply, slots: Sequence[Slot]) -> bool:
         forced = forced or slot.spec is None or slot.spec.forces_next_step
     if fault or "task_completed" in live.offered:
         return False
-    if slots:
-        return not forced
-    parts = reply.message.content
-    return _is_empty(parts) or any(not _is_thinking(p) for p in parts)
+    return not forced if slots else not _is_only_thoughts(reply.message)
 
 
 def _is_empty(parts: Sequence[AssistantPart]) -> bool:
@@ -303,8 +311,11 @@ def _is_empty(parts: Sequence[AssistantPart]) -> bool:
     return all(type(p) is TextPart and not p.text for p in parts)
 
 
-def _is_thinking(part: AssistantPart) -> bool:
-    return type(part) is ThinkingPart or (type(part) is TextPart and not part.text.strip())
+def _is_only_thoughts(message: AssistantMessage) -> bool:
+    """Return whether a reply holds something, but neither a call nor anything said (requirements X53)."""
+    if _is_empty(message.content) or any(type(p) not in (TextPart, ThinkingPart) for p in message.content):
+        return False
+    return not message.said.strip()
 
 
 def _expire(live: Live) -> None:

@@ -43,14 +43,18 @@ def asking(child: str, **call: Any) -> AgentDefinition[Any]:
     [
         (["Yes, since both write."], "Yes, since both write."),
         ([thinking("hm", "<think>a\nb</think> Yes. ")], "Yes."),
-        (["<thinking>never closed"], "No conclusion was reached."),
+        (["  <think>deep</think>\n  The answer."], "The answer."),
+        (["It is hard, but yes.\n</think>\n\nYes."], "Yes."),
+        (["The tag <think> opens thoughts."], "The tag <think> opens thoughts."),
+        (["<thinking>never closed"] * 3, "No conclusion was reached."),
         ([tool_call("read_files", {"paths": ["shop.py"]}), "Without reading: yes."], "Without reading: yes."),
     ],
 )
 def test_the_thinker_returns_its_conclusion_and_no_thoughts(project: Path, replies: list[Any], message: str) -> None:
     result, _ = run("thinker", project, replies, "Is a lock needed?")
 
-    assert {"message": message} == result.unwrap()
+    assert {"message": message} == result.output
+    assert result.status is (RunStatus.TRUNCATED if len(replies) == 3 else RunStatus.COMPLETED)
 
 
 @pytest.mark.spec("requirements:Q4", "requirements:A11", "generator-contract:B15", "generator-contract:B20")
