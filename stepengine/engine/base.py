@@ -160,7 +160,7 @@ class Base:
         )
         if wrap is not None:
             services = wrap(services)
-        return LiveRun(Tree(services, plan, state, hub, request.answers), self._active)
+        return LiveRun(Tree(services, plan, state, hub, request.answers, earlier=request.earlier), self._active)
 
     def _begin_session(self, session: Session, request: Request, known: Known = NOTHING_KNOWN) -> LiveRun:
         """Return a run that goes through *session*; when it cannot start, the journal is given back."""

@@ -99,6 +99,7 @@ class Engine(Recorded):
         Raises:
             AgentError: when there is no such agent.
             InputError: when prompt, params or metadata cannot be used; it lists every offending field.
+            AnswerRejected: when an answer is none, or a suspended run cannot go on from ``previous`` alone.
             UnknownModel: when the model names no provider.
             MissingKey: when there is no key for the model's provider.
             LimitExceeded: at the step limit with ``on_max_steps="raise"``.

@@ -133,6 +133,12 @@ def _open(live: Live) -> None:
     content = "\n\n".join([t for t in (plan.prompt, _shown_params(plan)) if t])
     if content:
         added.append(UserMessage(content, ("USER_PROMPT",)))
+    if live.waiting and live.agent.handle_steps is None:
+        live.take_open_step()
+    if live.open_step is not None:
+        # The instructions stand before it; what is said now follows the answer.
+        live.inbox += [m for m in added if type(m) is UserMessage]
+        return
     instructions = _instructions(live)
     if instructions:
         added.append(UserMessage(instructions, ("INSTRUCTIONS_PROMPT",)))

@@ -16,7 +16,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import CallModel
 from stepengine.data.estimate import Measured
 from stepengine.data.json import compact
-from stepengine.data.messages import AssistantMessage, UserMessage, system_reminder
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage, system_reminder
 from stepengine.data.models import ModelReply, ModelRequest, StopReason
 from stepengine.data.parts import AssistantPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.results import ToolResult
@@ -31,7 +31,7 @@ from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped
 from stepengine.machine.slots import Slot
 
-__all__ = ("budgeted_step", "run_turn")
+__all__ = ("budgeted_step", "reopened_step", "run_turn")
 
 Steps = Generator[Any, Any, Any]
 MAX_CONTINUES = 5
@@ -116,6 +116,7 @@ def _step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
                 ev.StepStarted(path=path, seq=live.seq, step=live.step, steps_remaining=live.steps_remaining)
             )
         reply, slots = yield from _ask_model(live, over)
+        yield from _show(live, reply)
         spent = yield from _run_tools(live, reply, slots)
         yield from hooks.post_step(live, reply.model)
         ended = yield from _end_decision(live, reply, slots)
@@ -130,6 +131,25 @@ def _step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
     if spent:
         raise spent
     return ended
+
+
+def reopened_step(live: Live, message: AssistantMessage, stored: Sequence[ToolMessage]) -> Generator[Any, Any, bool]:
+    """
+    Finish the step in which the run that this one continues was suspended; return whether the turn is complete.
+
+    Calls that ran keep their results, the others run now, the one that asked with the answer that was given (X11).
+    """
+    slots = model_slots(live, message.tool_calls, tuple(live.offered))
+    for slot, known in zip(slots, stored, strict=True):
+        if known.status != "pending":
+            slot.fault, slot.result = False, known.result
+    reply = Reply(ModelReply(message.content), message, message.tool_calls)
+    spent = yield from _run_tools(live, reply, slots)
+    yield from hooks.post_step(live, reply.model)
+    live.steps_complete = yield from _end_decision(live, reply, slots)
+    if spent:
+        raise spent
+    return live.steps_complete
 
 
 def _ask_model(live: Live, over: StepWith) -> Generator[Any, Any, tuple[Reply, list[Slot]]]:
@@ -240,15 +260,15 @@ def _numbered(live: Live, reply: ModelReply) -> Reply:
 
 def _run_tools(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any, Any, LimitReached | None]:
     """Run the calls of a reply and append message and results together, also when the run is stopped meanwhile."""
-    yield from _show(live, reply)
     spent: LimitReached | None = None
+    waiting = [slot for slot in slots if slot.result is None or slot.fault]
     if live.truncated:
         for slot in slots:
             slot.finish(ToolResult.error(CUT_OFF, status="skipped"))
     live.open_reply = reply.message
     try:
-        if slots:
-            yield from run_batch(live, slots)
+        if waiting:
+            yield from run_batch(live, waiting)
     except LimitReached as error:
         spent = error
     except Stopped:

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from stepengine.data.questions import MAX_QUESTIONS, Answer, AnswerLike, Interactor, Question, answered
 from stepengine.errors import AnswerRejected, LimitExceeded
 from stepengine.runtime.logs import LOGGER
@@ -23,15 +25,23 @@ class Desk:
         given: Answers given up front, by question id or text.
         interactor: Somebody who answers in process.
         threads: Where an interactor without ``async`` is asked.
+        earlier: Questions of the run that this one continues, with their answers; they are asked again under other ids.
 
     Raises:
         AnswerRejected: when an answer given up front is none.
     """
 
-    def __init__(self, given: Mapping[str, AnswerLike], interactor: Interactor | None, threads: ThreadPool) -> None:
-        for key, value in given.items():
+    def __init__(
+        self,
+        given: Mapping[str, AnswerLike],
+        interactor: Interactor | None,
+        threads: ThreadPool,
+        earlier: Sequence[tuple[Question, AnswerLike]] = (),
+    ) -> None:
+        for key, value in (*given.items(), *[(question.id, value) for question, value in earlier]):
             _check(value, f"for the question {key!r}")
         self._given = given
+        self._earlier = list(earlier)
         self._unused = set(given)
         self._interactor = interactor
         self._threads = threads
@@ -42,7 +52,7 @@ class Desk:
     @property
     def unused(self) -> tuple[str, ...]:
         """The keys of answers given up front for which nobody asked."""
-        return tuple(sorted(self._unused))
+        return tuple(sorted({*self._unused, *[question.id for question, _ in self._earlier]}))
 
     async def ask(self, questions: Sequence[Question], interactor: Interactor | None = None) -> list[Answer | None]:
         """
@@ -87,6 +97,10 @@ class Desk:
         self._waiting += count
 
     def _up_front(self, question: Question) -> Answer | None:
+        for index, (earlier, value) in enumerate(self._earlier):
+            if attrs.evolve(earlier, id=question.id) == question:
+                del self._earlier[index]
+                return answered(value, question)
         for key in (question.id, question.text):
             if key in self._given:
                 self._unused.discard(key)
