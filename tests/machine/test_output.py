@@ -270,11 +270,11 @@ def test_an_agent_says_how_often_it_is_asked_for_its_output_again(retries):
 @pytest.mark.spec("requirements:X52")
 def test_corrections_of_a_returned_value_count_and_stay_inside_the_step_budget():
     def handler(ctx):
-        yield y.Perform(int)
+        yield STEP_ALL
         return {"score": "five"}
 
     world = World(replies=lambda k: reply("no"))
-    assert len(scoring(world=world, handler=handler, output_retries=2).models) == 2
+    assert len(scoring(world=world, handler=handler, output_retries=2).models) == 3
     bounded = scoring(world=World(replies=lambda k: reply("no")), output_retries=9, limits=limits(max_steps=3))
     assert (bounded.status, len(bounded.models)) == (RunStatus.FAILED, 3)
 
