@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from stepengine import AssistantMessage, StepContext, ToolCall, ToolMessage, UserMessage
 
 Messages: TypeAlias = "list[UserMessage | AssistantMessage | ToolMessage]"
 
-THOUGHTS = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>|\A\s*<think(?:ing)?>.*", re.DOTALL)
 
-
-def spoken(text: str) -> str:
-    """Return what a model said without the thoughts that some models write into their text."""
-    return THOUGHTS.sub("", text).strip()
+def spoken(messages: Iterable[Any]) -> str:
+    """Return what the model said last in *messages*; ``""`` for nothing."""
+    return next((m.said.strip() for m in reversed(list(messages)) if isinstance(m, AssistantMessage)), "")
 
 
 def inherited(ctx: StepContext[Any], *, params: bool) -> Messages:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stepengine import AgentDefinition, StepContext, Steps, map_agents
 
-from ._shared import spoken, without_params
+from ._shared import without_params
 from .code_reviewer import agent as code_reviewer
 
 
@@ -33,7 +33,7 @@ def handle_steps(ctx: StepContext[Questions]) -> Steps[Reviews]:
     yield without_params(ctx)
     found = yield from map_agents(code_reviewer, ctx.params.prompts, prompt=str)
     return Reviews(
-        reviews=[f"This review failed: {one.error}" if one.is_error else spoken(one.output) for one in found]
+        reviews=[f"This review failed: {one.error}" if one.is_error else one.output.strip() for one in found]
     )
 
 

@@ -34,6 +34,8 @@ from stepengine import (
     ToolCall,
 )
 
+from ._shared import spoken
+
 EDITING = ("str_replace", "write_file")
 BEFORE = "editor_before"
 NO_END = "\\ No newline at end of file"
@@ -102,7 +104,7 @@ def check(state: AgentState, start: int) -> Steps[EditReport]:
         diffs.append(diff_of(path, before, after))
         if problem := after.get("error") or parse_problem(path, after["content"]):
             problems.append(f"{path}: {problem}")
-    summary = next((m.text for m in reversed(state.message_history[start:]) if m.role == "assistant"), "")
+    summary = spoken(state.message_history[start:])
     return EditReport(changed_files=changed, diff="".join(diffs), problems=problems, summary=summary, messages=[])
 
 

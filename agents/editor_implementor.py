@@ -50,7 +50,7 @@ def proposal_in(messages: Iterable[Any]) -> Proposal:
     summary = ""
     for message in messages:
         if message.role == "assistant":
-            summary = message.text.strip() or summary
+            summary = message.said.strip() or summary
             calls |= {c.tool_call_id: {"tool_name": c.tool_name, "input": c.input} for c in message.tool_calls}
         elif message.role == "tool" and message.tool_name in PROPOSING and not message.is_error:
             accepted.append({**calls[message.tool_call_id], "unified_diff": message.result.data["unified_diff"]})

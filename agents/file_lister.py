@@ -33,7 +33,7 @@ def handle_steps(ctx: StepContext[Where]) -> Steps[str]:
     """Show the tree, then let the model name the files."""
     yield ToolCall("read_subtree", {"paths": ctx.params.directories or ["."], "max_tokens": TREE_TOKENS})
     turn = yield STEP_ALL
-    said = spoken(turn.agent_state.message_history[-1].text)
+    said = spoken(turn.agent_state.message_history)
     return "" if said.strip(" .`").lower() == NONE else said
 
 

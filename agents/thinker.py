@@ -36,8 +36,7 @@ def handle_steps(ctx: StepContext) -> Steps[Thought]:
     """
     start = len(ctx.agent_state.message_history)
     turn = yield STEP_ALL
-    said = [spoken(m.text) for m in turn.agent_state.message_history[start:] if m.role == "assistant"]
-    return Thought(message=(said and said[-1]) or NOTHING)
+    return Thought(message=spoken(turn.agent_state.message_history[start:]) or NOTHING)
 
 
 agent = AgentDefinition(

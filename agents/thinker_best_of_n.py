@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from stepengine import AgentCall, AgentDefinition, GenerateN, StepContext, Steps, StepText
 from stepengine.errors import ChildError
 
-from ._shared import spoken
 from .thinker import INSTRUCTIONS, NOTHING
 from .thinker_selector import agent as selector
 
@@ -31,7 +30,7 @@ class Candidates(BaseModel):
 def handle_steps(ctx: StepContext[Candidates]) -> Steps:
     """Generate, let the selector choose, and say what it chose."""
     found = yield from GenerateN(ctx.params.n)
-    thoughts = dict(zip(ascii_uppercase, filter(None, map(spoken, found)), strict=False))
+    thoughts = dict(zip(ascii_uppercase, filter(None, map(str.strip, found)), strict=False))
     best, *others = thoughts.values() or [NOTHING]
     yield StepText((yield from selected(thoughts)) if others else best)
 

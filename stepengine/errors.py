@@ -299,7 +299,13 @@ class LimitExceeded(StepEngineError):
 
 
 class LimitReached(BaseException):
-    """The signal by which a spent limit arrives at a handler's ``yield``; *error* says which (design 3, reliability GN09)."""
+    """
+    The signal by which a spent limit arrives at a handler's ``yield``; *error* says which (design 3, reliability GN09).
+
+    It is a ``BaseException``, so ``except Exception`` does not swallow it. A handler that catches it may tidy up and return
+    what it has: that becomes the output, and the status stays what the limit makes of it, ``failed``, or ``max_steps`` for
+    steps. Effects that need none of the spent limit still work; a second one that is caught closes the handler.
+    """
 
     def __init__(self, error: LimitExceeded) -> None:
         super().__init__(error.message)

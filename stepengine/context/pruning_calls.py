@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from stepengine.data.json import compact
 from stepengine.data.messages import ToolMessage
 from stepengine.data.parts import JsonPart, ToolCallPart
+from stepengine.data.thoughts import parted
 
-__all__ = ("FORGOTTEN_AGENTS", "clipped", "cut", "line_of", "result_of", "without_thoughts")
+__all__ = ("FORGOTTEN_AGENTS", "clipped", "cut", "line_of", "result_of")
 
 CHARS_PER_TOKEN = 3
 NOTICE_CHARS = 50
@@ -24,7 +24,6 @@ ANSWER_CHARS = 10_000
 EDIT_CHARS = 2_000
 OUTPUT_TOKENS = 1_300
 RESULT_TOKENS = 5_000
-THOUGHTS = re.compile(r"<(think|thinking)>.*?(?:</\1>|\Z)", re.DOTALL)
 
 FORGOTTEN_AGENTS = (
     "file-picker",
@@ -58,11 +57,6 @@ def clipped(text: str, chars: int) -> str:
     """Return *text* on one line and at most *chars* characters long."""
     line = " ".join(text.split())
     return line if len(line) <= chars else f"{line[: chars - 1]}…"
-
-
-def without_thoughts(text: str) -> str:
-    """Return *text* without think blocks; one that is never closed goes to the end."""
-    return THOUGHTS.sub("", text).strip()
 
 
 def _said(value: Any) -> str:
@@ -243,5 +237,5 @@ def _outputs(children: Sequence[Mapping[str, Any]], forgotten: frozenset[str]) -
         name = _said(child.get("agent_type"))
         if "error" in child:
             yield f"{name} failed: {clipped(_said(child['error']), ERROR_CHARS)}"
-        elif name not in forgotten and (said := without_thoughts(_said(child.get("output")))):
+        if name not in forgotten and (said := parted(_said(child.get("output"))).said.strip()):
             yield f"{name}: {cut(said, OUTPUT_TOKENS)}"

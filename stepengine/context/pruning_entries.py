@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from stepengine.context.pruning_calls import cut, line_of, result_of, without_thoughts
+from stepengine.context.pruning_calls import cut, line_of, result_of
 from stepengine.context.summarizing import SUMMARY
 from stepengine.context.truncating import GAP_TAG
 from stepengine.data.messages import AssistantMessage, Message, UserMessage, system_reminder
@@ -107,7 +107,7 @@ def entry_of(
         speaker = "[EARLIER SUMMARY]" if SUMMARY_TAGS.intersection(message.tags) else "[USER]"
         return Entry("user", f"{speaker}{note}\n{cut(text, caps.user)}") if text else None
     if isinstance(message, AssistantMessage):
-        text = cut(without_thoughts(message.text), caps.note)
+        text = cut(message.said.strip(), caps.note)
         lines = [*([f"Progress note: {text}"] if text else []), *map(line_of, message.tool_calls)]
         return Entry("assistant", cut("\n".join(lines), caps.work)) if lines else None
     text = result_of(message, calls[message.tool_call_id], forgotten)

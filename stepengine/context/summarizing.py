@@ -188,7 +188,7 @@ class Compaction:
             settings=settings,
             tools=tuple(state.tool_definitions.values()),
         )
-        return reply.text
+        return reply.said
 
 
 def summarize(

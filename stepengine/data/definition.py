@@ -107,6 +107,8 @@ class AgentDefinition(Generic[Out]):
         output_mode: ``"last_message"``, ``"all_messages"`` or ``"structured_output"``; ``None`` means the last one when
             there is an ``output_schema``, else the first.
         output_schema: A pydantic model or JSON Schema of the output.
+        output_retries: How often the model is asked again for a structured output that is missing or does not fit, inside
+            the step budget; 0 for never.
         handle_steps: The handler; ``None`` behaves as one that yields ``STEP_ALL``.
         settings: Generation settings.
         hooks: Hooks of this agent, called after the engine's.
@@ -134,6 +136,7 @@ class AgentDefinition(Generic[Out]):
     settings: ModelSettings
     hooks: Hooks
     limits: Limits
+    output_retries: int
 
     def __init__(
         self,
@@ -156,6 +159,7 @@ class AgentDefinition(Generic[Out]):
         settings: ModelSettings | None = None,
         hooks: Hooks | None = None,
         limits: Limits | None = None,
+        output_retries: int = 2,
     ) -> None:
         self.__attrs_init__(
             id=id,
@@ -176,6 +180,7 @@ class AgentDefinition(Generic[Out]):
             settings=settings or ModelSettings(),
             hooks=hooks or Hooks(),
             limits=limits or Limits(),
+            output_retries=output_retries,
         )
         _check(self)
 
@@ -253,6 +258,8 @@ def _wrong_member(agent: AgentDefinition[Any]) -> str | None:
 def _wrong_output(agent: AgentDefinition[Any]) -> str | None:
     if agent.output_mode not in ("last_message", "all_messages", "structured_output"):
         return f"output_mode is 'last_message', 'all_messages' or 'structured_output', not {agent.output_mode!r}"
+    if type(agent.output_retries) is not int or agent.output_retries < 0:
+        return f"output_retries is how often an output is asked for again, 0 or more, not {agent.output_retries!r}"
     if agent.output_schema is not None and agent.output_mode != "structured_output":
         return f"output_schema needs output_mode='structured_output', not {agent.output_mode!r}"
     can_output = agent.handle_steps or agent.output_schema is not None or "set_output" in agent.tool_names

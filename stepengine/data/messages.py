@@ -24,6 +24,7 @@ from stepengine.data.parts import (
     user_parts,
 )
 from stepengine.data.results import ResultStatus, ToolResult
+from stepengine.data.thoughts import parted
 from stepengine.errors import DataError
 
 __all__ = ("AssistantMessage", "Message", "TimeToLive", "ToolMessage", "UserMessage", "system_reminder")
@@ -87,6 +88,11 @@ class AssistantMessage:
     def text(self) -> str:
         """The text and refusal parts joined."""
         return joined_text(self.content)
+
+    @property
+    def said(self) -> str:
+        """The text without the thoughts that some models write into it."""
+        return parted(self.text).said
 
     @property
     def tool_calls(self) -> tuple[ToolCallPart, ...]:

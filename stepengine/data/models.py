@@ -12,6 +12,7 @@ import attrs
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import Message
 from stepengine.data.parts import AssistantPart, ToolCallPart, assistant_parts, joined_text, strings, tuple_of
+from stepengine.data.thoughts import parted
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
@@ -167,6 +168,11 @@ class ModelReply:
     def text(self) -> str:
         """The text and refusal parts joined."""
         return joined_text(self.content)
+
+    @property
+    def said(self) -> str:
+        """The text without the thoughts that some models write into it."""
+        return parted(self.text).said
 
     @property
     def tool_calls(self) -> tuple[ToolCallPart, ...]:

@@ -7,10 +7,24 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import attrs
 
+from stepengine.data.functions import takes_one_argument
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.parts import strings
+from stepengine.errors import DefinitionError
 
-__all__ = ("Answer", "AnswerLike", "Decision", "Interactor", "Question", "answered")
+__all__ = (
+    "MAX_QUESTIONS",
+    "Answer",
+    "AnswerLike",
+    "Decision",
+    "Interactor",
+    "Question",
+    "answered",
+    "checked_interactor",
+)
+
+MAX_QUESTIONS = 100
+"""How many questions of a run may wait for an answer at once (reliability R23, section 4.9)."""
 
 
 def _options(value: str | Iterable[Any]) -> tuple[str, ...]:
@@ -81,10 +95,34 @@ def answered(value: AnswerLike, question: Question) -> Answer:
 
 
 class Interactor(Protocol):
-    """Somebody who can answer in process (requirements K7)."""
+    """
+    Somebody who can answer in process (requirements K7): any object with a method ``ask``.
 
-    def ask(self, question: Question, /) -> AnswerLike | Awaitable[AnswerLike]:
-        """Return the answer to *question*, now or later."""
+    It is asked one question at a time, permissions included. A plain ``ask`` runs in a thread of the engine's and may
+    block; an ``async def`` runs on the event loop. An answer is a string, a bool or an ``Answer``.
+    """
+
+    def ask(self, question: Question, /) -> AnswerLike | Awaitable[AnswerLike | None] | None:
+        """Return the answer to *question*, now or later; with ``None``, or when this raises, it stays open."""
+
+
+def checked_interactor(given: Any, where: str) -> Interactor | None:
+    """
+    Return *given*, which may be ``None``.
+
+    Raises:
+        DefinitionError: when it is nobody who can be asked; the message names *where* it was given.
+    """
+    ask = getattr(given, "ask", None)
+    if given is None or (callable(ask) and takes_one_argument(ask) and not isinstance(given, type)):
+        interactor: Interactor | None = given
+        return interactor
+    hint = "; pass an instance, not the class" if isinstance(given, type) and callable(ask) else ""
+    msg = (
+        f"{where} is an object with a method ask(question), plain or async, that returns a string, a bool or an Answer, "
+        f"not {given!r}{hint}"
+    )
+    raise DefinitionError(msg)
 
 
 @attrs.frozen

@@ -56,7 +56,8 @@ class ChildResult(Generic[Out]):
         agent_id: The child's agent.
         run_id: The child's run id; ``""`` when it never started.
         status: How it ended.
-        output: Its output by its ``output_mode``; ``None`` unless it completed.
+        output: Its output by its ``output_mode``; of one that did not complete, what there was when its budget was spent
+            or its last reply was cut, else ``None``.
         text: What it said or set as its output, when that is text; see ``RunResult.text``.
         error: Why it failed, or the limit that ended it as ``max_steps``.
         spending: What it and its own children spent.
@@ -112,13 +113,14 @@ class RunResult(Generic[Out]):
         status: How it ended.
         stop_reason: Why the last model reply stopped; ``None`` when no model was called.
         output: The output; see ``AgentDefinition.output_mode``.
-        text: What the handler returned or ``set_output`` set, when that is text; else the message of ``end_turn``; else the
-            text of the last assistant message of this run that has any. ``""`` when suspended or when there is none.
+        text: What the handler returned or ``set_output`` set, when that is text; else the message of ``end_turn``; else what
+            the last assistant message of this run that says anything says, without thoughts that the model wrote into its
+            text. ``""`` when suspended or when there is none.
         state: The final state, ready to be stored and passed back as ``previous=``.
         spending: Usage, cost and credits, children and failed attempts included.
         tool_calls: All tool calls in order, those of the handler included.
         pending_questions: Open questions when it is suspended.
-        thinking: The thinking texts in order.
+        thinking: The thinking texts in order, also those that a model wrote into its text.
         children: The results of the children in spawn order.
         session_id: The conversation's id, if there is one.
         error: The error when it failed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -11,14 +11,14 @@ import attrs
 
 from stepengine.data.estimate import Measured, estimate_tokens, tool_tokens, transcript_tokens
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
-from stepengine.data.messages import Message, ToolMessage
+from stepengine.data.messages import Message, ToolMessage, UserMessage
 from stepengine.data.parts import tuple_of
 from stepengine.data.questions import Question
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 
-__all__ = ("AgentState", "prompt_tokens")
+__all__ = ("AgentState", "prompt_tokens", "suspended_at")
 
 OWN_CALL_ID = re.compile(r"c([0-9]{1,9})")
 
@@ -111,6 +111,22 @@ class AgentState:
 
         history = read_history(messages)
         return cls.from_messages(history.transcript, system_prompt=history.system_prompt, **fields)
+
+
+def suspended_at(record: Sequence[Message]) -> int | None:
+    """
+    Return where the reply stands whose calls wait for an answer; ``None`` when the last step of *record* is finished.
+
+    Only people may have said something after it.
+    """
+    at = len(record) - 1
+    while at >= 0 and type(record[at]) is UserMessage:
+        at -= 1
+    waits = False
+    while at >= 0 and type(record[at]) is ToolMessage:
+        waits = waits or record[at].status == "pending"  # type: ignore[union-attr]
+        at -= 1
+    return at if waits else None
 
 
 def prompt_tokens(state: AgentState, measured: Measured | None) -> int:

@@ -56,7 +56,7 @@ class StepResult:
         agent_state: The state after the yielded thing, with everything that it did.
         tool_results: One result per call, in call order; empty after steps.
         steps_complete: Whether the last model step or ``StepText`` ended the turn, or the step budget is spent.
-        n_responses: The candidates of a ``GenerateN``; empty otherwise.
+        n_responses: What the candidates of a ``GenerateN`` say, without thoughts; empty otherwise.
         value: The value of a ``Perform``, ``Ask``, ``Complete``, ``AgentCall`` or ``Parallel``; ``None`` otherwise.
     """
 
@@ -158,7 +158,7 @@ class GenerateN:
     """
     Ask the model *n* times for a reply to the present history, which stays untouched (generator-contract G19).
 
-    ``yield from`` gives the texts in candidate order; failed candidates are left out. *n* is 1 to 64; more is a spent limit.
+    ``yield from`` gives what they say, without thoughts, in candidate order; failed candidates are left out. *n* is 1 to 64; more is a spent limit.
     """
 
     n: int = attrs.field(converter=_count)

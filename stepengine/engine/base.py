@@ -16,7 +16,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event
 from stepengine.data.hooks import Hooks
 from stepengine.data.limits import Limits
-from stepengine.data.questions import Interactor
+from stepengine.data.questions import Interactor, checked_interactor
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolLike
 from stepengine.engine.catalog import Catalog
@@ -78,7 +78,7 @@ class Base:
         self._models = Models.of(models)
         self._keep_names = isinstance(models, Provider)
         self._watchers = tuple([watcher_of(o) for o in observers])
-        self._interactor = interactor
+        self._interactor = checked_interactor(interactor, "Engine(interactor=...)")
         self._pricing = pricing
         self._default_model = default_model
         self._logger = LOGGER if logger is None else logger
@@ -160,7 +160,7 @@ class Base:
         )
         if wrap is not None:
             services = wrap(services)
-        return LiveRun(Tree(services, plan, state, hub, request.answers), self._active)
+        return LiveRun(Tree(services, plan, state, hub, request.answers, earlier=request.earlier), self._active)
 
     def _begin_session(self, session: Session, request: Request, known: Known = NOTHING_KNOWN) -> LiveRun:
         """Return a run that goes through *session*; when it cannot start, the journal is given back."""

@@ -42,7 +42,8 @@ class Engine(Recorded):
         hooks: Hooks of every agent, called before the agent's own.
         limits: Limits of every run that does not set its own.
         observers: Functions or objects with ``on_event`` that are shown every event.
-        interactor: Somebody who answers questions in process.
+        interactor: Somebody who answers questions in process: an object with a method ``ask(question)``, plain or async,
+            that returns a string, a bool or an ``Answer``, or ``None`` to leave the question open.
         dependency_overrides: Dependency factories of tools that replace others.
         pricing: What model replies cost; ``None`` switches it off.
         default_model: The model of agents that name none.
@@ -55,7 +56,8 @@ class Engine(Recorded):
             by itself, or limits by provider prefix; none by default.
 
     Raises:
-        DefinitionError: when ids or tool names are used twice or name nothing, or a hook, observer or limit cannot be used.
+        DefinitionError: when ids or tool names are used twice or name nothing, or a hook, observer, interactor or
+            limit cannot be used.
     """
 
     def __repr__(self) -> str:
@@ -97,6 +99,7 @@ class Engine(Recorded):
         Raises:
             AgentError: when there is no such agent.
             InputError: when prompt, params or metadata cannot be used; it lists every offending field.
+            AnswerRejected: when an answer is none, or a suspended run cannot go on from ``previous`` alone.
             UnknownModel: when the model names no provider.
             MissingKey: when there is no key for the model's provider.
             LimitExceeded: at the step limit with ``on_max_steps="raise"``.

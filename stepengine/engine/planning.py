@@ -22,19 +22,19 @@ from stepengine.data.events import LogLine
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
-from stepengine.data.questions import AnswerLike
-from stepengine.data.state import AgentState
+from stepengine.data.questions import AnswerLike, Question
+from stepengine.data.state import AgentState, suspended_at
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog
 from stepengine.engine.notes import instructions_note
-from stepengine.errors import HandlerError, InputError, StepEngineError, UnknownModel
+from stepengine.errors import AnswerRejected, HandlerError, InputError, StepEngineError, UnknownModel
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.spawning import matching_id, not_allowed
 from stepengine.models import Models
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, Lines
 
-__all__ = ("NOTHING_KNOWN", "Known", "Planner", "Request", "new_run_id")
+__all__ = ("NOTHING_KNOWN", "Known", "Planner", "Request", "new_run_id", "reopening")
 
 NO_METADATA = JsonDict()
 TREE_WIDE = ("max_tokens", "max_cost_usd", "max_seconds", "max_depth", "max_total_children")
@@ -61,6 +61,7 @@ class Request:
         metadata: The caller's metadata.
         limits: Limits of this run.
         answers: Answers given up front, by question id or text.
+        earlier: Questions that *previous* waits for, with their answers; the run asks them again under other ids.
     """
 
     agent: Agent
@@ -72,6 +73,47 @@ class Request:
     metadata: Mapping[str, Any] | None = None
     limits: Limits | None = None
     answers: Mapping[str, AnswerLike] | None = attrs.field(default=None, validator=_mapping)
+    earlier: tuple[tuple[Question, AnswerLike], ...] = ()
+
+
+def reopening(request: Request) -> Request:
+    """
+    Return *request* with the answers to the questions that its ``previous`` state waits for beside the other ones.
+
+    A run goes on with the step that the state was suspended in when one of these is answered, or nothing else is said. Then
+    the state keeps its questions; otherwise they are dropped, and the conversation goes on without an answer.
+
+    Raises:
+        AnswerRejected: when a state alone cannot be gone on from with an answer (requirements X11).
+    """
+    previous = request.previous
+    if not isinstance(previous, AgentState) or not previous.pending:
+        return request
+    answers = dict(request.answers or {})
+    earlier = tuple([(q, answers.pop(q.id)) for q in previous.pending if q.id in answers])
+    is_answered = bool(earlier) or any(q.text in answers for q in previous.pending)
+    problem = _not_from_state(request.agent.definition, previous)
+    if problem is None and (is_answered or not (request.prompt or request.params is not None)):
+        return attrs.evolve(request, answers=answers, earlier=earlier)
+    if is_answered and problem is not None:
+        waiting = ", ".join([f"{q.id!r} ({q.text})" for q in previous.pending])
+        msg = (
+            f"{waiting} cannot be answered with previous= alone: {problem}. Such a run needs its journal: run it with "
+            "journal= and answer with engine.resume(journal, answers=...), or keep it in a session store with save_state"
+        )
+        raise AnswerRejected(msg)
+    return attrs.evolve(request, previous=attrs.evolve(previous, pending=()))
+
+
+def _not_from_state(agent: AgentDefinition[Any], state: AgentState) -> str | None:
+    """Return why a suspended run cannot go on from its state alone; ``None`` when it can."""
+    if agent.handle_steps is not None:
+        return f"agent {agent.id!r} has a handler, which a state does not bring back to where it waits"
+    if any(q.path for q in state.pending):
+        return "a child asks, whose conversation the state does not hold"
+    if suspended_at(state.message_history) is None:
+        return "the state holds no call that waits for an answer"
+    return None
 
 
 @attrs.frozen
@@ -356,6 +398,7 @@ def _continued(plan: RunPlan, agent: Agent, previous: AgentState | None) -> Agen
         tool_definitions=agent.specs,
         steps_remaining=plan.limits.max_steps or 0,
         context=previous.context if previous is not None else JsonDict(),
+        pending=previous.pending if previous is not None else (),
         next_call=previous.next_call if previous is not None else 1,
         id_prefix=previous.id_prefix if previous is not None else "c",
     )

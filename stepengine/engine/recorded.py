@@ -16,7 +16,7 @@ from stepengine.data.run import RunResult
 from stepengine.engine.base import Base
 from stepengine.engine.live import LiveRun
 from stepengine.engine.options import AgentLike, ExtendOptions, ForkOptions, ReplayOptions, ResumeOptions, RunOptions
-from stepengine.engine.planning import Known, Request
+from stepengine.engine.planning import Known, Request, reopening
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal, JournalLike, Session
@@ -30,12 +30,13 @@ class Recorded(Base):
     def _begin(self, agent: AgentLike, prompt: str, **options: Unpack[RunOptions]) -> LiveRun:
         given: dict[str, Any] = dict(options)
         journal = given.pop("journal", None)
-        request = Request(agent=self._catalog.find(agent), prompt=prompt, **given)
+        answers = given.get("answers")
+        request = reopening(Request(agent=self._catalog.find(agent), prompt=prompt, **given))
         if journal is None:
             return self._begin_request(request)
         from stepengine.journal import begin
 
-        session = begin(journal, request.answers)
+        session = begin(journal, answers)
         if session.past is None:
             return self._begin_session(session, request)
         return self._begin_session(session, attrs.evolve(request, answers=session.answers), _known(session, None))

@@ -370,11 +370,20 @@ class Session:
         if self.replayer is not None and self.mode == "resume" and not self.replayer.is_live(""):
             return
         if stop is None:
-            self.append(Result(*ROOT, self.timing.last, Value(finished.as_child(), self.timing.last)))
+            self.append(Result(*ROOT, self.timing.last, self._ended(Value(finished.as_child(), self.timing.last))))
         elif stop.kind != "suspended" and self.mode != "replay":
             self.append(_stopped(stop, self.timing.last))
         self.commit()
         self._settle(finished)
+
+    def _ended(self, end: Value) -> Value:
+        """Return how the root ended; a replay keeps the recorded form of the same end, as it does for children."""
+        past = self.past
+        known = past.history.results.get(ROOT) if past is not None and self.mode == "replay" else None
+        if past is None or known is None or past.is_loose:
+            return end
+        recorded = past.history.outcome(known)
+        return recorded if type(recorded) is Value and past.same_child(recorded, end.value) else end
 
     def _settle(self, finished: Finished) -> None:
         """Put the journal of a run that has ended where, and in the order in which, it is to stay."""

@@ -31,7 +31,7 @@ from stepengine.machine.inheriting import inheritable
 from stepengine.machine.live import Live
 from stepengine.machine.signals import EndRun
 from stepengine.machine.slots import Slot, failed_child, take_last_word, unavailable
-from stepengine.machine.step import budgeted_step, run_turn
+from stepengine.machine.step import budgeted_step, reopened_step, run_turn
 
 __all__ = ("converse", "default_handler", "run_alone")
 
@@ -49,7 +49,8 @@ def default_handler(_: StepContext) -> y.Steps:
 def run_alone(live: Live) -> Steps:
     """Run an agent without a handler as ``default_handler`` would, with nobody to look at states and steps."""
     try:
-        yield from _steps(live, y.STEP_ALL)
+        if live.open_step is None or not (yield from reopened_step(live, *live.open_step)):
+            yield from _steps(live, y.STEP_ALL)
     except StepEngineError as error:
         raise noted(error) from error.__cause__
 
@@ -274,7 +275,7 @@ def _generate(live: Live, asked: y.GenerateN) -> Answer:
     request = requests.step_request(live, PLAIN, requests.step_prompt(live))
     replies = yield from requests.candidates(live, request, asked.n)
     yield from _report_dropped(live, replies)
-    texts = tuple([reply.text for reply in replies])
+    texts = tuple([reply.said for reply in replies])
     return y.StepResult(live.state(), steps_complete=live.steps_complete, n_responses=texts)
 
 

@@ -27,7 +27,7 @@ from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, V
 from stepengine.data.questions import Question
 from stepengine.data.results import ToolCallLog, ToolResult
 from stepengine.data.run import ChildResult, RunPhase
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, suspended_at
 from stepengine.data.tools import ToolBinding, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
@@ -42,8 +42,8 @@ from stepengine.machine.spent import Spent
 __all__ = ("Live", "Machine")
 
 Machine: TypeAlias = Generator[Effect, Outcome | None, None]
-REFUSALS = ("depth", "children")
-"""Kinds of limits that refuse one spawn and leave the run what it has (requirements J16, reliability SP01)."""
+REFUSALS = ("depth", "children", "questions")
+"""Kinds of limits that refuse one effect and leave the run what it has (requirements J16, reliability SP01)."""
 
 
 class Live:
@@ -65,6 +65,7 @@ class Live:
         self.steps_complete = False
         self.stop_reason: StopReason | None = None
         self.truncated = False
+        self.only_thoughts = 0
         self.limit: LimitExceeded | None = None
         self.open_reply: AssistantMessage | None = None
         self.stop: Stop | None = None
@@ -90,6 +91,7 @@ class Live:
         self.context = state.context
         self.output = state.output
         self.has_output = state.output is not None
+        self.waiting = state.pending
         self.pending: tuple[Question, ...] = ()
         self.next_call = state.next_call
         self.step_index = self.step = state.step_index
@@ -103,6 +105,7 @@ class Live:
         self.lifetimes = Lifetimes()
         self.lifetimes.note(self.record)
         self.opening: tuple[Message, ...] = ()
+        self.open_step: tuple[AssistantMessage, tuple[ToolMessage, ...]] | None = None
         self._find_ephemeral()
         self._state: AgentState | None = None
 
@@ -383,6 +386,27 @@ class Live:
         self.output = output
         self.has_output = True
         self.output_issues = ()
+        self._state = None
+
+    def take_open_step(self) -> None:
+        """
+        Take the step in which the continued run was suspended out of the history: it is held beside it while it runs.
+
+        What came after it will follow its results (requirements K6, X11).
+        """
+        record, at = self.record, suspended_at(self.record)
+        reply = None if at is None else record[at]
+        if at is None or type(reply) is not AssistantMessage:
+            return
+        after = at + 1 + len(reply.tool_calls)
+        self.open_step = (reply, tuple([m for m in record[at + 1 : after] if type(m) is ToolMessage]))
+        self.inbox.extend([m for m in record[after:] if type(m) is UserMessage])
+        shown = next((i for i in range(len(self.view) - 1, -1, -1) if self.view[i] is reply), len(self.view))
+        same = self.view is record
+        self.record = Transcript(record[:at])
+        self.view = self.record if same else Transcript(self.view[:shown])
+        self.start = min(self.start, at)
+        self._find_ephemeral()
         self._state = None
 
     def set_view(self, view: Transcript) -> None:

@@ -1,14 +1,18 @@
 """
 The output of a run: what the handler returned, else what the output mode says (generator-contract 2).
 
-A run whose structured output is missing or invalid is resumed once: the finished handler is not started again; the
-machine appends a note, offers ``set_output``, and runs one more turn inside the remaining budget (S12).
+A run whose structured output is missing or invalid is resumed: the finished handler is not started again; the machine
+appends a note, offers ``set_output``, and runs one more turn inside the remaining budget (S12), as often as the agent's
+``output_retries`` say. A final text that is the JSON which the schema asks for counts as output (requirements X52).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from typing import Any
+
+import attrs
 
 from stepengine.data.json import compact, freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
@@ -21,13 +25,17 @@ from stepengine.machine.step import budgeted_step
 __all__ = ("output_of", "settle_output", "text_of")
 
 Steps = Generator[Any, Any, Any]
+FENCE = "```"
+NO_JSON = object()
+REFUSED = (400, 422)
+"""How a provider says that it does not take a request as it stands."""
 
 
 def text_of(live: Live) -> str:
     """
     Return the text of a run: what the handler returned or ``set_output`` set, when that is text; else its last words.
 
-    Those are the message of ``end_turn``, else the text of the last assistant message of this run that has any (X63).
+    Those are the message of ``end_turn``, else what the last assistant message of this run that says anything says (X63).
     """
     return live.output if live.has_output and isinstance(live.output, str) else _last_words(live)
 
@@ -37,8 +45,8 @@ def _last_words(live: Live) -> str:
         return live.last_word
     for index in range(len(live.record) - 1, live.start - 1, -1):
         message = live.record[index]
-        if type(message) is AssistantMessage and message.text.strip():
-            return message.text
+        if type(message) is AssistantMessage and message.said.strip():
+            return message.said
     return ""
 
 
@@ -79,28 +87,33 @@ def settle_output(live: Live, returned: Any) -> Steps:
     A handler that asked for no step is not corrected by a model, which the run may not even have (requirements X64).
 
     Raises:
-        OutputMissing: when there is none after one more turn.
-        LimitReached: when a budget of the run was spent in that turn.
+        OutputMissing: when there is none after all corrections.
+        LimitReached: when a budget of the run was spent in one of them.
     """
     if returned is not None:
         _take_returned(live, returned)
-    if live.agent.output_mode != "structured_output" or _is_settled(live, returned) or live.limit is not None:
+    if live.agent.output_mode != "structured_output" or _is_settled(live, returned):
         return
-    issues = live.output_issues
-    if not live.has_asked:
-        if live.plan.validate_output is None:
-            return
-        raise _missing(live, issues)
-    try:
-        yield from _one_more_turn(live)
-    except ModelError as error:
-        raise _missing(live, live.output_issues or issues) from error
-    if not live.has_output:
-        raise _missing(live, live.output_issues or issues)
+    if live.has_asked:
+        yield from _corrected(live, returned)
+    if not live.has_output and live.limit is None:
+        raise _missing(live, live.output_issues)
+
+
+def _corrected(live: Live, returned: Any) -> Steps:
+    """Look for the output in the final text, and ask for it as often as the agent allows and the budget lasts."""
+    if returned is None:
+        _take_text(live)
+    for left in range(live.agent.output_retries, 0, -1):
+        if live.has_output or live.limit is not None or live.steps_remaining <= 0:
+            break
+        yield from _correction(live, is_last=left == 1)
+        _take_text(live)
 
 
 def _is_settled(live: Live, returned: Any) -> bool:
-    return live.has_output or (returned is not None and live.plan.validate_output is None)
+    """Return whether nothing is missing; without a schema a handler that asked for no step need not give anything."""
+    return live.has_output or (live.plan.validate_output is None and (returned is not None or not live.has_asked))
 
 
 def _take_returned(live: Live, returned: Any) -> None:
@@ -117,7 +130,34 @@ def _take_returned(live: Live, returned: Any) -> None:
         live.output_issues = error.issues or (error.message,)
 
 
-def _one_more_turn(live: Live) -> Steps:
+def _take_text(live: Live) -> None:
+    """Take the final text as the output when it is JSON of the schema."""
+    if live.has_output or live.plan.validate_output is None:
+        return
+    found = json_in(_last_words(live))
+    if found is NO_JSON:
+        return
+    try:
+        live.set_output(live.check_output(found))
+    except OutputMissing as error:
+        live.output_issues = error.issues or (error.message,)
+
+
+def json_in(text: str) -> Any:
+    """Return the JSON value that *text* is, or that its only fenced block holds; ``NO_JSON`` when there is none."""
+    lines = text.split("\n")
+    fences = [n for n, line in enumerate(lines) if line.lstrip().startswith(FENCE)]
+    fenced = len(fences) == 2 and lines[fences[1]].strip() == FENCE  # noqa: PLR2004 - one block: it opens and closes
+    for candidate in (text, "\n".join(lines[fences[0] + 1 : fences[1]]) if fenced else ""):
+        try:
+            return json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+    return NO_JSON
+
+
+def _correction(live: Live, *, is_last: bool) -> Steps:
+    """Ask for the output and run one more turn; the last one demands the call."""
     why = f" Your last output was refused: {'; '.join(live.output_issues)}." if live.output_issues else ""
     schema = live.plan.output_json_schema
     shape = f" It must fit this JSON Schema: {compact(schema)}" if schema is not None else ""
@@ -125,10 +165,23 @@ def _one_more_turn(live: Live) -> Steps:
         f"<system-reminder>\nThe output of this task is missing.{why} Call set_output now.{shape}\n</system-reminder>"
     )
     live.add([UserMessage(note, ("OUTPUT_REMINDER",))])
-    names = tuple(dict.fromkeys([*live.offered, "set_output"]))
-    over, ended = StepWith(tools=names), False
-    while live.steps_remaining > 0 and not (ended or live.has_output):
-        ended = yield from budgeted_step(live, over)
+    plain = StepWith(tools=tuple(dict.fromkeys([*live.offered, "set_output"])))
+    try:
+        ended = yield from _demanded(live, plain) if is_last else budgeted_step(live, plain)
+        while live.steps_remaining > 0 and not (ended or live.has_output):
+            ended = yield from budgeted_step(live, plain)
+    except ModelError as error:
+        raise _missing(live, live.output_issues) from error
+
+
+def _demanded(live: Live, plain: StepWith) -> Generator[Any, Any, bool]:
+    """Run a step in which the model has to call ``set_output``; where a provider refuses to demand that, it is asked for."""
+    try:
+        return (yield from budgeted_step(live, attrs.evolve(plain, tool_choice="set_output")))
+    except ModelError as error:
+        if error.status not in REFUSED:
+            raise
+    return (yield from budgeted_step(live, plain))
 
 
 def _missing(live: Live, issues: tuple[str, ...]) -> OutputMissing:

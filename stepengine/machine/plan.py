@@ -151,7 +151,7 @@ class Finished:
             agent_id=self.state.agent_id,
             run_id=self.state.run_id,
             status=self.status,
-            output=self.output if self.status is RunStatus.COMPLETED else None,
+            output=self.output,
             text=self.text,
             error=error,
             spending=self.spending,

@@ -42,6 +42,7 @@ class _Ending(NamedTuple):
     error: BaseException | None = None
     stop: Stop | None = None
     output: Any = None
+    was_returned: bool = False
 
 
 def run_agent(plan: RunPlan, state: AgentState) -> Generator[Effect, Outcome | None, Finished]:
@@ -109,17 +110,20 @@ def _failed(live: Live, error: StepEngineError) -> _Ending:
 
 
 def _limited(live: Live, error: LimitExceeded, returned: Any = None) -> _Ending:
+    """Return how a run ends whose budget is spent; what its handler returned is kept (requirements X51)."""
     if error.kind == "steps" and live.limits.on_max_steps != "raise":
         return _with_output(live, RunStatus.MAX_STEPS, returned)
-    return _Ending(RunStatus.FAILED, error)
+    if returned is None:
+        return _Ending(RunStatus.FAILED, error)
+    return _with_output(live, RunStatus.FAILED, returned, error)
 
 
-def _with_output(live: Live, status: RunStatus, returned: Any) -> _Ending:
+def _with_output(live: Live, status: RunStatus, returned: Any, failure: LimitExceeded | None = None) -> _Ending:
     _expire_at_end(live, status)
     try:
-        return _Ending(status, output=output_of(live, returned))
+        return _Ending(status, failure, output=output_of(live, returned), was_returned=returned is not None)
     except HandlerError as error:
-        return _Ending(RunStatus.FAILED, error)
+        return _Ending(RunStatus.FAILED, failure or error)
 
 
 def _open(live: Live) -> None:
@@ -129,6 +133,12 @@ def _open(live: Live) -> None:
     content = "\n\n".join([t for t in (plan.prompt, _shown_params(plan)) if t])
     if content:
         added.append(UserMessage(content, ("USER_PROMPT",)))
+    if live.waiting and live.agent.handle_steps is None:
+        live.take_open_step()
+    if live.open_step is not None:
+        # The instructions stand before it; what is said now follows the answer.
+        live.inbox += [m for m in added if type(m) is UserMessage]
+        return
     instructions = _instructions(live)
     if instructions:
         added.append(UserMessage(instructions, ("INSTRUCTIONS_PROMPT",)))
@@ -210,7 +220,8 @@ def _finish(live: Live, ending: _Ending) -> Generator[Any, Any, Finished]:
     if live.plan.hooks.post_run:
         stop = yield from hooks.post_run(live, _finished(live, ending))
         if stop is not None and ending.stop is None:
-            ending = _stopped(stop)
+            kept = ending.output if stop.kind == "limit" and ending.was_returned else None
+            ending = _stopped(stop)._replace(output=kept)
             yield from _tell(live, ending)
     yield from live.flush()
     return _finished(live, ending)

@@ -35,7 +35,7 @@ __all__ = (
     "Entry",
     "SpawnBinding",
     "children_of",
-    "kept_text",
+    "kept_output",
     "listed",
     "matching_id",
     "not_allowed",
@@ -183,14 +183,15 @@ def listed(children: Sequence[ChildResult[Any]]) -> ToolResult:
 
 
 def _shown(child: ChildResult[Any]) -> dict[str, Any]:
+    entry = {"agent_type": child.agent_id}
     if child.is_error:
-        said = kept_text(child)
-        return {"agent_type": child.agent_id, "error": why_not(child), **({"text": said} if said else {})}
+        kept = kept_output(child)
+        return {**entry, "error": why_not(child), **({} if kept in (None, "") else {"output": kept})}
     try:
         output = output_as_json(child.output)
     except DataError as error:
-        return {"agent_type": child.agent_id, "error": f"the output is not JSON: {error.message}"}
-    return {"agent_type": child.agent_id, "run_id": child.run_id, "status": child.status.value, "output": output}
+        return {**entry, "error": f"the output is not JSON: {error.message}"}
+    return {**entry, "run_id": child.run_id, "status": child.status.value, "output": output}
 
 
 def why_not(child: ChildResult[Any]) -> str:
@@ -198,10 +199,17 @@ def why_not(child: ChildResult[Any]) -> str:
     return child.why or f"it ended as {child.status.value}"
 
 
-def kept_text(child: ChildResult[Any]) -> str:
-    """Return what a child said that spent a budget or was cut off: it is paid for, so its parent gets it (X63)."""
+def kept_output(child: ChildResult[Any]) -> JsonValue:
+    """
+    Return what a child that did not complete had when its budget was spent or its reply was cut, else ``None``.
+
+    It is paid for, so its parent gets it (requirements X51, X63).
+    """
     was_cut = child.status in (RunStatus.MAX_STEPS, RunStatus.TRUNCATED) or isinstance(child.error, LimitExceeded)
-    return _within_cap(child.text) if was_cut else ""
+    try:
+        return output_as_json(child.text if child.output is None and was_cut else child.output)
+    except DataError:
+        return None
 
 
 def output_as_json(output: Any) -> JsonValue:

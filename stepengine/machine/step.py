@@ -16,10 +16,11 @@ from stepengine.data import events as ev
 from stepengine.data.effects import CallModel
 from stepengine.data.estimate import Measured
 from stepengine.data.json import compact
-from stepengine.data.messages import AssistantMessage, UserMessage, system_reminder
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage, system_reminder
 from stepengine.data.models import ModelReply, ModelRequest, StopReason
 from stepengine.data.parts import AssistantPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.results import ToolResult
+from stepengine.data.thoughts import parted
 from stepengine.data.usage import Usage, add_cost
 from stepengine.data.yields import StepWith
 from stepengine.errors import ContextOverflow, LimitExceeded, LimitReached, ModelError, StepEngineError
@@ -30,10 +31,11 @@ from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped
 from stepengine.machine.slots import Slot, take_last_word
 
-__all__ = ("budgeted_step", "run_turn")
+__all__ = ("budgeted_step", "reopened_step", "run_turn")
 
 Steps = Generator[Any, Any, Any]
 MAX_CONTINUES = 5
+MAX_THOUGHTS = 3
 PLAIN = StepWith()
 EXPIRED = "[This result is no longer shown; call the tool again if you need it.]"
 CUT_OFF = "Not executed: the reply was cut off at the output limit."
@@ -116,6 +118,7 @@ def _step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
                 ev.StepStarted(path=path, seq=live.seq, step=live.step, steps_remaining=live.steps_remaining)
             )
         reply, slots = yield from _ask_model(live, over)
+        yield from _show(live, reply)
         spent = yield from _run_tools(live, reply, slots)
         yield from hooks.post_step(live, reply.model)
         ended = yield from _end_decision(live, reply, slots)
@@ -132,6 +135,25 @@ def _step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
     if spent:
         raise spent
     return ended
+
+
+def reopened_step(live: Live, message: AssistantMessage, stored: Sequence[ToolMessage]) -> Generator[Any, Any, bool]:
+    """
+    Finish the step in which the run that this one continues was suspended; return whether the turn is complete.
+
+    Calls that ran keep their results, the others run now, the one that asked with the answer that was given (X11).
+    """
+    slots = model_slots(live, message.tool_calls, tuple(live.offered))
+    for slot, known in zip(slots, stored, strict=True):
+        if known.status != "pending":
+            slot.fault, slot.result = False, known.result
+    reply = Reply(ModelReply(message.content), message, message.tool_calls)
+    spent = yield from _run_tools(live, reply, slots)
+    yield from hooks.post_step(live, reply.model)
+    live.steps_complete = yield from _end_decision(live, reply, slots)
+    if spent:
+        raise spent
+    return live.steps_complete
 
 
 def _ask_model(live: Live, over: StepWith) -> Generator[Any, Any, tuple[Reply, list[Slot]]]:
@@ -151,7 +173,16 @@ def _ask_model(live: Live, over: StepWith) -> Generator[Any, Any, tuple[Reply, l
     numbered = _numbered(live, reply)
     live.stop_reason = reply.stop_reason
     live.truncated = reply.stop_reason is StopReason.MAX_TOKENS
+    _count_thoughts(live, numbered.message)
     return numbered, model_slots(live, numbered.calls, _callable(live, request))
+
+
+def _count_thoughts(live: Live, message: AssistantMessage) -> None:
+    """Cut a turn in which the model only thinks; such a reply alone does not end it (requirements X53)."""
+    live.only_thoughts = live.only_thoughts + 1 if _is_only_thoughts(message) else 0
+    if live.only_thoughts >= MAX_THOUGHTS:
+        live.truncated = True
+        live.warnings.append(f"the turn was ended after {live.only_thoughts} replies in a row that were only thoughts")
 
 
 def _callable(live: Live, request: ModelRequest) -> Sequence[str]:
@@ -233,15 +264,15 @@ def _numbered(live: Live, reply: ModelReply) -> Reply:
 
 def _run_tools(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any, Any, LimitReached | None]:
     """Run the calls of a reply and append message and results together, also when the run is stopped meanwhile."""
-    yield from _show(live, reply)
     spent: LimitReached | None = None
+    waiting = [slot for slot in slots if slot.result is None or slot.fault]
     if live.truncated:
         for slot in slots:
             slot.finish(ToolResult.error(CUT_OFF, status="skipped"))
     live.open_reply = reply.message
     try:
-        if slots:
-            yield from run_batch(live, slots)
+        if waiting:
+            yield from run_batch(live, waiting)
     except LimitReached as error:
         spent = error
     except Stopped:
@@ -256,7 +287,7 @@ def _run_tools(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any
 def _show(live: Live, reply: Reply) -> Steps:
     path, seq = live.plan.path, live.seq
     thinking = reply.message.thinking
-    live.thinking.extend(thinking)
+    live.thinking.extend((*thinking, *parted(reply.message.text).thoughts))
     if not live.plan.watched():
         return
     if thinking:
@@ -297,8 +328,7 @@ def _ends(live: Live, reply: Reply, slots: Sequence[Slot]) -> bool:
         return False
     if slots:
         return not any(slot.spec is None or slot.spec.forces_next_step for slot in slots)
-    parts = reply.message.content
-    return _is_empty(parts) or any(not _is_thinking(p) for p in parts)
+    return not _is_only_thoughts(reply.message)
 
 
 def _is_empty(parts: Sequence[AssistantPart]) -> bool:
@@ -306,8 +336,11 @@ def _is_empty(parts: Sequence[AssistantPart]) -> bool:
     return all(type(p) is TextPart and not p.text for p in parts)
 
 
-def _is_thinking(part: AssistantPart) -> bool:
-    return type(part) is ThinkingPart or (type(part) is TextPart and not part.text.strip())
+def _is_only_thoughts(message: AssistantMessage) -> bool:
+    """Return whether a reply holds something, but neither a call nor anything said (requirements X53)."""
+    if _is_empty(message.content) or any(type(p) not in (TextPart, ThinkingPart) for p in message.content):
+        return False
+    return not message.said.strip()
 
 
 def _expire(live: Live) -> None:

@@ -54,7 +54,7 @@ class Timeouts:
         total: The whole call, streamed or not.
     """
 
-    connect: float = 5.0
+    connect: float = 10.0
     first_byte: float = 120.0
     idle: float = 60.0
     silence: float = 300.0

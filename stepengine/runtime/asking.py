@@ -7,8 +7,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepengine.data.questions import Answer, AnswerLike, Interactor, Question, answered
-from stepengine.errors import AnswerRejected
+import attrs
+
+from stepengine.data.questions import MAX_QUESTIONS, Answer, AnswerLike, Interactor, Question, answered
+from stepengine.errors import AnswerRejected, LimitExceeded
 from stepengine.runtime.logs import LOGGER
 from stepengine.tools.threads import ThreadPool
 
@@ -23,37 +25,55 @@ class Desk:
         given: Answers given up front, by question id or text.
         interactor: Somebody who answers in process.
         threads: Where an interactor without ``async`` is asked.
+        earlier: Questions of the run that this one continues, with their answers; they are asked again under other ids.
 
     Raises:
         AnswerRejected: when an answer given up front is none.
     """
 
-    def __init__(self, given: Mapping[str, AnswerLike], interactor: Interactor | None, threads: ThreadPool) -> None:
-        for key, value in given.items():
+    def __init__(
+        self,
+        given: Mapping[str, AnswerLike],
+        interactor: Interactor | None,
+        threads: ThreadPool,
+        earlier: Sequence[tuple[Question, AnswerLike]] = (),
+    ) -> None:
+        for key, value in (*given.items(), *[(question.id, value) for question, value in earlier]):
             _check(value, f"for the question {key!r}")
         self._given = given
+        self._earlier = list(earlier)
         self._unused = set(given)
         self._interactor = interactor
         self._threads = threads
         self._open: dict[str, tuple[Question, asyncio.Future[Answer | None]]] = {}
         self._attending = 0
+        self._waiting = 0
 
     @property
     def unused(self) -> tuple[str, ...]:
         """The keys of answers given up front for which nobody asked."""
-        return tuple(sorted(self._unused))
+        return tuple(sorted({*self._unused, *[question.id for question, _ in self._earlier]}))
 
-    async def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
+    async def ask(self, questions: Sequence[Question], interactor: Interactor | None = None) -> list[Answer | None]:
         """
         Return one answer per question; ``None`` where nobody is there to give one.
 
         An interactor is asked one question after another; those that wait for a handle are open at once.
+
+        Args:
+            questions: What is asked.
+            interactor: Who answers before the engine's own interactor would.
+
+        Raises:
+            LimitExceeded: when more questions than a run tree may have would wait for an answer.
         """
         answers = [self._up_front(question) for question in questions]
-        if self._interactor is not None:
+        somebody = interactor or self._interactor
+        if somebody is not None:
             for index, question in enumerate(questions):
                 if answers[index] is None:
-                    answers[index] = await self._interact(self._interactor, question)
+                    answers[index] = await self._interact(somebody, question)
+        self._wait_for(answers.count(None))
         if not self._attending:
             return answers
         futures = {i: self._opened(q) for i, q in enumerate(questions) if answers[i] is None}
@@ -63,9 +83,24 @@ class Desk:
         finally:
             for index in futures:
                 del self._open[questions[index].id]
+                self._waiting -= answers[index] is not None
         return answers
 
+    def _wait_for(self, count: int) -> None:
+        """Count questions that wait from now on; those that nobody answers wait until the run has ended."""
+        if count and self._waiting + count > MAX_QUESTIONS:
+            msg = (
+                f"{self._waiting} questions of this run wait for an answer; {count} more would be over the limit of "
+                f"{MAX_QUESTIONS}. Ask fewer at once, and the rest when these are answered"
+            )
+            raise LimitExceeded(msg, kind="questions", limit=MAX_QUESTIONS)
+        self._waiting += count
+
     def _up_front(self, question: Question) -> Answer | None:
+        for index, (earlier, value) in enumerate(self._earlier):
+            if attrs.evolve(earlier, id=question.id) == question:
+                del self._earlier[index]
+                return answered(value, question)
         for key in (question.id, question.text):
             if key in self._given:
                 self._unused.discard(key)

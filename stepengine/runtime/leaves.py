@@ -16,11 +16,12 @@ from stepengine.data.effects import Ask, CallModel, CallTool, Perform, Spawn
 from stepengine.data.json import freeze
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.run import ChildResult, RunStatus
-from stepengine.errors import DataError, PerformError, StepEngineError
+from stepengine.errors import DataError, LimitExceeded, PerformError, StepEngineError
 from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.toolcalls import call_tool
 
 if TYPE_CHECKING:
+    from stepengine.data.questions import Interactor
     from stepengine.runtime.calls import ModelCaller
     from stepengine.runtime.tree import Tree
 
@@ -114,7 +115,10 @@ class Leaves:
 
     async def _ask(self, item: Item, io: IO) -> Single:
         questions = cast("Ask", item.effect).questions
-        answers = await self._tree.desk.ask(questions)
+        try:
+            answers = await self._tree.desk.ask(questions, _interactor_of(item))
+        except LimitExceeded as error:
+            return self._failure(item, error)
         waiting = tuple([q for q, answer in zip(questions, answers, strict=True) if answer is None])
         if waiting:
             return Stop("suspended", self._elapsed(), questions=waiting)
@@ -145,6 +149,15 @@ BY_KIND: Mapping[type[Any], Callable[[Leaves, Item, IO], Awaitable[Single]]] = {
     Spawn: Leaves._spawn,  # noqa: SLF001
 }
 """The method for each kind of effect; unbound, so that the leaves do not refer to themselves."""
+
+
+def _interactor_of(item: Item) -> Interactor | None:
+    """Return who was given to the tool that asks, ``ask_user_tool(interactor)``; ``None`` for nobody."""
+    effect = cast("Ask", item.effect)
+    of_tool = effect.tool_call_id and effect.purpose == "question"
+    binding = item.plan.tools.get("ask_user") if of_tool else None
+    interactor: Interactor | None = getattr(getattr(binding, "tool", None), "interactor", None)
+    return interactor
 
 
 def _innermost(fn: Any) -> Any:

@@ -20,7 +20,7 @@ from stepengine.data.effects import Spawn
 from stepengine.data.events import Event
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Failure, Outcome, Stop
-from stepengine.data.questions import AnswerLike, Interactor
+from stepengine.data.questions import AnswerLike, Interactor, Question
 from stepengine.data.run import RunStatus
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
@@ -104,6 +104,7 @@ class Tree:
         state: The state that it is started with.
         hub: Its event stream.
         answers: Answers given up front, by question id or text.
+        earlier: Questions that the run which this one continues was suspended for, with their answers.
 
     Attributes:
         root: The root run's scope.
@@ -124,11 +125,13 @@ class Tree:
         state: AgentState,
         hub: Hub,
         answers: Mapping[str, AnswerLike] | None = None,
+        *,
+        earlier: Sequence[tuple[Question, AnswerLike]] = (),
     ) -> None:
         self.services = services
         self.hub = hub
         self.emit: Callable[[Event], None] = hub.emit
-        self.desk = Desk(answers or {}, services.interactor, services.tools.threads)
+        self.desk = Desk(answers or {}, services.interactor, services.tools.threads, earlier)
         self.leaked: list[str] = []
         self.spawned_by: dict[str, str] = {}
         self.inbox: deque[UserMessage] = deque()

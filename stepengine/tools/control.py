@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.questions import Interactor
+from stepengine.data.questions import Interactor, checked_interactor
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec
 from stepengine.machine.control import CONTROL_BINDINGS, CONTROL_SPECS, HANDLER_ONLY
 from stepengine.tools.repair import Aliases, repairer
@@ -68,6 +68,10 @@ def ask_user_tool(interactor: Interactor | None = None) -> ToolLike:
     Return ``ask_user``, which puts the model's questions to a person.
 
     Args:
-        interactor: Who answers in process; without one the engine's interactor does, or the run suspends.
+        interactor: Who answers the questions of this tool in process, an object with a method ``ask(question)``; without
+            one the engine's interactor does, or the run suspends.
+
+    Raises:
+        DefinitionError: when *interactor* cannot be asked.
     """
-    return machine_tool("ask_user", interactor)
+    return machine_tool("ask_user", checked_interactor(interactor, "ask_user_tool(interactor)"))

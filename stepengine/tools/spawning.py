@@ -13,13 +13,13 @@ from typing import Any
 import attrs
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.json import JsonDict, freeze, freeze_object, thaw
+from stepengine.data.json import JsonDict, compact, freeze, freeze_object, thaw
 from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult
 from stepengine.data.tools import ToolLike, ToolSpec
 from stepengine.errors import DataError, DefinitionError
 from stepengine.machine.checks import STRING, described, object_schema, validator
-from stepengine.machine.spawning import Entry, SpawnBinding, kept_text, listed, output_as_json, why_not
+from stepengine.machine.spawning import Entry, SpawnBinding, kept_output, listed, output_as_json, why_not
 from stepengine.tools.arguments import without_titles
 from stepengine.tools.control import MachineTool, machine_tool
 from stepengine.tools.definition import check_name
@@ -221,9 +221,11 @@ def _without_strays(value: JsonDict) -> JsonDict:
 
 
 def _failed(child: ChildResult[Any]) -> ToolResult:
-    said = kept_text(child)
-    text = f"Agent {child.agent_id} failed: {why_not(child)}"
-    return ToolResult.error(f"{text}\nIt said last:\n{said}" if said else text)
+    """Return why a child did not complete, and what it had when its budget was spent."""
+    why, kept = f"Agent {child.agent_id} failed: {why_not(child)}", kept_output(child)
+    if kept in (None, ""):
+        return ToolResult.error(why)
+    return ToolResult.error(f"{why}\nIts output until then: {kept if isinstance(kept, str) else compact(kept)}")
 
 
 def _final_text(children: Sequence[ChildResult[Any]]) -> ToolResult:

@@ -122,7 +122,7 @@ def test_the_selector_sees_every_implementation_with_its_strategy_and_why_there_
     [
         ([choose("Z")], "'Z' was selected, which proposes nothing. It is right."),
         ([choose("B")], "'B' was selected, which proposes nothing. It is right."),
-        (["A.", "Really A."], "since none could be selected: "),
+        (["A.", "Really A.", "A!"], "since none could be selected: "),
     ],
 )
 def test_a_selection_of_nothing_changes_nothing_and_says_so(project: Path, selection: list[Any], why: str) -> None:

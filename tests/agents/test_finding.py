@@ -82,10 +82,11 @@ def test_params_that_do_not_fit_are_refused_before_the_run(project: Path, agent_
 
 @pytest.mark.spec("generator-contract:B23")
 @pytest.mark.parametrize("folders", [[], ["docs"]])
-def test_the_lister_sees_the_tree_and_answers_with_paths(project: Path, folders: list[str]) -> None:
-    result, model = run(
-        "file-lister", project, ["<think>hm</think>\nshop.py\n"], "prices?", params={"directories": folders}
-    )
+@pytest.mark.parametrize(
+    "listing", ["<think>hm</think>\nshop.py\n", " <think>hm</think>shop.py", "hm\n</think>\nshop.py"]
+)
+def test_the_lister_sees_the_tree_and_answers_with_paths(project: Path, folders: list[str], listing: str) -> None:
+    result, model = run("file-lister", project, [listing], "prices?", params={"directories": folders})
     (*_, tree) = model.calls[0].messages
 
     assert "shop.py" == result.output
@@ -112,10 +113,20 @@ def test_the_picker_has_files_named_reads_each_once_and_reports(project: Path) -
 
 @pytest.mark.spec("generator-contract:B22")
 @pytest.mark.parametrize(
-    "listing", ["", "None.", "`none`", "<think>Nothing.</think>", "There is nothing.", "missing.py\ngone.py"]
+    "replies",
+    [
+        [""],
+        ["None."],
+        ["`none`"],
+        ["<think>Nothing.</think>", "none"],
+        ["There is nothing."],
+        ["missing.py\ngone.py"],
+    ],
 )
-def test_a_picker_that_is_named_nothing_says_so_without_a_model_call_of_its_own(project: Path, listing: str) -> None:
-    result, _ = run("file-picker", project, [listing], "prices?")
+def test_a_picker_that_is_named_nothing_says_so_without_a_model_call_of_its_own(
+    project: Path, replies: list[str]
+) -> None:
+    result, _ = run("file-picker", project, replies, "prices?")
 
     assert "No file of the project matters for this." == result.output == result.text
 

@@ -43,14 +43,18 @@ def asking(child: str, **call: Any) -> AgentDefinition[Any]:
     [
         (["Yes, since both write."], "Yes, since both write."),
         ([thinking("hm", "<think>a\nb</think> Yes. ")], "Yes."),
-        (["<thinking>never closed"], "No conclusion was reached."),
+        (["  <think>deep</think>\n  The answer."], "The answer."),
+        (["It is hard, but yes.\n</think>\n\nYes."], "Yes."),
+        (["The tag <think> opens thoughts."], "The tag <think> opens thoughts."),
+        (["<thinking>never closed"] * 3, "No conclusion was reached."),
         ([tool_call("read_files", {"paths": ["shop.py"]}), "Without reading: yes."], "Without reading: yes."),
     ],
 )
 def test_the_thinker_returns_its_conclusion_and_no_thoughts(project: Path, replies: list[Any], message: str) -> None:
     result, _ = run("thinker", project, replies, "Is a lock needed?")
 
-    assert {"message": message} == result.unwrap()
+    assert {"message": message} == result.output
+    assert result.status is (RunStatus.TRUNCATED if len(replies) == 3 else RunStatus.COMPLETED)
 
 
 @pytest.mark.spec("requirements:Q4", "requirements:A11", "generator-contract:B15", "generator-contract:B20")
@@ -106,7 +110,7 @@ def test_without_a_choice_nobody_is_asked_to_choose(project: Path, thoughts: lis
     ("selection", "why"),
     [
         (["fail"], "None could be selected: "),
-        (["A, I think.", "Really A."], "None could be selected: "),
+        (["A, I think.", "Really A.", "A!"], "None could be selected: "),
         ([tool_call("set_output", {"thought_id": "Z"})], "'Z' was selected, which is none. "),
     ],
 )
@@ -131,13 +135,13 @@ CHOICES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.spec("generator-contract:B14", "generator-contract:B19", "generator-contract:S12")
 @pytest.mark.parametrize(("agent_id", "params", "choice"), CHOICES)
-def test_a_selector_chooses_by_set_output_and_is_asked_for_it_once_more(
+def test_a_selector_chooses_by_set_output_and_is_asked_for_it_again(
     project: Path, agent_id: str, params: Any, choice: Any
 ) -> None:
     call: Callable[..., Any] = tool_call
     result, _ = run(agent_id, project, ["I choose A.", call("set_output", choice)], "Which?", params=params)
-    silent, _ = run(agent_id, project, ["I choose A.", "Really."], "Which?", params=params)
-    half, _ = run(agent_id, project, [call("set_output", {}), "So."], "Which?", params=params)
+    silent, _ = run(agent_id, project, ["I choose A.", "Really.", "Yes."], "Which?", params=params)
+    half, _ = run(agent_id, project, [call("set_output", {}), "So.", "So."], "Which?", params=params)
 
     assert choice == result.unwrap().model_dump()
     assert RunStatus.FAILED is silent.status

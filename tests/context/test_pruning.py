@@ -177,12 +177,13 @@ def test_what_the_engine_says_is_not_summarised_and_begins_no_turn(tag: str) -> 
 @pytest.mark.spec("generator-contract:P14", "generator-contract:P15", "generator-contract:P16")
 def test_long_texts_are_cut_to_head_and_tail_and_blank_ones_give_no_entry() -> None:
     long = "".join(chr(97 + n % 26) for n in range(50_000))
-    said = AssistantMessage((ThinkingPart("secret"), TextPart(f"<think>hush</think>{long}<think>never closed")))
+    said = AssistantMessage((ThinkingPart("secret"), TextPart(f"<think>hush</think>{long}<think>no tag")))
     result = pruned(prompt(long), prompt("  \n "), prompt("", PNG), said, AssistantMessage(()), prompt("live"))
     user, note = texts(result)
 
     assert user == f"[USER]\n{cut(long, 13_000)}"
-    assert note == f"Progress note: {cut(long, 1_300)}"
+    # A tag in the middle of a text takes nothing of it away.
+    assert note == f"Progress note: {cut(f'{long}<think>no tag', 1_300)}"
     for tokens in (13_000, 1_300):
         kept = tokens * 3 - 50
         head, notice, tail = cut(long, tokens).split("\n")

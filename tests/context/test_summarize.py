@@ -287,6 +287,13 @@ def test_the_threshold_is_the_number_else_a_share_of_the_window_else_a_hundred_t
     assert [False, False] == [acts(Compaction(**off), 200_000) for off in ({"enabled": False}, {"auto": False})]
 
 
+@pytest.mark.spec("requirements:X53")
+def test_a_summary_holds_no_thoughts() -> None:
+    _, change = played(summarize(10), context(PROMPT, *exchange(1)), "<think>what matters?</think>\nThey dig.")
+
+    assert "<summary>\nThey dig.\n</summary>" in change.view[0].text
+
+
 @pytest.mark.spec("requirements:I8")
 def test_directives_and_model_are_those_of_the_request() -> None:
     ctx = context(PROMPT, *exchange(1))

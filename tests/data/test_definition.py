@@ -413,3 +413,10 @@ def test_a_callable_without_a_known_signature_is_given_the_benefit_of_the_doubt(
     assert takes_one_argument(getattr)
     assert takes_one_argument(dict.fromkeys)
     assert not takes_one_argument(no_argument)
+
+
+@pytest.mark.spec("requirements:X52")
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, None, "2"])
+def test_how_often_an_output_is_asked_for_again_is_a_number(wrong):
+    with pytest.raises(DefinitionError, match="output_retries is how often an output is asked for again"):
+        AgentDefinition("a", output_retries=wrong)

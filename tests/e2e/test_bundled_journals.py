@@ -19,6 +19,7 @@ from .bundled import ROOT, recorder
 
 MAX_BYTES = 200_000
 script = recorder()
+EARLIER = sorted((ROOT / "cassettes" / "earlier").iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,19 @@ def test_a_recorded_run_is_replayed_without_network_model_and_files(agent_id: st
     assert [] == refused
     assert [] == list(tmp_path.iterdir())
     assert result.output not in (None, "")
+
+
+@pytest.mark.spec("reliability:JR19")
+@pytest.mark.parametrize("path", EARLIER, ids=lambda path: path.stem)
+def test_a_journal_that_other_rules_recorded_is_replayed_byte_for_byte(path: Path, tmp_path: Path) -> None:
+    """
+    Why there is a newer recording of each of them stands in ``cassettes/README.md``.
+    """
+    with Engine([script.BUNDLED[path.stem]], script.tools_for(tmp_path)) as engine:
+        result = engine.replay_sync(FileJournal(path))
+
+    assert RunStatus.COMPLETED is result.status
+    assert path.read_bytes() == result.journal.content()
 
 
 @pytest.mark.deep

@@ -11,6 +11,7 @@ import pydantic
 import pytest
 
 from stepengine import (
+    STEP,
     AgentCall,
     AgentDefinition,
     Change,
@@ -22,7 +23,7 @@ from stepengine import (
     ToolCall,
     tool,
 )
-from stepengine.errors import DefinitionError
+from stepengine.errors import DefinitionError, LimitExceeded, LimitReached
 from stepengine.events import AgentFinished, AgentSpawned, RunStarted
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools import agent_tool, ask_user_tool, control_tools, spawn_tools, task_tool
@@ -535,3 +536,34 @@ async def test_the_events_of_children_say_who_started_whom_with_what_also_when_t
     assert {("echo-one", "completed"), ("crash", "failed")} == {(e.agent_id, e.status.value) for e in ended}
     assert sorted(e.child_path for e in spawned) == sorted(e.child_path for e in ended)
     assert {e.child_path: e.agent_id for e in spawned} == {p: e.agent_id for p, e in began.items() if p}
+
+
+@pytest.mark.spec("requirements:X51")
+@pytest.mark.parametrize("way", ["spawn_agents", "tool"])
+async def test_what_a_child_returned_after_its_tokens_were_spent_reaches_its_parent(way):
+    def thrifty(ctx):
+        try:
+            yield STEP
+        except LimitReached:
+            return {"so far": 3}
+
+    kid = AgentDefinition("thrifty", model="test/m", handle_steps=thrifty, limits=Limits(max_tokens=1))
+    tools = [*spawn_tools(), agent_tool(kid, name="ask_kid")]
+    entry = {"agent_type": "thrifty", "prompt": "go on " * 9}
+    asked = {"agents": [entry]} if way == "spawn_agents" else {"prompt": entry["prompt"]}
+    call = tool_call("spawn_agents" if way == "spawn_agents" else "ask_kid", asked)
+    engine, agent, _ = boss(call, tools=tools, spawnable_agents=[kid])
+    result = await engine.run(agent, "go")
+    shown = result.tool_calls[0].result
+
+    assert (RunStatus.FAILED, {"so far": 3}) == (result.children[0].status, result.children[0].output)
+    assert shown.is_error
+    if way == "tool":
+        assert shown.text.endswith('\nIts output until then: {"so far":3}')
+    else:
+        assert {"so far": 3} == shown.data[0]["output"]
+        assert "of 1 tokens" in shown.data[0]["error"]
+    alone = await engine.run(kid, "go on " * 9)
+    assert (RunStatus.FAILED, {"so far": 3}) == (alone.status, alone.output)
+    with pytest.raises(LimitExceeded):
+        alone.unwrap()

@@ -21,6 +21,7 @@ from tests.machine.world import (
     adding,
     agent,
     call,
+    child,
     limits,
     play,
     reply,
@@ -224,7 +225,6 @@ def test_everything_that_was_spent_is_counted():
     from decimal import Decimal
 
     from stepengine.data.usage import Spending
-    from tests.machine.world import child
 
     def handler(ctx):
         yield STEP
@@ -263,3 +263,56 @@ def test_a_reply_without_usage_makes_the_sum_a_lower_bound():
     played = play(agent(), World(replies=[reply("x", usage=None)]))
     assert played.spending.usage == Usage(requests=1, at_least=True)
     assert played.spending.cost is None
+
+
+@pytest.mark.spec("requirements:X51")
+@pytest.mark.parametrize("kind", ["tokens", "cost", "seconds"])
+def test_what_a_handler_returned_is_kept_after_every_limit(kind):
+    spent = LimitExceeded("nothing left", kind=kind, limit=5)
+
+    def handler(ctx):
+        try:
+            yield STEP
+        except LimitReached as reached:
+            return {"so far": reached.error.kind}
+
+    for mode in ("last_message", "all_messages", "structured_output"):
+        played = play(agent(handler, output_mode=mode), World(replies=[spent]))
+        assert (played.status, played.error, played.output) == (RunStatus.FAILED, spent, {"so far": kind})
+
+    def raising(ctx):
+        yield STEP_ALL
+        return "mine"
+
+    stepped = agent(raising, tools=["add"], limits=limits(max_steps=1, on_max_steps="stop"))
+    played = play(stepped, World(replies=looping, tools={"add": adding}), tools=[ADD])
+    assert (played.status, played.output) == (RunStatus.MAX_STEPS, "mine")
+
+
+@pytest.mark.spec("requirements:X51")
+def test_a_spent_run_whose_handler_returned_nothing_has_no_output():
+    def handler(ctx):
+        yield STEP
+        with contextlib.suppress(LimitReached):
+            yield STEP
+
+    played = play(agent(handler), World(replies=[reply("half"), SPENT]))
+    assert (played.status, played.error, played.output, played.text) == (RunStatus.FAILED, SPENT, None, "half")
+
+
+@pytest.mark.spec("requirements:X51")
+def test_a_parents_entry_of_a_spent_child_has_the_error_and_the_output():
+    entries = [{"agent_type": "a"}, {"agent_type": "b"}, {"agent_type": "c"}]
+    world = World(
+        replies=[reply(call("spawn_agents", agents=entries)), reply("x")],
+        children={
+            "a": child({"so far": 1}, agent_id="a", status="failed", error=SPENT),
+            "b": child("half", agent_id="b", status="max_steps"),
+            "c": child(None, agent_id="c", status="failed", error=StepEngineError("broke")),
+        },
+    )
+    played = play(agent(tools=["spawn_agents"]), world)
+    first, second, third = played.finished.tool_calls[0].result.data
+    assert first == {"agent_type": "a", "error": "no tokens left", "output": {"so far": 1}}
+    assert (second["output"], second["error"]) == ("half", "it ended as max_steps")
+    assert third == {"agent_type": "c", "error": "broke"}

@@ -31,7 +31,7 @@ def test_spawn_agents_runs_children_at_once_and_answers_in_order():
         replies=[reply(call("spawn_agents", agents=entries)), reply("done")],
         children={
             "a": child({"x": 1}, agent_id="a", run_id="ra"),
-            "b": child(agent_id="b", status="failed", error=StepEngineError("broke")),
+            "b": child(None, agent_id="b", status="failed", error=StepEngineError("broke")),
             "c": LimitExceeded("too many", kind="children"),
             "d": child(agent_id="d", status="max_steps"),
         },
@@ -50,7 +50,7 @@ def test_spawn_agents_runs_children_at_once_and_answers_in_order():
         {"agent_type": "a", "run_id": "ra", "status": "completed", "output": {"x": 1}},
         {"agent_type": "b", "error": "broke"},
         {"agent_type": "c", "error": "too many"},
-        {"agent_type": "d", "error": "it ended as max_steps", "text": "done"},
+        {"agent_type": "d", "error": "it ended as max_steps", "output": "done"},
     ]
     assert (played.status, [c.agent_id for c in played.children]) == (RunStatus.COMPLETED, [*"abcd"])
 

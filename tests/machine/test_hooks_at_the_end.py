@@ -11,6 +11,7 @@ from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.results import ToolResult
 from stepengine.data.run import RunStatus
+from stepengine.errors import LimitExceeded
 from tests.machine.test_hooks import generating, greedy, raising, run
 from tests.machine.world import World, adding, agent, binding, call, limits, play, reply
 
@@ -128,3 +129,18 @@ def test_a_hook_is_closed_when_the_run_is_stopped_in_it():
     played = run(Hooks(pre_step=[hook]), world=World(at={0: Stop("shutdown")}))
     assert (played.status, log) == (RunStatus.CANCELLED, ["closed"])
     assert "RuntimeError: again" in played.warnings[0]
+
+
+@pytest.mark.spec("requirements:X51")
+def test_time_that_runs_out_in_a_post_run_hook_takes_nothing_from_the_output():
+    def handler(ctx):
+        yield y.Perform(int)
+        return "mine"
+
+    def slow(ctx, result):
+        yield y.Perform(int)
+
+    late = LimitExceeded("too late", kind="seconds", limit=1)
+    played = run(Hooks(post_run=[slow]), handler=handler, world=World(at={1: Stop("limit", error=late)}))
+
+    assert (RunStatus.FAILED, late, "mine") == (played.status, played.error, played.output)

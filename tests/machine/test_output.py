@@ -268,7 +268,7 @@ def test_set_output_is_offered_by_itself_with_the_schema():
 @pytest.mark.spec(
     "generator-contract:S12", "requirements:D14", "requirements:X23", "generator-contract:V7", "generator-contract:D6"
 )
-def test_a_missing_output_is_asked_for_once_and_the_handler_is_not_started_again():
+def test_a_missing_output_is_asked_for_and_the_handler_is_not_started_again():
     log = []
 
     def handler(ctx):
@@ -281,14 +281,14 @@ def test_a_missing_output_is_asked_for_once_and_the_handler_is_not_started_again
     assert "set_output now. It must fit this JSON Schema" in played.history[2].text
     assert [t.name for t in played.requests[1].tools] == ["set_output"]
 
-    missing = scoring(reply("done"), reply("still done"))
-    assert (missing.status, missing.output, len(missing.models)) == (RunStatus.FAILED, None, 2)
+    missing = scoring(reply("done"), reply("still done"), reply("done, I say"))
+    assert (missing.status, missing.output, len(missing.models)) == (RunStatus.FAILED, None, 3)
     assert missing.error == OutputMissing("agent 'tester' ended without the structured output that it must give")
 
 
 @pytest.mark.spec("generator-contract:S12", "generator-contract:S9")
 def test_the_reminder_and_the_error_say_why_the_output_was_refused():
-    played = scoring(score("x"), reply("enough"))
+    played = scoring(score("x"), reply("enough"), output_retries=1)
     assert "Your last output was refused: score: expected a number." in played.history[3].text
     assert played.error.issues == ("score: expected a number",)
     assert played.error.message.endswith("the last attempt was refused: score: expected a number")
@@ -349,7 +349,7 @@ def test_a_returned_value_is_validated_and_a_wrong_one_is_asked_for_again():
     wanted = "five"
     mended = scoring(reply("a"), score(6), handler=handler)
     assert (mended.output, len(mended.models)) == ({"score": 6, "checked": True}, 2)
-    failed = scoring(reply("a"), reply("no"), handler=handler)
+    failed = scoring(reply("a"), reply("no"), reply("no"), handler=handler)
     assert (failed.status, failed.error.issues) == (RunStatus.FAILED, ("score: expected a number",))
 
 
@@ -387,11 +387,114 @@ def test_the_output_is_given_as_the_authors_own_type():
     assert failed.status is RunStatus.FAILED
 
 
+# --- corrections ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:X52")
+@pytest.mark.parametrize("retries", [0, 1, 2, 3])
+def test_an_agent_says_how_often_it_is_asked_for_its_output_again(retries):
+    """
+    A missing output and a refused one count alike; the last correction demands the call.
+    """
+    world = World(replies=lambda k: reply("no") if k % 2 else score("x"))
+    played = scoring(world=world, output_retries=retries)
+
+    assert (played.status, type(played.error), len(played.models)) == (RunStatus.FAILED, OutputMissing, 1 + retries)
+    assert sum(m.role == "user" and m.tags == ("OUTPUT_REMINDER",) for m in played.history) == retries
+    demanded = [request.tool_choice for request in played.requests[1:]]
+    assert demanded == [None] * (retries - 1) + ["set_output"] * bool(retries)
+    if retries == 2:
+        mended = scoring(reply("done"), score("x"), score(4))
+        assert (mended.output, mended.status) == ({"score": 4, "checked": True}, RunStatus.COMPLETED)
+
+
+@pytest.mark.spec("requirements:X52")
+def test_corrections_of_a_returned_value_count_and_stay_inside_the_step_budget():
+    def handler(ctx):
+        yield STEP_ALL
+        return {"score": "five"}
+
+    world = World(replies=lambda k: reply("no"))
+    assert len(scoring(world=world, handler=handler, output_retries=2).models) == 3
+    bounded = scoring(world=World(replies=lambda k: reply("no")), output_retries=9, limits=limits(max_steps=3))
+    assert (bounded.status, len(bounded.models)) == (RunStatus.FAILED, 3)
+
+
+@pytest.mark.spec("requirements:X52")
+def test_a_provider_that_refuses_to_demand_a_call_is_asked_without():
+    refused = ModelError("tool_choice is not supported", status=400)
+    played = scoring(reply("done"), refused, score(), output_retries=1)
+    assert (played.status, [r.tool_choice for r in played.requests]) == (
+        RunStatus.COMPLETED,
+        [None, "set_output", None],
+    )
+    down = scoring(reply("done"), ModelError("down", status=500), output_retries=1)
+    assert (type(down.error), len(down.models)) == (OutputMissing, 2)
+
+
+JSON_TEXTS = [
+    '{"score": 3}',
+    ' \n{"score": 3}\n',
+    '```json\n{"score": 3}\n```',
+    'Here it is:\n\n```\n{\n  "score": 3\n}\n```\nDone.',
+]
+
+
+@pytest.mark.spec("requirements:X52")
+@pytest.mark.parametrize("said", JSON_TEXTS)
+def test_a_final_text_that_is_json_of_the_schema_is_the_output(said):
+    played = scoring(reply(said))
+    assert (played.status, played.output, len(played.models)) == (RunStatus.COMPLETED, {"score": 3, "checked": True}, 1)
+    late = scoring(reply("Well."), reply(said))
+    assert (late.output, len(late.models)) == ({"score": 3, "checked": True}, 2)
+
+
+@pytest.mark.spec("requirements:X52")
+def test_set_output_and_a_returned_value_go_before_a_final_text():
+    def handler(ctx):
+        yield STEP_ALL
+        return {"score": 5}
+
+    set_first = scoring(reply(call("set_output", score=1), call("add")), reply('{"score": 2}'), tools=["add"])
+    assert set_first.output["score"] == 1
+    assert scoring(reply('{"score": 2}'), handler=handler).output["score"] == 5
+
+
+@pytest.mark.spec("requirements:X52")
+@pytest.mark.parametrize(
+    "said",
+    [
+        'It is {"score": 3}.',
+        '```\n{"score": 3}\n```\n```\n{"score": 4}\n```',
+        '```json\n{"score": 3}',
+        "[" * 100_000,
+        "NaN",
+        "",
+    ],
+)
+def test_what_is_not_one_json_text_is_no_output(said):
+    played = scoring(reply(said), output_retries=0)
+    assert (played.status, type(played.error), played.output) == (RunStatus.FAILED, OutputMissing, None)
+
+
+@pytest.mark.spec("requirements:X52")
+def test_a_final_text_that_is_json_and_does_not_fit_is_corrected_with_its_issues():
+    played = scoring(reply('{"score": "x"}'), score())
+    assert "Your last output was refused: score: expected a number." in played.history[2].text
+    assert played.output == {"score": 3, "checked": True}
+
+
+@pytest.mark.spec("requirements:X52")
+def test_a_final_text_counts_at_the_step_limit_too():
+    played = scoring(reply(call("add")), reply('{"score": 3}'), tools=["add"], limits=limits(max_steps=1))
+    assert (played.status, played.output) == (RunStatus.MAX_STEPS, {"score": 3, "checked": True})
+
+
 def test_a_validator_that_raises_refuses_the_output():
     def broken(value):
         raise KeyError("inside")
 
-    played = scoring(score(), reply("x"), check=broken)
+    played = scoring(score(), reply("x"), reply("x"), check=broken)
     assert "the check of the output raised KeyError: 'inside'" in played.error.issues[0]
 
 

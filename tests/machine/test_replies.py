@@ -15,7 +15,7 @@ from stepengine.data.run import RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
 from tests.machine.batches import run, single
-from tests.machine.world import ADD, STEP, World, adding, agent, binding, call, child, limits, play, reply
+from tests.machine.world import ADD, STEP, World, adding, agent, binding, call, child, limits, play, reply, thought
 
 
 @pytest.mark.spec("reliability:MP55", "requirements:D21", "generator-contract:L37")
@@ -197,3 +197,58 @@ def test_calls_of_a_model_that_was_told_to_make_none_run_only_if_their_tools_wer
     refused = over.tools == ()
     assert [type(e).__name__ for e in played.leaves] == ["CallModel", *([] if refused else ["CallTool"])]
     assert ("Tool 'add' is not available" in played.shown[-1]) is refused
+
+
+# --- thoughts in text -----------------------------------------------------------------------------------------------
+
+THOUGHTS = ["<think>I should answer.</think>", "<reasoning>never closed", thought("hm"), " \n", "</think>\n"]
+
+
+@pytest.mark.spec("requirements:X53", "generator-contract:G51")
+@pytest.mark.parametrize("only", THOUGHTS)
+def test_a_reply_that_is_only_thoughts_does_not_end_a_turn_and_three_in_a_row_do(only):
+    played = run(reply(only), reply(only), reply("<think>x</think>\nSo."))
+    assert (played.status, played.output, played.text, len(played.models)) == (RunStatus.COMPLETED, "So.", "So.", 3)
+
+    cut = run(world=World(replies=lambda k: reply(only)))
+    assert (cut.status, cut.output, cut.text, len(cut.models)) == (RunStatus.TRUNCATED, "", "", 3)
+    assert "3 replies in a row that were only thoughts" in cut.warnings[0]
+    text = only if isinstance(only, str) else ""
+    assert [m.text for m in cut.history if m.role == "assistant"] == [text] * 3
+
+    def handler(ctx):
+        ended = []
+        while len(ended) < 4:
+            ended.append((yield STEP).steps_complete)
+        return ended
+
+    world = World(replies=[reply(only), reply(only), reply("x"), reply(only)])
+    again = run(world=world, handler=handler)
+    assert (again.status, again.output) == (RunStatus.COMPLETED, [False, False, True, False])
+
+
+@pytest.mark.spec("requirements:X53", "generator-contract:G51")
+def test_a_model_that_must_say_when_it_is_done_and_only_thinks_ends_too():
+    played = run(world=World(replies=lambda k: reply("<think>x</think>")), tools=["task_completed"])
+    assert (played.status, len(played.models)) == (RunStatus.TRUNCATED, 3)
+    called = [reply("<think>x</think>"), reply("<think>x</think>", call("add")), reply("<think>x"), reply("y")]
+    assert run(world=World(replies=called, tools={"add": adding})).output == "y"
+
+
+@pytest.mark.spec("requirements:X53", "requirements:D11", "requirements:D13")
+def test_thoughts_in_a_text_are_thinking_and_neither_text_nor_output_and_stay_in_the_record():
+    whole = "<think>deep</think>\n\nThe answer."
+    played = run(reply(thought("first"), whole))
+    assert (played.output, played.text, played.thinking) == ("The answer.", "The answer.", ("first", "deep"))
+    assert played.history[-1].text == whole
+    mentioned = run(reply("Write <think> first."))
+    assert (mentioned.output, mentioned.thinking) == ("Write <think> first.", ())
+
+
+@pytest.mark.spec("requirements:X53")
+def test_candidates_are_what_is_said():
+    def handler(ctx):
+        return (yield from y.GenerateN(2))
+
+    played = run(reply("<think>a</think>b"), reply("c"), handler=handler)
+    assert played.output == ("b", "c")

@@ -1,0 +1,174 @@
+"""
+What of a reply's text is thought and what is said (requirements X53).
+
+Some servers never use thinking parts: their models write thoughts into the text, between tags. The record keeps the text;
+whatever shows or returns what a model said asks ``parted``, so that nobody else has to know about tags.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+__all__ = ("Parted", "parted")
+
+TAGS = ("think", "thinking", "thought", "reasoning")
+OPENING = tuple([f"<{tag}>" for tag in TAGS])
+CLOSING = tuple([f"</{tag}>" for tag in TAGS])
+BLANKS = " \t"
+FENCES = ("```", "~~~")
+
+
+class Parted(NamedTuple):
+    """The two parts of a text: thoughts in order, none of them blank, and what is said."""
+
+    thoughts: tuple[str, ...]
+    said: str
+
+
+def parted(text: str) -> Parted:
+    """
+    Tell what is thought from what is said; a text without thoughts is said as it is.
+
+    Thoughts begin with an opening tag that is the first text of the reply, blanks aside, and end with their closing tag,
+    or never. Some servers swallow the opening tag: then they end with the first closing tag that has no opening one, if it
+    stands on a line of its own or directly before a line break, and not in code.
+    """
+    if "</" not in text and not text.lstrip().startswith(OPENING):
+        return Parted((), text)
+    thoughts: list[str] = []
+    at = _opened(text, thoughts)
+    closing = _unopened(text, at)
+    if closing is not None:
+        thoughts.append(text[at : closing[0]])
+        at = closing[1]
+    elif not thoughts:
+        return Parted((), text)
+    return Parted(tuple([t.strip() for t in thoughts if t.strip()]), text[at:].strip())
+
+
+def _opened(text: str, thoughts: list[str]) -> int:
+    """Add the thoughts with which *text* begins to *thoughts*; return where they end."""
+    at = 0
+    while True:
+        begin = _skip_blank(text, at)
+        tag = next((t for t in OPENING if text.startswith(t, begin)), None)
+        if tag is None:
+            return at
+        begin += len(tag)
+        closing = f"</{tag[1:]}"
+        end = text.find(closing, begin)
+        if end < 0:
+            if thoughts:
+                return at  # an answer may begin with the name of a tag
+            thoughts.append(text[begin:])
+            return len(text)
+        thoughts.append(text[begin:end])
+        at = end + len(closing)
+
+
+def _skip_blank(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _unopened(text: str, at: int) -> tuple[int, int] | None:
+    """Return where the closing tag begins and ends with which thoughts end that no opening tag began."""
+    if not any(text.find(tag, at) >= 0 for tag in CLOSING):
+        return None
+    code = _code(text, at)
+    starts = [begin for begin, _ in code]
+    opened = dict.fromkeys(TAGS, 0)
+    for begin, tag in _tags(text, at):
+        inside = bisect_right(starts, begin) - 1
+        if inside >= 0 and begin < code[inside][1]:
+            continue
+        name, end = tag.strip("</>"), begin + len(tag)
+        if tag in OPENING:
+            opened[name] += 1
+        elif opened[name]:
+            opened[name] -= 1
+        elif _ends_a_line(text, begin, end):
+            return begin, end
+    return None
+
+
+def _tags(text: str, at: int) -> Iterator[tuple[int, str]]:
+    while (at := text.find("<", at)) >= 0:
+        if text.startswith((*OPENING, *CLOSING), at):
+            yield at, text[at : text.index(">", at) + 1]
+        at += 1
+
+
+def _ends_a_line(text: str, begin: int, end: int) -> bool:
+    """Return whether a tag stands directly before a line break or on a line of its own."""
+    if text.startswith(("\n", "\r\n"), end):
+        return True
+    while begin > 0 and text[begin - 1] in BLANKS:
+        begin -= 1
+    while end < len(text) and text[end] in BLANKS:
+        end += 1
+    return (begin == 0 or text[begin - 1] == "\n") and (end == len(text) or text.startswith(("\n", "\r\n"), end))
+
+
+def _code(text: str, at: int) -> list[tuple[int, int]]:
+    """Return where code begins and ends: fenced blocks, which may stay open, and what stands in backticks."""
+    found: list[tuple[int, int]] = []
+    fence, fenced, paragraph = "", at, at
+    for begin, line in _lines(text, at):
+        bare = line.strip()
+        mark = _fence(bare)
+        if fence:
+            if mark.startswith(fence) and mark == bare:
+                found.append((fenced, begin + len(line)))
+                fence, paragraph = "", begin + len(line)
+        elif mark:
+            found += _in_backticks(text, paragraph, begin)
+            fence, fenced = mark, begin
+        elif not bare:
+            found += _in_backticks(text, paragraph, begin)
+            paragraph = begin
+    found += [(fenced, len(text))] if fence else _in_backticks(text, paragraph, len(text))
+    return found
+
+
+def _lines(text: str, at: int) -> Iterator[tuple[int, str]]:
+    while at < len(text):
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end + 1
+        yield at, text[at:end]
+        at = end
+
+
+def _fence(line: str) -> str:
+    """Return the run of backticks or tildes that a line begins with, when it is long enough to be a fence."""
+    return line[: len(line) - len(line.lstrip(line[0]))] if line.startswith(FENCES) else ""
+
+
+def _in_backticks(text: str, begin: int, end: int) -> list[tuple[int, int]]:
+    """Return what stands between two equally long runs of backticks of one paragraph; a run without a partner is text."""
+    runs: list[tuple[int, int]] = []
+    at = text.find("`", begin, end)
+    while at >= 0:
+        after = at
+        while after < end and text[after] == "`":
+            after += 1
+        runs.append((at, after))
+        at = text.find("`", after, end)
+    partner: dict[int, int] = {}
+    following: dict[int, int] = {}
+    for index in range(len(runs) - 1, -1, -1):
+        length = runs[index][1] - runs[index][0]
+        if length in following:
+            partner[index] = following[length]
+        following[length] = index
+    found: list[tuple[int, int]] = []
+    index = 0
+    while index < len(runs):
+        last = partner.get(index)
+        if last is not None:
+            found.append((runs[index][0], runs[last][1]))
+        index = index + 1 if last is None else last + 1
+    return found

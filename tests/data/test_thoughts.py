@@ -1,0 +1,102 @@
+"""
+One function tells what of a reply's text is thought and what is said, and loses nothing that is no thought.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.data.messages import AssistantMessage
+from stepengine.data.models import ModelReply
+from stepengine.data.parts import TextPart, ThinkingPart
+from stepengine.data.thoughts import TAGS, parted
+
+THOUGHT = [
+    ("  <think>deep</think>\n  The answer.", ("deep",), "The answer."),
+    ("<thinking>a\nb</thinking>c", ("a\nb",), "c"),
+    ("<thought>a</thought>\n<reasoning>b</reasoning>\nc", ("a", "b"), "c"),
+    ("<think>never closed", ("never closed",), ""),
+    ("<think></think>", (), ""),
+    ("<think>a</think>\nb <think> c", ("a",), "b <think> c"),
+    ("<think>a</think><think> is the tag.", ("a",), "<think> is the tag."),
+    ("<think>a</thinking>b</think>c", ("a</thinking>b",), "c"),
+    # The server swallowed the opening tag.
+    ("It is\nshop.py</think>\n\nshop.py", ("It is\nshop.py",), "shop.py"),
+    ("It is\n </think> \nshop.py", ("It is",), "shop.py"),
+    ("It is\r\n</think>\r\nshop.py", ("It is",), "shop.py"),
+    ("hm\n</reasoning>", ("hm",), ""),
+    ("</think>\nshop.py", (), "shop.py"),
+    ("say `x` and `y\n</think>\nshop.py", ("say `x` and `y",), "shop.py"),
+    ("see ```x``` here\n</think>\nshop.py", ("see ```x``` here",), "shop.py"),
+    ("```\nx\n```\n</think>\nshop.py", ("```\nx\n```",), "shop.py"),
+    ("<think>a</think>\nmore\n</think>\nb", ("a", "more"), "b"),
+]
+SAID = [
+    "",
+    "plain ",
+    "a < b </b>\n",
+    "The tag <think> opens; it loses nothing.",
+    "A `</think>` in a sentence, and </think> too.",
+    "ends with </think>",
+    "```xml\n<think>\nx\n</think>\n```\nThat is the form.",
+    "~~~~\n```\n</think>\n~~~~\ndone",
+    "```\n</think>\nnever closed",
+    "a `span over\nlines</think>\n` b",
+    "``a `</think>\n`` b",
+    "Write\n<think>\nx\n</think>\nas it is.",
+    "</Think>\nx",
+    "</ think>\nx",
+]
+
+
+@pytest.mark.spec("requirements:X53")
+@pytest.mark.parametrize(("text", "thoughts", "said"), THOUGHT)
+def test_thoughts_begin_a_reply_or_end_at_a_tag_of_their_own(text, thoughts, said):
+    assert (thoughts, said) == parted(text)
+
+
+@pytest.mark.spec("requirements:X53")
+@pytest.mark.parametrize("text", SAID)
+def test_a_text_that_only_mentions_tags_is_said_as_it_is(text):
+    assert ((), text) == parted(text)
+
+
+@pytest.mark.spec("requirements:X53")
+@pytest.mark.parametrize("tag", TAGS)
+@given(thought=st.text("ab <>/`\n"), said=st.text("ab ."))
+def test_what_follows_the_thoughts_is_never_lost(tag, thought, said):
+    told = parted(f"<{tag}>{thought}</{tag}>\n\n{said}")
+
+    assert said.strip() == told.said
+
+
+@pytest.mark.spec("requirements:X53")
+@given(st.text("ab .\n`~").filter(lambda text: text == text.strip()))
+def test_nothing_is_taken_from_a_text_without_tags(text):
+    assert ((), text) == parted(text)
+    assert text.strip() == parted(f"<think>x</think>{text}").said
+
+
+@pytest.mark.spec("requirements:X53")
+def test_messages_and_replies_keep_their_text_and_say_what_is_said():
+    parts = (ThinkingPart("hm"), TextPart("<think>a"), TextPart("b</think>c"))
+    for whole in (AssistantMessage(parts), ModelReply(parts)):
+        assert ("<think>ab</think>c", "c") == (whole.text, whole.said)
+
+
+@pytest.mark.spec("requirements:X53", "reliability:RS12")
+@pytest.mark.parametrize(
+    "part",
+    ["<think></think>", "<", "</think> ", "`</think>\n`", "```\n", "\n", "` `` ", " ", "a</think>\t", "<think>"],
+)
+def test_hostile_texts_take_no_time(part):
+    text = "x</think>y " + part * (200_000 // len(part))
+    begun = time.process_time()
+    for given_text in (text, text[11:], "<think>" + text):
+        parted(given_text)
+
+    assert time.process_time() - begun < 3

@@ -1,0 +1,298 @@
+"""
+Questions of a run, and who answers them: interactors of the engine and of the asking tool, and the cap on what waits.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stepengine import AgentDefinition, Ask, Engine, Hooks, Parallel, RunStatus, tool
+from stepengine.data.codec import from_json, to_json
+from stepengine.data.hooks import HookContext
+from stepengine.data.questions import Decision
+from stepengine.errors import AnswerRejected, DefinitionError, PerformError
+from stepengine.journal import MemoryJournal
+from stepengine.models import Timeouts
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from stepengine.tools import ask_user_tool, spawn_tools
+from tests.engine.sums import add
+
+pytestmark = pytest.mark.anyio
+
+
+class Saying:
+    """
+    Gives the same answer to every question, and remembers them.
+    """
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.asked = []
+
+    def ask(self, question):
+        self.asked.append(question.text)
+        return self.answer
+
+
+class Later(Saying):
+    async def ask(self, question):
+        return super().ask(question)
+
+
+def asking(**fields):
+    questions = [{"question": "Which?", "options": ["red", "blue"]}, {"question": "Why?"}]
+    return tool_call("ask_user", {"questions": questions}, **fields)
+
+
+# --- who answers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:K7", "requirements:K1")
+@pytest.mark.parametrize("kind", [Saying, Later])
+async def test_an_interactor_of_the_tool_answers_what_the_model_asks_with_it(kind):
+    own = kind("red")
+    agent = AgentDefinition("asker", model="scripted/model", tools=[ask_user_tool(own)])
+    engine = Engine([agent], models=ScriptedModel([asking(), text("Red it is.")]))
+    result = await engine.run(agent, "go")
+
+    assert (RunStatus.COMPLETED, "Red it is.") == (result.status, result.output)
+    assert ["Which?", "Why?"] == own.asked
+    assert {"selected": ["red"], "question_index": 0} == result.tool_calls[0].result.data["answers"][0]
+
+
+@pytest.mark.spec("requirements:K7")
+async def test_an_interactor_of_the_tool_goes_before_the_engines_and_answers_nothing_else():
+    def judge(ctx: HookContext, call):
+        return Decision.ask("May it?") if call.tool_name == "add" else None
+
+    own, engines = Saying("red"), Saying("yes")
+    agent = AgentDefinition(
+        "asker", model="scripted/model", tools=[ask_user_tool(own), "add"], hooks=Hooks(pre_tool=[judge])
+    )
+    replies = [asking(), tool_call("add", {"a": 1, "b": 2}), text("done")]
+    engine = Engine([agent], [add], ScriptedModel(replies), interactor=engines)
+    result = await engine.run(agent, "go", answers={"Why?": "so"})
+
+    assert RunStatus.COMPLETED is result.status
+    assert (["Which?"], ["May it?"]) == (own.asked, engines.asked)
+    assert "so" == result.tool_calls[0].result.data["answers"][1]["text"]
+
+
+class Async:
+    async def ask(self, question):
+        return None
+
+
+class Tall:
+    def ask(self, question, width):
+        return "no"
+
+
+@pytest.mark.spec("requirements:K7")
+@pytest.mark.parametrize("wrong", ["x", 5, input, Saying, Tall(), {"ask": 1}])
+@pytest.mark.parametrize("where", ["engine", "tool"])
+def test_nobody_who_can_be_asked_is_refused_where_it_is_written(wrong, where):
+    with pytest.raises(DefinitionError, match=r"interactor.* is an object with a method ask\(question\)"):
+        Engine(interactor=wrong) if where == "engine" else ask_user_tool(wrong)
+
+    assert isinstance(Engine(interactor=Async()), Engine)
+
+
+# --- how many may wait ----------------------------------------------------------------------------------------------
+
+
+def crowd(count):
+    def handler(ctx):
+        entries = yield from Parallel(*[Ask(f"Question {k}?") for k in range(count)])
+        return [str(e) if isinstance(e, PerformError) else e for e in entries]
+
+    return AgentDefinition("crowd", handle_steps=handler)
+
+
+@pytest.mark.spec("reliability:R23")
+async def test_at_most_a_hundred_questions_wait_for_an_answer():
+    held = await Engine().run(crowd(100))
+    assert (RunStatus.SUSPENDED, 100) == (held.status, len(held.pending_questions))
+
+    more = await Engine().run(crowd(300))
+    assert (RunStatus.SUSPENDED, 100) == (more.status, len(more.pending_questions))
+
+    # An answer in process is waited for by nobody.
+    told = await Engine(interactor=Later("yes")).run(crowd(300))
+    assert ["yes"] * 300 == told.unwrap()
+    answered = await Engine().run(crowd(150), answers={f"Question {k}?": "no" for k in range(150)})
+    assert ["no"] * 150 == answered.unwrap()
+
+
+@pytest.mark.spec("reliability:R23")
+async def test_a_model_that_asks_too_much_at_once_is_told_and_goes_on():
+    agent = AgentDefinition("asker", model="scripted/model", tools=[ask_user_tool()])
+    many = {"questions": [{"question": f"{k}?"} for k in range(101)]}
+    engine = Engine([agent], models=ScriptedModel([tool_call("ask_user", many), text("Never mind.")]))
+    result = await engine.run(agent, "go")
+
+    assert (RunStatus.COMPLETED, "Never mind.") == (result.status, result.output)
+    assert "over the limit of 100" in result.tool_calls[0].result.text
+
+
+@pytest.mark.spec("reliability:R23")
+def test_a_connection_may_take_ten_seconds():
+    assert 10 == Timeouts().connect
+
+
+# --- answers to a stored state --------------------------------------------------------------------------------------
+
+
+def stored(state):
+    """
+    Return a state as another process reads it.
+    """
+    return from_json(json.loads(json.dumps(to_json(state))))
+
+
+class Counted:
+    """
+    A tool that counts its runs, an agent that has it and may ask, and engines for it.
+    """
+
+    def __init__(self, **fields):
+        self.ran = []
+
+        @tool(in_thread=False)
+        def note(word: str) -> str:
+            """Note a word."""
+            self.ran.append(word)
+            return f"noted {word}"
+
+        tools = [ask_user_tool(), note]
+        self.agent = AgentDefinition(
+            "clerk", model="scripted/model", tools=tools, instructions_prompt="Help.", **fields
+        )
+
+    def engine(self, *replies, **options):
+        self.model = ScriptedModel(list(replies))
+        return Engine([self.agent], models=self.model, **options)
+
+
+def ask(**question):
+    return tool_call("ask_user", {"questions": [{"question": "For how many?", **question}]})
+
+
+@pytest.mark.spec("requirements:X11", "requirements:K6", "requirements:D24")
+async def test_an_agent_without_a_handler_goes_on_from_a_stored_state_with_the_answer_in_its_place():
+    clerk = Counted()
+    batch = tool_calls(tool_call("note", {"word": "before"}), ask(), tool_call("note", {"word": "after"}))
+    held = await clerk.engine(batch).run("clerk", "Book a table.")
+    assert (RunStatus.SUSPENDED, ["before"]) == (held.status, clerk.ran)
+    state = stored(held.state)
+
+    key = state.pending[0].id
+    done = await clerk.engine(text("Booked for 4.")).run("clerk", previous=state, answers={key: "4"})
+
+    assert (RunStatus.COMPLETED, "Booked for 4.") == (done.status, done.output)
+    assert ["before", "after"] == clerk.ran
+    (request,) = clerk.model.calls
+    assert ["user", "user", "assistant", "tool", "tool", "tool"] == [m.role for m in request.all_messages]
+    assert ["ok", "ok", "ok"] == [m.status for m in request.messages if m.role == "tool"]
+    assert {"answers": [{"question_index": 0, "text": "4"}]} == request.messages[4].result.data
+    assert ["ask_user", "note"] == [call.tool_name for call in done.tool_calls]
+    assert ((), ()) == (done.pending_questions, done.warnings)
+    assert held.state.message_history[4].status == "pending"
+
+
+@pytest.mark.spec("requirements:X11")
+@pytest.mark.parametrize("key", ["id", "text"])
+async def test_a_stored_permission_is_given_or_denied_for_the_call_that_it_is_about(key):
+    def judge(ctx, call):
+        return Decision.ask("May it?") if call.input["word"] != "free" else None
+
+    @tool(in_thread=False, parallel_safe=True)
+    def note(word: str) -> str:
+        """Note a word."""
+        ran.append(word)
+        return word
+
+    ran = []
+    hooks = Hooks(pre_tool=[judge])
+    agent = AgentDefinition("clerk", model="scripted/model", tools=[note], hooks=hooks)
+    words = tool_calls(*[tool_call("note", {"word": word}) for word in ("free", "a", "b")])
+    held = await Engine([agent], models=ScriptedModel([words])).run(agent, "go")
+    first, second = held.state.pending
+    answers = {first.id: "no", second.id: "yes"} if key == "id" else {"May it?": "yes"}
+    model = ScriptedModel([text("done")])
+    done = await Engine([agent], models=model).run(agent, previous=stored(held.state), answers=answers)
+
+    assert (RunStatus.COMPLETED, "done") == (done.status, done.output)
+    assert (["free", "b"] if key == "id" else ["free", "a", "b"]) == ran
+    statuses = [m.status for m in model.calls[0].messages if m.role == "tool"]
+    assert (["ok", "denied", "ok"] if key == "id" else ["ok"] * 3) == statuses
+
+
+@pytest.mark.spec("requirements:X11", "requirements:K3")
+async def test_what_nobody_answers_stays_open_and_an_answer_holds_for_its_own_question_only():
+    clerk = Counted()
+    held = await clerk.engine(ask()).run("clerk", "Book.")
+    again = await clerk.engine().run("clerk", previous=held.state)
+    assert (RunStatus.SUSPENDED, "For how many?") == (again.status, again.pending_questions[0].text)
+    assert again.state.message_history[:-1] == held.state.message_history[:-1]
+    assert not clerk.model.calls
+
+    # The new run counts its own questions; an id of the old one means nothing to it.
+    key = again.state.pending[0].id
+    more = [ask(question="When?"), text("never")]
+    later = await clerk.engine(*more).run("clerk", previous=again.state, answers={key: "4"})
+    assert (RunStatus.SUSPENDED, ["When?"]) == (later.status, [q.text for q in later.pending_questions])
+
+    talked = await clerk.engine(text("Fine.")).run("clerk", "Never mind.", previous=held.state)
+    assert (RunStatus.COMPLETED, "Fine.") == (talked.status, talked.output)
+    assert ["pending"] == [m.status for m in clerk.model.calls[0].messages if m.role == "tool"]
+
+
+@pytest.mark.spec("requirements:X11")
+async def test_what_is_said_beside_an_answer_follows_it():
+    clerk = Counted()
+    held = await clerk.engine(ask()).run("clerk", "Book.")
+    await clerk.engine(text("ok")).run("clerk", "And a window.", previous=held.state, answers={"For how many?": "2"})
+
+    *_, answer, said = clerk.model.calls[0].messages
+    assert ("ok", "And a window.") == (answer.status, said.text)
+
+
+@pytest.mark.spec("requirements:X11")
+async def test_a_run_that_went_on_from_a_state_is_recorded_and_replays():
+    clerk = Counted()
+    held = await clerk.engine(ask()).run("clerk", "Book.")
+    journal = MemoryJournal()
+    engine = clerk.engine(text("Booked."))
+    await engine.run("clerk", previous=held.state, answers={held.state.pending[0].id: "4"}, journal=journal)
+    result = await Engine([clerk.agent]).replay(journal)
+
+    assert (RunStatus.COMPLETED, "Booked.") == (result.status, result.output)
+    assert journal.content() == result.journal.content()
+
+
+@pytest.mark.spec("requirements:X11")
+async def test_with_a_handler_or_a_child_that_asks_a_state_alone_is_refused_and_the_message_names_what_is_missing():
+    def handler(ctx):
+        return (yield from Ask("For how many?"))
+
+    asker = AgentDefinition("asker", handle_steps=handler)
+    boss = AgentDefinition("boss", model="scripted/model", tools=spawn_tools(), spawnable_agents=[asker])
+    spawning = ScriptedModel([tool_call("spawn_agents", {"agents": [{"agent_type": "asker"}]})])
+    for agent, why in ((asker, "agent 'asker' has a handler"), (boss, "a child asks")):
+        engine = Engine([agent], models=spawning)
+        held = await engine.run(agent, "go")
+        for key in (held.state.pending[0].id, "For how many?"):
+            with pytest.raises(AnswerRejected, match=why) as caught:
+                await engine.run(agent, previous=held.state, answers={key: "4"})
+
+        assert "journal=" in caught.value.message
+        assert "save_state" in caught.value.message
+    with pytest.raises(AnswerRejected, match="it is a string, a bool or an Answer"):
+        await Counted().engine().run("clerk", previous=(await clerk_held()).state, answers={"For how many?": 4})
+
+
+async def clerk_held():
+    return await Counted().engine(ask()).run("clerk", "Book.")
