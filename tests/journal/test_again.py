@@ -442,7 +442,8 @@ def test_a_replay_parses_neither_the_model_calls_nor_the_tool_calls_that_it_comp
     monkeypatch.setattr(lines, "members_of", lambda line, where: (parsed.append(line), real(line, where))[1])
     with Engine([agent], models=ScriptedModel([])) as engine:
         assert engine.replay_sync(path).text == "done"
-    assert sum(line.startswith(b'{"kind":"result"') for line in parsed) == 2 * steps + 1
+    # What the run was sent, and how it ended, which is compared.
+    assert sum(line.startswith(b'{"kind":"result"') for line in parsed) == 2 * steps + 1 + 1
     # What the root was started with is looked up; of the others address, fingerprint and name are enough.
     intents = [line for line in parsed if line.startswith(b'{"kind":"intent"')]
     assert all(b'"seq":-1,' in line[:40] for line in intents)
