@@ -210,7 +210,7 @@ def execute(live: Live, slot: Slot) -> Steps:
     """
     effects = start(live, slot)
     if slot.children:
-        settle(live, slot, (yield from live.gather(effects, live.limits.max_concurrent_children)))
+        settle(live, slot, (yield from live.gather(effects)))
     elif not effects:
         yield from _control(live, slot)
     else:

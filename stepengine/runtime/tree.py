@@ -240,7 +240,7 @@ class Tree:
     async def _run(self, scope: Scope) -> Finished:
         plan = scope.plan
         parent = scope.path.rpartition(".")[0]
-        self._ledgers[scope.path] = Ledger(plan.limits, self._ledgers.get(parent) if scope.path else None)
+        self._ledgers[scope.path] = Ledger(plan.limits, plan.given, self._ledgers.get(parent) if scope.path else None)
         self.hub.seat(scope.path, scope.state.run_id, plan.definition.id)
         scope.enter()
         seconds = plan.limits.max_seconds

@@ -192,7 +192,7 @@ class World:
         if isinstance(effect, Notify):
             return None
         members = effect.effects if isinstance(effect, Gather) else (effect,)
-        self._budgets.begin(run, members)
+        self._budgets.begin(run, members, effect if isinstance(effect, Gather) and len(members) > 1 else None)
         outcomes: tuple[Single, ...]
         if isinstance(effect, Gather):
             outcomes = self._members(run, members, fail_fast=effect.fail_fast)

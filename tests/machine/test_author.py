@@ -187,10 +187,10 @@ def test_a_handler_that_never_ends_is_ended_by_its_actions(asked):
     assert len(played.leaves) <= 21
 
 
-@pytest.mark.spec("generator-contract:G47", "generator-contract:G38", "requirements:X7")
-def test_the_default_is_a_thousand_actions_and_batches_count_their_calls():
+@pytest.mark.spec("generator-contract:G47", "generator-contract:G38", "requirements:X7", "requirements:X50")
+def test_the_default_is_a_thousand_actions_of_which_a_parallel_is_one_and_a_step_text_counts_its_calls():
     def handler(ctx):
-        for _ in range(499):
+        for _ in range(998):
             yield y.Parallel(y.ToolCall("add"), y.ToolCall("add"))
         block = '<tool_call>{"name": "add"}</tool_call>'
         yield y.StepText(block + "x" + block)
@@ -198,7 +198,7 @@ def test_the_default_is_a_thousand_actions_and_batches_count_their_calls():
 
     played = play(agent(handler, tools=["add"]), World(tools={"add": adding}), tools=[ADD])
     assert played.error == LimitExceeded(played.error.message, kind="actions", limit=1000)
-    assert len(played.leaves) == 1000
+    assert len(played.leaves) == 2 * 998 + 2
 
 
 @pytest.mark.spec("reliability:GN03", "generator-contract:G41", "generator-contract:D7")
