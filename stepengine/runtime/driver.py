@@ -13,8 +13,9 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.effects import CallTool, Gather, Notify, Spawn
-from stepengine.data.outcomes import Gathered, Outcome, Single
+from stepengine.data.outcomes import Gathered, Outcome, Single, Stop
 from stepengine.machine.plan import Finished
+from stepengine.machine.signals import is_callers
 from stepengine.runtime.failfast import Group
 from stepengine.runtime.performer import Item, child_path
 from stepengine.runtime.reports import finished, started
@@ -97,11 +98,11 @@ def _instead(scope: Scope, item: Item, error: BaseException, *, alone: bool) -> 
         if alone:
             scope.interrupted()
         return scope.halt(child_path(item.path, item.effect.seq) if type(item.effect) is Spawn else None)
-    if isinstance(error, KeyboardInterrupt | SystemExit):
-        return scope.crashed(error)
-    if isinstance(error, Exception):
-        return scope.broken(error)
-    raise error
+    return _account(scope, error)
+
+
+def _account(scope: Scope, error: BaseException) -> Stop:
+    return scope.crashed(error) if is_callers(error) else scope.broken(error)
 
 
 async def _gather(scope: Scope, effect: Gather) -> Gathered:
@@ -156,8 +157,8 @@ class _Together:
                 self._scope.interrupted()
                 for task in self._running:
                     task.cancel()
-            except Exception as error:  # noqa: BLE001
-                self._scope.broken(error)
+            except BaseException as error:  # noqa: BLE001
+                _account(self._scope, error)
 
     async def _admit(self) -> None:
         """Let the next members begin, as many as the window has room for."""
@@ -190,6 +191,8 @@ class _Together:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._room[self._running.pop(task)] += 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _account(self._scope, error)
         self._free += 1
         self._start()
         if self._ended is not None and not self._ended.done():

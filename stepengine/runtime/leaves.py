@@ -99,7 +99,7 @@ class Leaves:
             if task is not None and task.cancelling():
                 raise
             return self._failure(item, _failed(call.name, error))
-        except Exception as error:  # noqa: BLE001
+        except (Exception, GeneratorExit) as error:  # noqa: BLE001
             return self._failure(item, _failed(call.name, error))
         return self._value(item, value)
 
@@ -134,6 +134,10 @@ class Leaves:
         child = finished.as_child(is_inline=effect.is_inline)
         if finished.status is RunStatus.SUSPENDED:
             return Stop("suspended", self._elapsed(), questions=finished.pending, child=child)
+        stop = self._tree.root.stopping
+        if stop is not None and self._tree.reraise is not None:
+            # What happened in the child is in doubt, so it has not ended for whoever records.
+            return Stop(stop.kind, self._elapsed(), stop.error, child=child)
         return self._value(item, child)
 
 

@@ -26,6 +26,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
+from stepengine.machine.signals import is_callers
 from stepengine.runtime.asking import Desk
 from stepengine.runtime.calls import ModelCaller, ModelRegistry, Pricing
 from stepengine.runtime.clock import Clock, SystemClock
@@ -112,7 +113,8 @@ class Tree:
         leaked: Names of threads that could not be stopped.
         spawned_by: The tool call that spawned the child at a path; ``""`` for a handler's.
         signal: ``is_set()`` says whether the tree is being stopped.
-        reraise: A ``KeyboardInterrupt`` or ``SystemExit`` out of a tool, to be raised when the tree has ended.
+        reraise: What is the caller's and not the run's, such as a ``KeyboardInterrupt`` out of a tool; it is raised when the
+            tree has ended.
         inbox: Messages for the root run that were not delivered yet.
         sizes: How large the prompts of its runs are.
     """
@@ -186,8 +188,10 @@ class Tree:
         self._thread = threading.get_ident()
         watchdog = Watchdog.of_running_loop()
         watchdog.enter(self)
+        self.hub.on_crash = self.root.crashed
         try:
-            return await self._run(self.root)
+            finished = await self._run(self.root)
+            return _broken_off(finished, self.reraise)
         finally:
             watchdog.leave(self)
             self._let_go()
@@ -195,6 +199,7 @@ class Tree:
     def _let_go(self) -> None:
         """Cut the circles, so that a finished tree is freed at once and not by the collector."""
         del self.performer, self._meter, self._repeats, self.brake
+        self.hub.on_crash = None
         self.root.release()
 
     def belongings(self, path: str) -> Belongings:
@@ -212,7 +217,12 @@ class Tree:
                 await asyncio.wait((work,))
             except asyncio.CancelledError:
                 scope.notice_cancel()
-        self.hub.warnings += work.result()
+        try:
+            self.hub.warnings += work.result()
+        except BaseException as error:
+            if not is_callers(error):
+                raise
+            scope.crashed(error)
 
     def emit_from_anywhere(self, event: Event) -> None:
         """Show an event of a tool, which may run in a thread of its own; the order of one caller's events is kept."""
@@ -249,11 +259,13 @@ class Tree:
             timer = asyncio.get_running_loop().call_later(max(0.0, seconds), scope.stop, _too_late(seconds))
         try:
             return await drive(self.services.machine(plan, scope.state), scope)
-        except (KeyboardInterrupt, SystemExit) as error:
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001
+            if not is_callers(error):
+                return _lost(scope, error)
             scope.crashed(error)
-            return Finished(status=RunStatus.CANCELLED, state=scope.state)
-        except Exception as error:  # noqa: BLE001
-            return _lost(scope, error)
+            return _broken_off(Finished(status=RunStatus.CANCELLED, state=scope.state), error)
         finally:
             if timer is not None:
                 timer.cancel()
@@ -289,7 +301,14 @@ def _too_late(seconds: float) -> Stop:
     return Stop("limit", error=LimitExceeded(msg, kind="seconds", limit=seconds))
 
 
-def _lost(scope: Scope, error: Exception) -> Finished:
+def _broken_off(finished: Finished, error: BaseException | None) -> Finished:
+    """Return how a run ended that *error* of the caller's broke off, if it did; one that was interrupted is cancelled."""
+    if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
+        return finished
+    return attrs.evolve(finished, status=RunStatus.FAILED, error=error)
+
+
+def _lost(scope: Scope, error: BaseException) -> Finished:
     """Return how a run ends whose machine broke: it takes nothing else down (requirements N14)."""
     if not isinstance(error, StepEngineError):
         msg = f"the run of {scope.plan.definition.id!r} broke with {type(error).__name__}: {error}"
