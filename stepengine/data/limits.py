@@ -29,7 +29,8 @@ class Limits:
         max_cost_usd: US dollars of the run and its children.
         allow_unpriced: Whether models whose price is unknown may be used although there is a ``max_cost_usd``, and then count
             as free; by default they are refused (reliability MP63).
-        max_seconds: Wall time of the run and its children.
+        max_seconds: Wall time of the run and its children. Synchronous code in the event loop is not interrupted; the run
+            ends as soon as it returns.
         max_depth: Levels of children; default 5.
         max_total_children: Children of the whole tree. The default, 100, holds for those that models ask for.
         max_children: Children per call. The default, 16, holds for calls of models.

@@ -46,7 +46,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], scope: Scope)
                 emit(effect.event)
                 outcome = None
                 continue
-            if scope.stopping is not None:
+            if scope.must_stop():
                 outcome = scope.refuse(effect)
                 continue
             if type(effect) is Gather:

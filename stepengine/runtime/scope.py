@@ -94,6 +94,12 @@ class Scope:
         self._told = True
         self._loop.call_soon_threadsafe(self._kick)
 
+    def must_stop(self) -> bool:
+        """Return whether nothing more may be performed."""
+        if self.stopping is None:
+            self.stopping = self.tree.too_late(self.path)
+        return self.stopping is not None
+
     def interrupted(self) -> Stop:
         """Account for a ``CancelledError`` that reached the run's own task; return the outcome in its place."""
         task = self.task

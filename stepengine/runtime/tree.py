@@ -144,6 +144,7 @@ class Tree:
         self._now_ms = services.clock.now_ms
         self._start = self._now_ms()
         self._ledgers: dict[str, Ledger] = {}
+        self._deadlines: dict[str, tuple[float, float]] = {}
         self._belongings: dict[str, Belongings] = {}
         self.performer: Performer = self._wrapped(plan)
 
@@ -256,7 +257,9 @@ class Tree:
         seconds = plan.limits.max_seconds
         timer = None
         if seconds is not None:
-            timer = asyncio.get_running_loop().call_later(max(0.0, seconds), scope.stop, _too_late(seconds))
+            loop = asyncio.get_running_loop()
+            self._deadlines[scope.path] = (loop.time() + seconds, seconds)
+            timer = loop.call_later(max(0.0, seconds), scope.stop, _too_late(seconds))
         try:
             return await drive(self.services.machine(plan, scope.state), scope)
         except (asyncio.CancelledError, GeneratorExit):
@@ -273,8 +276,25 @@ class Tree:
             scope.leave()
             self._forget(scope.path)
 
+    def too_late(self, path: str) -> Stop | None:
+        """
+        Return why the run at *path* must end because its time is over, or that of a run around it.
+
+        Timers say so, too, but not while synchronous code keeps the loop from turning, such as a scripted model's.
+        """
+        own = True
+        while self._deadlines and self._loop is not None:
+            deadline = self._deadlines.get(path)
+            if deadline is not None and self._loop.time() >= deadline[0]:
+                return _too_late(deadline[1], self.elapsed()) if own else Stop("cancelled", self.elapsed())
+            if not path:
+                break
+            path, own = path.rpartition(".")[0], False
+        return None
+
     def _forget(self, path: str) -> None:
         """Keep nothing of a run that has ended, so that ten thousand children leave no more behind than one."""
+        self._deadlines.pop(path, None)
         self._meter.forget(path)
         self._repeats.forget(path)
         if path:
@@ -296,9 +316,9 @@ class _Signal:
         return self._root.stopping is not None
 
 
-def _too_late(seconds: float) -> Stop:
+def _too_late(seconds: float, at: int = 0) -> Stop:
     msg = f"the run took longer than max_seconds={seconds:g}"
-    return Stop("limit", error=LimitExceeded(msg, kind="seconds", limit=seconds))
+    return Stop("limit", at, LimitExceeded(msg, kind="seconds", limit=seconds))
 
 
 def _broken_off(finished: Finished, error: BaseException | None) -> Finished:

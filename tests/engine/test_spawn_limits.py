@@ -5,6 +5,7 @@ Many children: what is reserved before they start, what they leave behind, and w
 from __future__ import annotations
 
 import asyncio
+import time
 from decimal import Decimal
 from random import Random
 from typing import Any
@@ -19,12 +20,14 @@ from stepengine import (
     Limits,
     ModelSettings,
     Parallel,
+    Perform,
     RunStatus,
     Usage,
 )
 from stepengine.data.estimate import estimate_tokens
 from stepengine.errors import LimitExceeded
 from stepengine.events import AgentFinished, AgentSpawned, RunStarted
+from stepengine.journal import MemoryJournal, check
 from stepengine.models import ModelReply, Provider
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools import spawn_tools
@@ -151,3 +154,68 @@ async def test_no_schedule_of_a_tree_spends_more_than_its_limits():
         assert result.cost <= Decimal(cap) / 1000, seed
         refused += result.status is RunStatus.FAILED or any(c.is_error for c in result.children)
     assert 200 < refused
+
+
+def blocking(*_: Any) -> str:
+    """
+    Keep the event loop from turning, and with it every timer of the run.
+    """
+    time.sleep(0.15)  # more than the run may take
+    return "x"
+
+
+async def blocking_later() -> str:
+    return blocking()
+
+
+@pytest.mark.spec("requirements:X7")
+@pytest.mark.parametrize(
+    ("asked", "where"),
+    [*[(asked, "root") for asked in ("step", "turn", "perform", "child", "children")], ("turn", "middle")],
+)
+async def test_time_is_over_as_soon_as_code_that_blocked_the_loop_returns(asked, where):
+    after = []
+
+    def leaf(ctx):
+        yield STEP
+        after.append("leaf")
+        yield STEP
+
+    def handle(ctx):
+        try:
+            if asked == "step":
+                yield STEP
+            elif asked == "perform":
+                yield Perform(blocking_later)
+            else:
+                yield Parallel([AgentCall("leaf")] * (1 if asked == "child" else 3))
+            yield Perform(after.append, "more")
+        finally:
+            after.append("closed")
+
+    late = Limits(max_seconds=0.1)
+    kid = AgentDefinition("leaf", handle_steps=leaf)
+    inner = AgentDefinition(
+        "inner",
+        handle_steps=None if asked == "turn" else handle,
+        spawnable_agents=[] if asked == "turn" else [kid],
+        limits=late if where == "middle" else None,
+    )
+
+    def outer(ctx):
+        child = yield AgentCall("inner")
+        return [child.value.status.value, child.value.error.kind]
+
+    root = AgentDefinition("root", model="test/m", handle_steps=outer, spawnable_agents=[inner])
+    engine = Engine([root], models=ScriptedModel([blocking] * 10))
+    journal = MemoryJournal()
+    result = await engine.run("root", journal=journal, limits=late if where == "root" else None)
+
+    assert after == (["closed"] if asked != "turn" else [])
+    if where == "middle":
+        assert ["failed", "seconds"] == result.unwrap()
+    else:
+        assert (RunStatus.FAILED, "seconds") == (result.status, result.error.kind)
+    assert () == check(journal).problems
+    replayed = await Engine([root], models=ScriptedModel([])).replay(journal)
+    assert (result.status, result.output, result.error) == (replayed.status, replayed.output, replayed.error)
