@@ -17,11 +17,11 @@ from typing import Any
 import attrs
 
 from stepengine.data.effects import Spawn
-from stepengine.data.events import Event
+from stepengine.data.events import Event, PhaseChanged, RunFailed
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Failure, Outcome, Stop
 from stepengine.data.questions import AnswerLike, Interactor
-from stepengine.data.run import RunStatus
+from stepengine.data.run import RunPhase, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, StepEngineError
@@ -268,6 +268,9 @@ class Tree:
             if not is_callers(error):
                 return _lost(scope, error)
             scope.crashed(error)
+            if not isinstance(error, KeyboardInterrupt | SystemExit):
+                self.emit(RunFailed(path=scope.path, error=str(error), kind=type(error).__name__))
+                self.emit(PhaseChanged(path=scope.path, phase=RunPhase.FAILED))
             return _broken_off(Finished(status=RunStatus.CANCELLED, state=scope.state), error)
         finally:
             if timer is not None:

@@ -22,7 +22,8 @@ from stepengine import (
     ToolCall,
     tool,
 )
-from stepengine.events import RunFinished
+from stepengine.data.run import RunPhase
+from stepengine.events import RunFailed, RunFinished
 from stepengine.journal import MemoryJournal, check
 from stepengine.testing import ScriptedModel, simulate, tool_call, tool_calls
 
@@ -154,6 +155,7 @@ class Case:
     def __init__(self, handler=None, replies=("done",), observers=(), interactor=None, hooks=None) -> None:
         self.entered = self.closed = 0
         self.finished: list[Any] = []
+        self.failed: list[str] = []
 
         @tool
         def quick() -> str:
@@ -192,6 +194,8 @@ class Case:
         return handle
 
     def look(self, event) -> None:
+        if isinstance(event, RunFailed) and not event.path:
+            self.failed.append(event.kind)
         if isinstance(event, RunFinished):
             self.finished.append(event.result)
 
@@ -205,6 +209,7 @@ class Case:
             async with self.engine.start("boss") as handle:
                 async for event in handle.events():
                     self.last = event
+                assert handle.phase is RunPhase.FAILED or not self.failed
                 await handle.result()
 
 
@@ -218,6 +223,7 @@ async def test_it_ends_the_run_as_failed_closes_everything_and_is_raised_as_it_i
 
     assert [RunStatus.FAILED] == [result.status for result in case.finished]
     assert isinstance(case.finished[0].error, Verdict)
+    assert ["Verdict"] == case.failed
     assert case.entered == case.closed
     assert asyncio.all_tasks() <= before
     assert way == "run" or isinstance(case.last, RunFinished)
