@@ -154,6 +154,7 @@ class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
 
     Raises:
         ChildError: from ``yield from``, when the child did not complete.
+        LimitExceeded: at the yield, when ``max_total_children`` was set and has no room for it.
     """
 
     agent: str | AgentDefinition[Out]
@@ -265,6 +266,14 @@ class Ask(Member[str]):
         return value
 
 
+def _width(value: int | None) -> int | None:
+    number: Any = value
+    if value is None or (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
+        return value
+    msg = f"the concurrency of a Parallel is an integer from 1, or None, not {value!r}"
+    raise BadYield(msg)
+
+
 @attrs.frozen(init=False)
 class Parallel(Generic[T_co]):
     """
@@ -272,25 +281,43 @@ class Parallel(Generic[T_co]):
 
     ``Parallel(*calls)`` of ``ToolCall``, ``AgentCall``, ``Perform`` and ``Ask``; one list of them is accepted too.
     ``yield from`` gives a tuple in order: ``ToolResult``, ``ChildResult``, value or ``PerformError``, answer. A failure
-    stays inside its own entry.
+    stays inside its own entry. It counts as one action.
 
     Attributes:
         calls: The members.
-        fail_fast: Cancel the other children as soon as one member fails; each cancelled child has an entry that says so.
+        fail_fast: Cancel the other children as soon as one member fails, a tool call with an error result included; each
+            cancelled child has an entry that says so.
+        concurrency: How many members are under way at once, at least 1: as soon as one has ended, the next one begins. By
+            default all begin at once, of children ``max_concurrent_children`` (8) and of tool calls
+            ``max_concurrent_tools`` (all). A number stands in the place of these defaults, never of a limit that was set.
+            After a crash only members that had begun are in doubt.
 
     Raises:
-        BadYield: for anything else inside, such as ``STEP``.
+        BadYield: for anything else inside, such as ``STEP``, and for a *concurrency* below 1.
+        LimitExceeded: at the yield, when a limit that was set (``max_children``, ``max_total_children``) has no room for all
+            of its children; nothing has started.
     """
 
     calls: tuple[Member[Any], ...]
     fail_fast: bool
+    concurrency: int | None
 
     @overload
-    def __init__(self: Parallel[tuple[()]], *, fail_fast: bool = ...) -> None: ...
+    def __init__(self: Parallel[tuple[()]], *, fail_fast: bool = ..., concurrency: int | None = ...) -> None: ...
     @overload
-    def __init__(self: Parallel[tuple[A]], a: Member[A], /, *, fail_fast: bool = ...) -> None: ...
+    def __init__(
+        self: Parallel[tuple[A]], a: Member[A], /, *, fail_fast: bool = ..., concurrency: int | None = ...
+    ) -> None: ...
     @overload
-    def __init__(self: Parallel[tuple[A, B]], a: Member[A], b: Member[B], /, *, fail_fast: bool = ...) -> None: ...
+    def __init__(
+        self: Parallel[tuple[A, B]],
+        a: Member[A],
+        b: Member[B],
+        /,
+        *,
+        fail_fast: bool = ...,
+        concurrency: int | None = ...,
+    ) -> None: ...
     @overload
     def __init__(
         self: Parallel[tuple[A, B, C]], a: Member[A], b: Member[B], c: Member[C], /, *, fail_fast: bool = ...
@@ -305,6 +332,7 @@ class Parallel(Generic[T_co]):
         /,
         *,
         fail_fast: bool = ...,
+        concurrency: int | None = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -317,18 +345,28 @@ class Parallel(Generic[T_co]):
         /,
         *,
         fail_fast: bool = ...,
+        concurrency: int | None = ...,
     ) -> None: ...
     @overload
-    def __init__(self: Parallel[tuple[A, ...]], *calls: Member[A], fail_fast: bool = ...) -> None: ...
+    def __init__(
+        self: Parallel[tuple[A, ...]], *calls: Member[A], fail_fast: bool = ..., concurrency: int | None = ...
+    ) -> None: ...
     @overload
-    def __init__(self: Parallel[tuple[A, ...]], calls: Sequence[Member[A]], /, *, fail_fast: bool = ...) -> None: ...
-    def __init__(self, *calls: Any, fail_fast: bool = False) -> None:
+    def __init__(
+        self: Parallel[tuple[A, ...]],
+        calls: Sequence[Member[A]],
+        /,
+        *,
+        fail_fast: bool = ...,
+        concurrency: int | None = ...,
+    ) -> None: ...
+    def __init__(self, *calls: Any, fail_fast: bool = False, concurrency: int | None = None) -> None:
         members = tuple(calls[0]) if len(calls) == 1 and isinstance(calls[0], list | tuple) else calls
         for call in members:
             if not isinstance(call, Member):
                 msg = f"Parallel holds ToolCall, AgentCall, Perform and Ask, not {call!r}"
                 raise BadYield(msg)
-        self.__attrs_init__(members, fail_fast)
+        self.__attrs_init__(members, fail_fast, _width(concurrency))
 
     def __iter__(self) -> Generator[Yieldable, StepResult, T_co]:
         value: T_co = (yield self).value

@@ -17,18 +17,24 @@ class Limits:
     """
     What a run may spend (design 9, requirements X7).
 
+    ``AgentCall`` and ``Parallel`` of a handler are bound by the limits on children only when somebody set these. Those
+    that cannot hold all that it asks for at once are raised at its ``yield`` as ``LimitExceeded``, an ordinary exception,
+    before anything has started. A child that would stand too deep fails by itself.
+
     Attributes:
         max_steps: Model steps per run; default 50.
-        max_actions: Effects per run that the handler asked for other than steps; default 1000.
+        max_actions: What the handler yields per run other than steps; a ``Parallel`` counts once, whatever it holds, a
+            ``StepText`` with each of its calls; default 1000.
         max_tokens: Tokens of the run and its children.
         max_cost_usd: US dollars of the run and its children.
         allow_unpriced: Whether models whose price is unknown may be used although there is a ``max_cost_usd``, and then count
             as free; by default they are refused (reliability MP63).
-        max_seconds: Wall time of the run and its children.
+        max_seconds: Wall time of the run and its children. Synchronous code in the event loop is not interrupted; the run
+            ends as soon as it returns.
         max_depth: Levels of children; default 5.
-        max_total_children: Children of the whole tree; default 100.
-        max_children: Children per call; default 16.
-        max_concurrent_children: Children of one call that run at once; default 8.
+        max_total_children: Children of the whole tree. The default, 100, holds for those that models ask for.
+        max_children: Children per call. The default, 16, holds for calls of models.
+        max_concurrent_children: Children of one call that run at once; default 8, or what the ``Parallel`` says.
         max_concurrent_tools: Tool calls of a run that run at once; by default all that one reply, or one ``Parallel``, asks
             for.
         max_identical_calls: How often in a row the model may make the same tool call and get the same result; off by

@@ -18,7 +18,7 @@ from stepengine.errors import StepEngineError
 
 __all__ = ("Failure", "Gathered", "Outcome", "Single", "Stop", "StopKind", "Value")
 
-StopKind: TypeAlias = Literal["suspended", "cancelled", "shutdown", "limit", "diverged"]
+StopKind: TypeAlias = Literal["suspended", "cancelled", "shutdown", "limit", "diverged", "crashed"]
 
 
 @attrs.frozen
@@ -59,14 +59,15 @@ class Stop:
     Attributes:
         kind: Why.
         at: Milliseconds since the root's ``created``.
-        error: For ``"limit"`` and ``"diverged"``, the error that the result carries.
+        error: For ``"limit"``, ``"diverged"`` and ``"crashed"``, the error that the result carries; for the last one that is
+            what the caller of the run gets raised, such as the exception by which ``pytest.fail`` works.
         questions: For ``"suspended"``, the open questions, those of children included.
         child: For a ``Spawn``, how its child ended, so that what it spent counts.
     """
 
     kind: StopKind
     at: int = 0
-    error: StepEngineError | None = None
+    error: BaseException | None = None
     questions: tuple[Question, ...] = ()
     child: ChildResult[Any] | None = None
 

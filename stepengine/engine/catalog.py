@@ -15,7 +15,7 @@ import attrs
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.hooks import HOOK_POINTS, Hooks
 from stepengine.data.json import JsonDict, freeze
-from stepengine.data.limits import DEFAULT_LIMITS, Limits
+from stepengine.data.limits import Limits
 from stepengine.data.tools import ToolBinding, ToolLike
 from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
@@ -44,7 +44,7 @@ class Agent:
         spawnable: Normalised ids of the agents that it may spawn.
         schemas: Its params and output schemas as functions.
         hooks: The engine's hooks followed by its own.
-        limits: Its limits, what it leaves open taken from the engine's, then the defaults.
+        limits: The limits that it sets; what it leaves open is taken from the engine's.
     """
 
     definition: AgentDefinition[Any]
@@ -80,7 +80,7 @@ class Catalog:
         self, agents: Iterable[AgentDefinition[Any]], tools: Iterable[ToolLike], hooks: Hooks, limits: Limits
     ) -> None:
         check_hooks("the engine", hooks)
-        self._limits = limits.over(DEFAULT_LIMITS)
+        self._limits = limits
         self._hooks = hooks
         self._tools = _by_name("the engine", tools)
         self._bound = {name: _bound(tool) for name, tool in self._tools.items()}

@@ -47,6 +47,7 @@ class LiveRun:
 
         Raises:
             asyncio.CancelledError: when the task was cancelled; the run has ended nevertheless.
+            BaseException: what author code raised for the caller, such as ``pytest.fail``; the run has ended as ``failed``.
             ReplayDivergence: when the run went otherwise than the journal of a test says.
             LimitExceeded: at the step limit with ``on_max_steps="raise"``; it carries the result.
         """
@@ -72,10 +73,13 @@ class LiveRun:
             tree.hub.finish(RunFinished(path="", seq=0, result=result))
         finally:
             self._active.discard(self)
+            # Whatever happened: nobody must wait for an event that does not come.
+            tree.hub.end()
             if self.session is not None:
                 self.session.close()
-        if tree.reraise is not None:
-            raise tree.reraise
+        crash = tree.reraise or tree.hub.crash
+        if crash is not None:
+            raise crash
         if self.session is not None and self.session.raises and isinstance(result.error, ReplayDivergence):
             raise result.error
         if tree.root.cancelled:

@@ -221,7 +221,7 @@ class Planner:
             prompt=effect.prompt,
             params=effect.params,
             model=self._model(definition.model or parent.model or self._default_model),
-            limits=_within(agent.limits, parent.limits),
+            limits=_within(agent.limits, parent),
             sent=tuple(inherited.tool_definitions.values()) if inherits else None,
             is_inline=effect.is_inline,
             created=parent.created,
@@ -374,11 +374,11 @@ def _metadata(given: Mapping[str, Any] | None) -> JsonDict:
     return frozen
 
 
-def _within(limits: Limits, parent: Limits) -> Limits:
-    """Return *limits* with nothing tree-wide above the parent's."""
+def _within(limits: Limits, parent: RunPlan) -> Limits:
+    """Return *limits* with nothing tree-wide above what was set for the parent; the depth has a default that binds all."""
     lower: dict[str, Any] = {}
     for name in TREE_WIDE:
-        most, own = getattr(parent, name), getattr(limits, name)
+        most, own = getattr(parent.limits if name == "max_depth" else parent.given, name), getattr(limits, name)
         if most is not None and (own is None or Decimal(str(own)) > Decimal(str(most))):
             lower[name] = most
     return attrs.evolve(limits, **lower) if lower else limits

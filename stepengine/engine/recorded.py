@@ -173,7 +173,8 @@ def _at_least_spent(limits: Limits, session: Session) -> Limits:
     """Return *limits* with room for what is recorded: new ones hold for what is live, spent is spent (reliability JR29)."""
     assert session.past is not None  # noqa: S101 - only recorded runs are started again
     own = [i for (path, seq), i in session.past.history.intents.items() if not path and seq >= 0]
-    spent = {"max_steps": sum(i.type == "CallModel" for i in own), "max_actions": len(own)}
+    asked = {i.seq if i.gather is None else i.gather for i in own}
+    spent = {"max_steps": sum(i.type == "CallModel" for i in own), "max_actions": len(asked)}
     given = {name: getattr(limits, name) for name in spent}
     return attrs.evolve(limits, **{n: max(v, spent[n]) for n, v in given.items() if v is not None})
 

@@ -29,26 +29,26 @@ def map_agents(
     """
     Run one child per item, *concurrency* at a time, and return their results in the order of the items.
 
+    It is one ``Parallel``, so one action: as soon as a child has ended, the next one starts. Memory grows with the items and
+    the results.
+
     Args:
         agent: The id of a spawnable agent, or its definition.
-        items: One child each; consumed as they are needed.
+        items: One child each; all are taken before the first child starts.
         prompt: The prompt of every child, or a function that makes it from the item.
         params: A function that makes the params from the item; none by default.
-        concurrency: Children per wave; at most what the limits allow per call.
+        concurrency: How many children run at once; a ``max_concurrent_children`` that was set holds beside it.
 
     A child that fails is an entry with ``is_error``; the others are not affected.
+
+    Raises:
+        LimitExceeded: when a limit that was set has no room for that many children; none has started.
     """
-    done: list[ChildResult[Out]] = []
-    wave: list[AgentCall[Out]] = []
-    for item in items:
-        text = prompt(item) if callable(prompt) else prompt
-        wave.append(AgentCall(agent, text, params(item) if params else None))
-        if len(wave) >= max(concurrency, 1):
-            done.extend((yield from Parallel(wave)))
-            wave = []
-    if wave:
-        done.extend((yield from Parallel(wave)))
-    return tuple(done)
+    calls = [
+        AgentCall(agent, prompt(item) if callable(prompt) else prompt, params(item) if params else None)
+        for item in items
+    ]
+    return (yield from Parallel(calls, concurrency=max(concurrency, 1))) if calls else ()
 
 
 def best_of(
@@ -68,12 +68,13 @@ def best_of(
         prompt: The prompt of every child.
         params: The params of every child.
         n: How many children.
-        concurrency: Children per wave, as for ``map_agents``.
+        concurrency: How many children run at once, as for ``map_agents``.
         judge: Gets the outputs of the children that completed and returns the index of the best; it may be a generator
             function, to ask another agent.
 
     Raises:
         ChildError: when no child completed.
+        LimitExceeded: when a limit that was set has no room for *n* children.
         BadYield: when *judge* gives an index that is none.
     """
     many = range(max(n, 1))

@@ -243,7 +243,7 @@ def stop_of(status: RunStatus, error: BaseException | None) -> Stop | None:
     """Return what stopped a run from outside, or ``None`` for one that ended by itself."""
     if status is RunStatus.SUSPENDED:
         return Stop("suspended")
-    if status is RunStatus.CANCELLED:
+    if status is RunStatus.CANCELLED or (error is not None and not isinstance(error, Exception)):
         return Stop("cancelled")
     if isinstance(error, LimitExceeded) and error.kind == "seconds":
         return Stop("limit", error=error)

@@ -16,7 +16,7 @@ from stepengine.journal.forms import restored
 from stepengine.journal.history import parent_of
 from stepengine.journal.past import is_refused, stop_of
 from stepengine.journal.records import Address, Intent, Result
-from stepengine.runtime.performer import Item
+from stepengine.runtime.performer import Item, child_path
 
 if TYPE_CHECKING:
     from stepengine.journal.past import Past
@@ -200,6 +200,11 @@ class Replayer:
         outcome = self._past.history.outcome(known)
         refused = type(outcome) is not Value or is_refused(outcome.value)
         return self.answer(known, item) if refused else None
+
+    def has_begun(self, address: Address) -> bool:
+        """Return whether a child is recorded as one that ran, whatever would refuse it now."""
+        past = self._past
+        return not past.is_loose and (past.result(address) or past.intent((child_path(*address), 0))) is not None
 
     def confirm(self, known: Result, outcome: Single, item: Item) -> Single | None:
         """

@@ -63,9 +63,9 @@ class Tape:
             raise session.fatal
         must_last = False
         fresh: list[Item] = []
-        gather = batch[0].effect.seq if len(batch) > 1 else None
         for item in batch:
-            intent = Intent(item.path, item.effect.seq, describe(item), gather=gather)
+            together = None if item.gather is None else item.gather.effects[0].seq
+            intent = Intent(item.path, item.effect.seq, describe(item), gather=together)
             if replayer is not None and replayer.meets(item, intent):
                 self._next[item.path] = item.effect.seq + 1
             else:
@@ -147,7 +147,8 @@ class Tape:
         refused = replayer.refused_child(address, item) if replayer is not None else None
         if refused is not None:
             return refused
-        outcome = await self._inner.perform(item, io)
+        begun = replayer is not None and replayer.has_begun(address)
+        outcome = await self._inner.perform(item._replace(has_begun=True) if begun else item, io)
         child = _child(outcome)
         if session.fatal is not None:
             return Stop("diverged", session.timing.last, session.fatal, child=child)

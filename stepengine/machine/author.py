@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import stepengine.errors
 from stepengine.data.yields import Sentinel
 from stepengine.errors import BadYield, HandlerError, LimitReached, StepEngineError
+from stepengine.machine.signals import is_callers
 
 __all__ = ("Author", "Returned", "blamed", "describe_yield", "noted", "site")
 
@@ -133,9 +134,9 @@ class Author:
             return self.steps.send(value)
         except StopIteration as stop:
             return Returned(stop.value)
-        except (LimitReached, KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the author's
+        except BaseException as error:
+            if isinstance(error, LimitReached) or is_callers(error):
+                raise
             raise self._blame(error) from _cause(error)
 
     def throw(self, error: BaseException) -> Any:
@@ -144,9 +145,9 @@ class Author:
             return self.steps.throw(error)
         except StopIteration as stop:
             return Returned(stop.value)
-        except (LimitReached, KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the author's
+        except BaseException as raised:
+            if isinstance(raised, LimitReached) or is_callers(raised):
+                raise
             raise self._blame(raised) from _cause(raised)
 
     def _blame(self, error: BaseException) -> StepEngineError:
@@ -159,9 +160,9 @@ class Author:
         for _ in range(MAX_CLOSES):
             try:
                 self.steps.close()
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:
+                if is_callers(error):
+                    raise
                 if self.steps.gi_frame is None:
                     raised = f"{blamed(self.what, error).message} while it was closed"
                     break

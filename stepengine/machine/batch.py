@@ -13,11 +13,12 @@ from typing import Any
 
 from stepengine.data import events as ev
 from stepengine.data.effects import Leaf
-from stepengine.data.outcomes import Single, Stop
+from stepengine.data.outcomes import Failure, Single, Stop
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Answer, Decision, Question
 from stepengine.data.results import ToolResult
-from stepengine.errors import LimitReached, StepEngineError
+from stepengine.data.yields import Parallel
+from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks, requests
 from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped, merged
@@ -68,13 +69,12 @@ def called(live: Live, name: str, offered: Container[str]) -> str | None:
     return other if other in offered and isinstance(live.bindings[other], SpawnBinding) else None
 
 
-def run_batch(live: Live, members: Sequence[Slot | Beside], *, at_once: bool = False, fail_fast: bool = False) -> Steps:
+def run_batch(live: Live, members: Sequence[Slot | Beside], asked: Parallel[Any] | None = None) -> Steps:
     """
-    Give every slot its result; *at_once* runs them together whatever their tools say.
-
-    With *fail_fast* the first failure cancels the children among the members.
+    Give every slot its result; what was *asked* for as a ``Parallel`` runs together whatever its tools say.
 
     Raises:
+        LimitExceeded: when there is no room for the children of a ``Parallel``; nothing has started.
         Stopped: when the world ended the run; every slot has a result even so.
         LimitReached: when a budget was spent in one of the calls, after all slots have their results.
         StepEngineError: what is wrong with a handler's own call.
@@ -82,8 +82,10 @@ def run_batch(live: Live, members: Sequence[Slot | Beside], *, at_once: bool = F
     slots = [member for member in members if type(member) is Slot]
     before = live.limit
     try:
-        if at_once or (len(slots) > 1 and _is_parallel(slots)):
-            yield from _together(live, members, slots, fail_fast=fail_fast)
+        if asked is not None:
+            yield from _together(live, members, slots, fail_fast=asked.fail_fast, concurrency=asked.concurrency)
+        elif len(slots) > 1 and _is_parallel(slots):
+            yield from _together(live, members, slots)
         else:
             yield from _in_turn(live, slots)
     except Stopped as stopped:
@@ -95,7 +97,7 @@ def run_batch(live: Live, members: Sequence[Slot | Beside], *, at_once: bool = F
         for slot in slots:
             log(live, slot)
     limit = live.limit
-    if limit is not None and limit is not before and not at_once:
+    if limit is not None and limit is not before and asked is None:
         raise LimitReached(limit)
 
 
@@ -199,7 +201,14 @@ def _after(live: Live, slot: Slot) -> Steps:
         slot.result = named((yield from hooks.post_tool(live, slot.own_call, slot.result)), slot.call)
 
 
-def _together(live: Live, members: Sequence[Slot | Beside], slots: Sequence[Slot], *, fail_fast: bool) -> Steps:
+def _together(
+    live: Live,
+    members: Sequence[Slot | Beside],
+    slots: Sequence[Slot],
+    *,
+    fail_fast: bool = False,
+    concurrency: int | None = None,
+) -> Steps:
     """Run a batch in four passes; whatever stops it, finished members keep their results."""
     asking: list[tuple[Slot, Question]] = []
     for slot in slots:
@@ -212,13 +221,20 @@ def _together(live: Live, members: Sequence[Slot | Beside], slots: Sequence[Slot
     effects: list[Leaf] = []
     for member in members:
         effects += yield from _begin(live, member)
-    limit = live.limits.max_concurrent_children if len(slots) < len(members) else None
-    outcomes = yield from live.gather(effects, limit, fail_fast=fail_fast)
+    failed = fail_fast and any(slot.result is not None and slot.result.is_error for slot in slots)
+    outcomes = yield from live.gather(effects, concurrency=concurrency, fail_fast=fail_fast, has_failed=failed)
+    if outcomes and all(map(_has_no_room, outcomes)):
+        live.unwrap(outcomes[0], effects[0])
     stops = _distribute(live, members, outcomes)
     for slot in ran:
         yield from _after(live, slot)
     if stops:
         raise Stopped(merged(stops))
+
+
+def _has_no_room(outcome: Single) -> bool:
+    """Return whether a member was not begun, because a limit has no room for the children that were asked for with it."""
+    return type(outcome) is Failure and isinstance(outcome.error, LimitExceeded) and outcome.error.kind == "children"
 
 
 def _begin(live: Live, member: Slot | Beside) -> Generator[Any, Any, Sequence[Leaf]]:

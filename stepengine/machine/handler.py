@@ -155,10 +155,11 @@ def _record(live: Live, calls: Sequence[y.ToolCall], slots: Sequence[Slot]) -> N
 
 def _agent_call(live: Live, asked: y.AgentCall[Any]) -> Answer:
     live.count_actions(1)
-    effect = _spawn(live, asked)
     try:
-        child = yield from live.perform(effect)
+        child = yield from live.perform(_spawn(live, asked))
     except LimitExceeded as error:
+        if error.kind != "depth":
+            raise
         child = failed_child(asked.agent_id, error)
     live.count_child(child)
     return _result(live, value=child)
@@ -202,7 +203,7 @@ def _complete(live: Live, asked: y.Complete) -> Answer:
 
 
 def _parallel(live: Live, asked: y.Parallel[Any]) -> Answer:
-    live.count_actions(max(1, len(asked.calls)))
+    live.count_actions(1)
     alone = sum(isinstance(call, y.AgentCall) for call in asked.calls) == 1
     members = [_member(live, call, alone=alone) for call in asked.calls]
     slots = [member for member in members if type(member) is Slot]
@@ -210,7 +211,7 @@ def _parallel(live: Live, asked: y.Parallel[Any]) -> Answer:
         slot.validate()
     calls = [call for call in asked.calls if isinstance(call, y.ToolCall)]
     try:
-        yield from run_batch(live, members, at_once=True, fail_fast=asked.fail_fast)
+        yield from run_batch(live, members, asked)
     finally:
         _record(live, calls, slots)
     if take_last_word(live, slots):

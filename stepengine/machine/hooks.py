@@ -25,7 +25,7 @@ from stepengine.errors import HandlerError, LimitReached, StepEngineError
 from stepengine.machine.author import Author, Returned, blamed, describe_yield
 from stepengine.machine.live import Live
 from stepengine.machine.requests import complete, perform_call
-from stepengine.machine.signals import Abort, Stopped
+from stepengine.machine.signals import Abort, Stopped, is_callers
 from stepengine.machine.slots import hook_call
 
 __all__ = (
@@ -72,9 +72,9 @@ def _call(live: Live, point: str, hook: Hook, args: Sequence[Any], allowed: tupl
     """Call one hook and return what it returned; raise ``HandlerError`` for what it must not do."""
     try:
         value = hook(*args)
-    except (StepEngineError, KeyboardInterrupt, SystemExit):
-        raise
     except BaseException as error:
+        if isinstance(error, StepEngineError) or is_callers(error):
+            raise
         raise blamed(_what(live, point, hook), error) from error
     if type(value) is GeneratorType:
         value = yield from _drive(live, _what(live, point, hook), value)

@@ -246,14 +246,12 @@ class Live:
             yield from self._before(effect)
         return self.unwrap((yield effect), effect)
 
-    def gather(
-        self, effects: Sequence[Leaf], concurrency: int | None = None, *, fail_fast: bool = False
-    ) -> Generator[Effect, Any, list[Single]]:
-        """Hand out several effects at once and return one outcome per effect, in their order."""
+    def gather(self, effects: Sequence[Leaf], **how: Any) -> Generator[Effect, Any, list[Single]]:
+        """Hand out several effects at once, *how* as ``Gather`` says, and return one outcome per effect, in their order."""
         if not effects:
             return []
         yield from self._before(effects[0])
-        outcome = yield Gather(tuple(effects), concurrency, fail_fast)
+        outcome = yield Gather(tuple(effects), **how)
         if type(outcome) is not Gathered or len(outcome.outcomes) != len(effects):
             msg = f"the driver answered a Gather of {len(effects)} with {outcome!r}"
             raise StepEngineError(msg)

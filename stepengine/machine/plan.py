@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ("Finished", "RunPlan")
 
 
-def _complete(limits: Limits) -> Limits:
-    return limits.over(DEFAULT_LIMITS)
+def _complete(plan: RunPlan) -> Limits:
+    return plan.given.over(DEFAULT_LIMITS)
 
 
 def _always() -> bool:
@@ -60,7 +60,8 @@ class RunPlan:
         note: What is added to its instructions: which agents there are, and what it may call.
         agent_info: Tells of an agent of the engine, for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
         hooks: The engine's hooks followed by the agent's.
-        limits: The effective limits; gaps count as the defaults.
+        given: The limits that somebody set, for this run or above it; the argument ``limits``.
+        limits: The limits in force: what nobody set has its default.
         prompt: The prompt; ``""`` when there is none.
         params: The validated params as the handler sees them: a pydantic model or an immutable mapping.
         params_json: The validated params as JSON; ``None`` when there are none.
@@ -91,7 +92,8 @@ class RunPlan:
     note: str = ""
     agent_info: Callable[[str], JsonValue] | None = attrs.field(default=None, eq=False, repr=False)
     hooks: Hooks = attrs.field(factory=Hooks)
-    limits: Limits = attrs.field(default=DEFAULT_LIMITS, converter=_complete)
+    given: Limits = attrs.field(factory=Limits, alias="limits")
+    limits: Limits = attrs.field(init=False, default=attrs.Factory(_complete, takes_self=True))
     prompt: str = ""
     params: Any = attrs.field(factory=JsonDict)
     params_json: JsonValue = attrs.field(default=None, converter=freeze)

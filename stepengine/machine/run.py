@@ -28,7 +28,7 @@ from stepengine.machine.lifetimes import expire
 from stepengine.machine.live import Live
 from stepengine.machine.output import output_of, settle_output, text_of
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.machine.signals import Abort, EndRun, Stopped
+from stepengine.machine.signals import Abort, EndRun, Stopped, is_callers
 
 __all__ = ("run_agent",)
 
@@ -57,7 +57,8 @@ def run_agent(plan: RunPlan, state: AgentState) -> Generator[Effect, Outcome | N
         Effects; the caller sends one outcome per effect, ``Gathered`` for a ``Gather``, and ``None`` for a ``Notify``.
 
     Returns:
-        How the run ended; nothing that author code does makes the machine raise, except KeyboardInterrupt and SystemExit.
+        How the run ended; nothing that author code does makes the machine raise, except what is meant for its caller, such as
+        ``KeyboardInterrupt``; the handler is closed then, too.
     """
     live = Live(plan, state)
     started = ev.RunStarted(
@@ -94,7 +95,7 @@ def _stopped(stop: Stop) -> _Ending:
             return _Ending(RunStatus.SUSPENDED, stop=stop)
         case "cancelled" | "shutdown":
             return _Ending(RunStatus.CANCELLED, stop.error, stop)
-        case "limit" | "diverged":
+        case "limit" | "diverged" | "crashed":
             error = stop.error or StepEngineError(f"the run was stopped: {stop.kind}")
             return _Ending(RunStatus.FAILED, error, stop)
         case _:
@@ -183,9 +184,9 @@ def _handle(live: Live) -> Steps:
 def _started(what: str, handler: Any, ctx: StepContext) -> Any:
     try:
         steps = handler(ctx)
-    except (KeyboardInterrupt, SystemExit):
-        raise
     except BaseException as error:
+        if is_callers(error):
+            raise
         raise blamed(what, error) from error
     if not isinstance(steps, GeneratorType):
         msg = f"{what} did not yield: it returned a {type(steps).__name__} instead of a generator"

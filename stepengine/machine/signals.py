@@ -1,13 +1,13 @@
-"""How the machine leaves its own frames; none of these is ever seen by author code."""
+"""How the machine leaves its own frames, none of which author code ever sees; and what passes through all of ours."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from stepengine.data.outcomes import Stop
-from stepengine.errors import StepEngineError
+from stepengine.errors import LimitReached, StepEngineError
 
-__all__ = ("Abort", "EndRun", "Stopped", "merged")
+__all__ = ("Abort", "EndRun", "Stopped", "is_callers", "merged")
 
 
 class Stopped(BaseException):
@@ -28,6 +28,19 @@ class Abort(BaseException):
 
 class EndRun(BaseException):
     """The handler yielded ``end_turn``: the run ends here, the handler is closed at that yield."""
+
+
+def is_callers(error: BaseException) -> bool:
+    """
+    Return whether *error* is for whoever called the run: it ends the run and is raised there, as it is (requirements X59).
+
+    Those are ``KeyboardInterrupt``, ``SystemExit`` and what test frameworks raise: no ``Exception``, no end of a generator,
+    no cancellation, no signal of ours.
+    """
+    if isinstance(error, Exception | GeneratorExit | LimitReached | Stopped | Abort | EndRun):
+        return False
+    # By name, since this floor knows no event loop.
+    return all(kind.__name__ != "CancelledError" for kind in type(error).__mro__)
 
 
 def merged(stops: Sequence[Stop]) -> Stop:

@@ -227,7 +227,7 @@ def execute(live: Live, slot: Slot) -> Steps:
     effects = start(live, slot)
     try:
         if slot.children:
-            settle(live, slot, (yield from live.gather(effects, live.limits.max_concurrent_children)))
+            settle(live, slot, (yield from live.gather(effects)))
         elif effects:
             yield from _perform(live, slot, effects[0])
         else:

@@ -22,7 +22,7 @@ from stepengine.models.base import Provider
 __all__ = ("CAUSES", "Fallback", "Route", "fallback", "route_of")
 
 BAR, ON = " | ", " on "
-DEFAULT = ("unavailable", "rate_limit", "no_credit")
+DEFAULT = ("unavailable", "rate_limit", "no_credit", "auth")
 TOO_MANY, FORBIDDEN, NOT_FOUND = 429, frozenset({401, 403}), 404
 REMEMBERED = 32
 
@@ -66,8 +66,9 @@ def fallback(*models: str, on: str | Iterable[str] = DEFAULT) -> str:
     Args:
         models: Model strings; at least two.
         on: Which failures move on: ``"unavailable"`` (connection, time-outs, 5xx, broken replies: whatever is worth a
-            retry), ``"rate_limit"`` (429), ``"no_credit"``, ``"overflow"`` (the context is full), ``"auth"``,
-            ``"unknown_model"``, and ``"invalid"`` (whatever is not worth a retry). By default the first three.
+            retry), ``"rate_limit"`` (429), ``"no_credit"``, ``"auth"`` (401, 403, a missing key), ``"overflow"`` (the
+            context is full), ``"unknown_model"``, and ``"invalid"`` (whatever is not worth a retry). By default the first
+            four: what is wrong with a provider or an account there, and not with the request.
 
     The next model is asked at once. After the last one the failure is an ordinary failed attempt: with retries left, the
     whole row is asked again after a pause. When a failed stream had shown something, the next model is asked by the

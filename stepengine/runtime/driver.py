@@ -8,12 +8,14 @@ only the members of a ``Gather`` and the runs of children get tasks of their own
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.effects import CallTool, Gather, Notify, Spawn
-from stepengine.data.outcomes import Gathered, Outcome, Single
+from stepengine.data.outcomes import Gathered, Outcome, Single, Stop
 from stepengine.machine.plan import Finished
+from stepengine.machine.signals import is_callers
 from stepengine.runtime.failfast import Group
 from stepengine.runtime.performer import Item, child_path
 from stepengine.runtime.reports import finished, started
@@ -44,7 +46,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], scope: Scope)
                 emit(effect.event)
                 outcome = None
                 continue
-            if scope.stopping is not None:
+            if scope.must_stop():
                 outcome = scope.refuse(effect)
                 continue
             if type(effect) is Gather:
@@ -96,78 +98,112 @@ def _instead(scope: Scope, item: Item, error: BaseException, *, alone: bool) -> 
         if alone:
             scope.interrupted()
         return scope.halt(child_path(item.path, item.effect.seq) if type(item.effect) is Spawn else None)
-    if isinstance(error, KeyboardInterrupt | SystemExit):
-        return scope.crashed(error)
-    if isinstance(error, Exception):
-        return scope.broken(error)
-    raise error
+    return _account(scope, error)
+
+
+def _account(scope: Scope, error: BaseException) -> Stop:
+    return scope.crashed(error) if is_callers(error) else scope.broken(error)
 
 
 async def _gather(scope: Scope, effect: Gather) -> Gathered:
-    """Perform the members at once, in lanes; on a stop the members under way are cancelled and waited for."""
-    items = [Item(scope.path, member, scope.plan) for member in effect.effects]
-    outcomes: list[Single | None] = [None] * len(items)
+    """Perform the members at once; on a stop those under way are cancelled and waited for."""
+    together = _Together(scope, effect)
     scope.busy = True
     try:
-        await scope.tree.performer.begin(items)
         if effect.fail_fast:
-            with Group(scope.tree.brake, items) as group:
-                await _lanes(scope, items, outcomes, effect.concurrency, group)
+            with Group(scope.tree.brake, together.items, has_failed=effect.has_failed) as group:
+                await together.run(group)
         else:
-            await _lanes(scope, items, outcomes, effect.concurrency)
-    except asyncio.CancelledError:
-        scope.interrupted()
-    except Exception as error:  # noqa: BLE001
-        scope.broken(error)
+            await together.run()
     finally:
         scope.busy = False
-    return Gathered(tuple([outcome or scope.halt() for outcome in outcomes]))
+    return Gathered(tuple([outcome or scope.halt() for outcome in together.outcomes]))
 
 
-async def _lanes(
-    scope: Scope,
-    items: Sequence[Item],
-    outcomes: list[Single | None],
-    concurrency: int | None,
-    group: Group | None = None,
-) -> None:
-    numbered = list(enumerate(items))
-    limits = scope.plan.limits
-    bounds = {Spawn: limits.max_concurrent_children, CallTool: limits.max_concurrent_tools}
-    kinds = dict.fromkeys([type(item.effect) for item in items])
-    lanes: list[Iterator[tuple[int, Item]]] = []
-    for kind in kinds:
-        members = [pair for pair in numbered if type(pair[1].effect) is kind]
-        lanes += _shared(members, concurrency, bounds.get(kind))
-    tasks = [asyncio.create_task(_work(scope, lane, outcomes, group)) for lane in lanes]
-    pending: set[asyncio.Task[None]] = set(tasks)
-    while pending:
+class _Together:
+    """
+    The members of one ``Gather`` on their way (requirements X50).
+
+    They are admitted in request order, as far as the window is wide: that is when they begin for those who record and
+    reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting.
+    """
+
+    def __init__(self, scope: Scope, effect: Gather) -> None:
+        plan, width = scope.plan, effect.concurrency
+        limits = plan.limits if width is None else plan.given
+        bounds = {Spawn: limits.max_concurrent_children, CallTool: limits.max_concurrent_tools}
+        gather = effect if len(effect.effects) > 1 else None
+        self.items = [Item(scope.path, member, plan, gather) for member in effect.effects]
+        self.outcomes: list[Single | None] = [None] * len(self.items)
+        self._scope = scope
+        self._group: Group | None = None
+        self._free = len(self.items) if width is None else width
+        self._next = 0
+        self._room = {kind: len(self.items) if most is None else max(1, most) for kind, most in bounds.items()}
+        self._waiting: dict[type[Any], deque[int]] = {}
+        self._running: dict[asyncio.Task[None], type[Any]] = {}
+        self._ended: asyncio.Future[None] | None = None
+
+    async def run(self, group: Group | None = None) -> None:
+        """Return when all members have ended; after a stop no other one starts."""
+        self._group = group
+        while self._running or (self._scope.stopping is None and self._next < len(self.items)):
+            try:
+                if self._scope.stopping is None and self._free and self._next < len(self.items):
+                    await self._admit()
+                else:
+                    await self._until_one_ended()
+            except asyncio.CancelledError:
+                self._scope.interrupted()
+                for task in self._running:
+                    task.cancel()
+            except BaseException as error:  # noqa: BLE001
+                _account(self._scope, error)
+
+    async def _admit(self) -> None:
+        """Let the next members begin, as many as the window has room for."""
+        batch = range(self._next, min(self._next + self._free, len(self.items)))
+        self._next += len(batch)
+        self._free -= len(batch)
+        await self._scope.tree.performer.begin([self.items[index] for index in batch])
+        for index in batch:
+            self._waiting.setdefault(type(self.items[index].effect), deque()).append(index)
+        self._start()
+
+    def _start(self) -> None:
+        """Start the members for whose kind there is room."""
+        for kind, indices in self._waiting.items():
+            while indices and self._room.setdefault(kind, len(self.items)) and self._scope.stopping is None:
+                self._room[kind] -= 1
+                task = asyncio.create_task(self._work(indices.popleft()))
+                self._running[task] = kind
+                task.add_done_callback(self._done)
+
+    async def _work(self, index: int) -> None:
+        item = self.items[index]
+        if self._scope.stopping is not None:
+            return
+        if self._group is not None:
+            self._group.begins(item)
+        self.outcomes[index] = outcome = await _perform(self._scope, item, alone=False)
+        if self._group is not None:
+            self._group.ended(outcome)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._room[self._running.pop(task)] += 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _account(self._scope, error)
+        self._free += 1
+        self._start()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    async def _until_one_ended(self) -> None:
+        self._ended = asyncio.get_running_loop().create_future()
         try:
-            _, pending = await asyncio.wait(pending)
-        except asyncio.CancelledError:
-            scope.interrupted()
-            for task in tasks:
-                task.cancel()
-
-
-def _shared(members: list[tuple[int, Item]], *bounds: int | None) -> list[Iterator[tuple[int, Item]]]:
-    """Return one shared iterator for each worker that may take members from it."""
-    width = min([len(members), *[bound for bound in bounds if bound is not None]])
-    return [iter(members)] * width
-
-
-async def _work(
-    scope: Scope, members: Iterator[tuple[int, Item]], outcomes: list[Single | None], group: Group | None
-) -> None:
-    for index, item in members:
-        if scope.stopping is None:
-            if group is not None:
-                group.begins(item)
-            outcomes[index] = outcome = await _perform(scope, item, alone=False)
-            if group is not None:
-                group.ended(outcome)
-        else:
-            outcomes[index] = scope.halt()
+            await self._ended
+        finally:
+            self._ended = None
 
 
 async def _breathe(scope: Scope) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stepengine.data.effects import Spawn
 from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult
 from stepengine.errors import AgentError
 from stepengine.runtime.performer import IO, Item, Performer, child_path
@@ -26,7 +27,7 @@ __all__ = ("Brake", "Group", "has_failed")
 def has_failed(outcome: Single) -> bool:
     """Return whether a member of a group failed by itself."""
     if type(outcome) is Value:
-        return isinstance(outcome.value, ChildResult) and outcome.value.is_error
+        return isinstance(outcome.value, ChildResult | ToolResult) and outcome.value.is_error
     return type(outcome) is Failure
 
 
@@ -37,13 +38,14 @@ class Group:
     Args:
         brake: The brake of the tree.
         items: The members; only children are stopped.
+        has_failed: Whether one failed before any of these began.
     """
 
-    def __init__(self, brake: Brake, items: Sequence[Item]) -> None:
+    def __init__(self, brake: Brake, items: Sequence[Item], *, has_failed: bool = False) -> None:
         self._brake = brake
         self._children = {(i.path, i.effect.seq): child_path(i.path, i.effect.seq) for i in items if _spawns(i)}
         self._begun: set[tuple[str, int]] = set()
-        self._gone = False
+        self._gone = has_failed
 
     def __enter__(self) -> Self:
         self._brake.watch(self._children.values())
@@ -53,11 +55,12 @@ class Group:
         self._brake.leave(self._children.values())
 
     def begins(self, item: Item) -> None:
-        """Take note that a member begins; after a failure it is refused."""
+        """Take note that a member begins; after a failure it is refused, or stopped if it began in another process."""
         address = (item.path, item.effect.seq)
         self._begun.add(address)
         if self._gone and address in self._children:
             self._brake.refuse(address)
+            self._brake.pull([self._children[address]])
 
     def ended(self, outcome: Single) -> None:
         """Look at how a member ended; the first failure stops the others."""
@@ -110,7 +113,7 @@ class Brake:
 
     def refuse(self, address: tuple[str, int]) -> None:
         """Keep a child from being started."""
-        self._refusals.known[address] = AgentError("cancelled before it started, because another child failed")
+        self._refusals.known[address] = AgentError("cancelled before it started, because another member failed")
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Pass an effect on; one of a watched child, or of a run below it, can be interrupted."""

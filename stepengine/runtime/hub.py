@@ -27,6 +27,7 @@ from stepengine.data.events import (
 )
 from stepengine.data.run import RunPhase
 from stepengine.errors import StepEngineError
+from stepengine.machine.signals import is_callers
 from stepengine.runtime.logs import LOGGER, write
 
 __all__ = ("Hub", "Observer", "ObserverLike", "Subscription", "Watcher")
@@ -62,12 +63,19 @@ class Watcher:
         self.errors = 0
 
     def show(self, event: Event) -> str | None:
-        """Show *event*; return a warning when this failure was one too many and the observer is dropped."""
+        """
+        Show *event*; return a warning when this failure was one too many and the observer is dropped.
+
+        Raises:
+            BaseException: what the observer raised for the caller of the run, such as ``pytest.fail`` does.
+        """
         if self.call is None:
             return None
         try:
             self.call(event)
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:
+            if is_callers(error):
+                raise
             LOGGER.error("the observer %r raised at %s", self.name, event.type, exc_info=error)
             self.errors += 1
             if self.errors == MAX_OBSERVER_ERRORS:
@@ -100,6 +108,8 @@ class Hub:
         followed: Whether somebody may ask for ``phase``, which then is kept up to date.
         phase: What the root run is doing (requirements N11).
         warnings: Observers that were dropped.
+        crash: What an observer or the logger raised for the caller of the run, the first of it.
+        on_crash: Told of it at once, while the run can still be ended because of it.
     """
 
     def __init__(
@@ -116,6 +126,8 @@ class Hub:
         self.followed = False
         self.phase = RunPhase.IDLE
         self.warnings: list[str] = []
+        self.crash: BaseException | None = None
+        self.on_crash: Callable[[BaseException], Any] | None = None
 
     def is_watched(self) -> bool:
         """Return whether the events of steps and phases have to be made at all."""
@@ -150,6 +162,10 @@ class Hub:
             return
         self._last = event
         self._show(event)
+        self.end()
+
+    def end(self) -> None:
+        """End all subscriptions."""
         for subscription in list(self._subscriptions):
             subscription.end()
 
@@ -183,9 +199,13 @@ class Hub:
         object.__setattr__(event, "index", self._index)
         self._index += 1
         for watcher in self._watchers:
-            warning = watcher.show(event)
-            if warning is not None:
-                self.warnings.append(warning)
+            try:
+                warning = watcher.show(event)
+            except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of it
+                self._crashed(error)
+            else:
+                if warning is not None:
+                    self.warnings.append(warning)
         for subscription in self._subscriptions:
             subscription.put(event)
 
@@ -197,6 +217,13 @@ class Hub:
             write(self._logger, event.level, event.message, context, data)
         except Exception as error:  # noqa: BLE001
             LOGGER.error("the logger of the engine raised", exc_info=error)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            self._crashed(error)
+
+    def _crashed(self, error: BaseException) -> None:
+        self.crash = self.crash or error
+        if self.on_crash is not None:
+            self.on_crash(error)
 
     def _log_line(self, event: LogLine) -> None:
         self.log(event, event.data, step=event.step)

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import attrs
+
 from stepengine.data.effects import Ask, CallModel, CallTool, Perform, Spawn
 from stepengine.data.json import freeze
 from stepengine.data.outcomes import Failure, Single, Stop, Value
@@ -57,12 +59,19 @@ class Leaves:
         """Perform one effect."""
         return BY_KIND[type(item.effect)](self, item, io)
 
-    def _value(self, item: Item, value: Any) -> Value:
+    def _value(self, item: Item, value: Any) -> Single:
+        late = self._tree.too_late(item.path)
+        if late is not None:
+            # What did not end in time is cut off, also where nothing could cut it off in time.
+            return late
         if self._inbox and not item.path:
             return Value(value, self._elapsed(), self._take_inbox())
         return Value(value, self._elapsed())
 
-    def _failure(self, item: Item, error: StepEngineError) -> Failure:
+    def _failure(self, item: Item, error: StepEngineError) -> Single:
+        late = self._tree.too_late(item.path)
+        if late is not None:
+            return late
         # The frames of this package mean nothing to an author, and hold on to whole transcripts.
         error.__traceback__ = None
         inputs = self._take_inbox() if self._inbox and not item.path else ()
@@ -100,7 +109,7 @@ class Leaves:
             if task is not None and task.cancelling():
                 raise
             return self._failure(item, _failed(call.name, error))
-        except Exception as error:  # noqa: BLE001
+        except (Exception, GeneratorExit) as error:  # noqa: BLE001
             return self._failure(item, _failed(call.name, error))
         return self._value(item, value)
 
@@ -138,7 +147,12 @@ class Leaves:
         child = finished.as_child(is_inline=effect.is_inline)
         if finished.status is RunStatus.SUSPENDED:
             return Stop("suspended", self._elapsed(), questions=finished.pending, child=child)
-        return self._value(item, child)
+        stop = self._tree.root.stopping
+        if stop is not None and self._tree.reraise is not None:
+            # What happened in the child is in doubt, so it has not ended for whoever records.
+            return Stop(stop.kind, self._elapsed(), stop.error, child=child)
+        ended = self._value(item, child)
+        return attrs.evolve(ended, child=child) if type(ended) is Stop else ended
 
 
 BY_KIND: Mapping[type[Any], Callable[[Leaves, Item, IO], Awaitable[Single]]] = {

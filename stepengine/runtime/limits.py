@@ -34,20 +34,34 @@ class Ledger:
     What one run and the runs below it have spent, and have reserved for calls under way.
 
     Args:
-        limits: The run's effective limits.
+        limits: The run's limits in force.
+        given: Those of them that somebody set.
         parent: The parent's ledger; ``None`` for a root run.
     """
 
-    __slots__ = ("bounded", "children", "cost", "limits", "parent", "reserved_cost", "reserved_tokens", "tokens")
+    __slots__ = (
+        "asked",
+        "bounded",
+        "children",
+        "cost",
+        "given",
+        "limits",
+        "parent",
+        "reserved_cost",
+        "reserved_tokens",
+        "tokens",
+    )
 
-    def __init__(self, limits: Limits, parent: Ledger | None = None) -> None:
+    def __init__(self, limits: Limits, given: Limits, parent: Ledger | None = None) -> None:
         self.limits = limits
+        self.given = given
         self.parent = parent
         own = limits.max_tokens is not None or limits.max_cost_usd is not None
         self.bounded: bool = own or (parent is not None and parent.bounded)
         self.tokens = 0
         self.cost = Decimal(0)
         self.children = 0
+        self.asked = 0
         self.reserved_tokens = 0
         self.reserved_cost = Decimal(0)
 
@@ -97,23 +111,32 @@ class Ledger:
             ledger.cost += cost
             ledger = ledger.parent
 
-    def admit_child(self) -> LimitExceeded | None:
-        """Count one more child here and above, or return why there must be none."""
+    def admit_children(self, count: int, *, by_model: bool) -> LimitExceeded | None:
+        """
+        Count *count* more children here and above, or return why there must be none of them.
+
+        A limit that somebody set holds for every child; the default holds for those that models asked for (requirements X50).
+        """
         ledger: Ledger | None = self
         while ledger is not None:
-            most = ledger.limits.max_total_children
-            if most is not None and ledger.children >= most:
-                msg = f"the run tree has started {ledger.children} children, and max_total_children is {most}"
+            most, started = ledger.given.max_total_children, ledger.children
+            if most is None and by_model:
+                most, started = ledger.limits.max_total_children, ledger.asked
+            if most is not None and started + count > most:
+                more = "" if count == 1 else f", {count} more are asked for at once"
+                msg = f"the run tree has started {started} children{more}, and max_total_children is {most}"
                 return LimitExceeded(msg, kind="children", limit=most)
             ledger = ledger.parent
-        self.count_child(1)
+        self.count_children(count, by_model=by_model)
         return None
 
-    def count_child(self, count: int) -> None:
+    def count_children(self, count: int, *, by_model: bool) -> None:
         """Count children here and above; a negative number takes back what never started."""
         ledger: Ledger | None = self
         while ledger is not None:
             ledger.children += count
+            if by_model:
+                ledger.asked += count
             ledger = ledger.parent
 
 
@@ -139,12 +162,12 @@ class Gate:
         """Refuse an effect or pass it on."""
         if self._refusals.known:
             error = self._refusals.known.pop((item.path, item.effect.seq), None)
-            if error is not None:
+            if error is not None and not item.has_begun:
                 return self._refused(item, error)
         return self._inner.perform(item, io)
 
     async def _refused(self, item: Item, error: StepEngineError) -> Single:
-        if type(item.effect) is not Spawn:
+        if type(item.effect) is not Spawn or _is_thrown(item.effect, error):
             return Failure(error, self._now())
         status = RunStatus.FAILED if isinstance(error, LimitExceeded) else RunStatus.CANCELLED
         return Value(ChildResult(agent_id=item.effect.agent_id, status=status, error=error), self._now())
@@ -167,17 +190,21 @@ class Meter:
         self._ledgers = ledgers
         self._price = price
         self._reserved: dict[tuple[str, int], tuple[int, Decimal]] = {}
-        self._admitted: set[tuple[str, int]] = set()
+        # Children that were counted and have not started, by path: their numbers, and whether a model asked for them.
+        self._admitted: dict[str, dict[int, bool]] = {}
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
-        """Reserve for every model call and child of the batch, in order."""
+        """Reserve for every model call and child of the batch, in order; for the children of a handler all at once."""
+        first = batch[0]
+        if type(first.effect) is Spawn or first.gather is not None:
+            self._admit_together(first)
         spawned: dict[str, int] = {}
         for item in batch:
-            kind = type(item.effect)
-            if kind is CallModel:
+            effect = item.effect
+            if type(effect) is CallModel:
                 self._reserve(item)
-            elif kind is Spawn:
-                self._admit(item, spawned)
+            elif type(effect) is Spawn and effect.tool_call_id:
+                self._admit(item, effect, spawned)
         return self._inner.begin(batch)
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
@@ -190,7 +217,8 @@ class Meter:
 
     def forget(self, path: str) -> None:
         """Give back what was reserved for effects of a run that ended before they were performed."""
-        self._admitted = {address for address in self._admitted if address[0] != path}
+        for by_model in self._admitted.pop(path, {}).values():
+            self._ledgers[path].count_children(-1, by_model=by_model)
         for address in [a for a in self._reserved if a[0] == path]:
             tokens, cost = self._reserved.pop(address)
             self._ledgers[path].reserve(-tokens, -cost)
@@ -211,29 +239,49 @@ class Meter:
         ledger.reserve(*room)
         self._reserved[address] = room
 
-    def _admit(self, item: Item, spawned: dict[str, int]) -> None:
-        effect = cast("Spawn", item.effect)
+    def _admit(self, item: Item, effect: Spawn, spawned: dict[str, int]) -> None:
+        """Count a child that a model asked for, or refuse it alone."""
         ledger = self._ledgers.get(item.path)
         if ledger is None:
             return
         limits = ledger.limits
         error = _too_deep(child_path(item.path, effect.seq), limits) or _too_many(effect, limits, spawned)
-        error = error or ledger.admit_child()
-        address = (item.path, effect.seq)
+        error = error or ledger.admit_children(1, by_model=True)
         if error is not None:
-            self._refusals.known[address] = error
+            self._refusals.known[(item.path, effect.seq)] = error
         else:
-            self._admitted.add(address)
+            self._admitted.setdefault(item.path, {})[effect.seq] = True
+
+    def _admit_together(self, first: Item) -> None:
+        """
+        Count the children that a handler asks for at once, or refuse everything that it asks for with them.
+
+        The whole ``Gather`` is judged before any of it begins, whatever the width of its window; so nothing has started.
+        """
+        effects = (first.effect,) if first.gather is None else first.gather.effects
+        spawns = [e for e in effects if type(e) is Spawn and not e.tool_call_id] if first.is_first else []
+        ledger = self._ledgers.get(first.path)
+        if ledger is None or not spawns:
+            return
+        known, path = self._refusals.known, first.path
+        error = _too_deep(child_path(path, spawns[0].seq), ledger.limits)
+        if error is not None:
+            known.update({(path, effect.seq): error for effect in spawns})
+            return
+        error = _too_many_at_once(len(spawns), ledger.given)
+        error = error or ledger.admit_children(len(spawns), by_model=False)
+        if error is not None:
+            known.update({(path, effect.seq): error for effect in effects})
+        else:
+            self._admitted.setdefault(path, {}).update({effect.seq: False for effect in spawns})
 
     async def _spawned(self, item: Item, io: IO) -> Single:
         """Pass a child on; one that never started, because its params were wrong or the like, does not count."""
-        address = (item.path, item.effect.seq)
+        by_model = self._admitted.get(item.path, {}).pop(item.effect.seq, None)
         outcome = await self._inner.perform(item, io)
-        admitted = address in self._admitted
-        self._admitted.discard(address)
         child = outcome.value if type(outcome) is Value else None
-        if admitted and isinstance(child, ChildResult) and not child.run_id:
-            self._ledgers[item.path].count_child(-1)
+        if by_model is not None and isinstance(child, ChildResult) and not child.run_id:
+            self._ledgers[item.path].count_children(-1, by_model=by_model)
         return outcome
 
     async def _counted(self, item: Item, io: IO) -> Single:
@@ -270,6 +318,19 @@ def _too_deep(path: str, limits: Limits) -> LimitExceeded | None:
         return None
     msg = f"the child would stand {depth} levels below the root, and max_depth is {most}"
     return LimitExceeded(msg, kind="depth", limit=most)
+
+
+def _is_thrown(effect: Spawn, error: StepEngineError) -> bool:
+    """Return whether a refusal is thrown at the handler's yield: its children have no room; a depth is an entry's own."""
+    return not effect.tool_call_id and isinstance(error, LimitExceeded) and error.kind == "children"
+
+
+def _too_many_at_once(count: int, given: Limits) -> LimitExceeded | None:
+    most = given.max_children
+    if most is None or count <= most:
+        return None
+    msg = f"{count} children are asked for at once, and max_children is {most}; nothing has started, ask for fewer at a time"
+    return LimitExceeded(msg, kind="children", limit=most)
 
 
 def _too_many(effect: Spawn, limits: Limits, spawned: dict[str, int]) -> LimitExceeded | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from stepengine.data.effects import Leaf
+from stepengine.data.effects import Gather, Leaf
 from stepengine.data.events import Event
 from stepengine.data.outcomes import Failure, Single
 from stepengine.data.state import AgentState
@@ -28,11 +28,20 @@ class Item(NamedTuple):
         path: The path of the run that asks.
         effect: What it asks for; its address is ``(path, effect.seq)``.
         plan: What that run was started with.
+        gather: The effects that it was asked for together with; ``None`` when it was asked for alone.
+        has_begun: Whether it is recorded as a child that ran, so that no limit can refuse it any more.
     """
 
     path: str
     effect: Leaf
     plan: RunPlan
+    gather: Gather | None = None
+    has_begun: bool = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it was asked for alone, or is the first of those that were asked for together."""
+        return self.gather is None or self.gather.effects[0].seq == self.effect.seq
 
 
 class IO(Protocol):
@@ -56,7 +65,11 @@ class Performer(Protocol):
     """Performs effects. Both methods may be ``async def``."""
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
-        """Prepare effects that are about to be performed together: intents, reservations. One alone is a batch of one."""
+        """
+        Prepare effects that are about to be performed: intents, reservations. One alone is a batch of one.
+
+        The members of a ``Gather`` come in request order, all in one batch, or through its window in several.
+        """
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform one effect of a batch that has begun; failures are outcomes, not exceptions."""

@@ -94,6 +94,12 @@ class Scope:
         self._told = True
         self._loop.call_soon_threadsafe(self._kick)
 
+    def must_stop(self) -> bool:
+        """Return whether nothing more may be performed."""
+        if self.stopping is None:
+            self.stopping = self.tree.too_late(self.path)
+        return self.stopping is not None
+
     def interrupted(self) -> Stop:
         """Account for a ``CancelledError`` that reached the run's own task; return the outcome in its place."""
         task = self.task
@@ -112,13 +118,15 @@ class Scope:
             self.stopping = self.stopping or Stop("cancelled")
 
     def crashed(self, error: BaseException) -> Stop:
-        """Account for a ``KeyboardInterrupt`` or ``SystemExit`` out of an effect: the tree ends, then it is raised again."""
+        """Account for an exception that is the caller's: the tree ends, then it is raised there."""
         self.tree.reraise = self.tree.reraise or error
-        self.tree.root.stop(Stop("cancelled"))
-        self.stop(Stop("cancelled"))
+        is_interrupt = isinstance(error, KeyboardInterrupt | SystemExit)
+        stop = Stop("cancelled") if is_interrupt else Stop("crashed", error=error)
+        self.tree.root.stop(stop)
+        self.stop(stop)
         return self.halt()
 
-    def broken(self, error: Exception) -> Stop:
+    def broken(self, error: BaseException) -> Stop:
         """Account for an exception that a performer let out: the run cannot go on."""
         if not isinstance(error, StepEngineError):
             cause = error

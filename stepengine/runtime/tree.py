@@ -17,15 +17,16 @@ from typing import Any
 import attrs
 
 from stepengine.data.effects import Spawn
-from stepengine.data.events import Event
+from stepengine.data.events import Event, PhaseChanged, RunFailed
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Failure, Outcome, Stop
 from stepengine.data.questions import AnswerLike, Interactor, Question
-from stepengine.data.run import RunStatus
+from stepengine.data.run import RunPhase, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
+from stepengine.machine.signals import is_callers
 from stepengine.runtime.asking import Desk
 from stepengine.runtime.calls import ModelCaller, ModelRegistry, Pricing
 from stepengine.runtime.clock import Clock, SystemClock
@@ -113,7 +114,8 @@ class Tree:
         leaked: Names of threads that could not be stopped.
         spawned_by: The tool call that spawned the child at a path; ``""`` for a handler's.
         signal: ``is_set()`` says whether the tree is being stopped.
-        reraise: A ``KeyboardInterrupt`` or ``SystemExit`` out of a tool, to be raised when the tree has ended.
+        reraise: What is the caller's and not the run's, such as a ``KeyboardInterrupt`` out of a tool; it is raised when the
+            tree has ended.
         inbox: Messages for the root run that were not delivered yet.
         sizes: How large the prompts of its runs are.
     """
@@ -145,6 +147,7 @@ class Tree:
         self._now_ms = services.clock.now_ms
         self._start = self._now_ms()
         self._ledgers: dict[str, Ledger] = {}
+        self._deadlines: dict[str, tuple[float, float]] = {}
         self._belongings: dict[str, Belongings] = {}
         self.performer: Performer = self._wrapped(plan)
 
@@ -189,8 +192,10 @@ class Tree:
         self._thread = threading.get_ident()
         watchdog = Watchdog.of_running_loop()
         watchdog.enter(self)
+        self.hub.on_crash = self.root.crashed
         try:
-            return await self._run(self.root)
+            finished = await self._run(self.root)
+            return _broken_off(finished, self.reraise)
         finally:
             watchdog.leave(self)
             self._let_go()
@@ -198,6 +203,7 @@ class Tree:
     def _let_go(self) -> None:
         """Cut the circles, so that a finished tree is freed at once and not by the collector."""
         del self.performer, self._meter, self._repeats, self.brake
+        self.hub.on_crash = None
         self.root.release()
 
     def belongings(self, path: str) -> Belongings:
@@ -215,7 +221,12 @@ class Tree:
                 await asyncio.wait((work,))
             except asyncio.CancelledError:
                 scope.notice_cancel()
-        self.hub.warnings += work.result()
+        try:
+            self.hub.warnings += work.result()
+        except BaseException as error:
+            if not is_callers(error):
+                raise
+            scope.crashed(error)
 
     def emit_from_anywhere(self, event: Event) -> None:
         """Show an event of a tool, which may run in a thread of its own; the order of one caller's events is kept."""
@@ -243,20 +254,27 @@ class Tree:
     async def _run(self, scope: Scope) -> Finished:
         plan = scope.plan
         parent = scope.path.rpartition(".")[0]
-        self._ledgers[scope.path] = Ledger(plan.limits, self._ledgers.get(parent) if scope.path else None)
+        self._ledgers[scope.path] = Ledger(plan.limits, plan.given, self._ledgers.get(parent) if scope.path else None)
         self.hub.seat(scope.path, scope.state.run_id, plan.definition.id)
         scope.enter()
         seconds = plan.limits.max_seconds
         timer = None
         if seconds is not None:
-            timer = asyncio.get_running_loop().call_later(max(0.0, seconds), scope.stop, _too_late(seconds))
+            loop = asyncio.get_running_loop()
+            self._deadlines[scope.path] = (loop.time() + seconds, seconds)
+            timer = loop.call_later(max(0.0, seconds), scope.stop, _too_late(seconds))
         try:
             return await drive(self.services.machine(plan, scope.state), scope)
-        except (KeyboardInterrupt, SystemExit) as error:
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001
+            if not is_callers(error):
+                return _lost(scope, error)
             scope.crashed(error)
-            return Finished(status=RunStatus.CANCELLED, state=scope.state)
-        except Exception as error:  # noqa: BLE001
-            return _lost(scope, error)
+            if not isinstance(error, KeyboardInterrupt | SystemExit):
+                self.emit(RunFailed(path=scope.path, error=str(error), kind=type(error).__name__))
+                self.emit(PhaseChanged(path=scope.path, phase=RunPhase.FAILED))
+            return _broken_off(Finished(status=RunStatus.CANCELLED, state=scope.state), error)
         finally:
             if timer is not None:
                 timer.cancel()
@@ -264,8 +282,25 @@ class Tree:
             scope.leave()
             self._forget(scope.path)
 
+    def too_late(self, path: str) -> Stop | None:
+        """
+        Return why the run at *path* must end because its time is over, or that of a run around it.
+
+        Timers say so, too, but not while synchronous code keeps the loop from turning, such as a scripted model's.
+        """
+        own = True
+        while self._deadlines and self._loop is not None:
+            deadline = self._deadlines.get(path)
+            if deadline is not None and self._loop.time() >= deadline[0]:
+                return _too_late(deadline[1], self.elapsed()) if own else Stop("cancelled", self.elapsed())
+            if not path:
+                break
+            path, own = path.rpartition(".")[0], False
+        return None
+
     def _forget(self, path: str) -> None:
         """Keep nothing of a run that has ended, so that ten thousand children leave no more behind than one."""
+        self._deadlines.pop(path, None)
         self._meter.forget(path)
         self._repeats.forget(path)
         if path:
@@ -287,12 +322,19 @@ class _Signal:
         return self._root.stopping is not None
 
 
-def _too_late(seconds: float) -> Stop:
+def _too_late(seconds: float, at: int = 0) -> Stop:
     msg = f"the run took longer than max_seconds={seconds:g}"
-    return Stop("limit", error=LimitExceeded(msg, kind="seconds", limit=seconds))
+    return Stop("limit", at, LimitExceeded(msg, kind="seconds", limit=seconds))
 
 
-def _lost(scope: Scope, error: Exception) -> Finished:
+def _broken_off(finished: Finished, error: BaseException | None) -> Finished:
+    """Return how a run ended that *error* of the caller's broke off, if it did; one that was interrupted is cancelled."""
+    if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
+        return finished
+    return attrs.evolve(finished, status=RunStatus.FAILED, error=error)
+
+
+def _lost(scope: Scope, error: BaseException) -> Finished:
     """Return how a run ends whose machine broke: it takes nothing else down (requirements N14)."""
     if not isinstance(error, StepEngineError):
         msg = f"the run of {scope.plan.definition.id!r} broke with {type(error).__name__}: {error}"

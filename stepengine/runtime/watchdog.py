@@ -1,15 +1,16 @@
 """
 Says who blocks the event loop (reliability GN05, TL08).
 
-Nothing in a process can stop a handler that never yields, or synchronous code in an async tool; but it can be named. Once
-a run is older than a second, a thread asks its loop four times a second whether it is alive. A loop that does not answer
-is warned of in the log at once, and in the run's events when it goes on. There is one such thread per loop, it ends with
-the last run, and short runs never start one.
+Nothing in a process can stop a handler that never yields, or synchronous code in an async tool; but it can be named. From
+the first moment of a run on, a thread asks its loop four times a second whether it is alive. A loop that does not answer
+is warned of in the log at once, and in the run's events when it goes on, be it only to end. There is one such thread in a
+process; it ends by itself a moment after the last run, so that runs one after another share it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ("Watchdog",)
 
-ARM_SECONDS = 1.0
 TICK_SECONDS = 0.25
 TOOL_SECONDS = 1.0
 OTHER_SECONDS = 5.0
 PACKAGE = str(Path(__file__).parent.parent)
+AGENTS = str(Path(PACKAGE, "_agents"))
 LIBRARY = str(Path(asyncio.__file__).parent.parent)
 
 
@@ -46,56 +47,43 @@ class Watchdog:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._thread = threading.get_ident()
         self._trees: set[Tree] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._over: threading.Event | None = None
-        self._asked = 0.0
-        self._is_answered = True
         self._reported = ""
+        # The first question is asked here, so that nothing is missed that the first run does at once.
+        self._asked = time.monotonic()
+        self._is_answered = False
+        loop.call_soon(self._answer)
 
     @classmethod
     def of_running_loop(cls) -> Watchdog:
-        """Return the watchdog of the running loop."""
+        """Return the watchdog of the running loop; to be called in it."""
         loop = asyncio.get_running_loop()
         known = _watchdogs.get(loop)
-        if known is None:
-            known = _watchdogs[loop] = cls(loop)
-        return known
+        return cls(loop) if known is None else known
 
     def enter(self, tree: Tree) -> None:
         """Watch while *tree* runs."""
         self._trees.add(tree)
-        if self._timer is None:
-            self._timer = self._loop.call_later(ARM_SECONDS, self._start)
+        _keep(self._loop, self)
 
     def leave(self, tree: Tree) -> None:
-        """Stop watching for *tree*."""
+        """Stop watching for *tree*; it is still told of a block that was its last act."""
         self._trees.discard(tree)
-        if self._trees:
-            return
-        _watchdogs.pop(self._loop, None)
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._over is not None:
-            self._over.set()
+        if self._reported:
+            tree.emit(Warned(message=self._reported))
+        if not self._trees:
+            _watchdogs.pop(self._loop, None)
 
-    def _start(self) -> None:
-        self._over = threading.Event()
-        self._is_answered = True
-        arguments = (self._over, threading.get_ident())
-        threading.Thread(target=self._watch, args=arguments, name="stepengine-watchdog", daemon=True).start()
-
-    def _watch(self, over: threading.Event, thread: int) -> None:
-        while not over.wait(TICK_SECONDS):
-            if self._is_answered:
-                self._is_answered = False
-                self._asked = time.monotonic()
-                try:
-                    self._loop.call_soon_threadsafe(self._answer)
-                except RuntimeError:  # the loop is closed
-                    return
-            elif not self._reported:
-                self._look(sys._current_frames().get(thread))  # noqa: SLF001  (the documented way to see another thread)
+    def look(self) -> None:
+        """Ask the loop whether it is alive, or see how long it has not answered; called in the thread that watches."""
+        if self._is_answered:
+            self._is_answered = False
+            self._asked = time.monotonic()
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._answer)
+        elif not self._reported:
+            self._look(sys._current_frames().get(self._thread))  # noqa: SLF001  (the documented way to see another thread)
 
     def _look(self, frame: FrameType | None) -> None:
         blocked = time.monotonic() - self._asked
@@ -116,6 +104,32 @@ class Watchdog:
 
 _watchdogs: dict[asyncio.AbstractEventLoop, Watchdog] = {}
 """Of the loops in which runs are under way; the last run takes its entry away."""
+_lock = threading.Lock()
+_threads: list[threading.Thread] = []
+"""The thread that watches, while there is one."""
+
+
+def _keep(loop: asyncio.AbstractEventLoop, watchdog: Watchdog) -> None:
+    """Let the thread look at *watchdog*; after a fork there is none, whatever was known of it."""
+    if _watchdogs.get(loop) is watchdog:
+        return
+    with _lock:
+        _watchdogs[loop] = watchdog
+        if not any(thread.is_alive() for thread in _threads):
+            _threads[:] = [threading.Thread(target=_watch, name="stepengine-watchdog", daemon=True)]
+            _threads[0].start()
+
+
+def _watch() -> None:
+    while True:
+        time.sleep(TICK_SECONDS)
+        with _lock:
+            watchdogs = list(_watchdogs.values())
+            if not watchdogs:
+                _threads.clear()
+                return
+        for watchdog in watchdogs:
+            watchdog.look()
 
 
 def _culprit(frame: FrameType | None) -> _Culprit:
@@ -132,4 +146,6 @@ def _culprit(frame: FrameType | None) -> _Culprit:
 
 
 def _is_author(file: str) -> bool:
-    return "site-packages" in file or not file.startswith((PACKAGE, LIBRARY, "<"))
+    if file.startswith((PACKAGE, "<")):
+        return file.startswith(AGENTS)
+    return "site-packages" in file or not file.startswith(LIBRARY)

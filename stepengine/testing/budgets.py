@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import attrs
 
-from stepengine.data.effects import CallModel, Leaf, Spawn
+from stepengine.data.effects import CallModel, Gather, Leaf, Spawn
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Single, Value
@@ -96,8 +96,8 @@ class Budgets:
     def opens(self, plan: RunPlan) -> None:
         """Begin to count for a run."""
         parent = plan.path.rpartition(".")[0]
-        self._ledgers[plan.path] = Ledger(plan.limits, self._ledgers.get(parent) if plan.path else None)
-        self._nodes[plan.path] = _Node(plan.limits)
+        self._ledgers[plan.path] = Ledger(plan.limits, plan.given, self._ledgers.get(parent) if plan.path else None)
+        self._nodes[plan.path] = _Node(plan.limits, plan.given)
 
     def closes(self, path: str) -> None:
         """
@@ -114,7 +114,7 @@ class Budgets:
             refuse("I8", f"{ledger.reserved_tokens} tokens are still reserved after the end of run {path or 'root'}")
         del self._nodes[path]
 
-    def begin(self, run: Watched, members: Sequence[Leaf]) -> None:
+    def begin(self, run: Watched, members: Sequence[Leaf], gather: Gather | None) -> None:
         """
         Reserve for what is asked for at once.
 
@@ -122,7 +122,7 @@ class Budgets:
             Violation: when more was let through than there is room for.
         """
         path = run.plan.path
-        self._meter.begin([Item(path, effect, run.plan) for effect in members])
+        self._meter.begin([Item(path, effect, run.plan, gather) for effect in members])
         together: Counter[str] = Counter()
         for effect in members:
             if type(effect) not in (CallModel, Spawn) or (path, effect.seq) in self._refusals.known:
@@ -143,9 +143,9 @@ class Budgets:
             for node in self._lineage(at[0]):
                 node.tokens += held if used is None else used
         child = getattr(outcome, "value", None)
-        if isinstance(child, ChildResult) and not child.run_id:
+        if isinstance(child, ChildResult) and not child.run_id and isinstance(effect, Spawn):
             for node in self._lineage(at[0]):
-                node.children -= 1
+                node.count(effect, -1)
         return outcome
 
     def give_up(self, path: str, effect: Spawn) -> None:
@@ -190,11 +190,14 @@ class Budgets:
         depth = path.count(".") + 1 + bool(path)
         nodes = [*self._lineage(path)]
         for node in nodes:
-            node.children += 1
+            node.count(effect, 1)
+        by_model = bool(effect.tool_call_id)
+        own = nodes[0].limits if by_model else nodes[0].given
         due = (
             ("level of children", depth, nodes[0].limits.max_depth),
-            ("child of one call", together, nodes[0].limits.max_children),
-            *[("child of the tree", node.children, node.limits.max_total_children) for node in nodes],
+            ("child of one call", together, own.max_children),
+            *[("child of the tree", node.children, node.given.max_total_children) for node in nodes],
+            *[("child for a model", node.asked, node.limits.max_total_children) for node in nodes if by_model],
         )
         for what, number, most in due:
             if most is not None and number > most:
@@ -206,9 +209,16 @@ class _Node:
     """What one run and those below it used, as counted here."""
 
     limits: Limits
+    given: Limits
     tokens: int = 0
     reserved: int = 0
     children: int = 0
+    asked: int = 0
+
+    def count(self, child: Spawn, number: int) -> None:
+        """Count a child, and whether a model asked for it."""
+        self.children += number
+        self.asked += number if child.tool_call_id else 0
 
     @property
     def most(self) -> int | None:

@@ -20,6 +20,7 @@ from stepengine.data.run import ChildResult, RunStatus
 from stepengine.errors import StepEngineError, UnknownOutcome
 from stepengine.journal.forms import is_repeatable
 from stepengine.machine import Finished, run_agent
+from stepengine.machine.signals import is_callers
 from stepengine.runtime.failfast import has_failed
 from stepengine.runtime.performer import Item, child_path
 from stepengine.testing.canned import Canned
@@ -192,7 +193,7 @@ class World:
         if isinstance(effect, Notify):
             return None
         members = effect.effects if isinstance(effect, Gather) else (effect,)
-        self._budgets.begin(run, members)
+        self._budgets.begin(run, members, effect if isinstance(effect, Gather) and len(members) > 1 else None)
         outcomes: tuple[Single, ...]
         if isinstance(effect, Gather):
             outcomes = self._members(run, members, fail_fast=effect.fail_fast)
@@ -321,9 +322,9 @@ def _advanced(machine: Generator[Effect, Outcome | None, Finished], outcome: Out
     except StopIteration as stop:
         finished: Finished = stop.value
         return finished
-    except (KeyboardInterrupt, SystemExit):
-        raise
     except BaseException as error:
+        if is_callers(error):
+            raise
         problem = f"the machine raised {type(error).__name__}: {error}"
         raise Violation(UNSOUND, problem) from error
 

@@ -118,19 +118,16 @@ def test_retry_leaves_other_errors_alone() -> None:
         finish(retry(lambda: call(Doubler(), 2), times=5, on=(ToolError,)), [ModelError("down")])
 
 
-@pytest.mark.spec("requirements:J13")
-def test_map_agents_runs_waves_and_keeps_the_order_of_the_items() -> None:
-    waves = [(child("a"), child("b")), (child("c", RunStatus.FAILED),)]
+@pytest.mark.spec("requirements:J13", "requirements:X50")
+def test_map_agents_is_one_parallel_with_a_window_and_keeps_the_order_of_the_items() -> None:
+    children = (child("a"), child("b"), child("c", RunStatus.FAILED))
 
     yielded, returned = finish(
         map_agents("finder", ["x", "y", "z"], prompt=lambda i: f"find {i}", params=lambda i: {"q": i}, concurrency=2),
-        [sent(value=wave) for wave in waves],
+        [sent(value=children)],
     )
 
-    assert yielded == [
-        Parallel([AgentCall("finder", "find x", {"q": "x"}), AgentCall("finder", "find y", {"q": "y"})]),
-        Parallel([AgentCall("finder", "find z", {"q": "z"})]),
-    ]
+    assert yielded == [Parallel([AgentCall("finder", f"find {i}", {"q": i}) for i in "xyz"], concurrency=2)]
     assert [r.output for r in returned] == ["a", "b", "c"]
     assert returned[2].is_error
 
@@ -150,7 +147,7 @@ def test_best_of_gives_the_judge_only_what_completed() -> None:
         [sent(value=children)],
     )
 
-    assert yielded == [Parallel([AgentCall("writer", "write")] * 3)]
+    assert yielded == [Parallel([AgentCall("writer", "write")] * 3, concurrency=8)]
     assert returned == "the longest"
 
 

@@ -293,7 +293,7 @@ def test_what_runs_at_once_keeps_its_order_and_addresses(backwards):
     assert played.output == ["ToolResult", "ChildResult", "ToolResult", "str", "str", "ToolResult"]
     [gather] = [e for e in played.emitted if type(e) is Gather]
     assert [(e.seq, type(e)) for e in gather.effects] == list(enumerate([CallTool, Spawn, Perform, Ask, CallTool]))
-    assert gather.concurrency == 8
+    assert (gather.concurrency, gather.fail_fast) == (None, False)
     assert played.shown == ["user: go", "assistant: [add c1]", "tool c1 ok: 1"]
 
 

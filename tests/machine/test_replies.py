@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from stepengine.data import yields as y
-from stepengine.data.effects import CallTool, Gather
+from stepengine.data.effects import CallTool
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.messages import UserMessage
 from stepengine.data.models import StopReason
@@ -15,7 +15,7 @@ from stepengine.data.run import RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
 from tests.machine.batches import run, single
-from tests.machine.world import ADD, STEP, World, adding, agent, binding, call, child, limits, play, reply, thought
+from tests.machine.world import ADD, STEP, World, adding, agent, binding, call, play, reply, thought
 
 
 @pytest.mark.spec("reliability:MP55", "requirements:D21", "generator-contract:L37")
@@ -165,13 +165,6 @@ def test_a_result_is_a_call_tool_effect_with_what_a_performer_needs():
     played = run(reply(call("add", a=1)), reply("x"))
     effect = played.calls[0]
     assert (type(effect), effect.arguments, effect.step_index, effect.state().step_index) == (CallTool, {"a": 1}, 0, 2)
-
-
-def test_limits_of_children_bound_their_concurrency():
-    entries = [{"agent_type": "a"}] * 3
-    world = World(replies=[reply(call("spawn_agents", agents=entries)), reply("x")], children={"a": child()})
-    played = run(world=world, tools=["spawn_agents"], limits=limits(max_concurrent_children=2))
-    assert next(e for e in played.emitted if type(e) is Gather).concurrency == 2
 
 
 @pytest.mark.spec("generator-contract:S6", "generator-contract:L36")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime
 
 import pytest
@@ -97,6 +98,20 @@ async def test_only_the_failures_that_were_asked_for_move_on(cause, stream):
                 await (last(provider) if stream else provider.complete(ASK))
             assert caught.value is error
             assert b.asked == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_by_default_what_is_wrong_with_a_provider_or_its_key_moves_on_and_what_is_wrong_with_the_request_does_not(
+    stream,
+):
+    moved = []
+    for failed, error in FAILURES.items():
+        a, b = Scripted("a", error), Scripted("b", "fine")
+        provider = models_of(a, b).provider_for(fallback("a/x", "b/y"))
+        with contextlib.suppress(ModelError):
+            await (last(provider) if stream else provider.complete(ASK))
+            moved.append(failed)
+    assert moved == ["unavailable", "rate_limit", "no_credit", "auth"]
 
 
 async def test_the_last_failure_is_the_failure_of_the_call_with_the_usage_of_all():

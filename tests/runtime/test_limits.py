@@ -170,13 +170,13 @@ async def test_max_seconds_cancels_what_runs_and_stops_the_run(world):
     assert not tree.root.cancelled
 
 
-def family(world, spawns, seen, *, together=False):
+def family(world, spawns, seen, *, together=False, call="c1"):
     """
-    A parent that spawns; every child does the same one level deeper.
+    A parent that spawns, as a tool call of its model asks for; every child does the same one level deeper.
     """
 
     def machine(plan, state):
-        effects = tuple([Spawn(seq, "worker") for seq in range(spawns)])
+        effects = tuple([Spawn(seq, "worker", tool_call_id=call) for seq in range(spawns)])
         if together:
             outcomes = (yield Gather(effects)).outcomes
         else:

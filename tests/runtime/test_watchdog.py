@@ -23,20 +23,13 @@ def quick(monkeypatch):
     """
     A watchdog that looks every few milliseconds, and is not so impatient that a busy machine makes it speak.
     """
-    for name in ("ARM_SECONDS", "TICK_SECONDS"):
-        monkeypatch.setattr(watchdog, name, 0.005)
+    monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.005)
     for name in ("TOOL_SECONDS", "OTHER_SECONDS"):
         monkeypatch.setattr(watchdog, name, 0.4)
 
 
 def watchdogs():
     return [t for t in threading.enumerate() if t.name == "stepengine-watchdog"]
-
-
-async def until_watched():
-    async with asyncio.timeout(20):
-        while not watchdogs():  # noqa: ASYNC110  (nobody is told when a thread starts)
-            await asyncio.sleep(0.001)
 
 
 def block(caplog):
@@ -46,13 +39,23 @@ def block(caplog):
 
 
 @pytest.mark.spec("reliability:TL08")
-async def test_synchronous_code_in_an_async_tool_is_reported_with_the_name_of_the_tool(world, quick, caplog):
+@pytest.mark.parametrize("before", [0, 0.05])
+@pytest.mark.parametrize("after", [0, 0.05])
+async def test_synchronous_code_in_an_async_tool_is_reported_with_the_name_of_the_tool(
+    world, quick, caplog, before, after
+):
+    """
+    Also when it is the first thing that happens in the loop since the run began, and the last one before it ends.
+    """
+
     @tool
     async def blocking() -> str:
         """Block the loop."""
-        await until_watched()
+        if before:
+            await asyncio.sleep(before)
         block(caplog)
-        await asyncio.sleep(0.05)
+        if after:
+            await asyncio.sleep(after)
         return "done"
 
     def machine(plan, state):
@@ -74,10 +77,9 @@ async def test_synchronous_code_in_an_async_tool_is_reported_with_the_name_of_th
 @pytest.mark.spec("reliability:GN05")
 async def test_a_handler_that_does_not_yield_is_reported_with_its_line(world, quick, caplog):
     def machine(plan, state):
-        yield Perform(0, Do(until_watched))
         block(caplog)
-        yield Perform(1, Do(asyncio.sleep, 0.05))
         return world.done(state)
+        yield
 
     events = []
     with caplog.at_level(logging.WARNING, "stepengine"):
@@ -88,20 +90,25 @@ async def test_a_handler_that_does_not_yield_is_reported_with_its_line(world, qu
     assert "test_watchdog.py:" in warned[0]
 
 
-async def test_short_runs_start_no_thread_and_long_ones_leave_none(world, monkeypatch):
-    def running(work):
-        def machine(plan, state):
-            yield Perform(0, Do(work))
-            return world.done(state)
+@pytest.mark.spec("reliability:TL08")
+async def test_runs_share_one_thread_which_ends_a_moment_after_the_last_of_them(world):
+    """
+    A thread for each short run would cost a third of it, and without one its first second would not be seen.
+    """
+    seen = set()
 
-        return machine
+    def machine(plan, state):
+        seen.update(watchdogs())
+        yield Perform(0, Do(asyncio.sleep, 0))
+        return world.done(state)
 
-    await world.tree(running(lambda: None)).run()
-    assert [] == watchdogs()
+    await asyncio.gather(*[world.tree(machine).run() for _ in range(3)])
+    await world.tree(machine).run()
 
-    monkeypatch.setattr(watchdog, "ARM_SECONDS", 0)
-    await world.tree(running(until_watched)).run()
+    assert 1 == len(seen)
+    assert {} == watchdog._watchdogs
     async with asyncio.timeout(20):
         while watchdogs():  # noqa: ASYNC110  (nobody is told when a thread ends)
             await asyncio.sleep(0.001)
-    assert {} == watchdog._watchdogs
+    await world.tree(machine).run()
+    assert 2 == len(seen)

@@ -4,6 +4,8 @@ Machines with a planted error: `simulate` catches each of them, under the row th
 
 from __future__ import annotations
 
+import contextlib
+
 import attrs
 import pytest
 
@@ -12,6 +14,7 @@ from stepengine.data.effects import Notify
 from stepengine.data.events import TextCompleted
 from stepengine.data.limits import Limits
 from stepengine.data.yields import STEP, AgentCall, GenerateN, Parallel, ToolCall
+from stepengine.errors import LimitExceeded
 from stepengine.machine import batch, handler, run, step
 from stepengine.machine.author import Author
 from stepengine.machine.signals import Stopped
@@ -143,7 +146,10 @@ def generous(monkeypatch):
 
 
 def fertile(monkeypatch):
-    monkeypatch.setattr(Ledger, "admit_child", lambda ledger: ledger.count_child(1))
+    def mutant(ledger, count, *, by_model):
+        ledger.count_children(count, by_model=by_model)
+
+    monkeypatch.setattr(Ledger, "admit_children", mutant)
 
 
 def flighty(monkeypatch):
@@ -175,7 +181,8 @@ def busy(ctx):
     yield GenerateN(2)
     yield Parallel([ToolCall("read", {"n": 1}), ToolCall("read", {"n": 2})])
     yield AgentCall("kid")
-    yield AgentCall("kid")
+    with contextlib.suppress(LimitExceeded):
+        yield Parallel([AgentCall("kid"), AgentCall("kid")])
     for _ in range(4):
         yield STEP
 
