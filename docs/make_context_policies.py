@@ -193,8 +193,7 @@ def measured(requests: Sequence[ModelRequest]) -> Measured:
     sizes, cached, rewrites = [], 0, 0
     sent: tuple[Message, ...] = ()
     for request in requests:
-        specs = {spec.name: spec for spec in request.tools}
-        fixed = estimate_tokens(request.system_prompt) + tool_tokens(specs)
+        fixed = estimate_tokens(request.system_prompt) + tool_tokens(request.tools)
         messages = request.all_messages
         common = shared(sent, messages)
         tokens = [*request.messages.memo("message_tokens", message_tokens), *map(message_tokens, request.tail)]

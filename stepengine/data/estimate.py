@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from stepengine.data.json import compact
@@ -60,30 +59,9 @@ def tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | Non
     return reported + transcript_tokens(view) - transcript_tokens(sent)
 
 
-class _Same:
-    """A mapping as a key that is equal only to itself: looking it up does not read what it holds."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Mapping[str, ToolSpec]) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
-@lru_cache(maxsize=64)
-def _tool_tokens(tools: _Same) -> int:
-    specs = tools.value.values()
-    return sum([estimate_tokens(t.description) + estimate_tokens(t.input_schema) for t in specs])
-
-
-def tool_tokens(tools: Mapping[str, ToolSpec]) -> int:
-    """Return the estimated size of tool definitions in tokens; *tools* is immutable and measured once."""
-    return _tool_tokens(_Same(tools))
+def tool_tokens(tools: Iterable[ToolSpec]) -> int:
+    """Return the estimated size of tool definitions in tokens; each definition is measured once."""
+    return sum([-(-tool.chars // 4) for tool in tools])
 
 
 class Measured(NamedTuple):

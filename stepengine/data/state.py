@@ -82,7 +82,7 @@ class AgentState:
     @property
     def context_tokens(self) -> int:
         """The estimated size of the next request in tokens: view, system prompt and tools (generator-contract G14)."""
-        tools = tool_tokens(self.tool_definitions)
+        tools = tool_tokens(self.tool_definitions.values())
         return transcript_tokens(self.view) + estimate_tokens(self.system_prompt) + tools
 
     @classmethod

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
-from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.json import JsonDict, compact, freeze_object
 
 __all__ = ("ToolAnnotations", "ToolBinding", "ToolChoice", "ToolKind", "ToolLike", "ToolSpec", "Validated")
 
@@ -71,6 +72,11 @@ class ToolSpec:
     ephemeral: int | None = attrs.field(default=None, kw_only=True)
     timeout: float | None = attrs.field(default=None, kw_only=True)
     retries: int = attrs.field(default=0, kw_only=True)
+
+    @cached_property
+    def chars(self) -> int:
+        """How many characters of a request it takes: name, description, and its schema as compact JSON; counted once."""
+        return len(self.name) + len(self.description) + len(compact(self.input_schema))
 
 
 @attrs.frozen

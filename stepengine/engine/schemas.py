@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, freeze, thaw
 from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
+from stepengine.tools.arguments import without_titles
 
 __all__ = ("Compiled", "Params", "compiled")
 
@@ -66,19 +67,8 @@ def compiled(agent: AgentDefinition[Any]) -> Compiled:
         params,
         _model_output(agent.id, model),
         model.model_validate,
-        JsonDict(freeze(untitled(model.model_json_schema()))),
+        JsonDict(freeze(without_titles(model.model_json_schema()))),
     )
-
-
-def untitled(schema: Any) -> Any:
-    """Return a JSON Schema without the titles that pydantic makes from names."""
-    if isinstance(schema, Mapping):
-        return {
-            k: ({n: untitled(p) for n, p in v.items()} if k in ("properties", "$defs") else untitled(v))
-            for k, v in schema.items()
-            if k != "title" or not isinstance(v, str)
-        }
-    return [untitled(v) for v in schema] if isinstance(schema, list) else schema
 
 
 def _model(schema: Any, where: str) -> Any:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from stepengine.data.estimate import estimate_tokens, message_tokens, transcript_tokens
+from stepengine.data.estimate import estimate_tokens, message_tokens, tool_tokens, transcript_tokens
 from stepengine.data.models import ModelRequest
-from stepengine.data.tools import ToolSpec
 
 __all__ = ("estimated_tokens", "expected_tokens")
 
 
-@lru_cache(maxsize=256)
-def _tool_tokens(tools: tuple[ToolSpec, ...]) -> int:
-    return sum([estimate_tokens(t.name + t.description) + estimate_tokens(t.input_schema) for t in tools])
-
-
 def estimated_tokens(request: ModelRequest) -> int:
-    """Return about how many tokens a request has; each message of the history, and each set of tools, is measured once."""
+    """Return about how many tokens a request has; each message of the history and each tool is measured once."""
     tokens = transcript_tokens(request.messages) + sum([message_tokens(m) for m in request.tail])
-    return tokens + estimate_tokens(request.system_prompt) + _tool_tokens(request.tools)
+    return tokens + estimate_tokens(request.system_prompt) + tool_tokens(request.tools)
 
 
 def expected_tokens(request: ModelRequest) -> int:

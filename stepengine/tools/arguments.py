@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 __all__ = ("FunctionInputs", "without_titles")
 
 SCALARS = frozenset({str, int, float, bool, type(None)})
+NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
+"""Keywords of JSON Schema whose value is an object of schemas by name."""
+SCHEMAS = frozenset(
+    {
+        *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
+        *("additionalProperties", "unevaluatedProperties", "propertyNames"),
+        *("anyOf", "oneOf", "allOf", "not", "if", "then", "else"),
+    }
+)
+"""Keywords of JSON Schema whose value is a schema, or a list of schemas; whatever else stands in a schema is data."""
 IN_SCHEMA_ORDER = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -49,21 +59,22 @@ def _adapter(signature: Signature) -> TypeAdapter[Any]:
 
 
 def without_titles(schema: Any) -> Any:
-    """Return a schema without the titles that pydantic makes from names; they tell a model nothing."""
+    """
+    Return a schema without the titles that pydantic makes from names; they tell a model nothing.
+
+    Only what is a schema loses its title: a member, a default or an example that is called ``title`` stays.
+    """
     if isinstance(schema, list):
         return [without_titles(s) for s in schema]
     if not isinstance(schema, dict):
         return schema
-    names = ("properties", "$defs", "patternProperties")
-    return {
-        key: {n: without_titles(s) for n, s in value.items()}
-        if key in names
-        else value
-        if key in {"default", "const", "enum", "examples"}
-        else without_titles(value)
-        for key, value in schema.items()
-        if key != "title"
-    }
+    return {key: _untitled(key, value) for key, value in schema.items() if key != "title"}
+
+
+def _untitled(keyword: str, value: Any) -> Any:
+    if keyword in NAMED_SCHEMAS and isinstance(value, dict):
+        return {name: without_titles(schema) for name, schema in value.items()}
+    return without_titles(value) if keyword in SCHEMAS else value
 
 
 def _same(given: Any, validated: Any) -> bool:

@@ -8,12 +8,23 @@ import attrs
 import pytest
 
 from stepengine.data.codec import plain
-from stepengine.data.estimate import Measured, estimate_tokens, message_tokens, tokens_since, transcript_tokens
+from stepengine.data.estimate import (
+    Measured,
+    estimate_tokens,
+    message_tokens,
+    tokens_since,
+    tool_tokens,
+    transcript_tokens,
+)
+from stepengine.data.json import compact
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from stepengine.data.models import ModelRequest
 from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.state import AgentState, prompt_tokens
+from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.yields import ToolCall
+from stepengine.runtime.sizes import estimated_tokens
 
 SENT = Transcript([UserMessage("hello there")])
 PNG = ImagePart(data=b"\x89PNG")
@@ -51,6 +62,27 @@ def test_a_prompt_is_what_was_reported_plus_the_estimate_of_what_came_after() ->
 
     assert 1_000 + transcript_tokens(view) - transcript_tokens(SENT) == tokens_since(view, SENT, 1_000)
     assert 1_000 == tokens_since(SENT, SENT, 1_000)
+
+
+@pytest.mark.spec("requirements:I1")
+def test_a_state_and_the_request_made_of_it_are_estimated_alike_with_everything_that_is_sent() -> None:
+    tools = [ToolSpec(f"tool_{k}", "Do it." * k, {"type": "object", "properties": {"a" * k: {}}}) for k in range(9)]
+    state = AgentState(system_prompt="s" * 41, message_history=SENT, tool_definitions={t.name: t for t in tools})
+    request = ModelRequest("m", state.system_prompt, state.view, tuple(tools))
+
+    assert state.context_tokens == estimated_tokens(request)
+    assert sum([-(-len(t.name + t.description + compact(t.input_schema)) // 4) for t in tools]) == tool_tokens(tools)
+
+
+def test_a_tool_is_measured_once_and_a_changed_one_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("stepengine.data.tools.compact", lambda value: asked.append(value) or "12345678")
+    spec = ToolSpec("four")
+    other = attrs.evolve(spec, name="fourfour")
+
+    assert [3, 3, 4, 7] == [tool_tokens([spec]), tool_tokens([spec]), tool_tokens([other]), tool_tokens([spec, other])]
+    assert 2 == len(asked)
+    assert (spec, hash(spec)) == (ToolSpec("four"), hash(ToolSpec("four")))
 
 
 @pytest.mark.spec("requirements:X45")

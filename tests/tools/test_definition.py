@@ -14,10 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
+from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.tools import ToolAnnotations, ToolLike
+from stepengine.engine.schemas import compiled
 from stepengine.errors import DefinitionError, ToolInputError
 from stepengine.tools import Depends, Tool, ToolContext, ToolPreview, ToolRegistry, tool
+from stepengine.tools.spawning import params_schema
 
 
 class Node(BaseModel):
@@ -106,6 +109,51 @@ def test_a_recursive_model_and_an_own_description_are_kept_without_titles() -> N
     assert {"type": "string", "default": "", "description": "Mine."} == schema["properties"]["title"]
     assert "title" not in schema["$defs"]["Node"]
     assert "x" == validate(show, {"node": {"name": "x", "children": [{"name": "y"}]}}).arguments["node"].name
+
+
+class Titled(BaseModel):
+    title: str = "a default"
+    data: dict[str, str] = Field(
+        default={"title": "x"}, examples=[{"title": "y"}], json_schema_extra={"x-ui": {"title": "z"}}
+    )
+    many: list[dict[str, int]] | None = Field(default=None, title="Gone")
+
+
+@pytest.mark.parametrize("where", ["input", "params", "output"])
+def test_only_titles_of_schemas_are_taken_out_and_data_that_is_called_so_stays(where: str) -> None:
+    @tool
+    def show(shown: Titled) -> str:
+        """Show."""
+        return shown.title
+
+    agent = AgentDefinition("a", input_schema=Titled, output_schema=Titled)
+    schemas: dict[str, Any] = {
+        "input": show.spec.input_schema["$defs"]["Titled"],
+        "params": params_schema(agent),
+        "output": compiled(agent).output_schema,
+    }
+    string = {"type": "string"}
+    many = {
+        "anyOf": [
+            {"items": {"additionalProperties": {"type": "integer"}, "type": "object"}, "type": "array"},
+            {"type": "null"},
+        ]
+    }
+    expected = {
+        "properties": {
+            "title": {**string, "default": "a default"},
+            "data": {
+                "additionalProperties": string,
+                "default": {"title": "x"},
+                "examples": [{"title": "y"}],
+                "type": "object",
+                "x-ui": {"title": "z"},
+            },
+            "many": {**many, "default": None},
+        },
+        "type": "object",
+    }
+    assert expected == schemas[where]
 
 
 @pytest.mark.spec("requirements:E5", "requirements:E23")
