@@ -30,7 +30,7 @@ class BoundedMatcher(difflib.SequenceMatcher[T]):
         super().__init__(None, a, b, autojunk)
         self._ours, self._theirs = a, b
         self._left = COMPARISONS
-        places: dict[T, list[int]] = self.b2j  # type: ignore[attr-defined]
+        places: dict[T, list[int]] = self.b2j  # type: ignore[attr-defined]  # documented, and not in the stubs
         self._needed = [0, *accumulate([len(places.get(item, ())) + 1 for item in a])]
 
     def find_longest_match(self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None) -> Any:

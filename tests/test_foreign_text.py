@@ -1,0 +1,958 @@
+"""
+Foreign text (of models, pages, files, servers, journals) meets no expression that can backtrack, and no codec or parser
+without a cap.
+
+`PLACES` is the table of where the package reads such text: what runs, hostile shapes of n characters, and the sites in
+the source that it covers. A site is a file and a scope with a call of `re`, a codec, JSON, HTML, YAML, `shlex` or
+`difflib`; `test_every_site_is_known` finds them all in the syntax tree. A new one goes into the table, or into `APART`
+with its reason.
+
+    python -m pytest tests/test_foreign_text.py                # 4n characters within a second, cancels, the walk
+    python -m pytest tests/test_foreign_text.py -m "deep or not deep"     # growth as well
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import stepengine
+from stepengine.context.pruning_calls import without_thoughts
+from stepengine.data.json import JsonDict, mended
+from stepengine.data.matching import BoundedMatcher
+from stepengine.data.visible import visible
+from stepengine.errors import StepEngineError
+from stepengine.journal.lines import Line, Source, glimpsed, members_of
+from stepengine.journal.reading import read_lines, strict_members
+from stepengine.journal.records import checked
+from stepengine.journal.redaction import Redactor, redactor_for
+from stepengine.journal.rendering import clean_tree
+from stepengine.journal.scanning import scan
+from stepengine.machine.blocks import split_blocks
+from stepengine.machine.spawning import matching_id
+from stepengine.models._failures import Call, body_failure
+from stepengine.models._json import call_part, read_json
+from stepengine.models._sse import SSEParser
+from stepengine.models._wire import safe_name
+from stepengine.models.keys import Credentials, redacted
+from stepengine.testing.cleaning import Cleaner
+from stepengine.testing.reading import parse_cassette
+from stepengine.testing.streams import clean_events, joined_texts
+from stepengine.testing.transport import EVENT
+from stepengine.tools import Tool, ToolRegistry, file_tools, search_tools, shell_tools, tool
+from stepengine.tools.argv import parse_command
+from stepengine.tools.conversion import clean
+from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
+from stepengine.tools.files.paths import shown
+from stepengine.tools.files.rules import PROTECTED, SECRETS, PathRules
+from stepengine.tools.files.text import decode, stream_lines
+from stepengine.tools.repair import repairer
+from stepengine.tools.schemas import Compiler
+from stepengine.tools.search.fallback import _line_test
+from stepengine.tools.search.finding import ranked
+from stepengine.tools.search.flags import Flags, parse_flags
+from stepengine.tools.search.hits import _shown
+from stepengine.tools.search.patterns import GlobPattern, IgnorePattern
+from stepengine.tools.search.regex import safe_columns
+from stepengine.tools.search.symbols import top_level_names
+from stepengine.tools.search.words import words_of
+from stepengine.tools.shell.output import Capture
+from stepengine.tools.web.docs import _around, _links
+from stepengine.tools.web.fetching import Fetched
+from stepengine.tools.web.pages import CODECS, page_of
+from stepengine.tools.web.urls import joined, parse_url
+
+PACKAGE = Path(stepengine.__file__).parent
+N = 65_536
+"""How many hostile characters n is, unless a place takes fewer."""
+SECONDS = 1.0
+MEASURABLE = 0.02
+GROWTH = 3.0
+ROUNDS = 5
+
+Shape = Callable[[int], Any]
+
+
+@attrs.frozen
+class Place:
+    """
+    A place where foreign text is read.
+
+    Attributes:
+        name: Its name.
+        run: Takes what a shape makes.
+        shapes: Each takes a number of characters and makes that much hostile text.
+        covers: The sites behind it, `file:scope` below the package; a trailing `*` stands for any scope.
+        most: How many characters it can meet, where a cap stands before it.
+        waits: The repair without which it does not hold.
+    """
+
+    name: str
+    run: Callable[[Any], Any]
+    shapes: tuple[Shape, ...]
+    covers: tuple[str, ...] = ()
+    most: int = 1 << 23
+    waits: str = ""
+
+
+def of(unit: str, before: str = "", after: str = "") -> Shape:
+    """Return the shape that repeats a unit."""
+    return lambda n: before + (unit * (n // len(unit) + 1))[: max(0, n - len(before) - len(after))] + after
+
+
+def ofb(unit: str, before: str = "", after: str = "") -> Shape:
+    return lambda n: of(unit, before, after)(n).encode("utf-8", "surrogateescape")
+
+
+def finished(awaited: Awaitable[Any]) -> Any:
+    """Run what never waits for anything to its end."""
+    try:
+        awaited.__await__().send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError
+
+
+# --- what runs ------------------------------------------------------------------------------------------------------
+
+
+def page(content_type: str) -> Callable[[bytes], Any]:
+    return lambda body: finished(page_of(Fetched("http://x.test/", 200, content_type, body)))
+
+
+def captured(data: bytes) -> str:
+    capture = Capture(50_000)
+    for start in range(0, len(data), 65_536):
+        capture.feed(data[start : start + 65_536])
+    capture.end()
+    return capture.text()
+
+
+def parsed_events(data: bytes) -> None:
+    parser = SSEParser()
+    for start in range(0, len(data), 4_096):
+        parser.feed(data[start : start + 4_096])
+    _ = parser.tail
+
+
+def ignores(line: str) -> Callable[[str], Any]:
+    pattern = IgnorePattern.of(line)
+    assert pattern is not None
+    return lambda name: pattern.match((name,), is_folder=False)
+
+
+def ignored(lines: str) -> None:
+    for pattern in [p for p in map(IgnorePattern.of, lines.split("\n")) if p]:
+        pattern.match(("a",) * 3 + ("a" * 255,), is_folder=False)
+
+
+def globbed(pattern: str) -> None:
+    made = GlobPattern(pattern)
+    made.match(("a" * 255,) * 100)
+
+
+def compared(lines: str) -> None:
+    unified_diff(lines, "\n".join(reversed(lines.split("\n"))), "f")
+
+
+def fallback(pattern: str) -> Callable[[str], Any]:
+    test = _line_test(pattern, Flags())
+    return lambda text: [test(line) for line in text.split("\n")]
+
+
+def schema_pattern(pattern: str) -> Callable[[str], Any]:
+    schema = {"type": "string", "pattern": pattern}
+    check = Compiler("take", schema).compile(schema, "#")
+    return lambda text: check(text, "", [])
+
+
+def mended_input(text: str) -> Any:
+    repair = repairer({"type": "object", "properties": {"x": {"type": "array", "items": {"type": "object"}}}}, {})
+    return repair(JsonDict(x=text))
+
+
+@cache
+def typed_tool() -> Tool[..., Any]:
+    @tool
+    def take(when: list[int]) -> list[int]:
+        """Take numbers."""
+        return when
+
+    return take
+
+
+def validated(text: str) -> Any:
+    return typed_tool()._binding.validate(JsonDict(when=text))
+
+
+CALL = Call(provider="x", model="x/y", credentials=Credentials(None, "no key"))
+KNOWN = {"sk-abcdefghijklmnop": "X_API_KEY"}
+
+
+@contextlib.contextmanager
+def file_of(data: bytes) -> Iterator[Path]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "f").write_bytes(data)
+        yield Path(folder) / "f"
+
+
+def scanned(data: bytes) -> None:
+    with file_of(data) as path:
+        list(scan([path], environment=dict(zip(KNOWN.values(), KNOWN, strict=True))))
+
+
+def streamed(data: bytes) -> None:
+    with file_of(data) as path, path.open("rb") as file:
+        stream_lines(file.fileno(), 0, 100)
+
+
+def glimpse(line: bytes) -> None:
+    glimpsed(line, Line(Source(line, "x"), 0, len(line)))
+
+
+def differing(prints: str) -> None:
+    BoundedMatcher([*prints], [*prints, "x"], autojunk=False).get_opcodes()
+
+
+def cleaned_stream(text: str) -> None:
+    redactor = Redactor(KNOWN, shapes=True)
+    joined_texts(text)
+    clean_events(text, redactor.secrets, redactor.value, redactor.text)
+
+
+def json_lines(unit: str) -> Shape:
+    return ofb(unit + "\n")
+
+
+REDACTION = "redaction is quadratic"
+
+BRACKETS = (of("["), of('{"a":'), of("[1,"), of('"'), of("\\"), of('"\\ud800', '"'), of("9"), of("1e"), of("-"))
+OPENERS = ("\x9d", "\x90", "\x98", "\x9b", "\x1b]", "\x1b[", "\x1b[0;", "\x1b ", "\x1b]0;\x1b", "\x9d0;", "\x1b[ ")
+SECRET_SHAPES = (
+    of("sk"), of("sk-"), of("sk-a"), of("-----BEGIN PRIVATE KEY-----"), of("-----BEGIN "), of("eyJ"), of("eyJhbGciOiJ.eyJ."),
+    of("a"), of("<redacted:"), of("Bearer "), of("https://a:"), of("sk-a***"), of("sk\u2026"), of("AKIA"), of("{"), of('{\\"'),
+)  # fmt: skip
+HOSTILE_NAMES = (of("a"), of("aB"), of("_a"), of("é"), of("A"), of("a."))
+
+PLACES = (
+    # --- ignore files, globs, paths
+    Place(
+        "ignore line",
+        ignored,
+        (
+            of("*a"),
+            of("*a", "", "*b"),
+            of("**/a/"),
+            of("[a-"),
+            of("[[:"),
+            of("?*", "", "b"),
+            of("[!b]*", "", "b"),
+            of("\\"),
+            of("***/"),
+        ),
+        ("tools/search/patterns.py:_component", "tools/search/ignore.py:*"),
+        most=4_096,
+    ),
+    Place(
+        "ignore file", ignored, (of("*a*a*a*a*a*a*a*b\n"), of("[a]*[a]*b\n"), of("**/a/**/b\n"), of(" \n"), of("!/\n"))
+    ),
+    *(
+        Place(f"name against {line}", ignores(line), (of("a"), of("ab"), of("ba")), most=1 << 20)
+        for line in ("*a" * 30 + "*b", "*?" * 30 + "*b", "*[!c]a" * 30 + "*b")
+    ),
+    Place(
+        "glob",
+        globbed,
+        (of("*a"), of("**/a/"), of("{a,"), of("{a,b}"), of("[a"), of("?*")),
+        ("tools/search/patterns.py:_compiled", "tools/search/patterns.py:_expanded"),
+        most=512,
+    ),
+    Place(
+        "secret and protected paths",
+        lambda text: [
+            PathRules(rules, ["tests/**/conftest.py"]).match(text.split("/")) for rules in (SECRETS, PROTECTED)
+        ],
+        (of("tests/"), of("a/"), of("id_"), of(".env."), of("journals/a"), of("\u0300"), of("tests/conftest.py/")),
+        ("tools/files/rules.py:*",),
+        most=4_096,
+    ),
+    # --- pages
+    *(
+        Place(
+            f"page {kind or 'without type'}",
+            page(kind),
+            (
+                ofb("<!---->"),
+                ofb("<!--"),
+                ofb("-->"),
+                ofb(" "),
+                ofb("<"),
+                ofb("\x1b"),
+                ofb("\u200b"),
+                ofb("<!doctype "),
+            ),
+            ("tools/web/pages.py:MARKUP", "tools/web/pages.py:UNSEEN", "tools/web/pages.py:_decoded"),
+            most=2_000_000,
+        )
+        for kind in ("", "text/plain", "text/plain; charset=utf-8", "application/json")
+    ),
+    Place(
+        "content type",
+        lambda text: page(f"text/plain;{text}")(b"x"),
+        (of("charset"), of("charset="), of("charset "), of("charset=a"), of("charset='"), of(" ", "charset")),
+        ("tools/web/pages.py:CHARSET",),
+        most=65_536,
+    ),
+    *(
+        Place(
+            f"charset {codec}",
+            page(f"text/plain; charset={codec}"),
+            (ofb("a"), lambda n: b"\xff" * n, lambda n: b"\x81" * n, lambda n: b"\x1b$B" * (n // 3)),
+            most=2_000_000,
+        )
+        for codec in sorted({*CODECS, "punycode", "idna", "utf_7", "unicode_escape"})
+    ),
+    Place(
+        "links of documentation",
+        lambda text: _links(text, "http://x.test/"),
+        (
+            of("["),
+            of("[a]("),
+            of("[a](http://x"),
+            of("[a](http://x "),
+            of("[a](http://x) "),
+            of("[a](b)"),
+            of("[a](<"),
+            of("](("),
+            of("[a](//]"),
+            of("[a](b): "),
+        ),
+        ("tools/web/docs.py:LINK",),
+        most=2_000_000,
+    ),
+    Place(
+        "part of a long page",
+        lambda text: _around(text, "topic " * 20, 40_000),
+        (of("# \n"), of("#"), of("topic "), of("# topic\n"), of("topic"), of("\n")),
+        ("tools/web/docs.py:HEADING", "tools/web/docs.py:WORD"),
+        most=2_000_000,
+    ),
+    Place(
+        "address",
+        lambda text: (parse_url(text), joined(parse_url("http://x.test/"), text)),
+        (
+            of("a", "http://"),
+            of("é", "http://"),
+            of("\u0300", "http://"),
+            of("a.", "http://"),
+            of("[", "http://"),
+            of(":", "http://"),
+            of("%", "http://x/"),
+            of("#", "http://x/"),
+            of("../", "http://x/"),
+            of("xn--", "http://"),
+        ),
+        ("tools/web/urls.py:*",),
+        most=4_096,
+    ),
+    # --- output of commands
+    Place(
+        "output", captured, tuple(ofb(unit) for unit in (*OPENERS, "\x07", "a\n", "\x00")), ("tools/shell/output.py:*",)
+    ),
+    Place(
+        "output that is no text",
+        captured,
+        (lambda n: b"\xff" * n, lambda n: b"\xf0\x9f" * (n // 2), lambda n: b"\xc2" * n),
+    ),
+    # --- commands and flags
+    Place(
+        "command",
+        parse_command,
+        (of("a "), of("'"), of("''"), of('"a'), of("\\"), of("a'b'"), of("$("), of("A=")),
+        ("tools/argv.py:*",),
+        most=131_072,
+    ),
+    Place(
+        "flags of a search",
+        parse_flags,
+        (of("-"), of("-i "), of("-g '"), of("a", "-g "), of("\\"), of("-A1 "), of("-ii"), of("[a", "-g ")),
+        ("tools/search/flags.py:*",),
+        most=2_000,
+    ),
+    # --- searches
+    Place(
+        "pattern of a search",
+        safe_columns,
+        (of("("), of("a*"), of("a?"), of("(?="), of("a|"), of("[\x01-\U0010ffff-]", "(?i)"), of("(?:a|"), of("a{9}")),
+        ("tools/search/regex.py:*",),
+        most=512,
+    ),
+    *(
+        Place(
+            f"search for {pattern}",
+            fallback(pattern),
+            (of("a" * 300 + "\n"), of("x" * 2_000 + "\n"), of("a\n")),
+            ("tools/search/fallback.py:_line_test",),
+            most=1 << 13,  # the time is checked between long lines
+        )
+        for pattern in ("a*b", "a.*b", r"\w+\d", "a?a?a?b")
+    ),
+    Place("line of a search", _shown, (of("\udcff"), of("a"), of("é")), ("tools/search/hits.py:*",)),
+    *(
+        Place(
+            f"names in {name}",
+            lambda text, name=name: top_level_names(text, name),
+            (
+                of("a"),
+                of("def "),
+                of("a:"),
+                of("(" * 250 + "\n"),
+                of("pub(a" * 50 + "\n"),
+                of("async " * 40 + "\n"),
+                of("a" * 290 + "\n"),
+                of("public " * 40 + "\n"),
+                of("a b" * 95 + "\n"),
+                of("export \n"),
+            ),
+            ("tools/search/symbols.py:COMPILED",),
+            most=524_288,
+        )
+        for name in ("a.py", "a.ts", "a.go", "a.rs", "a.java", "a.c", "a.sh")
+    ),
+    Place("words", words_of, HOSTILE_NAMES, ("tools/search/words.py:*",)),
+    Place(
+        "description of files",
+        lambda text: ranked(text, {("a.py",): ["aa"]}),
+        (*HOSTILE_NAMES, of("abcd ")),
+        ("tools/search/finding.py:*",),
+        most=2_000,
+    ),
+    Place(
+        "names of many files",
+        lambda text: ranked(
+            "abcdefgi " + "b" * 30, {(text[i : i + 250], f"{i}"): [] for i in range(0, len(text), 250)}
+        ),
+        (*HOSTILE_NAMES, of("abcdefg."), of("b" * 29 + ".")),
+        most=1 << 20,
+    ),
+    # --- files
+    Place(
+        "text of a file",
+        lambda data: (found := decode(data)) and found.shown,
+        (ofb("é"), lambda n: b"\xff" * n, lambda n: b"\xff\xfe" + b"\xd8" * n, lambda n: b"\xff\xfe\0\0" + b"\1" * n),
+        ("tools/files/text.py:FileText.shown", "tools/files/text.py:decode"),
+    ),
+    Place(
+        "window of a file",
+        streamed,
+        (ofb("a"), ofb("\n"), ofb("\r"), lambda n: b"\xff" * n),
+        ("tools/files/text.py:_Window._close",),
+    ),
+    Place("file name", shown, (of("\udcff"), of("a")), ("tools/files/paths.py:*",)),
+    Place(
+        "replacement",
+        lambda text: replace_all(text, [Replacement(text[: len(text) // 2], "x")], "f"),
+        (of("a"), of("ab"), of("\r\n"), of("a\r\n"), of("\n")),
+        ("tools/files/edits.py:*",),
+    ),
+    Place(
+        "replacement of all",
+        lambda text: replace_all(text, [Replacement(text[:2], "x", allow_multiple=True)], "f"),
+        (of("a"), of("ab"), of("\n\r")),
+    ),
+    Place(
+        "diff of texts",
+        compared,
+        (
+            of("a\n"),
+            of("a\nb\n"),
+            lambda n: "\n".join(f"{i % 150}" for i in range(n // 4)),
+            lambda n: "\n".join(f"{i}" for i in range(n // 6)),
+            lambda n: "\n".join(f"u{i}\ny{i % 110}" for i in range(n // 10)),
+        ),
+        most=1 << 20,
+    ),
+    # --- tools
+    Place("input as JSON text", mended_input, BRACKETS, ("tools/repair.py:_decoded",), most=1 << 22),
+    Place(
+        "input of a typed tool", validated, BRACKETS, ("tools/arguments.py:FunctionInputs._as_json_text",), most=1 << 22
+    ),
+    *(
+        Place(
+            f"pattern {pattern} of a schema",
+            schema_pattern(pattern),
+            (of("a"), of("a", "", "!"), of("ab")),
+            most=1 << 22,
+        )
+        for pattern in ("^(a+)+$", "(a|aa)+$", "(.*)*x", "a{0,50}b")
+    ),
+    Place("text of a result", clean, (of("\ud800"), of("a")), ("tools/conversion.py:SURROGATE",)),
+    # --- models
+    Place(
+        "events of a stream",
+        parsed_events,
+        (
+            ofb("data: x\n"),
+            ofb("data: x\n\n"),
+            ofb("\r"),
+            ofb("\n"),
+            ofb("a"),
+            ofb(":"),
+            ofb("event: "),
+            ofb("event: é\n"),
+        ),
+        ("models/_sse.py:*",),
+    ),
+    Place(
+        "JSON of a provider",
+        read_json,
+        tuple(lambda n, shape=shape: shape(n).encode("utf-8", "surrogatepass") for shape in BRACKETS),
+        ("models/_json.py:*",),
+    ),
+    Place(
+        "arguments of a call",
+        lambda text: call_part("x", text, {}),
+        (*BRACKETS, of('"\\"'), of("\ud800")),
+        most=1 << 22,
+    ),
+    Place("name of a tool", safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py:UNSAFE",)),
+    Place(
+        "error reply",
+        lambda data: body_failure(data, 500, {}, CALL),
+        (
+            *(ofb(u) for u in ("a", "\x1b", "input token count", "thinking", "sk-", "[", '{"a":')),
+            ofb("sk-a", '{"error":{"message":"', '"}}'),
+            ofb("a", '{"error":{"code":"', '"}}'),
+        ),
+        ("models/_failures.py:*",),
+        most=1 << 21,
+    ),
+    Place(
+        "key in a message",
+        lambda text: redacted(text, None),
+        (of("sk-"), of("sk-a"), of("key-" * 3 + " "), of("sk"), of("gsk-a-")),
+        ("models/keys.py:KEY_LIKE",),
+    ),
+    # --- the machine and the views
+    Place(
+        "tool calls in text",
+        split_blocks,
+        (
+            of("<tool_call>"),
+            of("<tool_call>{"),
+            of("```"),
+            of("<tool_call>[</tool_call>"),
+            of("<tool_call>{}</tool_call>"),
+            of("<tool_call> "),
+            of("</tool_call>", "<tool_call>"),
+            of("[", "<tool_call>", "</tool_call>"),
+            of('{"a":', "<codebuff_tool_call>"),
+            of(" ", "<tool_call>{}"),
+        ),
+        ("machine/blocks.py:*",),
+    ),
+    Place(
+        "id of an agent",
+        lambda text: matching_id(text, ["a/b@1", "c"]),
+        (of("a"), of("a/"), of("@"), of("/"), of("_")),
+        ("machine/spawning.py:PARTS",),
+    ),
+    Place(
+        "thoughts in a text",
+        without_thoughts,
+        (of("<think>"), of("<thinking>"), of("</think>"), of("<think></thinking>"), of("<")),
+        ("context/pruning_calls.py:THOUGHTS",),
+    ),
+    Place(
+        "what a terminal shows",
+        lambda text: visible(text, strict=True),
+        (of("\u0300"), of("\ufe00"), of("\x1b"), of("é")),
+        ("data/visible.py:SELECTORS",),
+    ),
+    Place(
+        "message of an error",
+        lambda text: (mended(text), StepEngineError(text)),
+        (of("\ud800"), of("é")),
+        ("data/json.py:mended", "errors.py:StepEngineError.__init__"),
+    ),
+    # --- journals
+    Place(
+        "redaction of known values",
+        lambda text: Redactor(KNOWN, shapes=False).json_text(text),
+        SECRET_SHAPES,
+        ("journal/redaction.py:*", "journal/redaction_rules.py:*"),
+        waits=REDACTION,
+    ),
+    Place("redaction of all", lambda text: redactor_for("all").value({"a": text}), SECRET_SHAPES, waits=REDACTION),
+    Place("redaction in bytes", lambda text: Redactor(KNOWN, shapes=True).binary(text.encode()), SECRET_SHAPES),
+    Place(
+        "search for secrets",
+        scanned,
+        tuple(lambda n, shape=shape: shape(n).encode() for shape in SECRET_SHAPES),
+        ("journal/scanning.py:*",),
+        waits=REDACTION,
+    ),
+    Place(
+        "line of a journal",
+        lambda line: (members_of(line, "x"), strict_members(line, "x")),
+        tuple(lambda n, shape=shape: shape(n).encode("utf-8", "surrogatepass") for shape in BRACKETS),
+        ("journal/lines.py:members_of", "journal/lines.py:_DECODE", "journal/reading.py:strict_members"),
+    ),
+    Place(
+        "form of a line",
+        lambda line: (glimpse(line), checked(line, 0)),
+        (
+            ofb("0.", '{"kind":"intent","path":"'),
+            ofb("0", '{"kind":"result","path":"","seq":'),
+            ofb(',"gather":', '{"kind":"intent","path":"","seq":1,"fp":"' + "0" * 32 + '","effect":{"type":"A"'),
+            ofb(',"crc":"0'),
+        ),
+        (
+            "journal/lines.py:INTENT_FORM",
+            "journal/lines.py:RESULT_FORM",
+            "journal/lines.py:GATHER_FORM",
+            "journal/lines.py:glimpsed",
+            "journal/lines.py:_shared",
+            "journal/records.py:TAIL_FORM",
+        ),
+    ),
+    Place(
+        "journal",
+        lambda data: read_lines(data, "x"),
+        (json_lines("{}"), json_lines(""), json_lines('{"kind":"head"'), ofb("a"), json_lines("[")),
+    ),
+    Place(
+        "tree of a journal",
+        lambda text: clean_tree({"a": text}, portable=True),
+        (of("<tmp>"), of("<tmp>/pytest-of-"), of("<tmp>/pytest-of-a/pytest-"), of("<tmp>/pytest-of-a/pytest-1")),
+        ("journal/rendering.py:PYTEST_FOLDER",),
+        most=1 << 21,
+    ),
+    Place("comparison of journals", differing, (of("a"), of("ab"), of("abcdefghijklmnop")), most=1 << 17),
+    # --- recordings
+    Place(
+        "cassette",
+        lambda data: parse_cassette(data, "x"),
+        (
+            ofb("["),
+            ofb("{"),
+            ofb("- "),
+            ofb("&a "),
+            ofb("a: &a\n- *a\n"),
+            ofb("a: "),
+            ofb("'"),
+            ofb("? "),
+            ofb("!"),
+            ofb("|\n "),
+            ofb('"\\u'),
+        ),
+        ("testing/reading.py:*",),
+        most=1 << 20,
+    ),
+    Place(
+        "stream of a cassette",
+        cleaned_stream,
+        (of("data: {\n"), of('data: {"a":"sk-"}\n\n'), of("\r"), of("data:"), of("data: [[[\n")),
+        ("testing/streams.py:*",),
+        most=1 << 17,
+        waits=REDACTION,
+    ),
+    Place(
+        "events of a cassette",
+        EVENT.findall,
+        (ofb("\n"), ofb("\r"), ofb("a"), ofb("\r\n"), ofb("a\n")),
+        ("testing/transport.py:EVENT",),
+    ),
+    Place(
+        "body of a cassette",
+        lambda data: Cleaner(KNOWN).body(data, "text/plain"),
+        tuple(lambda n, shape=shape: shape(n).encode() for shape in SECRET_SHAPES),
+        ("testing/cleaning.py:*",),
+        waits=REDACTION,
+    ),
+)
+
+APART: dict[str, str] = {
+    "cli/journals.py:ADVISED": "advice that this package wrote",
+    "cli/journals.py:PLAIN_ID": "one run of characters",
+    "cli/journals.py:_edit": "the user's own command line",
+    "cli/journals.py:_fork": "one run of characters, in an address of ours",
+    "cli/listing.py:USER": "an address that the user configured; each part ends at the next slash",
+    "cli/running.py:read_params": "the user's own command line",
+    "data/codec.py:_decode_any": "`decode` of a codec of ours",
+    "data/codec.py:_decode_object": "`decode` of a codec of ours",
+    "data/definition.py:ID": "ids that authors give; its parts begin with different characters",
+    "data/leaves.py:_bytes_to_text": "base64 that was just made",
+    "data/leaves.py:mapping.each": "`decode` of a codec of ours",
+    "data/state.py:OWN_CALL_ID": "at most ten characters",
+    "data/wire.py:_stored": "`from_json` of ours, which takes no text",
+    "data/wire.py:_written_source": "base64 that was just made",
+    "helpers/calls.py:call": "`decode` of a tool",
+    "journal/forks.py:TEXT_FORM": "an address that the caller gives; its parts are separated by dots",
+    "journal/locking.py:_owner": "the kernel's list of locks",
+    "journal/sealing.py:_parsed": "UTF-8 of a line that was read already",
+    "journal/sqlite.py:RUN_ID": "at most 64 characters",
+    "models/_reading.py:Exchange.json": "at most 200 bytes",
+    "models/_wire.py:base64_of": "base64 that was just made",
+    "models/_wire.py:document_text": "UTF-8 of a document that the caller gives",
+    "models/anthropic/encode.py:_document_source": "UTF-8 of a document that the caller gives",
+    "models/anthropic/request.py:BOUND": "a model's name, given by the author",
+    "models/anthropic/request.py:MANUAL_ONLY": "a model's name, given by the author",
+    "models/base.py:Provider.supports_model": "patterns of the provider's author for a model's name",
+    "models/google/encode.py:GENERATION": "a model's name, given by the author",
+    "models/google/encode.py:LATEST": "a model's name, given by the author",
+    "models/openai/encode.py:_call": "UTF-8 that was just made",
+    "models/openai_chat/__init__.py:OpenAIChatProvider._encode": "patterns of a preset for a model's name",
+    "models/openai_chat/encode.py:_call": "UTF-8 that was just made",
+    "models/pricing.py:nearest_names": "a model's name, given by the author",
+    "models/registry.py:Models._nearest": "a model's name, given by the author",
+    "pytest_plugin/network.py:_audit": "a host that a test of the user's asks for",
+    "pytest_plugin/places.py:UNFIT": "names of the user's tests",
+    "testing/journals.py:TestJournal.write": "a line that this package just wrote",
+    "testing/matching.py:Matcher._body": "UTF-8 of a request of the user's tests",
+    "testing/matching.py:_without_boundary": "a header of a request of the user's tests",
+    "testing/matching.py:json_body": "a request of the user's tests",
+    "testing/misses.py:_body_cause": "a JSON pointer of ours",
+    "testing/misses.py:nearest": "UTF-8 of requests of the user's tests",
+    "testing/simulation.py:TOOL_NAME": "at most 64 characters",
+    "testing/snapshots.py:RequestSnapshot.shown": "a request of the user's tests",
+    "testing/snapshots.py:UNSEEN": "one character",
+    "testing/transport.py:RecordTransport._interaction": "Latin-1 of headers",
+    "testing/transport.py:_recorded": "Latin-1 of headers",
+    "testing/writing.py:UNPRINTABLE": "one character",
+    "testing/writing.py:_body": "UTF-8 of a body that is recorded",
+    "testing/writing.py:_indented": "a body that is recorded, capped as a reply; an error leaves it as it is",
+    "tools/conversion.py:IMAGES": "the first bytes",
+    "tools/definition.py:NAME": "at most 64 characters",
+    "tools/docs.py:HEADER": "docstrings of the author",
+    "tools/encoding.py:TEXTS": "UTF-8 that was just made",
+    "tools/files/atomic.py:NAME": "names of the package's own temporary files",
+    "tools/files/atomic.py:_umask": "the kernel's status of this process",
+    "tools/repair.py:_camel": "names in a tool's schema; two characters",
+    "tools/schema_inputs.py:PROPERTY_NAME": "at most 64 characters",
+    "tools/search/ripgrep.py:Ripgrep._events": "lines of ripgrep's, about files of at most 4 MiB; ended with the search",
+    "tools/search/ripgrep.py:Ripgrep.problems": "at most 16,000 bytes",
+    "tools/search/ripgrep.py:_text": "UTF-8 of a line of ripgrep's",
+    "tools/shell/environment.py:SECRET_NAME": "names of the process's own variables",
+    "tools/typed.py:_validated": "JSON that was just made, of a result that was capped",
+    "tools/typed.py:decode_result": "`decode` of a tool",
+    "tools/web/html_worker.py:HIDING": "in a process of its own, with limits of time and memory",
+    "tools/web/html_worker.py:_is_dropped": "in a process of its own, with limits of time and memory",
+    "tools/web/html_worker.py:main": "a line that this package wrote",
+    "tools/web/html_worker.py:readable": "in a process of its own, with limits of time and memory",
+    "tools/web/pages.py:_converted": "what the worker wrote, at most 2,000,000 characters of text",
+    "tools/web/searching.py:_json": "at most 2,000,000 bytes; too deep is an error that is caught",
+    "tools/web/urls.py:_idna": "ASCII that was just made",
+}
+
+
+# --- one test over the table ----------------------------------------------------------------------------------------
+
+CASES = [
+    pytest.param(
+        place,
+        shape,
+        id=f"{place.name}-{number}",
+        marks=[pytest.mark.xfail(run=False, reason=place.waits)] if place.waits else [],
+    )
+    for place in PLACES
+    for number, shape in enumerate(place.shapes)
+]
+
+
+def seconds_of(place: Place, text: Any) -> float:
+    """Return the time on a processor; refusing the text is fine."""
+    before = time.process_time()
+    with contextlib.suppress(StepEngineError, ValueError):
+        place.run(text)
+    return time.process_time() - before
+
+
+@pytest.mark.spec("reliability:RS12", "reliability:R23")
+@pytest.mark.parametrize(("place", "shape"), CASES)
+def test_hostile_text_takes_less_than_a_second(place: Place, shape: Shape) -> None:
+    text = shape(min(4 * N, place.most))
+
+    assert seconds_of(place, text) < SECONDS
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:RS12", "reliability:R23")
+@pytest.mark.parametrize(("place", "shape"), CASES)
+def test_twice_the_text_takes_at_most_about_twice_the_time(place: Place, shape: Shape) -> None:
+    n = min(1_024, place.most // 4)
+    while seconds_of(place, shape(n)) < MEASURABLE and 8 * n <= place.most:
+        n *= 2
+    texts = [shape(n), shape(2 * n), shape(4 * n)]
+    taken = [min([seconds_of(place, text) for _ in range(ROUNDS)]) for text in texts]
+    figures = ", ".join(f"{size:,}: {took * 1000:.1f} ms" for size, took in zip((n, 2 * n, 4 * n), taken, strict=True))
+    print(f"{place.name}: {figures}")
+    for one, two in itertools.pairwise(taken):
+        assert two < MEASURABLE or two < GROWTH * max(one, MEASURABLE / 4), figures
+
+
+# --- a cancel is obeyed within a second -----------------------------------------------------------------------------
+
+
+async def searching(folder: Path, name: str, prefer_python: bool) -> Any:
+    (folder / ".gitignore").write_text("\n".join(["*[!b]" * 100 + f"*b{n}" for n in range(1_500)]))
+    for number in range(300):
+        (folder / f"{'ab' * 100}{number}.py").write_text("x" * 2_000 + "\n")
+    tools = ToolRegistry([*file_tools(folder), *search_tools(folder, prefer_python=prefer_python)])
+    given = {
+        "glob": {"pattern": "**/*"},
+        "code_search": {"pattern": "x.*x.*y" if prefer_python else "x"},
+        "find_files": {"prompt": "abab"},
+        "read_subtree": {},
+    }
+    return tools.execute(name, given[name])
+
+
+async def html(folder: Path) -> Any:
+    return page_of(Fetched("http://x.test/", 200, "text/html", b"<b>" * 600_000))
+
+
+async def flooding(folder: Path) -> Any:
+    (folder / "f").write_bytes("\x9d".encode() * 1_000_000)
+    return ToolRegistry(shell_tools(folder, allow_shell=True)).execute(
+        "run_terminal_command", {"command": "while true; do cat f; done", "timeout_seconds": 20}
+    )
+
+
+CANCELLED: dict[str, Callable[[Path], Awaitable[Any]]] = {
+    **{
+        f"{name} with {'Python' if python else 'ripgrep'}": lambda folder, name=name, python=python: searching(
+            folder, name, python
+        )
+        for name in ("glob", "code_search", "find_files", "read_subtree")
+        for python in (False, True)
+    },
+    "HTML": html,
+    "output": flooding,
+}
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize("name", CANCELLED)
+async def test_a_cancel_is_obeyed_within_a_second(tmp_path: Path, name: str) -> None:
+    """
+    Shortest of three, for machines that have other work.
+    """
+    taken = []
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        running = asyncio.ensure_future(await CANCELLED[name](folder))
+        await asyncio.sleep(0.2)
+        before = time.monotonic()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        taken.append(time.monotonic() - before)
+        if taken[-1] < SECONDS:
+            break
+
+    assert min(taken) < SECONDS, taken
+
+
+# --- the walk over the syntax tree ----------------------------------------------------------------------------------
+
+PARSERS = {
+    "json.loads", "json.load", "json.JSONDecoder", "jiter.from_json", "pydantic_core.from_json", "from_json", "shlex.split",
+    "yaml.load", "yaml.safe_load", "yaml.load_all", "yaml.safe_load_all", "yaml.parse", "yaml.scan", "yaml.compose",
+    "tomllib.loads", "tomllib.load", "ast.parse", "ast.literal_eval", "fnmatch.fnmatch", "fnmatch.filter", "glob.glob",
+    "codecs.decode", "codecs.getdecoder", "codecs.getincrementaldecoder", "codecs.lookup",
+}  # fmt: skip
+METHODS = {"decode", "raw_decode", "validate_json", "model_validate_json"}
+NAMES = {
+    "JustHTML",
+    "HTMLParser",
+    "BeautifulSoup",
+    "SequenceMatcher",
+    "get_close_matches",
+    "unified_diff",
+    "ndiff",
+    "JSONDecoder",
+}
+MODULES = {"re", "difflib", "html", "xml", "pickle", "plistlib", "sre_parse"}
+HARMLESS = {"re.escape", "difflib.Match", "html.escape"}
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_site(call: ast.Call) -> bool:
+    name = dotted(call.func)
+    head, _, last = name.rpartition(".")
+    if name in HARMLESS:
+        return False
+    if name in PARSERS or (isinstance(call.func, ast.Attribute) and last in METHODS):
+        return True
+    return head.partition(".")[0] in MODULES or (not head and last in NAMES and last not in OWN)
+
+
+OWN = {"unified_diff"}
+"""Functions of the package that have the same name as one that is looked for."""
+
+
+def sites_in(tree: ast.AST, scope: tuple[str, ...] = ()) -> Iterator[tuple[str, int]]:
+    """Yield scope and line of every call that reads text; at the top of a module the name that is assigned is the scope."""
+    for node in ast.iter_child_nodes(tree):
+        inner = scope
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = (*scope, node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and not scope:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            inner = (dotted(targets[0]),)
+        if isinstance(node, ast.Call) and is_site(node):
+            yield ".".join(inner), node.lineno
+        yield from sites_in(node, inner)
+
+
+def test_every_site_is_known() -> None:
+    """
+    In the table, or apart with a reason; and nothing stands there that is no more.
+    """
+    found = {
+        f"{path.relative_to(PACKAGE).as_posix()}:{scope}": line
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if "_agents" not in path.parts
+        for scope, line in sites_in(ast.parse(path.read_text()))
+    }
+    covered = {site for place in PLACES for site in place.covers}
+    whole = {site.removesuffix("*") for site in covered if site.endswith(":*")}
+    files = {f"{site.partition(':')[0]}:" for site in found}
+    unknown = [
+        f"{s} (line {n})"
+        for s, n in found.items()
+        if s not in covered | APART.keys() and f"{s.partition(':')[0]}:" not in whole
+    ]
+    stale = sorted(({c for c in covered if not c.endswith(":*")} | APART.keys()) - found.keys()) + sorted(whole - files)
+    twice = sorted(covered & APART.keys())
+
+    assert not unknown, "foreign text? then into PLACES, else into APART with the reason:\n" + "\n".join(unknown)
+    assert not stale, "no call that reads text is there any more:\n" + "\n".join(stale)
+    assert not twice
+
+
+def test_the_walk_finds_what_it_looks_for() -> None:
+    source = (
+        "import re, json\nA = re.compile('x')\nclass C:\n    def f(self, t):\n        return json.loads(t.decode())\n"
+    )
+
+    assert [("A", 2), ("C.f", 5), ("C.f", 5)] == list(sites_in(ast.parse(source)))
