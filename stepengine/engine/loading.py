@@ -17,6 +17,7 @@ from typing import Any
 
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.errors import DefinitionError
+from stepengine.machine.author import noted, raised_at
 
 __all__ = ("agent_folders", "load_agent", "load_agents")
 
@@ -114,8 +115,13 @@ def _module(file: Path) -> ModuleType:
     importlib.invalidate_caches()
     try:
         return importlib.import_module(f"{package}.{resolved.stem}")
-    except DefinitionError:
+    except DefinitionError as error:
+        noted(error)
         raise
     except Exception as error:
-        msg = f"{file}: loading it failed with {type(error).__name__}: {error}; expected {EXPECTED}"
+        where = raised_at(error)
+        msg = (
+            f"{file}: loading it failed with {type(error).__name__}: {error}{f' ({where})' if where else ''}; "
+            f"expected {EXPECTED}"
+        )
         raise DefinitionError(msg) from error

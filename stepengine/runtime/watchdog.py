@@ -13,11 +13,11 @@ import asyncio
 import sys
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepengine.data.events import Warned
+from stepengine.data.functions import innermost_own
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.toolcalls import call_tool
 
@@ -30,8 +30,6 @@ ARM_SECONDS = 1.0
 TICK_SECONDS = 0.25
 TOOL_SECONDS = 1.0
 OTHER_SECONDS = 5.0
-PACKAGE = str(Path(__file__).parent.parent)
-LIBRARY = str(Path(asyncio.__file__).parent.parent)
 
 
 class _Culprit(NamedTuple):
@@ -119,17 +117,11 @@ _watchdogs: dict[asyncio.AbstractEventLoop, Watchdog] = {}
 
 
 def _culprit(frame: FrameType | None) -> _Culprit:
-    tool, place = "", ""
+    tool, places = "", []
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not place and _is_author(file):
-            place = f"{file}:{frame.f_lineno}"
+        places.append((frame.f_code.co_filename, frame.f_lineno))
         if frame.f_code is call_tool.__code__:
             tool = frame.f_locals["effect"].tool_name
             break
         frame = frame.f_back
-    return _Culprit(tool, place or "an unknown place")
-
-
-def _is_author(file: str) -> bool:
-    return "site-packages" in file or not file.startswith((PACKAGE, LIBRARY, "<"))
+    return _Culprit(tool, innermost_own(reversed(places)) or "an unknown place")

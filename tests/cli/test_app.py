@@ -384,3 +384,38 @@ def test_a_failing_model_is_one_message_and_1(scripted: Any) -> None:
     assert 1 == result.exit_code
     assert "the provider is on fire" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.spec("reliability:GN03", "ecosystem:EC141")
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_refused_construction_names_the_lines_of_the_child_and_of_who_called_it(as_json: bool) -> None:
+    Path("team").mkdir()
+    child = 'def h(ctx):\n    yield GenerateN(0)  # the child\'s line\nagent = AgentDefinition("kid", handle_steps=h)'
+    agent_file(child, "team/kid")
+    body = """
+def h(ctx):
+    yield from AgentCall("kid")  # the lead's line
+agent = AgentDefinition("lead", spawnable_agents=["kid"], handle_steps=h)
+"""
+
+    result = command("run", agent_file(body, "team/lead"), "-q", *["--json"] * as_json)
+
+    places = [f"at {place_of('team/kid.py', 'child')}", f"at {place_of('team/lead.py', 'lead')}"]
+    assert 1 == result.exit_code
+    assert [f"  {place}" for place in places] == result.stderr.splitlines()[1:]
+    assert not as_json or places == json.loads(result.stdout)["error"]["notes"]
+
+
+def place_of(file: str, whose: str) -> str:
+    """Return ``file:line`` of the line with the comment about *whose* it is."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    number = next(n for n, line in enumerate(lines, start=1) if f"# the {whose}'s line" in line)
+    return f"{Path(file).resolve()}:{number}"
+
+
+@pytest.mark.parametrize("mistake", ['agent = AgentDefinition("Bad Id")', "x = GenerateN(0)"])
+def test_a_mistake_at_the_top_of_an_agent_file_names_its_line(mistake: str) -> None:
+    result = ran(f"{mistake}  # the author's line")
+
+    assert 2 == result.exit_code
+    assert place_of("mine.py", "author") in result.stderr
