@@ -94,7 +94,11 @@ def error_of(error: BaseException | None) -> dict[str, Any] | None:
     """Return an error as JSON: its class, its message and its notes."""
     if error is None:
         return None
-    return {"type": type(error).__name__, "message": plain(str(error)), "notes": [plain(note) for note in _notes(error)]}
+    return {
+        "type": type(error).__name__,
+        "message": plain(str(error)),
+        "notes": [plain(note) for note in _notes(error)],
+    }
 
 
 def message_of(error: BaseException) -> str:

@@ -280,7 +280,8 @@ def with_prompt(plan: RunPlan, state: AgentState) -> AgentState:
         noted(error)
         raise
     except Exception as error:
-        raise blamed(f"the system prompt {name} of agent {plan.definition.id!r}", error) from error
+        what = f"the system prompt {name} of agent {plan.definition.id!r}"
+        raise blamed(what, error) from error
     if not isinstance(text, str):
         msg = f"the system prompt {name} of agent {plan.definition.id!r} gave a {type(text).__name__}; render() returns a string"
         raise HandlerError(msg, kind="TypeError")

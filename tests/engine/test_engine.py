@@ -196,6 +196,57 @@ async def test_input_of_a_wrong_kind_is_refused(options):
         await engine().run(plain(), **options)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"tools": ScriptedModel([])}, r"tools=.* a model goes to Engine\(agents, models=...\), not"),
+        ({"tools": 3}, "a list of Tool objects"),
+        ({"agents": plain("tester")}, "agents=.* is a list of AgentDefinition objects, not"),
+        ({"agents": "a"}, "not 'a'"),
+        ({"hooks": print}, r"Hooks\(pre_step=\[check\]\) or None"),
+        ({"hooks": {}}, "not {}"),
+        ({"limits": {"max_steps": 3}}, r"Limits\(max_steps=20\) or None, not {'max_steps': 3}"),
+        ({"observers": print}, "a list of functions of an event"),
+        ({"dependency_overrides": [1]}, "a mapping between functions"),
+        ({"pricing": 3}, "a function of model, usage and time or None, not 3"),
+        ({"default_model": ["a/b"]}, "text or None"),
+        ({"retry": 3}, r"RetryPolicy\(attempts=2\)"),
+        ({"rate_limits": {"a": 3}}, "a RateLimit, or a mapping from provider prefixes to them"),
+        ({"workspace": 3}, "a folder or a Workspace or None, not 3"),
+        ({"model": "a/b"}, "an Engine takes no 'model'; it takes: agents, tools, models, "),
+    ],
+)
+def test_an_argument_of_an_engine_is_refused_where_it_is_written(arguments, said):
+    with pytest.raises(DefinitionError, match=said):
+        Engine(**{"agents": [plain("tester")], **arguments})
+
+
+def test_a_mapping_of_models_holds_providers():
+    with pytest.raises(UnknownModel, match="the provider of 'a' is a Provider, or a function that makes one, not 'b'"):
+        Engine([plain("tester")], models={"a": "b"})
+
+
+@pytest.mark.parametrize("method", ["run", "resume", "replay", "extend", "fork"])
+async def test_an_option_that_there_is_not_is_named_with_those_that_there_are(method):
+    engine = Engine([plain("tester")], models=ScriptedModel([]))
+    at = {"at": 0} if method == "fork" else {}
+
+    with pytest.raises(InputError, match=rf"{method}\(\) takes no 'model'; .*AgentDefinition\(model=...\)"):
+        await getattr(engine, method)("tester", model="a/b", **at)
+
+
+@pytest.mark.parametrize(
+    "options", [{"limits": {"max_steps": 3}}, {"session_id": 3}, {"user_id": b"me"}], ids=lambda o: next(iter(o))
+)
+async def test_an_option_of_the_wrong_kind_is_refused_with_what_would_have_been_fine(options):
+    engine = Engine([plain("tester")], models=ScriptedModel([]))
+
+    with pytest.raises(InputError, match=f"{next(iter(options))} is .* or None, not ") as caught:
+        await engine.run("tester", "Hi", **options)
+
+    assert 1 == len(caught.value.issues)
+
+
 @pytest.mark.spec("requirements:G13")
 async def test_an_unknown_provider_raises_before_the_run():
     built = Engine([plain(model="nobody/m")], models={"test": ScriptedModel([])})

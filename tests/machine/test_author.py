@@ -362,7 +362,9 @@ def test_a_typed_error_keeps_its_type_and_gets_a_note_of_its_place():
     ("call", "kind"),
     [
         pytest.param(lambda: json.loads("{"), "HandlerError", id="the library of Python"),
-        pytest.param(lambda: attrs.evolve(ToolResult.error("no"), nothing=1), "HandlerError", id="an installed package"),
+        pytest.param(
+            lambda: attrs.evolve(ToolResult.error("no"), nothing=1), "HandlerError", id="an installed package"
+        ),
         pytest.param(lambda: y.ToolCall("", {}), "BadYield", id="a method that attrs made"),
         pytest.param(lambda: y.GenerateN(0), "BadYield", id="a refused number"),
         pytest.param(lambda: y.Parallel(3), "BadYield", id="a refused member"),
