@@ -30,7 +30,6 @@ from stepengine.models import Models, Provider
 from stepengine.models.pricing import cost_of
 from stepengine.runtime.calls import Pricing
 from stepengine.runtime.clock import Clock, SystemClock
-from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.hub import Hub, ObserverLike
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.rates import RateLimitsLike
@@ -96,7 +95,6 @@ class Base:
         )
         self._windows: weakref.WeakKeyDictionary[Models, dict[str, int | None]] = weakref.WeakKeyDictionary()
         self._active: set[LiveRun] = set()
-        self._handles: weakref.WeakSet[RunHandle[Any]] = weakref.WeakSet()
         self._loop_thread = LoopThread()
         self._finalizer = weakref.finalize(self, give_back, self._loop_thread, self._threads)
 
