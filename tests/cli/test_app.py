@@ -5,6 +5,8 @@ The commands in process: arguments, what goes to which stream, exit codes. Model
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -419,3 +421,51 @@ def test_a_mistake_at_the_top_of_an_agent_file_names_its_line(mistake: str) -> N
 
     assert 2 == result.exit_code
     assert place_of("mine.py", "author") in result.stderr
+
+
+# --- what the system refuses ------------------------------------------------------------------------------------------
+
+SHELL = 'cd "$1" && shift && exec "$0" -m stepengine.cli "$@" '
+REFUSING = {
+    "the output has no room": (["version"], ">/dev/full", 1, "No space left on device"),
+    "a result has no room": (["run", "./mine.py", "--json", "-q"], ">/dev/full", 1, "No space left on device"),
+    "stderr is closed": (["run", "./mine.py"], "2>&-", 0, ""),
+    "stderr has no room": (["run", "./mine.py"], "2>/dev/full", 0, ""),
+    "all streams are closed": (["run", "./mine.py"], "<&- >&- 2>&-", 0, ""),
+    "the working directory is gone": (["run", "code_searcher"], "", 2, "the working directory was deleted"),
+}
+
+
+@pytest.mark.spec("ecosystem:EC141")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(("arguments", "redirected", "code", "said"), REFUSING.values(), ids=REFUSING.keys())
+def test_what_the_system_refuses_is_one_line_and_an_exit_code_of_the_table(
+    tmp_path: Path, arguments: list[str], redirected: str, code: int, said: str
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "mine.py").write_text(AGENT.format(body=RETURNS.format(value="'done'")), encoding="utf-8")
+    script = SHELL.replace("&& shift", '&& rm -r "$1" && shift') if code == 2 else SHELL
+
+    done = subprocess.run(
+        ["/bin/sh", "-c", script + redirected, sys.executable, str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert code == done.returncode, done.stderr
+    assert "Traceback" not in done.stderr
+    assert said in done.stderr
+    assert (1 if said else 0) == len(done.stderr.splitlines())
+
+
+@pytest.mark.spec("ecosystem:EC142")
+def test_an_id_that_is_nearly_right_is_answered_with_the_right_one() -> None:
+    Path("agents").mkdir()
+    agent_file(RETURNS.format(value="1").replace('"mine"', '"release-notes"'), "agents/release_notes")
+
+    result = command("run", "release_note")
+
+    assert 2 == result.exit_code
+    assert "did you mean 'release-notes'?" in result.stderr
