@@ -13,5 +13,6 @@ __all__ = ("main",)
 def main() -> None:
     """Run the command line and leave with its exit code; ``stepengine --help`` lists the codes."""
     from stepengine.cli.app import app
+    from stepengine.cli.ending import finished
 
-    app()
+    finished(app)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import typer
 
 from stepengine.cli.report import Exit
 
-__all__ = ("EXIT_CODES", "leave")
+__all__ = ("EXIT_CODES", "finished", "leave")
 
 EXIT_CODES = """\
 \b
@@ -32,3 +39,71 @@ def leave(code: Exit) -> None:
     """
     if code is not Exit.COMPLETED:
         raise typer.Exit(int(code))
+
+
+def finished(app: Callable[[], Any]) -> None:
+    """
+    Run the command line; what the system refuses is one line and an exit code of the table, never a traceback.
+
+    Raises:
+        SystemExit: always.
+    """
+    _stand_in_for_closed_streams()
+    sys.stderr = _Stderr(sys.stderr)
+    code: Any = Exit.COMPLETED
+    try:
+        app()
+    except SystemExit as end:
+        code = end.code
+    except OSError as error:
+        code = _refused(error)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        code = code or _refused(error)
+        # Python would flush again when it ends, and leave with a code of its own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _refused(error: OSError) -> Exit:
+    try:
+        Path.cwd()
+    except OSError:
+        message, code = "the working directory was deleted; change to one that exists", Exit.USAGE
+    else:
+        message, code = f"the system refused: {error.strerror or error}", Exit.FAILED
+    print(f"stepengine: {message}", file=sys.stderr)
+    return code
+
+
+def _stand_in_for_closed_streams() -> None:
+    """Open ``/dev/null`` for standard streams that are closed: the next file would get their numbers."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            setattr(sys, name, open(fd, "r" if fd == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+class _Stderr:
+    """Standard error, on which nothing depends: where it cannot be written to, a run goes on and has its own exit code."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write *text*, if that can be."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, if that can be."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.cli.report import Exit
+from stepengine.cli.report import Exit, message_of
 from stepengine.cli.screen import dumps, visible
 from stepengine.cli.spawning import tree_lines
 from stepengine.data.definition import AgentDefinition, normalised_id
@@ -46,7 +46,7 @@ def listed() -> Iterator[Listed]:
             try:
                 agent = load_agent(file)
             except DefinitionError as error:
-                yield Listed(file, None, error.message)
+                yield Listed(file, None, message_of(error))
                 continue
             first = seen.setdefault(normalised_id(agent.id), file)
             yield Listed(file, agent, hidden_by=None if first == file else first)

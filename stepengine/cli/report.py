@@ -13,7 +13,7 @@ from stepengine.data.run import RunResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import ChildError, LimitExceeded, MissingKey, ReplayDivergence, UnknownModel
 
-__all__ = ("Exit", "exit_code", "json_of", "money", "output_of", "tokens")
+__all__ = ("Exit", "exit_code", "json_of", "message_of", "money", "output_of", "tokens")
 
 
 class Exit(IntEnum):
@@ -91,8 +91,25 @@ def output_of(output: Any) -> Any:
 
 
 def error_of(error: BaseException | None) -> dict[str, Any] | None:
-    """Return an error as JSON: its class and its message."""
-    return None if error is None else {"type": type(error).__name__, "message": plain(str(error))}
+    """Return an error as JSON: its class, its message and its notes."""
+    if error is None:
+        return None
+    return {
+        "type": type(error).__name__,
+        "message": plain(str(error)),
+        "notes": [plain(note) for note in _notes(error)],
+    }
+
+
+def message_of(error: BaseException) -> str:
+    """Return what an error says, and on lines below it what is noted with it: where it happened, what else went wrong."""
+    return "\n  ".join([str(error), *_notes(error)])
+
+
+def _notes(error: BaseException) -> list[str]:
+    """Return the notes of an error, those of a child's own first."""
+    cause = _notes(error.__cause__) if isinstance(error, ChildError) and error.__cause__ is not None else []
+    return [*cause, *[note for note in getattr(error, "__notes__", ()) if note not in cause]]
 
 
 def _call(call: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import attrs
 
 from stepengine.cli.hints import resume_hint
 from stepengine.cli.options import Options, UsageProblem
-from stepengine.cli.report import Exit, exit_code, json_of, output_of
+from stepengine.cli.report import Exit, exit_code, json_of, message_of, output_of
 from stepengine.cli.screen import dumps, is_terminal, visible
 from stepengine.cli.signals import interruptible
 from stepengine.data.definition import AgentDefinition
@@ -109,7 +109,7 @@ def explained(command: Callable[[], Exit]) -> Exit:
     except InputError as error:
         return complain("\n  ".join([error.message, *[i for i in error.issues if i not in error.message]]))
     except StepEngineError as error:
-        return complain(error.message)
+        return complain(message_of(error))
 
 
 def complain(message: str, code: Exit = Exit.USAGE) -> Exit:
@@ -362,7 +362,7 @@ def ending_of(run: Run) -> str:
     if run.signal is not None:
         return f"{signal.Signals(run.signal).name}: the run was cancelled"
     error = run.result.error
-    return str(error) if error is not None else f"the run ended as {run.result.status.value}"
+    return message_of(error) if error is not None else f"the run ended as {run.result.status.value}"
 
 
 def _printed(output: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, Protocol, TypeAlias
 import attrs
 from typing_extensions import TypeVar
 
+from stepengine.data.checks import FLAG, Fine, an_instance, fine, or_none
 from stepengine.data.contexts import StepContext
 from stepengine.data.functions import is_async, is_generator_function, location_of, takes_one_argument, unwrapped
 from stepengine.data.hooks import HookContext, Hooks
@@ -41,6 +42,24 @@ def _schema(value: Schema | None) -> Schema | None:
     return freeze_object(value) if isinstance(value, Mapping) else value
 
 
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, type) and hasattr(value, "model_validate"))
+
+
+SCHEMA = Fine(_is_schema, "a pydantic model class or a JSON Schema (a dict)")
+
+
+def _described(value: Any) -> Any:
+    """Return what a prompt is; the JSON Schema of a string stands for its description."""
+    is_schema = isinstance(value, Mapping) and value.get("type") == "string" and value.keys() <= {"type", "description"}
+    return value.get("description") if is_schema else value
+
+
+PROMPT = Fine(
+    lambda value: value is None or _is_text(value), "text, {'type': 'string', 'description': 'What to do'} or None"
+)
+
+
 @attrs.frozen(kw_only=True)
 class InputSchema:
     """
@@ -51,8 +70,8 @@ class InputSchema:
         params: A pydantic model or JSON Schema of ``params``; ``None`` accepts any object.
     """
 
-    prompt: str | None = None
-    params: Schema | None = attrs.field(default=None, converter=_schema)
+    prompt: str | None = attrs.field(default=None, converter=_described, validator=fine(PROMPT))
+    params: Schema | None = attrs.field(default=None, converter=_schema, validator=fine(or_none(SCHEMA)))
 
 
 def normalised_id(agent_id: str) -> str:
@@ -103,7 +122,8 @@ class AgentDefinition(Generic[Out]):
         step_prompt: Sent at the end of every request, never stored.
         include_message_history: Whether a spawned child starts with its parent's conversation.
         inherit_parent_system_prompt: Whether a spawned child uses its parent's system prompt and tool definitions.
-        input_schema: ``InputSchema``, or the schema of ``params`` alone.
+        input_schema: ``InputSchema``, the same as a dict with the members ``"prompt"`` and ``"params"``, or the schema of
+            ``params`` alone.
         output_mode: ``"last_message"``, ``"all_messages"`` or ``"structured_output"``; ``None`` means the last one when
             there is an ``output_schema``, else the first.
         output_schema: A pydantic model or JSON Schema of the output.
@@ -177,9 +197,9 @@ class AgentDefinition(Generic[Out]):
             output_mode=output_mode or ("structured_output" if output_schema is not None else "last_message"),
             output_schema=_schema(output_schema),
             handle_steps=handle_steps,
-            settings=settings or ModelSettings(),
-            hooks=hooks or Hooks(),
-            limits=limits or Limits(),
+            settings=ModelSettings() if settings is None else settings,
+            hooks=Hooks() if hooks is None else hooks,
+            limits=Limits() if limits is None else limits,
             output_retries=output_retries,
         )
         _check(self)
@@ -196,7 +216,11 @@ class AgentDefinition(Generic[Out]):
 
 
 def _input_schema(value: Any) -> InputSchema | None:
-    return value if value is None or isinstance(value, InputSchema) else InputSchema(params=value)
+    if value is None or isinstance(value, InputSchema):
+        return value
+    # No JSON Schema has members of these names.
+    is_both = isinstance(value, Mapping) and value and value.keys() <= {"prompt", "params"}
+    return InputSchema(**value) if is_both else InputSchema(params=value)
 
 
 def _members(agent_id: Any, field: str, value: Any) -> tuple[Any, ...]:
@@ -225,10 +249,17 @@ def _wrong_field(agent: AgentDefinition[Any]) -> str | None:
             return f"{field} is text without lone surrogates, not {getattr(agent, field)!r}"
     if not _is_text(agent.system_prompt) and not hasattr(agent.system_prompt, "render"):
         return f"system_prompt is text or has a method render(ctx), not {agent.system_prompt!r}"
-    for field, kind in (("settings", ModelSettings), ("hooks", Hooks), ("limits", Limits)):
-        if not isinstance(getattr(agent, field), kind):
-            return f"{field} is a {kind.__name__}, not {getattr(agent, field)!r}"
-    return None
+    return next(filter(None, [what.problem(field, getattr(agent, field)) for field, what in FIELDS.items()]), None)
+
+
+FIELDS = {
+    "include_message_history": FLAG,
+    "inherit_parent_system_prompt": FLAG,
+    "settings": an_instance(ModelSettings, "ModelSettings(temperature=0)"),
+    "hooks": an_instance(Hooks, "Hooks(pre_step=[check])"),
+    "limits": an_instance(Limits, "Limits(max_steps=20)"),
+    "output_schema": or_none(SCHEMA),
+}
 
 
 def _is_id(value: Any) -> bool:

@@ -1,12 +1,22 @@
-"""Checks of the functions that an author hands over: handlers and hooks. Their errors name file and line."""
+"""Checks of the functions that an author hands over, handlers and hooks, and which code is the author's own."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-__all__ = ("is_async", "is_generator_function", "location_of", "takes_one_argument", "unwrapped")
+import stepengine.errors
+
+__all__ = ("innermost_own", "is_async", "is_generator_function", "location_of", "takes_one_argument", "unwrapped")
+
+PACKAGE = stepengine.errors.__file__.removesuffix("errors.py")
+AGENTS = f"{PACKAGE}_agents"
+LIBRARY = inspect.__file__.removesuffix("inspect.py")
+INSTALLED = ("/site-packages/", "/dist-packages/")
+PYTHON = "python"
+OWN = ""
 
 
 def unwrapped(fn: Any) -> Any:
@@ -35,6 +45,41 @@ def _location_of_class(cls: type) -> str:
         return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
     except (OSError, TypeError):
         return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def innermost_own(places: Iterable[tuple[str, int]]) -> str:
+    """
+    Return ``file:line`` of the innermost place in the author's own code, ``""`` when there is none.
+
+    That is not this package, not Python's library, not what attrs and the like make, and no installed package, but for the
+    one that the author's code itself is installed as.
+
+    Args:
+        places: Files and lines of a stack, outermost first; the first one outside this package is the author's.
+    """
+    own = at_home = home = ""
+    for file, line in places:
+        owner = _owner(file)
+        if owner == OWN:
+            own = f"{file}:{line}"
+        elif owner != PYTHON:
+            home = home or owner
+            at_home = f"{file}:{line}" if owner == home else at_home
+    return own or at_home
+
+
+def _owner(file: str) -> str:
+    """Return whose code a file is: ``OWN``, ``PYTHON``, or the name of an installed package or of no file."""
+    if file.startswith((PACKAGE, "<frozen ")) and not file.startswith(AGENTS):
+        return PYTHON
+    if file.startswith("<") or file.endswith((".pyx", ".pxd", ".pxi")):
+        return file
+    path = file.replace("\\", "/")
+    for folder in INSTALLED:
+        before, found, inside = path.rpartition(folder)
+        if found:
+            return before + found + inside.partition("/")[0]
+    return PYTHON if file.startswith(LIBRARY) else OWN
 
 
 def is_async(fn: Any) -> bool:

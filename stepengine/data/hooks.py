@@ -155,10 +155,12 @@ class HookContext:
 def _hooks(value: Any) -> tuple[Callable[..., Any], ...]:
     if callable(value):
         return (value,)
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        msg = f"a point of Hooks takes functions, such as Hooks(pre_step=[check]), not {value!r}"
-        raise DefinitionError(msg)
-    return tuple(value)
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        hooks = tuple(value)
+        if all(callable(hook) for hook in hooks):
+            return hooks
+    msg = f"a point of Hooks takes functions, such as Hooks(pre_step=[check]), not {value!r}"
+    raise DefinitionError(msg)
 
 
 @attrs.frozen(kw_only=True)

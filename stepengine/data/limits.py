@@ -7,9 +7,13 @@ from typing import Literal, TypeAlias
 
 import attrs
 
+from stepengine.data.checks import AMOUNT, COUNT, FLAG, fine, one_of, or_none
+
 __all__ = ("DEFAULT_LIMITS", "Limits", "OnMaxSteps")
 
 OnMaxSteps: TypeAlias = Literal["final_answer", "stop", "raise"]
+ENDINGS = one_of("final_answer", "stop", "raise")
+COUNTED = fine(or_none(COUNT))
 
 
 @attrs.frozen(kw_only=True)
@@ -41,21 +45,24 @@ class Limits:
             default, because polling is legal (reliability MP65).
         on_max_steps: At the step limit ``"final_answer"`` (default) asks the model once more without tools, ``"stop"``
             ends with what there is, ``"raise"`` makes the run raise ``LimitExceeded`` with the result.
+
+    Raises:
+        DefinitionError: for a value of another kind, or below 0.
     """
 
-    max_steps: int | None = None
-    max_actions: int | None = None
-    max_tokens: int | None = None
-    max_cost_usd: Decimal | float | None = None
-    allow_unpriced: bool | None = None
-    max_seconds: float | None = None
-    max_depth: int | None = None
-    max_total_children: int | None = None
-    max_children: int | None = None
-    max_concurrent_children: int | None = None
-    max_concurrent_tools: int | None = None
-    max_identical_calls: int | None = None
-    on_max_steps: OnMaxSteps | None = None
+    max_steps: int | None = attrs.field(default=None, validator=COUNTED)
+    max_actions: int | None = attrs.field(default=None, validator=COUNTED)
+    max_tokens: int | None = attrs.field(default=None, validator=COUNTED)
+    max_cost_usd: Decimal | float | None = attrs.field(default=None, validator=fine(or_none(AMOUNT)))
+    allow_unpriced: bool | None = attrs.field(default=None, validator=fine(or_none(FLAG)))
+    max_seconds: float | None = attrs.field(default=None, validator=fine(or_none(AMOUNT)))
+    max_depth: int | None = attrs.field(default=None, validator=COUNTED)
+    max_total_children: int | None = attrs.field(default=None, validator=COUNTED)
+    max_children: int | None = attrs.field(default=None, validator=COUNTED)
+    max_concurrent_children: int | None = attrs.field(default=None, validator=COUNTED)
+    max_concurrent_tools: int | None = attrs.field(default=None, validator=COUNTED)
+    max_identical_calls: int | None = attrs.field(default=None, validator=COUNTED)
+    on_max_steps: OnMaxSteps | None = attrs.field(default=None, validator=fine(or_none(ENDINGS)))
 
     def over(self, lower: Limits | None) -> Limits:
         """Return these limits with the gaps filled from *lower*."""

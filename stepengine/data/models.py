@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from stepengine.data.checks import CHOICE, COUNT, FLAG, NUMBER, Fine, an_instance, fine, one_of, or_none
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import Message
 from stepengine.data.parts import AssistantPart, ToolCallPart, assistant_parts, joined_text, strings, tuple_of
@@ -55,12 +56,28 @@ class Thinking:
         budget_tokens: The token budget of ``"extended"``.
     """
 
-    mode: Literal["none", "enabled", "extended"] = "none"
-    budget_tokens: int = 10_000
+    mode: Literal["none", "enabled", "extended"] = attrs.field(
+        default="none", validator=fine(one_of("none", "enabled", "extended"))
+    )
+    budget_tokens: int = attrs.field(default=10_000, validator=fine(COUNT))
+
+
+THINKING = an_instance(Thinking, "Thinking('enabled')")
+STOPS = Fine(
+    lambda value: type(value) is tuple and all(isinstance(text, str) for text in value), "a text or a list of texts"
+)
+
+
+def _stops(value: Any) -> Any:
+    return strings(value) if isinstance(value, str | list | tuple) else value
 
 
 def _schema_or_none(value: Mapping[str, Any] | None) -> JsonDict | None:
-    return None if value is None else freeze_object(value)
+    return None if value is None else freeze_object(value, "response_schema")
+
+
+def _extra(value: Mapping[str, Any]) -> JsonDict:
+    return freeze_object(value, "extra")
 
 
 @attrs.frozen(kw_only=True)
@@ -79,17 +96,21 @@ class ModelSettings:
         response_schema: JSON Schema of the text that the model shall answer with, for providers that can promise it.
         extra: What only one provider knows, at the author's own risk: under ``"headers"`` HTTP headers, under ``"body"``
             or beside it further members of the wire body. Objects are merged into what is sent anyway.
+
+    Raises:
+        DefinitionError: for a value of another kind.
+        DataError: for a *response_schema* or *extra* that is no JSON object.
     """
 
-    temperature: float | None = None
-    top_p: float | None = None
-    max_tokens: int | None = None
-    stop_sequences: tuple[str, ...] = attrs.field(default=(), converter=strings)
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    thinking: Thinking | None = None
+    temperature: float | None = attrs.field(default=None, validator=fine(or_none(NUMBER)))
+    top_p: float | None = attrs.field(default=None, validator=fine(or_none(NUMBER)))
+    max_tokens: int | None = attrs.field(default=None, validator=fine(or_none(COUNT)))
+    stop_sequences: tuple[str, ...] = attrs.field(default=(), converter=_stops, validator=fine(STOPS))
+    tool_choice: ToolChoice | None = attrs.field(default=None, validator=fine(or_none(CHOICE)))
+    parallel_tool_calls: bool | None = attrs.field(default=None, validator=fine(or_none(FLAG)))
+    thinking: Thinking | None = attrs.field(default=None, validator=fine(or_none(THINKING)))
     response_schema: JsonDict | None = attrs.field(default=None, converter=_schema_or_none)
-    extra: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
+    extra: JsonDict = attrs.field(factory=JsonDict, converter=_extra)
 
     def merged(self, over: ModelSettings | None) -> ModelSettings:
         """Return these settings with those that *over* sets put on top."""

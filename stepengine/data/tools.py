@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
+from stepengine.data.checks import FLAG, fine
 from stepengine.data.json import JsonDict, compact, freeze_object
 
 __all__ = ("ToolAnnotations", "ToolBinding", "ToolChoice", "ToolKind", "ToolLike", "ToolSpec", "Validated")
@@ -29,10 +30,10 @@ class ToolAnnotations:
         open_world: It reaches beyond this machine.
     """
 
-    read_only: bool = False
-    destructive: bool = False
-    idempotent: bool = False
-    open_world: bool = False
+    read_only: bool = attrs.field(default=False, validator=fine(FLAG))
+    destructive: bool = attrs.field(default=False, validator=fine(FLAG))
+    idempotent: bool = attrs.field(default=False, validator=fine(FLAG))
+    open_world: bool = attrs.field(default=False, validator=fine(FLAG))
 
 
 NO_INPUT = freeze_object({"type": "object", "properties": {}})

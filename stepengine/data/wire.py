@@ -1,14 +1,17 @@
 """
 Foreign history in and out: the widespread ``{"role", "content"}`` form (requirements B18).
 
-Its content is text or blocks of type ``text``, ``tool_use``, ``tool_result``, ``image`` and the like.
-Reading also takes messages in our own stored form (``{"type": "UserMessage", ...}``), so that nothing is lost when a
-handler passes messages on as JSON. Writing keeps everything that the form can hold; provider data is left out.
+Its content is text or blocks of type ``text``, ``tool_use``, ``tool_result``, ``image`` and the like. Read is also how Chat
+Completions writes calls and results, as ``tool_calls`` of an assistant message and messages with the role ``tool``, and
+our own stored form (``{"type": "UserMessage", ...}``), so that nothing is lost when a handler passes messages on as JSON.
+What a message holds beside that is refused by name. Writing keeps everything that the form can hold; provider data is
+left out.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,6 +34,18 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
 
 __all__ = ("History", "from_dicts", "read_history", "to_dicts")
+
+
+MAX_ARGUMENTS = 4 * 1024 * 1024
+ABOUT_A_REPLY = {"id", "type", "object", "created", "model", "stop_reason", "stop_sequence", "finish_reason", "usage"}
+"""What a message says about the reply that it was, and no part of the conversation."""
+MEMBERS = {
+    "user": {"name"},
+    "assistant": {"name", "refusal", "tool_calls"},
+    "tool": {"name", "tool_call_id"},
+    "system": {"name"},
+    "developer": {"name"},
+}
 
 
 class History(NamedTuple):
@@ -63,6 +78,7 @@ def read_history(messages: Iterable[Any]) -> History:
     for index, message in enumerate(messages):
         try:
             if isinstance(message, Mapping) and message.get("role") in ("system", "developer"):
+                _refuse_others(message, message["role"])
                 system.append(_text(message.get("content")))
             else:
                 found.extend(_read(message, names))
@@ -79,11 +95,14 @@ def _read(message: Any, names: Mapping[str, str]) -> list[Message]:
     role = message.get("role") if isinstance(message, Mapping) else None
     if isinstance(message, Mapping) and role is None and "type" in message:
         return [_stored(message)]
-    if role == "assistant":
-        return [AssistantMessage(_each(message.get("content"), _assistant_part))]
-    if role != "user":
-        msg = f"a message needs role 'user' or 'assistant', not {shown(role)}"
+    if not isinstance(role, str) or role not in MEMBERS:
+        msg = f"a message needs role 'user', 'assistant', 'tool', 'system' or 'developer', not {shown(role)}"
         raise fault(msg)
+    _refuse_others(message, role)
+    if role == "assistant":
+        return [_assistant(message)]
+    if role == "tool":
+        return [_result(message, names)]
     blocks = _each(message.get("content"), partial(_user_part, names=names))
     results = [b for b in blocks if isinstance(b, ToolMessage)]
     others = [b for b in blocks if not isinstance(b, ToolMessage)]
@@ -97,18 +116,70 @@ def _stored(message: Mapping[str, Any]) -> Message:
     return loaded
 
 
-def _each(content: Any, read: Callable[[Mapping[str, Any]], Any]) -> list[Any]:
+def _refuse_others(message: Mapping[str, Any], role: str) -> None:
+    """Refuse members that are not read, but for those that hold nothing."""
+    for name in message.keys() - MEMBERS[role] - ABOUT_A_REPLY - {"role", "content"}:
+        if message[name] not in (None, "", [], (), {}):
+            known = ", ".join(["content", *sorted(MEMBERS[role])])
+            msg = f"a message of role {role!r} may have {known}, and not this"
+            raise within(fault(msg), f".{name}")
+
+
+def _assistant(message: Mapping[str, Any]) -> AssistantMessage:
+    """Return the message of a model; one that holds calls or a refusal may have no content."""
+    calls, refusal = message.get("tool_calls") or [], message.get("refusal")
+    content = message.get("content")
+    parts = _each("" if content is None and (calls or refusal) else content, _assistant_part)
+    if refusal:
+        parts.append(RefusalPart(text_of(refusal, "$.refusal")))
+    return AssistantMessage([*parts, *_each(calls, _call, "tool_calls")])
+
+
+def _call(call: Mapping[str, Any]) -> ToolCallPart:
+    if call.get("type", "function") != "function":
+        msg = f"unknown kind of tool call {shown(call.get('type'))}"
+        raise fault(msg)
+    call_id, function = _need_text(call, "id"), _need(call, "function")
+    if not isinstance(function, Mapping):
+        raise within(fault(f"expected an object, not {shown(function)}"), ".function")
+    try:
+        name, arguments = _need_text(function, "name"), function.get("arguments")
+        if isinstance(arguments, Mapping):
+            return ToolCallPart(call_id, name, freeze_object(arguments, "$.arguments"))
+        return _called(call_id, name, "" if arguments is None else text_of(arguments, "$.arguments"))
+    except DataError as error:
+        raise within(error, ".function") from None
+
+
+def _called(call_id: str, name: str, text: str) -> ToolCallPart:
+    """Return a call; arguments that are no JSON object are kept as they were written, as in a reply."""
+    if len(text) > MAX_ARGUMENTS:
+        msg = f"the arguments are too large: {len(text)} characters, at most {MAX_ARGUMENTS} are read"
+        raise within(fault(msg), ".arguments")
+    try:
+        return ToolCallPart(call_id, name, freeze_object(json.loads(text) if text.strip() else {}))
+    except (ValueError, RecursionError, DataError) as error:
+        return ToolCallPart(call_id, name, raw_input=text, input_error=f"the arguments are no JSON object: {error}")
+
+
+def _result(message: Mapping[str, Any], names: Mapping[str, str]) -> ToolMessage:
+    call_id = text_of(_need(message, "tool_call_id"), "$.tool_call_id")
+    name = names.get(call_id) or text_of(message.get("name") or "", "$.name")
+    return ToolMessage(call_id, name, _each(message.get("content"), _result_part))
+
+
+def _each(content: Any, read: Callable[[Mapping[str, Any]], Any], member: str = "content") -> list[Any]:
     """Return what *read* makes of every block of *content*; text is one block, empty text none."""
-    if isinstance(content, str):
+    if isinstance(content, str) and member == "content":
         content = [{"type": "text", "text": content}] if content else []
     if not isinstance(content, (list, tuple)):
-        raise within(fault(f"expected text or a list of blocks, not {shown(content)}"), ".content")
+        raise within(fault(f"expected text or a list of blocks, not {shown(content)}"), f".{member}")
     made: list[Any] = []
     try:
         for block in content:
             made.append(read(freeze_object(block)))  # noqa: PERF401 - the error below needs to know how far it came
     except DataError as error:
-        raise within(error, f".content[{len(made)}]") from None
+        raise within(error, f".{member}[{len(made)}]") from None
     return made
 
 
@@ -150,6 +221,8 @@ def _user_part(block: Mapping[str, Any], names: Mapping[str, str] | None = None)
             return TextPart(_need_text(block, "text"))
         case "image":
             return ImagePart(**_source(block))
+        case "image_url":
+            return _linked_image(block)
         case "document":
             return DocumentPart(**_source(block), name=text_of(block.get("title") or "", "$.title"))
         case "tool_result" if names is not None:
@@ -157,6 +230,22 @@ def _user_part(block: Mapping[str, Any], names: Mapping[str, str] | None = None)
         case other:
             msg = f"unknown block {shown(other)}"
             raise fault(msg)
+
+
+def _linked_image(block: Mapping[str, Any]) -> ImagePart:
+    """Return an image as Chat Completions writes it: an address, which may hold the image itself."""
+    link = _need(block, "image_url")
+    try:
+        url = _need_text(link, "url") if isinstance(link, Mapping) else text_of(link)
+    except DataError as error:
+        raise within(error, ".image_url") from None
+    kind, found, data = url.removeprefix("data:").partition(";base64,")
+    if not (url.startswith("data:") and found):
+        return ImagePart(url=url)
+    try:
+        return ImagePart(data=base64.b64decode(data, validate=True), mime_type=kind)
+    except ValueError:
+        raise within(fault("expected base64 text"), ".image_url.url") from None
 
 
 def _source(block: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import attrs
 from typing_extensions import TypeVar
 
 from stepengine.data.calls import AgentCall, Ask, Member, Parallel, Perform, ToolCall, tool_name_of
+from stepengine.data.checks import CHOICE, TEXT, Fine, an_instance, fine, or_none
 from stepengine.data.json import text_of
 from stepengine.data.messages import Message, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings
@@ -45,6 +46,15 @@ __all__ = (
 )
 
 Ret = TypeVar("Ret", default=None)
+MODEL = fine(
+    or_none(Fine(lambda value: isinstance(value, str) and value.strip() != "", "a string such as 'openai/gpt-5'")),
+    BadYield,
+)
+SETTINGS = fine(or_none(an_instance(ModelSettings, "ModelSettings(temperature=0)")), BadYield)
+SPECS = Fine(
+    lambda value: type(value) is tuple and all(isinstance(spec, ToolSpec) for spec in value),
+    "a list of ToolSpec objects such as state.tool_definitions.values()",
+)
 
 
 @attrs.frozen
@@ -111,10 +121,10 @@ class StepWith:
         settings: Settings put over the agent's.
     """
 
-    model: str | None = None
+    model: str | None = attrs.field(default=None, validator=MODEL)
     tools: tuple[str, ...] | None = attrs.field(default=None, converter=_names)
-    tool_choice: ToolChoice | None = None
-    settings: ModelSettings | None = None
+    tool_choice: ToolChoice | None = attrs.field(default=None, validator=fine(or_none(CHOICE), BadYield))
+    settings: ModelSettings | None = attrs.field(default=None, validator=SETTINGS)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, StepResult]:
         return (yield self)
@@ -176,6 +186,10 @@ def _messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
     return tuple(Transcript(value))
 
 
+def _specs(value: Any) -> Any:
+    return value if isinstance(value, str) or not isinstance(value, Iterable) else tuple_of(value)
+
+
 @attrs.frozen
 class Complete:
     """
@@ -196,10 +210,12 @@ class Complete:
     """
 
     messages: tuple[Message, ...] = attrs.field(converter=_messages)
-    model: str | None = attrs.field(default=None, kw_only=True)
-    system_prompt: str | None = attrs.field(default=None, kw_only=True)
-    settings: ModelSettings | None = attrs.field(default=None, kw_only=True)
-    tools: tuple[ToolSpec, ...] = attrs.field(default=(), converter=tuple_of, kw_only=True)
+    model: str | None = attrs.field(default=None, validator=MODEL, kw_only=True)
+    system_prompt: str | None = attrs.field(default=None, validator=fine(or_none(TEXT), BadYield), kw_only=True)
+    settings: ModelSettings | None = attrs.field(default=None, validator=SETTINGS, kw_only=True)
+    tools: tuple[ToolSpec, ...] = attrs.field(
+        default=(), converter=_specs, validator=fine(SPECS, BadYield), kw_only=True
+    )
 
     def __iter__(self) -> Generator[Yieldable, StepResult, ModelReply]:
         reply: ModelReply = (yield self).value

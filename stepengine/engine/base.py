@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Never, Self, TypeAlias
 
 import attrs
 
@@ -21,7 +21,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolLike
 from stepengine.engine.catalog import Catalog
 from stepengine.engine.live import LiveRun, failing
-from stepengine.engine.options import ModelsLike, Override, Overrides, overrides, rates_of, watcher_of
+from stepengine.engine.options import ModelsLike, Override, Overrides, check_engine, overrides, rates_of, watcher_of
 from stepengine.engine.planning import NOTHING_KNOWN, Known, Planner, Request, with_prompt
 from stepengine.engine.portal import LoopThread, give_back
 from stepengine.errors import StepEngineError, UnknownModel
@@ -30,7 +30,6 @@ from stepengine.models import Models, Provider
 from stepengine.models.pricing import cost_of
 from stepengine.runtime.calls import Pricing
 from stepengine.runtime.clock import Clock, SystemClock
-from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.hub import Hub, ObserverLike
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.rates import RateLimitsLike
@@ -73,7 +72,9 @@ class Base:
         clock: Clock | None = None,
         retry: RetryPolicy | None = None,
         rate_limits: RateLimitsLike = None,
+        **unknown: Never,
     ) -> None:
+        check_engine(locals())
         self._catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits())
         self._models = Models.of(models)
         self._keep_names = isinstance(models, Provider)
@@ -94,7 +95,6 @@ class Base:
         )
         self._windows: weakref.WeakKeyDictionary[Models, dict[str, int | None]] = weakref.WeakKeyDictionary()
         self._active: set[LiveRun] = set()
-        self._handles: weakref.WeakSet[RunHandle[Any]] = weakref.WeakSet()
         self._loop_thread = LoopThread()
         self._finalizer = weakref.finalize(self, give_back, self._loop_thread, self._threads)
 

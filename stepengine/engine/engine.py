@@ -15,7 +15,7 @@ from stepengine.data.outcomes import Stop
 from stepengine.data.run import RunResult
 from stepengine.data.state import AgentState
 from stepengine.data.yields import StepResult
-from stepengine.engine.live import streamed, warn_of
+from stepengine.engine.live import LiveRun, streamed, until_ended, warn_of
 from stepengine.engine.options import RunOptions
 from stepengine.engine.planning import Request
 from stepengine.engine.recorded import Recorded
@@ -136,9 +136,7 @@ class Engine(Recorded):
         """
         live = self._begin(agent, prompt, **options)
         live.tree.hub.followed = True
-        handle: RunHandle[Any] = RunHandle(live.tree, live)
-        self._handles.add(handle)
-        return handle
+        return live.start()
 
     async def step(self, state: AgentState, agent: str | AgentDefinition[Any] | None = None) -> StepResult:
         """
@@ -195,30 +193,35 @@ class Engine(Recorded):
     # --- the end ----------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """End background runs, wait for them, and give back connections and threads. The engine stays usable."""
+        """
+        End all runs, wait for them, and give back connections and threads. The engine stays usable.
+
+        Runs that have not ended after ten seconds, or whose event loop stands still, are named in a ``ResourceWarning``.
+        """
         forgotten = self._stop_all()
-        for handle in list(self._handles):
-            await handle.shutdown()
+        left = await until_ended(self._active)
         if self._loop_thread.is_running:
             await asyncio.to_thread(self._loop_thread.close)
         await self._models.close()
         self._threads.close()
-        warn_of(forgotten)
+        warn_of(forgotten, left)
 
     def close(self) -> None:
-        """Do what ``aclose`` does, for synchronous code; runs of other event loops are ended, but not waited for."""
+        """Do what ``aclose`` does, for synchronous code; runs of the event loop that calls it are only told to end."""
         forgotten = self._stop_all()
+        here = _loop_here()
+        left = self._loop_thread.run(lambda: until_ended(self._active, here))
         self._loop_thread.run(self._models.close)
         self._loop_thread.close()
         self._threads.close()
-        warn_of(forgotten)
+        warn_of(forgotten, left)
 
-    def _stop_all(self) -> list[RunHandle[Any]]:
-        """Tell every run to end; return the handles that nobody ever looked at."""
-        forgotten = [h for h in self._handles if not h.done and not h.is_used]
-        for live in list(self._active):
+    def _stop_all(self) -> list[LiveRun]:
+        """Tell every run to end; return those in the background whose handles nobody ever looked at."""
+        runs = list(self._active)
+        for live in runs:
             live.tree.root.stop(Stop("shutdown"))
-        return forgotten
+        return [live for live in runs if live.handle and not (live.handle.done or live.handle.is_used)]
 
     async def __aenter__(self) -> Self:
         return self
@@ -235,3 +238,11 @@ class Engine(Recorded):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _loop_here() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, if one does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import warnings
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.effects import Notify
@@ -15,12 +17,15 @@ from stepengine.data.state import AgentState
 from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.handle import RunHandle
+from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.tree import Machine, Tree
 
 if TYPE_CHECKING:
     from stepengine.journal import Session
 
-__all__ = ("LiveRun", "failing", "streamed", "warn_of")
+__all__ = ("LiveRun", "failing", "streamed", "until_ended", "warn_of")
+
+CLOSE_SECONDS = 10.0
 
 
 class LiveRun:
@@ -33,13 +38,48 @@ class LiveRun:
 
     Attributes:
         session: The run's journal, if it has one; it is given back when the run has ended.
+        handle: The handle of a run in the background, which is kept as long as it runs.
+        loop: The event loop that it runs in.
     """
 
     def __init__(self, tree: Tree, active: set[LiveRun]) -> None:
         self.tree = tree
         self.session: Session | None = None
+        self.handle: RunHandle[Any] | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._active = active
         self._begun = False
+        self._tells: list[Callable[[], object]] = []
+
+    def __str__(self) -> str:
+        root = self.tree.root
+        leaked = f" ({', '.join(self.tree.leaked)})" if self.tree.leaked else ""
+        return f"{root.state.run_id} of {root.plan.definition.id!r}{leaked}"
+
+    def start(self) -> RunHandle[Any]:
+        """Run in the background of the running event loop."""
+        self.handle = handle = RunHandle(self.tree, self)
+        self._enter()
+        handle.on_end(self._leave)  # also where its task is cancelled before it begins
+        return handle
+
+    def _enter(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._active.add(self)
+
+    def _leave(self) -> None:
+        self._active.discard(self)
+        self.handle = None
+        while self._tells:
+            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
+                self._tells.pop()()
+
+    async def ended(self) -> None:
+        """Wait until it has ended, in whatever event loop it runs."""
+        over = asyncio.Event()
+        self._tells.append(partial(asyncio.get_running_loop().call_soon_threadsafe, over.set))
+        if self in self._active:
+            await over.wait()
 
     async def __call__(self) -> RunResult[Any]:
         """
@@ -66,17 +106,17 @@ class LiveRun:
         """Run to the end as ``__call__`` does, but return the result of a run that reached its step limit."""
         tree = self.tree
         self._begun = True
-        self._active.add(self)
+        self._enter()
         try:
             finished = await tree.run()
             result = self._result(finished)
             tree.hub.finish(RunFinished(path="", seq=0, result=result))
         finally:
-            self._active.discard(self)
             # Whatever happened: nobody must wait for an event that does not come.
             tree.hub.end()
             if self.session is not None:
                 self.session.close()
+            self._leave()
         crash = tree.reraise or tree.hub.crash
         if crash is not None:
             raise crash
@@ -144,9 +184,38 @@ def failing(error: StepEngineError) -> Machine:
     return machine
 
 
-def warn_of(handles: Sequence[RunHandle[Any]]) -> None:
-    """Warn of background runs that were ended although nobody had asked for their results."""
-    if handles:
-        ids = ", ".join([h.run_id for h in handles])
+def warn_of(forgotten: Sequence[LiveRun], left: Sequence[LiveRun]) -> None:
+    """Warn of background runs that were ended although nobody had asked for their results, and of those that go on."""
+    if forgotten:
+        ids = ", ".join([live.tree.root.state.run_id for live in forgotten])
         msg = f"the engine was closed while nobody had asked for the result of {ids}; await handle.result() or use `async with`"
         warnings.warn(msg, ResourceWarning, stacklevel=3)
+    if left:
+        msg = f"the engine was closed, but these runs could not be ended and go on: {', '.join(map(str, left))}"
+        LOGGER.warning(msg)
+        warnings.warn(msg, ResourceWarning, stacklevel=3)
+
+
+async def until_ended(active: Collection[LiveRun], blocked: asyncio.AbstractEventLoop | None = None) -> list[LiveRun]:
+    """
+    End runs and wait for them, at most ten seconds.
+
+    Args:
+        active: The runs under way; each takes itself out when it has ended.
+        blocked: An event loop that cannot go on while this is waited for; its runs are only told to end.
+
+    Returns:
+        Those that go on, and will.
+    """
+
+    def waited_for() -> list[LiveRun]:
+        return [live for live in list(active) if live.loop is not blocked and live.loop and live.loop.is_running()]
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            while runs := waited_for():
+                for live in runs:
+                    live.tree.root.stop(Stop("shutdown"))
+                for live in runs:
+                    await live.ended()
+    return [live for live in list(active) if live.loop is not blocked]

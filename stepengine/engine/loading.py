@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +18,11 @@ from typing import Any
 
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.errors import DefinitionError
+from stepengine.machine.author import noted, raised_at
 
 __all__ = ("agent_folders", "load_agent", "load_agents")
 
+NEAR = 0.75
 EXPECTED = "`agent = AgentDefinition(...)` at module level"
 
 
@@ -48,8 +51,11 @@ def load_agent(path_or_id: str | Path) -> AgentDefinition[Any]:
         found = _find(folder, wanted)
         if found is not None:
             return found
+    names = [normalised_id(file.stem) for folder in agent_folders() for file in _files(folder)]
+    near = get_close_matches(wanted, names, 1, NEAR)
     searched = ", ".join([str(f) for f in agent_folders()]) or "no folder: there is no ./agents"
     msg = f"no agent has the id {str(path_or_id)!r}; searched: {searched}. Give a path such as './agents/reviewer.py', or an id"
+    msg = f"{msg}; did you mean {near[0]!r}?" if near else msg
     raise DefinitionError(msg)
 
 
@@ -114,8 +120,13 @@ def _module(file: Path) -> ModuleType:
     importlib.invalidate_caches()
     try:
         return importlib.import_module(f"{package}.{resolved.stem}")
-    except DefinitionError:
+    except DefinitionError as error:
+        noted(error)
         raise
     except Exception as error:
-        msg = f"{file}: loading it failed with {type(error).__name__}: {error}; expected {EXPECTED}"
+        where = raised_at(error)
+        msg = (
+            f"{file}: loading it failed with {type(error).__name__}: {error}{f' ({where})' if where else ''}; "
+            f"expected {EXPECTED}"
+        )
         raise DefinitionError(msg) from error

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import attrs
 
+from stepengine.data.checks import TEXT, Fine, an_instance, or_none
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.hooks import Hooks
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState
-from stepengine.errors import DefinitionError, ReplayDivergence
+from stepengine.errors import DefinitionError, InputError, ReplayDivergence
 from stepengine.models import Models, Provider
 from stepengine.runtime.clock import Clock
 from stepengine.runtime.hub import ObserverLike, Watcher
 from stepengine.runtime.rates import RateLimit, RateLimits, RateLimitsLike
+from stepengine.runtime.retry import RetryPolicy
+from stepengine.tools.context import Workspace
 
 if TYPE_CHECKING:
     from stepengine.journal import InDoubt, JournalLike, OnDivergence
@@ -32,6 +37,8 @@ __all__ = (
     "ReplayOptions",
     "ResumeOptions",
     "RunOptions",
+    "check_engine",
+    "given",
     "overrides",
     "rates_of",
     "watcher_of",
@@ -176,6 +183,77 @@ class Override:
 
 overrides: ContextVar[Mapping[int, Override]] = ContextVar("stepengine_overrides")
 """By the identity of the engine. A context variable: overrides of concurrent tasks do not meet (reliability SS08)."""
+
+
+def _several(of_what: str) -> Fine:
+    return Fine(lambda value: isinstance(value, Iterable) and not isinstance(value, str), f"a list of {of_what}")
+
+
+LIMITS = or_none(an_instance(Limits, "Limits(max_steps=20)"))
+ENGINE = {
+    "agents": _several("AgentDefinition objects"),
+    "tools": _several("Tool objects, and a model goes to Engine(agents, models=...)"),
+    "hooks": or_none(an_instance(Hooks, "Hooks(pre_step=[check])")),
+    "limits": LIMITS,
+    "observers": _several("functions of an event, or of objects with on_event"),
+    "dependency_overrides": or_none(Fine(lambda value: isinstance(value, Mapping), "a mapping between functions")),
+    "pricing": or_none(Fine(callable, "a function of model, usage and time")),
+    "default_model": or_none(TEXT),
+    "retry": or_none(an_instance(RetryPolicy, "RetryPolicy(attempts=2)")),
+    "rate_limits": or_none(
+        Fine(
+            lambda value: (
+                isinstance(value, RateLimit)
+                or (isinstance(value, Mapping) and all(isinstance(limit, RateLimit) for limit in value.values()))
+            ),
+            "a RateLimit, or a mapping from provider prefixes to them",
+        )
+    ),
+    "workspace": or_none(Fine(lambda value: isinstance(value, Workspace | Path | str), "a folder or a Workspace")),
+}
+RUN = {"limits": LIMITS, "session_id": or_none(TEXT), "user_id": or_none(TEXT)}
+MODEL_HINT = (
+    "; a model is set with AgentDefinition(model=...), attrs.evolve(agent, model=...) or Engine(default_model=...)"
+)
+
+
+def check_engine(arguments: Mapping[str, Any]) -> None:
+    """
+    Refuse what an engine cannot be made of.
+
+    Args:
+        arguments: The arguments by name, and under ``"unknown"`` those that there are not.
+
+    Raises:
+        DefinitionError: saying what would have been fine.
+    """
+    for name in arguments["unknown"]:
+        known = ", ".join([each for each in arguments if each not in ("self", "unknown")])
+        msg = f"an Engine takes no {name!r}; it takes: {known}"
+        raise DefinitionError(msg)
+    for problem in filter(
+        None, [what.problem(f"Engine({name}=...)", arguments[name]) for name, what in ENGINE.items()]
+    ):
+        raise DefinitionError(problem)
+
+
+def given(method: str, kind: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Return the options of one of the engine's methods; *kind* is the ``TypedDict`` that has them.
+
+    Raises:
+        InputError: for one that there is not, or that is of another kind.
+    """
+    for name in options:
+        if name not in kind.__annotations__:
+            hint = MODEL_HINT if name == "model" else ""
+            msg = f"{method}() takes no {name!r}; its options are: {', '.join(kind.__annotations__)}{hint}"
+            raise InputError(msg, issues=(f"{name} is no option",))
+    issues = [what.problem(name, options[name]) for name, what in RUN.items() if name in options]
+    for issue in filter(None, issues):
+        msg = f"{method}(): {issue}"
+        raise InputError(msg, issues=(issue,))
+    return dict(options)
 
 
 def watcher_of(observer: ObserverLike) -> Watcher:

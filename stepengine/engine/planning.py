@@ -28,6 +28,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog
 from stepengine.engine.notes import instructions_note
 from stepengine.errors import AnswerRejected, HandlerError, InputError, StepEngineError, UnknownModel
+from stepengine.machine.author import blamed, noted
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.spawning import matching_id, not_allowed
 from stepengine.models import Models
@@ -317,11 +318,12 @@ def with_prompt(plan: RunPlan, state: AgentState) -> AgentState:
     )
     try:
         text = prompt.render(ctx)
-    except StepEngineError:
+    except StepEngineError as error:
+        noted(error)
         raise
     except Exception as error:
-        msg = f"the system prompt {name} of agent {plan.definition.id!r} raised {type(error).__name__}: {error}"
-        raise HandlerError(msg, kind=type(error).__name__) from error
+        what = f"the system prompt {name} of agent {plan.definition.id!r}"
+        raise blamed(what, error) from error
     if not isinstance(text, str):
         msg = f"the system prompt {name} of agent {plan.definition.id!r} gave a {type(text).__name__}; render() returns a string"
         raise HandlerError(msg, kind="TypeError")

@@ -23,6 +23,8 @@ from stepengine.tools.threads import ThreadPool
 __all__ = ("LoopThread", "give_back")
 
 T = TypeVar("T")
+JOIN_SECONDS = 10.0
+"""How long a thread is waited for whose loop is blocked; it is a daemon."""
 
 _blocked: ContextVar[frozenset[int]] = ContextVar("stepengine_blocked_loops", default=frozenset())
 """The loop threads that wait, directly or not, for the code that runs in this context."""
@@ -72,7 +74,7 @@ class LoopThread:
         with contextlib.suppress(RuntimeError):  # the loop is closed already
             loop.call_soon_threadsafe(loop.stop)
         if thread is not threading.current_thread():
-            thread.join()
+            thread.join(JOIN_SECONDS)
 
     def _run(self, make: Callable[[], Coroutine[Any, Any, T]], blocked: frozenset[int]) -> T:
         future: Future[T] = Future()

@@ -15,7 +15,15 @@ from stepengine.data.limits import Limits
 from stepengine.data.run import RunResult
 from stepengine.engine.base import Base
 from stepengine.engine.live import LiveRun
-from stepengine.engine.options import AgentLike, ExtendOptions, ForkOptions, ReplayOptions, ResumeOptions, RunOptions
+from stepengine.engine.options import (
+    AgentLike,
+    ExtendOptions,
+    ForkOptions,
+    ReplayOptions,
+    ResumeOptions,
+    RunOptions,
+    given,
+)
 from stepengine.engine.planning import Known, Request, reopening
 
 if TYPE_CHECKING:
@@ -28,10 +36,10 @@ class Recorded(Base):
     """The part of an engine that deals with journals."""
 
     def _begin(self, agent: AgentLike, prompt: str, **options: Unpack[RunOptions]) -> LiveRun:
-        given: dict[str, Any] = dict(options)
-        journal = given.pop("journal", None)
-        answers = given.get("answers")
-        request = reopening(Request(agent=self._catalog.find(agent), prompt=prompt, **given))
+        asked = given("run", RunOptions, options)
+        journal = asked.pop("journal", None)
+        answers = asked.get("answers")
+        request = reopening(Request(agent=self._catalog.find(agent), prompt=prompt, **asked))
         if journal is None:
             return self._begin_request(request)
         from stepengine.journal import begin
@@ -83,9 +91,9 @@ class Recorded(Base):
         """
         from stepengine import journal as journals
 
-        given: dict[str, Any] = dict(options)
-        launch = partial(self._launch, agent=given.pop("agent", None), limits=given.pop("limits", None))
-        return await journals.resume(journal, launch, **given)
+        asked = given("resume", ResumeOptions, options)
+        launch = partial(self._launch, agent=asked.pop("agent", None), limits=asked.pop("limits", None))
+        return await journals.resume(journal, launch, **asked)
 
     async def replay(self, journal: JournalLike, **options: Unpack[ReplayOptions]) -> RunResult[Any]:
         """
@@ -106,8 +114,8 @@ class Recorded(Base):
         """
         from stepengine import journal as journals
 
-        given: dict[str, Any] = dict(options)
-        return await journals.replay(journal, partial(self._launch, agent=given.pop("agent", None)), **given)
+        asked = given("replay", ReplayOptions, options)
+        return await journals.replay(journal, partial(self._launch, agent=asked.pop("agent", None)), **asked)
 
     async def extend(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult[Any]:
         """
@@ -126,9 +134,9 @@ class Recorded(Base):
         """
         from stepengine import journal as journals
 
-        given: dict[str, Any] = dict(options)
-        launch = partial(self._launch, agent=given.pop("agent", None), limits=given.pop("limits", None))
-        return await journals.extend(journal, launch, **given)
+        asked = given("extend", ExtendOptions, options)
+        launch = partial(self._launch, agent=asked.pop("agent", None), limits=asked.pop("limits", None))
+        return await journals.extend(journal, launch, **asked)
 
     def extend_sync(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult[Any]:
         """Do what ``extend`` does for synchronous code."""
@@ -151,10 +159,10 @@ class Recorded(Base):
         """
         from stepengine import journal as journals
 
-        given: dict[str, Any] = dict(options)
+        asked = given("fork", ForkOptions, options)
         source = journals.as_journal(journal)
-        other = {"agent": given.pop("agent", None), "limits": given.pop("limits", None)}
-        return await journals.fork(source, partial(self._launch, **other, forked=source), at=at, **given)
+        other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
+        return await journals.fork(source, partial(self._launch, **other, forked=source), at=at, **asked)
 
     def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult[Any]:
         """Do what ``resume`` does for synchronous code."""

@@ -1,24 +1,23 @@
 """
 The author's generator: started once, advanced by sends and throws, closed on every way out.
 
-Errors that an author sees name the author's own file and line: the deepest frame outside this package, found through
+Errors that an author sees name the author's own file and line: the innermost frame of the author's own code, found through
 ``yield from`` (prototype N5).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
-import stepengine.errors
+from stepengine.data.functions import innermost_own
 from stepengine.data.yields import Sentinel
 from stepengine.errors import BadYield, HandlerError, LimitReached, StepEngineError
 from stepengine.machine.signals import is_callers
 
-__all__ = ("Author", "Returned", "blamed", "describe_yield", "noted", "site")
+__all__ = ("Author", "Returned", "blamed", "describe_yield", "noted", "raised_at", "site")
 
-PACKAGE = stepengine.errors.__file__.removesuffix("errors.py")
-AGENTS = f"{PACKAGE}_agents"
 ACCEPTED = (
     "ToolCall, AgentCall, STEP, STEP_ALL, StepWith, StepText, GenerateN, Complete, Parallel, Perform or Ask "
     "(all from stepengine)"
@@ -33,31 +32,29 @@ class Returned(NamedTuple):
     value: Any
 
 
-def _is_author(file: str) -> bool:
-    return not file.startswith(PACKAGE) or file.startswith(AGENTS)
-
-
 def site(steps: Any) -> str:
-    """Return ``file:line`` where a parked generator waits, in the deepest frame outside this package; ``""`` if none."""
-    found = ""
+    """Return ``file:line`` where a parked generator waits, in the innermost of its author's frames; ``""`` if none."""
+    return innermost_own(_parked(steps))
+
+
+def _parked(steps: Any) -> Iterator[tuple[str, int]]:
     while steps is not None:
         frame = getattr(steps, "gi_frame", None)
-        if frame is not None and _is_author(frame.f_code.co_filename):
-            found = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if frame is not None:
+            yield frame.f_code.co_filename, frame.f_lineno
         steps = getattr(steps, "gi_yieldfrom", None)
-    return found
 
 
 def raised_at(error: BaseException) -> str:
-    """Return ``file:line`` where *error* was raised, in the deepest frame outside this package; ``""`` if none."""
-    found = ""
+    """Return ``file:line`` where *error* was raised, in the innermost frame of the author's own code; ``""`` if none."""
+    return innermost_own(_passed(error))
+
+
+def _passed(error: BaseException) -> Iterator[tuple[str, int]]:
     trace = error.__traceback__
     while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if _is_author(file):
-            found = f"{file}:{trace.tb_lineno}"
+        yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
         trace = trace.tb_next
-    return found
 
 
 def describe_yield(what: str, value: Any, location: str, accepted: str = ACCEPTED) -> BadYield:
@@ -113,6 +110,8 @@ def noted(error: StepEngineError) -> StepEngineError:
     where = raised_at(error)
     if where and f"at {where}" not in getattr(error, "__notes__", ()):
         error.add_note(f"at {where}")
+    if isinstance(error, BadYield) and not error.location:
+        error.location = where
     return error
 
 

@@ -128,10 +128,13 @@ class Models:
         A prefix may hold slashes: ``"openrouter/anthropic"`` takes a part of what ``"openrouter"`` serves.
 
         Raises:
-            UnknownModel: for a prefix that could not be found in a model string.
+            UnknownModel: for a prefix that could not be found in a model string, and for what is no provider.
         """
         if not prefix.strip("/") or prefix != prefix.strip("/ ") or ":" in prefix or "|" in prefix:
             msg = f"a provider prefix is a word without colon, bar and outer slashes, not {prefix!r}"
+            raise UnknownModel(msg)
+        if not isinstance(provider, Provider) and not callable(provider):
+            msg = f"the provider of {prefix!r} is a Provider, or a function that makes one, not {provider!r}"
             raise UnknownModel(msg)
         self._sources[prefix] = provider
         self._providers.pop(prefix, None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import weakref
+from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self
 
@@ -89,6 +90,10 @@ class RunHandle(Generic[Out]):
         """Whether anybody asked for the result or the events."""
         return self._is_used
 
+    def on_end(self, tell: Callable[[], object]) -> None:
+        """Call *tell* when the run has ended, or was cancelled before it began."""
+        self._task.add_done_callback(lambda _: tell())
+
     async def result(self) -> RunResult[Out]:
         """Return the result when the run has ended; cancelling the wait does not end the run."""
         self._is_used = True
@@ -109,7 +114,10 @@ class RunHandle(Generic[Out]):
                 subscription.close()
                 desk.depart()
 
-        return shown()
+        events = shown()
+        # One that is never iterated has no `finally`.
+        weakref.finalize(events, subscription.close).atexit = False
+        return events
 
     def send_input(self, text: str) -> None:
         """

@@ -14,11 +14,11 @@ import contextlib
 import sys
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepengine.data.events import Warned
+from stepengine.data.functions import innermost_own
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.toolcalls import call_tool
 
@@ -30,9 +30,6 @@ __all__ = ("Watchdog",)
 TICK_SECONDS = 0.25
 TOOL_SECONDS = 1.0
 OTHER_SECONDS = 5.0
-PACKAGE = str(Path(__file__).parent.parent)
-AGENTS = str(Path(PACKAGE, "_agents"))
-LIBRARY = str(Path(asyncio.__file__).parent.parent)
 
 
 class _Culprit(NamedTuple):
@@ -133,19 +130,11 @@ def _watch() -> None:
 
 
 def _culprit(frame: FrameType | None) -> _Culprit:
-    tool, place = "", ""
+    tool, places = "", []
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not place and _is_author(file):
-            place = f"{file}:{frame.f_lineno}"
+        places.append((frame.f_code.co_filename, frame.f_lineno))
         if frame.f_code is call_tool.__code__:
             tool = frame.f_locals["effect"].tool_name
             break
         frame = frame.f_back
-    return _Culprit(tool, place or "an unknown place")
-
-
-def _is_author(file: str) -> bool:
-    if file.startswith((PACKAGE, "<")):
-        return file.startswith(AGENTS)
-    return "site-packages" in file or not file.startswith(LIBRARY)
+    return _Culprit(tool, innermost_own(reversed(places)) or "an unknown place")

@@ -11,6 +11,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar
 import attrs
 from typing_extensions import Unpack
 
+from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, or_none
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.results import ToolResult
 from stepengine.data.tools import ToolAnnotations, ToolBinding, ToolSpec, Validated
@@ -73,6 +74,37 @@ class ToolOptions(TypedDict, total=False):
     aliases: Aliases
 
 
+OPTIONS = {
+    "description": TEXT,
+    "category": TEXT,
+    "annotations": an_instance(ToolAnnotations, "ToolAnnotations(read_only=True)"),
+    "idempotent": FLAG,
+    "parallel_safe": FLAG,
+    "ends_turn": FLAG,
+    "forces_next_step": FLAG,
+    "requires_permission": FLAG,
+    "ephemeral": or_none(COUNT),
+    "timeout": or_none(NUMBER),
+    "retries": COUNT,
+    "in_thread": FLAG,
+    "preview": or_none(Fine(callable, "a function of the input")),
+    "aliases": Fine(lambda value: isinstance(value, Mapping), "a mapping from a parameter to its other names"),
+}
+
+
+def _checked(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a tool; raises ``DefinitionError`` for one that there is not, or that is of another kind."""
+    problems = [OPTIONS[option].problem(option, value) for option, value in given.items() if option in OPTIONS]
+    if unknown := given.keys() - OPTIONS.keys():
+        known = ", ".join(sorted(OPTIONS.keys() - {"description"}))
+        msg = f"tool {name!r} is given {', '.join(sorted(unknown))}, which is no option; options are: {known}"
+        raise DefinitionError(msg)
+    for problem in filter(None, problems):
+        msg = f"tool {name!r}: {problem}"
+        raise DefinitionError(msg)
+    return dict(given)
+
+
 class Inputs(Protocol):
     """Validates the input of a tool."""
 
@@ -133,11 +165,8 @@ class Tool(Generic[P, R]):
         return made
 
     def _set_up(self, name: str, description: str, inputs: Inputs, body: Body, options: ToolOptions) -> None:
-        flags: dict[str, Any] = dict(options)
-        if unknown := flags.keys() - ToolOptions.__annotations__.keys():
-            known = ", ".join(sorted(ToolOptions.__annotations__))
-            msg = f"tool {name!r} is given {', '.join(sorted(unknown))}, which is no option; options are: {known}"
-            raise DefinitionError(msg)
+        flags = _checked(name, {**options, "description": description})
+        del flags["description"]
         if "idempotent" in flags:
             annotations = flags.get("annotations", ToolAnnotations())
             flags["annotations"] = attrs.evolve(annotations, idempotent=flags.pop("idempotent"))
@@ -155,8 +184,6 @@ class Tool(Generic[P, R]):
         problem = ""
         if spec.retries and not spec.annotations.idempotent:
             problem = "is retried, but only a tool with idempotent=True may be"
-        elif spec.retries < 0:
-            problem = f"has retries={spec.retries!r}; 0 or more would be fine"
         elif spec.timeout is not None and not spec.timeout > 0:
             problem = f"has timeout={spec.timeout!r}; seconds, None for the default, or math.inf would be fine"
         elif self.runs_inline and spec.timeout not in {None, math.inf}:

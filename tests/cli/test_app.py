@@ -5,6 +5,8 @@ The commands in process: arguments, what goes to which stream, exit codes. Model
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -384,3 +386,86 @@ def test_a_failing_model_is_one_message_and_1(scripted: Any) -> None:
     assert 1 == result.exit_code
     assert "the provider is on fire" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.spec("reliability:GN03", "ecosystem:EC141")
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_refused_construction_names_the_lines_of_the_child_and_of_who_called_it(as_json: bool) -> None:
+    Path("team").mkdir()
+    child = 'def h(ctx):\n    yield GenerateN(0)  # the child\'s line\nagent = AgentDefinition("kid", handle_steps=h)'
+    agent_file(child, "team/kid")
+    body = """
+def h(ctx):
+    yield from AgentCall("kid")  # the lead's line
+agent = AgentDefinition("lead", spawnable_agents=["kid"], handle_steps=h)
+"""
+
+    result = command("run", agent_file(body, "team/lead"), "-q", *["--json"] * as_json)
+
+    places = [f"at {place_of('team/kid.py', 'child')}", f"at {place_of('team/lead.py', 'lead')}"]
+    assert 1 == result.exit_code
+    assert [f"  {place}" for place in places] == result.stderr.splitlines()[1:]
+    assert not as_json or places == json.loads(result.stdout)["error"]["notes"]
+
+
+def place_of(file: str, whose: str) -> str:
+    """Return ``file:line`` of the line with the comment about *whose* it is."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    number = next(n for n, line in enumerate(lines, start=1) if f"# the {whose}'s line" in line)
+    return f"{Path(file).resolve()}:{number}"
+
+
+@pytest.mark.parametrize("mistake", ['agent = AgentDefinition("Bad Id")', "x = GenerateN(0)"])
+def test_a_mistake_at_the_top_of_an_agent_file_names_its_line(mistake: str) -> None:
+    result = ran(f"{mistake}  # the author's line")
+
+    assert 2 == result.exit_code
+    assert place_of("mine.py", "author") in result.stderr
+
+
+# --- what the system refuses ------------------------------------------------------------------------------------------
+
+SHELL = 'cd "$1" && shift && exec "$0" -m stepengine.cli "$@" '
+REFUSING = {
+    "the output has no room": (["version"], ">/dev/full", 1, "No space left on device"),
+    "a result has no room": (["run", "./mine.py", "--json", "-q"], ">/dev/full", 1, "No space left on device"),
+    "stderr is closed": (["run", "./mine.py"], "2>&-", 0, ""),
+    "stderr has no room": (["run", "./mine.py"], "2>/dev/full", 0, ""),
+    "all streams are closed": (["run", "./mine.py"], "<&- >&- 2>&-", 0, ""),
+    "the working directory is gone": (["run", "code_searcher"], "", 2, "the working directory was deleted"),
+}
+
+
+@pytest.mark.spec("ecosystem:EC141")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(("arguments", "redirected", "code", "said"), REFUSING.values(), ids=REFUSING.keys())
+def test_what_the_system_refuses_is_one_line_and_an_exit_code_of_the_table(
+    tmp_path: Path, arguments: list[str], redirected: str, code: int, said: str
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "mine.py").write_text(AGENT.format(body=RETURNS.format(value="'done'")), encoding="utf-8")
+    script = SHELL.replace("&& shift", '&& rm -r "$1" && shift') if code == 2 else SHELL
+
+    done = subprocess.run(
+        ["/bin/sh", "-c", script + redirected, sys.executable, str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert code == done.returncode, done.stderr
+    assert "Traceback" not in done.stderr
+    assert said in done.stderr
+    assert (1 if said else 0) == len(done.stderr.splitlines())
+
+
+@pytest.mark.spec("ecosystem:EC142")
+def test_an_id_that_is_nearly_right_is_answered_with_the_right_one() -> None:
+    Path("agents").mkdir()
+    agent_file(RETURNS.format(value="1").replace('"mine"', '"release-notes"'), "agents/release_notes")
+
+    result = command("run", "release_note")
+
+    assert 2 == result.exit_code
+    assert "did you mean 'release-notes'?" in result.stderr

@@ -20,7 +20,6 @@ from stepengine.data.codec import FORMAT, STORED, bare, from_json, plain, restor
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.leaves import SCALARS
-from stepengine.data.limits import Limits
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Gathered, Stop, Value
@@ -174,8 +173,6 @@ UNSTORABLE: list[tuple[Any, str]] = [
     (AgentState(tool_definitions={"t": 5}), "$.tool_definitions.t"),  # type: ignore[dict-item]
     (AgentState(tool_definitions=JsonDict({5: 5})), "$.tool_definitions"),
     (ChildResult(agent_id="a", output=object()), "$.output"),
-    (Limits(max_cost_usd="much"), "$.max_cost_usd"),  # type: ignore[arg-type]
-    (Limits(on_max_steps="explode"), "$.on_max_steps"),  # type: ignore[arg-type]
 ]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 import pytest
+from pydantic import BaseModel
 
 from stepengine.data.definition import AgentDefinition, InputSchema, check_handler, normalised_id
 from stepengine.data.functions import location_of, takes_one_argument
@@ -32,6 +33,10 @@ class FakeTool:
 
     def binding(self) -> ToolBinding:
         return ToolBinding(self.spec, lambda value: Validated(value, value))
+
+
+class Model(BaseModel):
+    n: int
 
 
 def handler(ctx: Any) -> Any:
@@ -182,7 +187,7 @@ def test_an_input_schema_may_be_the_schema_of_params_alone() -> None:
 
     assert agent.input_schema == InputSchema(params={"type": "object", "properties": {"n": {"type": "integer"}}})
     assert type(agent.input_schema.params) is JsonDict  # type: ignore[union-attr]
-    assert AgentDefinition("a", input_schema=FakeTool).input_schema == InputSchema(params=FakeTool)
+    assert AgentDefinition("a", input_schema=Model).input_schema == InputSchema(params=Model)
     with pytest.raises(DataError, match=r"\$\.a"):
         AgentDefinition("a", output_schema={"a": object()})
 
@@ -190,7 +195,7 @@ def test_an_input_schema_may_be_the_schema_of_params_alone() -> None:
 @pytest.mark.spec("requirements:A14")
 def test_an_output_schema_means_structured_output() -> None:
     assert AgentDefinition("a", output_schema={"type": "object"}).output_mode == "structured_output"
-    assert AgentDefinition("a", output_schema=FakeTool).output_schema is FakeTool
+    assert AgentDefinition("a", output_schema=Model).output_schema is Model
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

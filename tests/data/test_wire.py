@@ -27,7 +27,7 @@ from stepengine.data.parts import (
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
-from stepengine.data.wire import read_history
+from stepengine.data.wire import ABOUT_A_REPLY, MEMBERS, read_history
 from stepengine.errors import DataError, TranscriptError
 from tests import strategies
 
@@ -237,3 +237,118 @@ def test_a_broken_foreign_history_is_one_of_our_errors(data: st.DataObject) -> N
         assert error.message  # noqa: PT017
     else:
         assert history.transcript == Transcript(list(history.transcript))
+
+
+CALLS: list[dict[str, Any]] = [
+    {"role": "system", "content": "You add."},
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "add them"},
+            {"type": "image_url", "image_url": {"url": "https://example.org/a.png", "detail": "low"}},
+            {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,AAE="}},
+        ],
+    },
+    {
+        "role": "assistant",
+        "content": None,
+        "audio": None,
+        "annotations": [],
+        "tool_calls": [
+            {"id": "t1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},
+            {"id": "t2", "type": "function", "function": {"name": "show", "arguments": ""}},
+            {"id": "t3", "function": {"name": "show", "arguments": {"what": "all"}}},
+            {"id": "t4", "type": "function", "function": {"name": "add", "arguments": '{"a": '}},
+            {"id": "t5", "type": "function", "function": {"name": "add", "arguments": "[1]"}},
+        ],
+    },
+    *[{"role": "tool", "tool_call_id": f"t{n}", "content": f"result {n}"} for n in range(1, 5)],
+    {"role": "tool", "tool_call_id": "t5", "content": [{"type": "text", "text": "result 5"}]},
+    {"role": "assistant", "content": None, "refusal": "not that"},
+]
+
+
+@pytest.mark.spec("requirements:B18")
+def test_calls_and_results_in_the_form_of_chat_completions_are_read() -> None:
+    state = AgentState.from_dicts(CALLS)
+    user_message, assistant_message, *results, refused = state.message_history
+    first, second, third, cut, listed = assistant_message.tool_calls
+
+    assert ("You add.", "add them") == (state.system_prompt, user_message.text)
+    images = [ImagePart(url="https://example.org/a.png"), ImagePart(data=b"\0\1", mime_type="image/jpeg")]
+    assert images == list(user_message.content[1:])
+    assert [("add", {"a": 1}), ("show", {}), ("show", {"what": "all"})] == [
+        (call.tool_name, call.input) for call in (first, second, third)
+    ]
+    assert [('{"a": ', {}), ("[1]", {})] == [(call.raw_input, call.input) for call in (cut, listed)]
+    assert all("no JSON object" in call.input_error for call in (cut, listed))
+    assert [(f"t{n}", name, f"result {n}") for n, name in enumerate(["add", "show", "show", "add", "add"], 1)] == [
+        (result.tool_call_id, result.tool_name, result.text) for result in results
+    ]
+    assert (RefusalPart("not that"),) == refused.content
+
+
+def called(**call: Any) -> list[Any]:
+    return [*user({"type": "text", "text": "hi"}), {"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
+def spoken(role: str, **members: Any) -> list[Any]:
+    return [{"role": role, "content": "x", **members}]
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (spoken("assistant", function_call={"name": "add", "arguments": "{}"}), "$[0].function_call"),
+    (spoken("assistant", audio={"id": "a"}), "$[0].audio"),
+    (spoken("assistant", tool_call=[]) + spoken("assistant", reasoning="hm"), "$[1].reasoning"),
+    (spoken("assistant", tool_calls="add"), "$[0].tool_calls"),
+    (spoken("assistant", refusal=5), "$[0].refusal"),
+    (spoken("user", tool_calls=[{"id": "t1"}]), "$[0].tool_calls"),
+    (spoken("system", tool_calls=[{"id": "t1"}]), "$[0].tool_calls"),
+    (spoken("tool"), "$[0].tool_call_id"),
+    (spoken("function", name="add"), "$[0]"),
+    (spoken("model", parts=[]), "$[0]"),
+    ([{"type": "function_call", "call_id": "t1", "name": "add", "arguments": "{}"}], "$[0]"),
+    (called(id="t1", type="custom", custom={"name": "add"}), "$[1].tool_calls[0]"),
+    (called(id="t1", type="function"), "$[1].tool_calls[0].function"),
+    (called(id="t1", function="add"), "$[1].tool_calls[0].function"),
+    (called(id="t1", function={"arguments": "{}"}), "$[1].tool_calls[0].function.name"),
+    (called(id="t1", function={"name": "add", "arguments": 5}), "$[1].tool_calls[0].function.arguments"),
+    (
+        called(id="t1", function={"name": "add", "arguments": " " * (4 * 2**20 + 1)}),
+        "$[1].tool_calls[0].function.arguments",
+    ),
+    (called(function={"name": "add"}), "$[1].tool_calls[0].id"),
+    (user({"type": "image_url", "image_url": {"url": "data:image/png;base64,é"}}), "$[0].content[0].image_url.url"),
+    (user({"type": "image_url", "image_url": 5}), "$[0].content[0].image_url"),
+    (user({"type": "input_audio", "input_audio": {}}), "$[0].content[0]"),
+]
+
+
+@pytest.mark.spec("requirements:B18")
+@pytest.mark.parametrize(("messages", "path"), REFUSED, ids=[f"{n}-{path}" for n, (_, path) in enumerate(REFUSED)])
+def test_what_is_neither_form_is_refused_by_name_and_never_dropped(messages: list[Any], path: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_history(messages)
+
+    assert path == caught.value.path
+
+
+def test_arguments_that_are_nested_beyond_all_measure_are_kept_as_text() -> None:
+    history = called(id="t1", function={"name": "add", "arguments": '{"a":' * 100_000})
+    history.append({"role": "tool", "tool_call_id": "t1", "content": ""})
+    (call,) = read_history(history).transcript[1].tool_calls
+
+    assert (100_000 * 5, {}) == (len(call.raw_input), call.input)
+
+
+@pytest.mark.spec("requirements:B18")
+@settings(max_examples=40)
+@given(st.data())
+def test_a_member_that_holds_something_is_read_or_refused(data: st.DataObject) -> None:
+    role = data.draw(st.sampled_from(["user", "assistant", "system"]))
+    name = data.draw(st.text(min_size=1).filter(lambda n: n not in {*MEMBERS[role], *ABOUT_A_REPLY, "role", "content"}))
+
+    with pytest.raises(DataError) as caught:
+        read_history(spoken(role, **{name: ["something"]}))
+
+    assert f"$[0].{name}" == caught.value.path

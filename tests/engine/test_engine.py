@@ -5,7 +5,10 @@ The engine from outside: what is checked when it is built, what a run gives, and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import threading
+import time
 import warnings
 
 import pytest
@@ -194,6 +197,57 @@ async def test_a_handler_sees_params_as_its_schema_says():
 async def test_input_of_a_wrong_kind_is_refused(options):
     with pytest.raises(InputError):
         await engine().run(plain(), **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"tools": ScriptedModel([])}, r"tools=.* a model goes to Engine\(agents, models=...\), not"),
+        ({"tools": 3}, "a list of Tool objects"),
+        ({"agents": plain("tester")}, "agents=.* is a list of AgentDefinition objects, not"),
+        ({"agents": "a"}, "not 'a'"),
+        ({"hooks": print}, r"Hooks\(pre_step=\[check\]\) or None"),
+        ({"hooks": {}}, "not {}"),
+        ({"limits": {"max_steps": 3}}, r"Limits\(max_steps=20\) or None, not {'max_steps': 3}"),
+        ({"observers": print}, "a list of functions of an event"),
+        ({"dependency_overrides": [1]}, "a mapping between functions"),
+        ({"pricing": 3}, "a function of model, usage and time or None, not 3"),
+        ({"default_model": ["a/b"]}, "text or None"),
+        ({"retry": 3}, r"RetryPolicy\(attempts=2\)"),
+        ({"rate_limits": {"a": 3}}, "a RateLimit, or a mapping from provider prefixes to them"),
+        ({"workspace": 3}, "a folder or a Workspace or None, not 3"),
+        ({"model": "a/b"}, "an Engine takes no 'model'; it takes: agents, tools, models, "),
+    ],
+)
+def test_an_argument_of_an_engine_is_refused_where_it_is_written(arguments, said):
+    with pytest.raises(DefinitionError, match=said):
+        Engine(**{"agents": [plain("tester")], **arguments})
+
+
+def test_a_mapping_of_models_holds_providers():
+    with pytest.raises(UnknownModel, match="the provider of 'a' is a Provider, or a function that makes one, not 'b'"):
+        Engine([plain("tester")], models={"a": "b"})
+
+
+@pytest.mark.parametrize("method", ["run", "resume", "replay", "extend", "fork"])
+async def test_an_option_that_there_is_not_is_named_with_those_that_there_are(method):
+    engine = Engine([plain("tester")], models=ScriptedModel([]))
+    at = {"at": 0} if method == "fork" else {}
+
+    with pytest.raises(InputError, match=rf"{method}\(\) takes no 'model'; .*AgentDefinition\(model=...\)"):
+        await getattr(engine, method)("tester", model="a/b", **at)
+
+
+@pytest.mark.parametrize(
+    "options", [{"limits": {"max_steps": 3}}, {"session_id": 3}, {"user_id": b"me"}], ids=lambda o: next(iter(o))
+)
+async def test_an_option_of_the_wrong_kind_is_refused_with_what_would_have_been_fine(options):
+    engine = Engine([plain("tester")], models=ScriptedModel([]))
+
+    with pytest.raises(InputError, match=f"{next(iter(options))} is .* or None, not ") as caught:
+        await engine.run("tester", "Hi", **options)
+
+    assert 1 == len(caught.value.issues)
 
 
 @pytest.mark.spec("requirements:G13")
@@ -758,6 +812,151 @@ async def test_closing_an_engine_ends_its_runs_and_warns_of_those_that_nobody_lo
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         await built.aclose()
+
+
+@pytest.mark.spec("reliability:SS10")
+@pytest.mark.parametrize("begun", [True, False], ids=["under way", "not begun"])
+async def test_a_run_whose_handle_nobody_keeps_ends_with_its_engine(begun):
+    model = Hanging()
+    events = []
+    built = Engine(models=model, observers=[events.append])
+    built.start(plain(), "go")
+    gc.collect()
+    if begun:
+        await model.asked.wait()
+    with pytest.warns(ResourceWarning, match="nobody had asked"):
+        await built.aclose()
+
+    assert ["run_finished"] == [e.type for e in events][-1:]
+    assert RunStatus.CANCELLED is events[-1].result.status
+    assert [] == [task for task in asyncio.all_tasks() if task.get_name().startswith("stepengine")]
+
+
+async def test_a_handle_whose_task_never_began_is_not_waited_for():
+    built = engine()
+    handle = built.start(plain(), "go")
+    handle._task.cancel()
+    await asyncio.sleep(0)
+    await built.aclose()
+
+    assert handle.done
+    assert set() == built._active
+
+
+@pytest.mark.spec("reliability:SS10")
+async def test_held_streams_of_another_thread_end_with_the_engine():
+    ended, held = [], threading.Event()
+
+    async def hold():
+        streams = [inner.stream(plain(), "go") for _ in range(50)]
+        for stream in streams:
+            await anext(stream)
+        held.set()
+        last = [[event async for event in stream][-1] for stream in streams]
+        ended.extend([event.result.status for event in last])
+
+    inner = Engine(models=Hanging())
+
+    def handle(ctx):
+        yield from Perform(lambda: asyncio.run(hold()))
+
+    outer = engine()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        async with outer:
+            run = outer.start(plain(handle_steps=handle), "go")
+            await asyncio.to_thread(held.wait, 20)
+            await inner.aclose()
+            assert set() == inner._active
+            await run.result()
+
+    assert [RunStatus.CANCELLED] * 50 == ended
+
+
+@pytest.mark.spec("reliability:SS10")
+async def test_what_cannot_be_ended_is_named_and_not_waited_for_without_end(monkeypatch, caplog):
+    monkeypatch.setattr("stepengine.engine.live.CLOSE_SECONDS", 0.1)
+    free = asyncio.Event()
+
+    async def stubborn():
+        while not free.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await free.wait()
+
+    def handle(ctx):
+        yield from Perform(stubborn)
+
+    built = engine()
+    run = built.start(plain(handle_steps=handle), "go")
+    result = asyncio.create_task(run.result())
+    await asyncio.sleep(0.01)
+    try:
+        with pytest.warns(ResourceWarning, match=rf"could not be ended and go on: {run.run_id} of 'plain'"):
+            await built.aclose()
+        assert f"{run.run_id} of 'plain'" in caplog.text
+    finally:
+        free.set()
+    await result
+
+    assert set() == built._active
+
+
+@pytest.mark.spec("reliability:SS10")
+async def test_a_run_of_a_loop_that_stands_still_is_named_at_once():
+    built, loop = Engine(models=Hanging()), asyncio.new_event_loop()
+
+    async def begun():
+        stream = built.stream(plain(), "go")
+        await anext(stream)
+        return stream
+
+    def ends(stream):
+        loop.run_until_complete(stream.aclose())
+        loop.close()
+
+    stream = await asyncio.to_thread(loop.run_until_complete, begun())
+    before = time.monotonic()
+    with pytest.warns(ResourceWarning, match="of 'plain'"):
+        await built.aclose()
+    took = time.monotonic() - before
+    await asyncio.to_thread(ends, stream)
+
+    assert took < 5
+
+
+@pytest.mark.spec("reliability:SS10")
+def test_closing_from_synchronous_code_waits_for_runs_of_other_threads():
+    model, ended = Hanging(), []
+    begun = threading.Event()
+
+    async def run():
+        handle = built.start(plain(), "go")
+        await model.asked.wait()
+        begun.set()
+        ended.append((await handle.result()).status)
+
+    built = Engine(models=model)
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    begun.wait(20)
+    built.close()
+    assert set() == built._active
+    thread.join(20)
+
+    assert [RunStatus.CANCELLED] == ended
+
+
+async def test_events_that_nobody_iterates_keep_no_subscription():
+    model = Hanging()
+    async with Engine(models=model) as built, built.start(plain(), "go") as run:
+        for _ in range(200):
+            run.events()
+        assert 0 == run._tree.hub.subscribers
+        kept = run.events()
+        assert 1 == run._tree.hub.subscribers
+        await model.asked.wait()
+        run.interrupt()
+        assert "run_finished" == [event.type async for event in kept][-1]
 
 
 @pytest.mark.spec("reliability:SS08")

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import json
 from pathlib import Path
 
+import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import stepengine.errors
 from stepengine.data import yields as y
 from stepengine.data.events import RunFailed
+from stepengine.data.functions import innermost_own
 from stepengine.data.outcomes import Stop
 from stepengine.data.results import ToolResult
 from stepengine.data.run import RunStatus
@@ -347,3 +354,53 @@ def test_a_typed_error_keeps_its_type_and_gets_a_note_of_its_place():
     assert play(agent(failing, tools=["add"]), world, tools=[ADD]).error == ToolError(
         "tool 'add' failed: no luck", tool_name="add"
     )
+
+
+@pytest.mark.spec("reliability:GN03", "requirements:C17")
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        pytest.param(lambda: json.loads("{"), "HandlerError", id="the library of Python"),
+        pytest.param(
+            lambda: attrs.evolve(ToolResult.error("no"), nothing=1), "HandlerError", id="an installed package"
+        ),
+        pytest.param(lambda: y.ToolCall("", {}), "BadYield", id="a method that attrs made"),
+        pytest.param(lambda: y.GenerateN(0), "BadYield", id="a refused number"),
+        pytest.param(lambda: y.Parallel(3), "BadYield", id="a refused member"),
+    ],
+)
+def test_the_place_of_an_error_is_the_innermost_frame_of_the_authors_own_code(call, kind):
+    def handler(ctx):
+        yield made(call)
+
+    error = play(agent(handler)).error
+
+    assert kind == type(error).__name__
+    # The innermost frame of this file is the lambda's own.
+    assert f"{__file__}:{call.__code__.co_firstlineno}" == error.location
+
+
+LIBRARY = inspect.__file__.removesuffix("inspect.py")
+FOREIGN = st.sampled_from([
+    f"{LIBRARY}json/decoder.py", "<frozen importlib._bootstrap>", stepengine.errors.__file__,
+])  # fmt: skip
+BETWEEN = st.sampled_from(["<attrs generated methods a.B>", "/env/lib/python3.12/site-packages/attr/_make.py", "a.pyx"])
+
+
+@given(
+    st.lists(FOREIGN),
+    st.sampled_from(["/home/me/agent.py", "/env/lib/python3.12/site-packages/mine/agent.py", "<stdin>"]),
+    st.lists(FOREIGN | BETWEEN),
+)
+def test_whatever_is_called_the_place_is_the_authors_also_where_that_is_installed(before, own, after):
+    places = [(file, line) for line, file in enumerate([*before, own, *after], start=1)]
+
+    assert f"{own}:{len(before) + 1}" == innermost_own(places)
+
+
+def test_without_code_of_the_author_there_is_no_place():
+    assert innermost_own([]) == innermost_own([(stepengine.errors.__file__, 1), (inspect.__file__, 2)]) == ""
+
+
+def made(call):
+    return call()

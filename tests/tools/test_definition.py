@@ -212,7 +212,10 @@ def test_a_name_that_providers_refuse_is_refused(name: str) -> None:
     ("options", "said"),
     [
         ({"retries": 1}, "idempotent"),
-        ({"retries": -1, "annotations": ToolAnnotations(idempotent=True)}, "retries=-1"),
+        (
+            {"retries": -1, "annotations": ToolAnnotations(idempotent=True)},
+            "retries is a whole number of at least 0, not -1",
+        ),
         ({"retries": 1, "idempotent": False}, "only a tool with idempotent=True may be"),
         ({"retry": 1}, "'x' is given retry, which is no option; options are: .*retries"),
         ({"timeout": 0}, "timeout=0"),

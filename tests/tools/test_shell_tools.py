@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import errno
+import json
 import os
 import shlex
 import shutil
@@ -336,39 +339,108 @@ async def test_cancelling_the_call_kills_the_whole_tree(root: Path) -> None:
     assert not alive(pid)
 
 
+ESCAPING = """
+    import os, sys, time
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execve(sys.executable, [sys.executable, "-c", KEEPS, sys.argv[1]], {})
+        os._exit(0)
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    """
+KEEPS = """
+    import os, sys, time
+    with open(sys.argv[1] + ".new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(sys.argv[1] + ".new", sys.argv[1])
+    os.closerange(0, 3)
+    time.sleep(100)
+    """
+
+
+def escaping(name: str, then: str = "") -> list[str]:
+    """
+    Return a command that leaves a process without its session and its environment, which writes its id to the file *name*.
+    """
+    code = f"KEEPS = {textwrap.dedent(KEEPS)!r}\n{textwrap.dedent(ESCAPING)}\n{then}"
+    return [sys.executable, "-c", code, name]
+
+
+@LINUX
+@pytest.mark.spec("reliability:SH03")
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("way", ["it ends", "timeout", "cancelled", "killed with its job"])
+async def test_what_left_session_and_environment_ends_with_its_command(
+    root: Path, belongings: Belongings, way: str
+) -> None:
+    sh = Sh(root, {"belongings": lambda: belongings})
+    command = escaping("pid", "" if way == "it ends" else "time.sleep(100)")
+    job = way == "killed with its job"
+    options: dict[str, Any] = {"process_type": "BACKGROUND"} if job else {}
+    task = asyncio.create_task(sh(command, **options, **({"timeout_seconds": 3} if way == "timeout" else {})))
+    pid = int(await until(lambda: (root / "pid").exists() and (root / "pid").read_text()))
+    assert way == "it ends" or alive(pid)
+    if way == "cancelled":
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        result = await task
+        if job:
+            await sh.do("kill_job", job_id=result.data["job_id"])
+
+    assert not alive(pid)
+
+
+@LINUX
+@pytest.mark.spec("reliability:SH03")
+async def test_the_process_that_embeds_the_engine_is_not_changed(root: Path) -> None:
+    is_subreaper = ctypes.c_int(-1)
+    await Sh(root).out(escaping("pid"))
+    ctypes.CDLL(None).prctl(37, ctypes.byref(is_subreaper), 0, 0, 0)
+
+    assert 0 == is_subreaper.value
+    assert signal.SIG_DFL is signal.getsignal(signal.SIGCHLD)
+
+
+@LINUX
+@pytest.mark.spec("reliability:SH03")
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("how", ["KILL", "STOP"])
+async def test_a_command_that_turns_against_its_supervisor_ends_with_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(process, "DEATH_SECONDS", 0.5)
+    script = f"setsid sleep 100 & echo $! > new; mv new pid; echo said; sleep 0.3; kill -{how} $PPID; sleep 100"
+    result = await Sh(root, allow_shell=True)(script, timeout_seconds=2)
+
+    assert not alive(int((root / "pid").read_text()))
+    assert ("SIGKILL", "said\n") == (result.data["signal"], result.data["stdout"])
+
+
 @LINUX
 @pytest.mark.spec("reliability:SH04")
-def test_a_command_ends_with_a_process_that_is_killed(root: Path) -> None:
+def test_a_command_and_what_left_it_end_with_a_process_that_is_killed(root: Path) -> None:
     code = """
-        import asyncio, sys
+        import asyncio, json, sys
         from stepengine.tools import ToolRegistry, shell_tools
         tools = ToolRegistry(shell_tools(sys.argv[1]))
-        asyncio.run(tools.execute("run_terminal_command", {"command": ["sleep", "100"]}))
+        asyncio.run(tools.execute("run_terminal_command", {"command": json.loads(sys.argv[2])}))
         """
+    command = json.dumps(escaping("left", "open('here', 'w').write(str(os.getpid())); time.sleep(100)"))
     env = {**os.environ, "TMPDIR": str(root.parent)}
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(root)], env=env) as parent:
+    deadline = time.monotonic() + 20
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(root), command], env=env) as parent:
         try:
-            deadline = time.monotonic() + 20
-            while not (found := sleepers(parent.pid)) and time.monotonic() < deadline:
+            while not (root / "here").exists() or not (root / "here").read_text():
+                assert time.monotonic() < deadline
                 time.sleep(0.01)
         finally:
             parent.kill()
-    assert found
-    while alive(found[0]) and time.monotonic() < deadline:
+    pids = [int((root / name).read_text()) for name in ("left", "here")]
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
 
-    assert not alive(found[0])
-
-
-def sleepers(parent: int) -> list[int]:
-    """
-    Return the children of a process that have become ``sleep``.
-    """
-    try:
-        pids = [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-        return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep\0")]
-    except OSError:
-        return []
+    assert [] == [pid for pid in pids if alive(pid)]
 
 
 async def test_private_folders_are_removed_with_the_command(root: Path) -> None:

@@ -1,8 +1,9 @@
 """
-One command: started by the launcher, read without blocking, and ended with everything that it started.
+One command: started by its supervisor, read without blocking, and ended with everything that it started.
 
-The process group is killed before its leader is waited for, so its number cannot belong to anybody else. What left the
-group is found by the marker in its environment, on Linux only and as far as it did not clear it.
+The supervisor waits for the command only when all of it is to end, so the number of its group cannot belong to anybody
+else. Should the command kill its supervisor, what is left is found by the marker in its environment, on Linux only and
+as far as it did not clear it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,11 +32,12 @@ from stepengine.tools.shell.sweep import end_marked
 
 __all__ = ("Ending", "Process", "Start", "start", "to_the_end")
 
-LAUNCHER = str(Path(__file__).with_name("launcher.py"))
+SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 CHUNK = 65_536
 DRAIN_READS = 32
 POLL_SECONDS = 0.02
 DEATH_SECONDS = 5.0
+START_SECONDS = 30.0
 FULL = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 FULL_SECONDS = 10.0
 REASONS = {
@@ -55,7 +58,7 @@ class Start:
         argv: What it is given, its own name first.
         env: Its environment.
         folder: Descriptor of the folder that it works in.
-        limits: Limits as the launcher takes them.
+        limits: Limits as the supervisor takes them.
         script: What it reads from the descriptor that ``{script}`` in *argv* stands for.
         sink: Is given the bytes of both streams as they come.
         shows: Is given the text as it comes.
@@ -101,17 +104,17 @@ async def start(what: Start) -> Process:
     Raises:
         ToolError: when the program cannot be executed.
     """
-    process, report = await _patiently(what)
+    process = await _patiently(what)
     try:
-        await process.check(report, what)
+        await process.check(what)
     except BaseException:
         await to_the_end(asyncio.create_task(process.end()))
         raise
     return process
 
 
-async def _patiently(what: Start) -> tuple[Process, int]:
-    """Start the launcher as soon as there are descriptors and processes for it (reliability RS05)."""
+async def _patiently(what: Start) -> Process:
+    """Start the supervisor as soon as there are descriptors and processes for it (reliability RS05)."""
     give_up = time.monotonic() + FULL_SECONDS
     while True:
         try:
@@ -123,17 +126,20 @@ async def _patiently(what: Start) -> tuple[Process, int]:
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _launched(what: Start) -> tuple[Process, int]:
-    """Start the launcher; return it and the descriptor on which it reports a failure."""
+def _launched(what: Start) -> Process:
+    """Start the supervisor."""
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         made: list[int] = []
-        for _ in range(3):
+        for _ in range(2):
             read, write = os.pipe()
             ours.callback(os.close, read)
             theirs.callback(os.close, write)
             made += [read, write]
-        out, out_end, err, err_end, report, report_end = made
-        passed = [report_end, what.folder]
+        out, out_end, err, err_end = made
+        line, line_end = socket.socketpair()
+        ours.callback(line.close)
+        theirs.callback(line_end.close)
+        passed = [line_end.fileno(), what.folder]
         argv = what.argv
         if what.script is not None:
             script = theirs.enter_context(tempfile.TemporaryFile())
@@ -141,22 +147,23 @@ def _launched(what: Start) -> tuple[Process, int]:
             script.seek(0)
             passed.append(script.fileno())
             argv = tuple([a.replace("{script}", f"/dev/fd/{script.fileno()}") for a in argv])
-        popen = subprocess.Popen(  # noqa: S603  (the launcher; it executes an argument list)
-            [sys.executable, "-I", "-S", "-X", "utf8", LAUNCHER, str(os.getpid()), str(report_end), str(what.folder),
-             what.limits, what.program, *argv],
+        popen = subprocess.Popen(  # noqa: S603  (the supervisor; it executes an argument list)
+            [sys.executable, "-I", "-S", "-X", "utf8", SUPERVISOR, str(os.getpid()), str(line_end.fileno()),
+             str(what.folder), what.limits, what.program, *argv],
             stdin=subprocess.DEVNULL, stdout=out_end, stderr=err_end, env=dict(what.env), pass_fds=passed,
             start_new_session=True, umask=0o022,
         )  # fmt: skip
         ours.pop_all()
-    return Process(popen, out, err, what), report
+    return Process(popen, out, err, line.detach(), what)
 
 
 class _Pipe:
     """One stream of a command, read by the event loop; callbacks run in no context of a call, so that it may outlive it."""
 
-    def __init__(self, fd: int, feed: Callable[[bytes], None]) -> None:
+    def __init__(self, fd: int, feed: Callable[[bytes], None], ends: Callable[[], None] | None = None) -> None:
         self._fd = fd
         self._feed = feed
+        self._ends = ends
         self._loop = asyncio.get_running_loop()
         self.closed = asyncio.Event()
         os.set_blocking(fd, False)
@@ -184,6 +191,8 @@ class _Pipe:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self.closed.set()
+            if self._ends is not None:
+                self._ends()
 
 
 class Process:
@@ -191,7 +200,7 @@ class Process:
     A command that was started.
 
     Attributes:
-        pid: The process id; also the number of its group.
+        pid: The process id, also the number of its group; 0 before it runs.
         out: What it printed.
         err: What it printed as errors.
         over: Set when it ended, or printed too much.
@@ -200,9 +209,9 @@ class Process:
         seconds: How long it ran, until it ended or now.
     """
 
-    def __init__(self, popen: subprocess.Popen[bytes], out: int, err: int, what: Start) -> None:
-        self._popen = popen
-        self.pid = popen.pid
+    def __init__(self, supervisor: subprocess.Popen[bytes], out: int, err: int, line: int, what: Start) -> None:
+        self._supervisor = supervisor
+        self.pid = 0
         self.out, self.err = Capture(COMMAND_CHARS), Capture(COMMAND_CHARS)
         self.over, self._gone = asyncio.Event(), asyncio.Event()
         self.news = asyncio.Event()
@@ -214,9 +223,12 @@ class Process:
             _Pipe(out, lambda data: self._feed(self.out, data)),
             _Pipe(err, lambda data: self._feed(self.err, data)),
         )
-        self._loop = asyncio.get_running_loop()
-        self._pidfd = -1
-        Context().run(self._watch)
+        self._said = b""
+        self._errno = 0
+        self._ending: Ending | None = None
+        self._known = asyncio.Event()
+        self._line_fd = line
+        self._line = _Pipe(line, self._told, self._silent)
 
     def _feed(self, capture: Capture, data: bytes) -> None:
         if self.flooded:
@@ -232,29 +244,31 @@ class Process:
             self.send(signal.SIGKILL)
         self.news.set()
 
-    # --- the end of the leader ---------------------------------------------------------------
+    # --- what the supervisor says ------------------------------------------------------------
 
-    def _watch(self) -> None:
-        """Have the loop tell when the leader ended; it is not waited for yet."""
-        try:
-            self._pidfd = os.pidfd_open(self.pid)
-        except (AttributeError, OSError):  # not Linux, or no descriptor is free
-            self._poll()
-        else:
-            self._loop.add_reader(self._pidfd, self._left)
+    def _told(self, data: bytes) -> None:
+        *lines, self._said = (self._said + data).split(b"\n")
+        for line in lines:
+            what, number = line.decode().split()
+            match what:
+                case "pid":
+                    self.pid = int(number)
+                case "errno":
+                    self._errno = int(number)
+                case "exit":
+                    self._left(Ending(int(number), None))
+                case _:
+                    self._left(Ending(None, _signal_name(int(number))))
+        self._known.set()
 
-    def _poll(self) -> None:
-        if self.ending() is None:
-            self._loop.call_later(POLL_SECONDS, self._poll)
-        else:
-            self._left()
+    def _silent(self) -> None:
+        """The supervisor has ended: when it was told to, or because it was killed, and its command with it."""
+        self._known.set()
+        self._left(self._ending or Ending(None, _signal_name(signal.SIGKILL)))
 
-    def _left(self) -> None:
+    def _left(self, ending: Ending) -> None:
+        self._ending = ending
         self._ended = self._ended or time.monotonic()
-        if self._pidfd >= 0:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
         self._gone.set()
         self.over.set()
         self.news.set()
@@ -265,36 +279,28 @@ class Process:
         return (self._ended or time.monotonic()) - self._began
 
     def ending(self) -> Ending | None:
-        """Return how the leader ended; ``None`` while it runs."""
-        if self._popen.returncode is None and hasattr(os, "waitid"):
-            with contextlib.suppress(ChildProcessError):
-                found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                if found is None:
-                    return None
-                exited = found.si_code == os.CLD_EXITED
-                return Ending(found.si_status, None) if exited else Ending(None, _signal_name(found.si_status))
-        code = self._popen.poll()
-        if code is None:
-            return None
-        return Ending(code, None) if code >= 0 else Ending(None, _signal_name(-code))
+        """Return how the command ended; ``None`` while it runs."""
+        return self._ending
 
     # --- what somebody does with it ----------------------------------------------------------
 
-    async def check(self, report: int, what: Start) -> None:
-        """Wait until the launcher has become the program; raises ``ToolError`` when it could not."""
-        said = bytearray()
-        pipe = _Pipe(report, said.extend)
-        try:
-            await pipe.closed.wait()
-        finally:
-            pipe.close()
-        if said:
-            _refuse(what, int(said))
+    async def check(self, what: Start) -> None:
+        """Wait until the program runs; raises ``ToolError`` when it could not be executed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_SECONDS):
+                await self._known.wait()
+        if self._errno:
+            _refuse(what, self._errno)
+        if not self.pid:
+            msg = f"{what.argv[0]!r} was ended: the process that supervises it was stopped or killed, maybe by itself"
+            raise ToolError(msg)
 
     def send(self, number: int) -> None:
         """Send a signal to the process group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+        # While the supervisor lives, it has not waited for the command, and the number is the command's.
+        if self.pid and self._supervisor.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
 
     async def wait(self, seconds: float | None) -> bool:
         """Wait until the leader ended or printed too much; return whether that was in time."""
@@ -325,24 +331,32 @@ class Process:
                 capture.end()
 
     async def end(self, number: int = signal.SIGTERM) -> Ending:
-        """End it and all that it started, first gently; return how the leader ended."""
+        """End it and all that it started, first gently; return how the command ended."""
         if not self._gone.is_set():
             self.send(number)
             await self._closed(COMMAND_TERM_SECONDS)
-        if self._popen.returncode is None:
-            self.send(signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DEATH_SECONDS):
-                await self._gone.wait()
-        await end_marked(self._env)
+        how = self._ending or Ending(None, _signal_name(signal.SIGKILL))
+        await self._end_supervisor()
         self.drain()
         for pipe in self._pipes:
             pipe.close()
         self.drain()
-        made = self.ending() or Ending(None, None)
-        if self._gone.is_set():
-            self._popen.wait()
-        return made
+        return how
+
+    async def _end_supervisor(self) -> None:
+        """Have the supervisor end all that is left; where it is no longer able to, do what can be done without it."""
+        if not self._line.closed.is_set():
+            with contextlib.suppress(OSError):  # it has ended just now
+                os.write(self._line_fd, b"end\n")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DEATH_SECONDS):
+                await self._line.closed.wait()
+        if not self._line.closed.is_set():
+            self.send(signal.SIGKILL)
+            self._supervisor.kill()
+            self._line.close()
+        if self._supervisor.wait():
+            await end_marked(self._env)
 
 
 def _signal_name(number: int) -> str:

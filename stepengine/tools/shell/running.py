@@ -78,7 +78,7 @@ class Slots:
 
 def limits_text(limits: Mapping[str, int]) -> str:
     """
-    Return limits as the launcher takes them; no core dump is always among them (reliability SH11, SC09).
+    Return limits as the supervisor takes them; no core dump is always among them (reliability SH11, SC09).
 
     Raises:
         DefinitionError: for a limit that is not known, or is no positive number.
@@ -130,7 +130,7 @@ class Shell:
         timeout: Seconds that a command may take, if nothing else is asked for.
         max_timeout: Seconds that may be asked for.
         allow_unlimited: Whether no timeout may be asked for.
-        limits: Limits of the system, as the launcher takes them.
+        limits: Limits of the system, as the supervisor takes them.
         runner: What has commands executed elsewhere.
     """
 

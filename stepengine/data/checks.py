@@ -1,0 +1,105 @@
+"""
+What may stand in a field that authors write: checked where it is written, and said with what would have been fine.
+
+Only kinds and signs are judged here. Whether a model takes a temperature of 3 is for its provider to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, TypeAlias
+
+import attrs
+
+from stepengine.data.leaves import shown
+from stepengine.errors import DefinitionError, StepEngineError
+
+__all__ = (
+    "AMOUNT",
+    "CHOICE",
+    "COUNT",
+    "FLAG",
+    "NUMBER",
+    "TEXT",
+    "Fine",
+    "an_instance",
+    "fine",
+    "one_of",
+    "or_none",
+    "written",
+)
+
+SHOWN = 100
+Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+
+@attrs.frozen
+class Fine:
+    """
+    What a value has to be.
+
+    Attributes:
+        test: Says whether it is.
+        words: The same in words, behind "is".
+    """
+
+    test: Callable[[Any], bool]
+    words: str
+
+    def problem(self, name: str, value: Any) -> str:
+        """Return what is wrong with *value*, which stands under *name*; ``""`` when nothing is."""
+        return "" if self.test(value) else f"{name} is {self.words}, not {written(value)}"
+
+
+def written(value: Any) -> str:
+    """Return *value* as its author wrote it, if that is short, else what it is."""
+    if type(value) in (dict, list, tuple, set):
+        text = repr(value)
+        return text if len(text) <= SHOWN else shown(value)
+    return f"the class {value.__name__}" if isinstance(value, type) else shown(value)
+
+
+def fine(what: Fine, error: type[StepEngineError] = DefinitionError) -> Validator:
+    """Return the attrs validator that raises *error* for a value that is not *what*."""
+
+    def check(instance: Any, field: attrs.Attribute[Any], value: Any) -> None:
+        problem = what.problem(f"{type(instance).__name__}({field.name}=...)", value)
+        if problem:
+            raise error(problem)
+
+    return check
+
+
+def or_none(what: Fine) -> Fine:
+    """Return *what*, or ``None``."""
+    return Fine(lambda value: value is None or what.test(value), f"{what.words} or None")
+
+
+def an_instance(kind: type[Any], example: str) -> Fine:
+    """Return what only instances of *kind* are, such as *example*."""
+    article = "an" if kind.__name__[0] in "AEIO" else "a"
+    return Fine(lambda value: isinstance(value, kind), f"{article} {kind.__name__} such as {example}")
+
+
+def one_of(*values: str) -> Fine:
+    """Return what is one of some words."""
+    return Fine(
+        lambda value: isinstance(value, str) and value in values, " or ".join([repr(value) for value in values])
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool) and value == value  # noqa: PLR0124
+
+
+FLAG = Fine(lambda value: value is True or value is False, "True or False")
+TEXT = Fine(lambda value: isinstance(value, str), "text")
+COUNT = Fine(_is_count, "a whole number of at least 0")
+NUMBER = Fine(_is_number, "a number")
+AMOUNT = Fine(lambda value: _is_number(value) and value >= 0, "a number of at least 0")
+CHOICE = Fine(lambda value: isinstance(value, str) and value != "", "'auto', 'none', 'required' or the name of a tool")

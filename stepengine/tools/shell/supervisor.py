@@ -1,0 +1,185 @@
+"""
+A program of its own: starts one command, and stays beside it until nothing of it is left (reliability SH01-SH04, SH09-SH12).
+
+It is started as ``python -I -S supervisor.py PARENT LINE FOLDER LIMITS PROGRAM ARGV...`` in the environment of the command:
+the parent's process id, the descriptors of a socket to the parent and of the folder to work in, limits as
+``number=value`` joined by commas. The command is executed with ``execve`` in a session of its own: no shell reads anything.
+
+On the socket it writes ``pid N`` when the command runs or ``errno N`` when it could not be executed, and later ``exit N`` or
+``signal N``. When the parent writes something, or has ended, everything that the command started is killed. On Linux this
+process is its subreaper: what leaves the command's group, its session and its environment becomes a child of this
+process and not of ``init``. The parent's own process is never changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+KILL_SECONDS = 4.0
+PAUSE_SECONDS = 0.002
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process (Linux only)."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def limit(limits: str) -> None:
+    """Set the limits; one that is above what the system allows becomes what it allows."""
+    for entry in filter(None, limits.split(",")):
+        number, _, value = entry.partition("=")
+        _, hard = resource.getrlimit(int(number))
+        wanted = int(value) if hard == resource.RLIM_INFINITY else min(int(value), hard)
+        resource.setrlimit(int(number), (wanted, wanted))
+
+
+def become(folder: int, limits: str, program: str, argv: list[str]) -> None:
+    """Become the command; raises ``OSError`` when that cannot be."""
+    supervisor = os.getppid()
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        os._exit(1)
+    os.fchdir(folder)
+    os.close(folder)
+    limit(limits)
+    # Python ignores some, a `nohup` or a shell that put us into the background others, and a program would inherit it.
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    os.execve(program, argv, os.environ)  # noqa: S606  (an argument list; that there is no shell is the point)
+
+
+def start(line: int, folder: int, limits: str, program: str, argv: list[str]) -> int:
+    """Start the command; return its process id, or 0 when it could not be executed."""
+    failed, fails = os.pipe()  # closed by `execve`
+    pid = os.fork()
+    if pid == 0:
+        try:
+            become(folder, limits, program, argv)
+        except OSError as error:
+            os.write(fails, str(error.errno or 1).encode())
+        finally:
+            os._exit(127)
+    os.close(fails)
+    with os.fdopen(failed, "rb") as pipe:
+        reason = pipe.read()
+    if reason:
+        os.waitpid(pid, 0)
+    os.write(line, b"errno %b\n" % reason if reason else b"pid %d\n" % pid)
+    return 0 if reason else pid
+
+
+def supervise(line: int, parent: int, command: int, woken: int) -> None:
+    """Tell how the command ends, and return when the parent wants the end or has ended."""
+    waiting = select.poll()
+    for fd in (line, parent, woken):
+        if fd >= 0:
+            waiting.register(fd, select.POLLIN)
+    is_told = False
+    while True:
+        is_told = reap(line, command, is_told=is_told)
+        if any(fd != woken for fd, _ in waiting.poll()):
+            return
+        os.read(woken, 4096)
+
+
+def reap(line: int, command: int, *, is_told: bool) -> bool:
+    """Wait for whoever ended, but for the command: as long as it is not waited for, its number belongs to nobody else."""
+    for pid in children(command):
+        if pid != command:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        elif not is_told:
+            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is not None:
+                how = b"exit" if found.si_code == os.CLD_EXITED else b"signal"
+                os.write(line, b"%b %d\n" % (how, found.si_status))
+                is_told = True
+    return is_told
+
+
+def children(command: int) -> list[int]:
+    """Return the ids of the children of this process, ended ones too; without ``/proc`` it has none but the command."""
+    me = os.getpid()
+    with contextlib.suppress(OSError):
+        return [int(pid) for pid in read(f"/proc/self/task/{me}/children").split()]
+    found = {command}
+    with contextlib.suppress(OSError), os.scandir("/proc") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                if entry.name.isdigit() and int(read(f"/proc/{entry.name}/stat").rpartition(b")")[2].split()[1]) == me:
+                    found.add(int(entry.name))
+    return list(found)
+
+
+def read(path: str) -> bytes:
+    """Return what is in a file of ``/proc``; ``pathlib`` would take longer to load than most commands to run."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return b"".join(iter(lambda: os.read(fd, 65_536), b""))
+    finally:
+        os.close(fd)
+
+
+def end_all(command: int) -> bool:
+    """
+    Kill the command's group and then, level by level, whatever else comes to this process.
+
+    Return whether nothing is left; a fork bomb may win.
+    """
+    give_up = time.monotonic() + KILL_SECONDS
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(command, signal.SIGKILL)
+    while time.monotonic() < give_up:
+        for pid in children(command):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
+        time.sleep(PAUSE_SECONDS)
+    return False
+
+
+def main(arguments: list[str]) -> None:
+    """Start the command, stay beside it, and end what is left of it."""
+    number, line, folder, limits, program, *argv = arguments
+    parent = -1
+    with contextlib.suppress(AttributeError, OSError):  # not Linux: then only the socket tells of the parent's end
+        parent = os.pidfd_open(int(number))
+    if os.getppid() != int(number):
+        return
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    os.set_inheritable(int(line), False)
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    command = start(int(line), int(folder), limits, program, argv)
+    if not command:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (1, 2):
+        os.dup2(nothing, fd)
+    os.close(int(folder))
+    with contextlib.suppress(OSError):  # nobody listens any more
+        supervise(int(line), parent, command, woken)
+    sys.exit(not end_all(command))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
