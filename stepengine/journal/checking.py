@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 
@@ -129,11 +130,11 @@ def _anew(history: History, record: Record) -> Record:
     """Return a record as this process would make it."""
     match record:
         case Intent():
-            form = history.form(record)
-            if form["type"] != "CallModel":
-                return Intent(record.path, record.seq, form)
-            return Intent(record.path, record.seq, CallModel(record.seq, history.request(record), form["purpose"]))
+            form: Any = history.form(record)
+            if form["type"] == "CallModel":
+                form = CallModel(record.seq, history.request(record), form["purpose"])
+            return attrs.evolve(record, effect=form, fp="", line=None)
         case Result():
-            return Result(record.path, record.seq, record.at, history.outcome(record), record.attempts)
+            return attrs.evolve(record, outcome=history.outcome(record), attempts=record.attempts, line=None)
         case Head() | Input() | Blob():
             return attrs.evolve(record, line=None)
