@@ -11,8 +11,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from stepengine.errors import JournalCorrupt
+from stepengine.errors import JournalCorrupt, JournalError
 from stepengine.journal.lines import FileSource, Line, Source, glimpsed, members_of
+from stepengine.journal.places import opened
 from stepengine.journal.records import Head, Record, checked, file_of, record_of, to_text
 
 __all__ = ("Reading", "read_file", "read_lines", "strict_members")
@@ -64,7 +65,11 @@ def read_file(descriptor: int, path: Path, name: str) -> Reading:
         if os.fstat(descriptor).st_size <= MAX_HELD:
             return read_lines(file.read(), name)
         # A descriptor of its own: one that was duplicated would keep the lock of the first.
-        source = FileSource(os.open(path, os.O_RDONLY | os.O_CLOEXEC), name)
+        again = opened(path)
+        source = None if again is None else FileSource(again, name)
+        if again is None or source is None or not os.path.sameopenfile(descriptor, again):
+            msg = f"{name} was moved, deleted or replaced while it was read; nothing was run"
+            raise JournalError(msg)
         return _read(file, source)
 
 

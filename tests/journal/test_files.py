@@ -65,6 +65,84 @@ def test_a_journal_is_readable_by_its_owner_only(recorded):
     assert recorded.parent.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.spec("reliability:SC08", "replay:K13")
+@pytest.mark.parametrize("kind", [FileJournal, SqliteJournal])
+def test_a_journal_that_others_may_read_is_theirs_no_longer_once_it_is_opened_for_writing(tmp_path, world, kind):
+    path = tmp_path / "deep" / "deeper" / "runs.db"
+    masked = os.umask(0)
+    try:
+        first = world.rig().record(kind(path)).journal
+        assert [folder.stat().st_mode & 0o777 for folder in path.parents[:2]] == [0o700, 0o700]
+        path.chmod(0o666)
+        path.parent.chmod(0o755)
+        world.rig().replay(first)
+        assert path.stat().st_mode & 0o777 == 0o666, "who only reads changes nothing"
+        writer = first.writer()
+        modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+        writer.close()
+    finally:
+        os.umask(masked)
+    assert set(modes.values()) == {0o600}, modes
+    assert path.parent.stat().st_mode & 0o777 == 0o755, "a folder that was there is its owner's business"
+
+
+@pytest.mark.spec("reliability:SC08", "reliability:JR34")
+@pytest.mark.parametrize("kind", [FileJournal, SqliteJournal])
+def test_a_symbolic_link_is_no_journal_to_write(tmp_path, world, kind):
+    path, link, loose = tmp_path / "runs.db", tmp_path / "link.db", tmp_path / "loose.db"
+    first = world.rig().record(kind(path)).journal
+    link.symlink_to(path)
+    loose.symlink_to(tmp_path / "nothing.db")
+    run = [] if kind is FileJournal else [first.run]
+    before = first.content()
+    for place in (link, loose):
+        linked = kind(place, *run)
+        for act in (linked.writer, lambda linked=linked: linked.replace(first.records())):
+            with pytest.raises(JournalError, match="symbolic link"):
+                act()
+    assert first.content() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.db", "loose.db", "runs.db"]
+
+
+@pytest.mark.spec("reliability:JR13", "reliability:JR14")
+def test_one_database_by_two_ways_has_one_lock_and_by_two_names_none(tmp_path, world):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "way").symlink_to(tmp_path / "real")
+    journal = world.rig().record(SqliteJournal(tmp_path / "real" / "runs.db")).journal
+    writer = journal.writer()
+    try:
+        with pytest.raises(JournalLocked):
+            SqliteJournal(tmp_path / "way" / "runs.db", journal.run).writer()
+    finally:
+        writer.close()
+    os.link(tmp_path / "real" / "runs.db", tmp_path / "second.db")
+    for name in ("real/runs.db", "second.db"):
+        # SQLite keeps what is not in the file yet beside its name: whoever wrote by the other one would damage it.
+        with pytest.raises(JournalError, match="2 names"):
+            SqliteJournal(tmp_path / name, journal.run).writer()
+
+
+@pytest.mark.spec("reliability:JR17", "reliability:SC08")
+def test_a_lock_of_a_database_follows_no_link(tmp_path, world):
+    journal = world.rig().record(SqliteJournal(tmp_path / "runs.db")).journal
+    status = (tmp_path / "runs.db").stat()
+    (tmp_path / f".{status.st_dev:x}-{status.st_ino:x}.{journal.run}.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(JournalError, match="symbolic link"):
+        journal.writer()
+    assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.spec("reliability:JR17", "reliability:R23")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path, world):
+    fifo = tmp_path / "fifo.jsonl"
+    os.mkfifo(fifo)
+    for journal in (FileJournal(fifo), SqliteJournal(fifo, "run")):
+        for act in (world.rig().replay, world.rig().resume, lambda j: j.content(), lambda j: j.replace([])):
+            with pytest.raises(JournalError, match="no regular file"):
+                act(journal)
+        assert "no regular file" in check(journal).problems[0]
+
+
 @pytest.mark.spec("reliability:JR01", "replay:J30")
 def test_a_torn_tail_is_cut_off_before_the_first_append_and_reported(recorded, world):
     whole = recorded.read_bytes()
