@@ -81,9 +81,9 @@ def replay_command(options: Options, live: Sequence[str] = (), speed: float | No
     return _explained(options, lambda: _replay(options, live, speed))
 
 
-def extend_command(options: Options, answers: Iterable[str]) -> Exit:
+def extend_command(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> Exit:
     """Record a run again as far as it has changed, and print what came out."""
-    return _explained(options, lambda: _extend(options, answers))
+    return _explained(options, lambda: _extend(options, answers, allow_repeat=allow_repeat))
 
 
 def fork_command(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
@@ -150,18 +150,18 @@ def is_cut_off(journal: Journal, replayed: RunResult[Any]) -> bool:
     return replayed.status is RunStatus.CANCELLED and not history.is_complete and not stopped
 
 
-def _extend(options: Options, answers: Iterable[str]) -> Exit:
+def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> Exit:
     journal, given = journal_at(options.journal), answers_of(answers)
     agent = recorded_agent(journal, options)
     bench = bench_for(options, agent)
-    before = journal.history().intents
-    run = _perform(bench, lambda: bench.engine.extend(journal, agent=agent, answers=given))
+    extend = bench.engine.extend
+    run = _perform(bench, lambda: extend(journal, agent=agent, answers=given, allow_repeat=allow_repeat))
     if run.result.status is RunStatus.FAILED:
         complain(f"{options.journal} stays as it was")
-    elif not options.quiet:
-        after = journal.history().intents
-        kept = sum(address in before and before[address].fp == intent.fp for address, intent in after.items()) - 1
-        complain(f"{options.journal}: kept {kept} of {len(before) - 1} effects, recorded {len(after) - 1 - kept} anew")
+    elif (made := journal.extended) is not None and not options.quiet:
+        before = "" if made.before is None else f"; as it was: {name_of(made.before)}"
+        counted = f"kept {made.kept} of {made.recorded} effects, recorded {made.anew} anew"
+        complain(f"{options.journal}: {counted}{before}")
     return told(run, options, bench)
 
 

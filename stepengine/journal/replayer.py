@@ -95,7 +95,7 @@ class Replayer:
             ended = self._end_of(item.path)
             over = self._closed and past.history.is_complete if ended is None else self._stop_in(ended) is None
             if over and session.mode == "extend":
-                past.cut.at(address)
+                self._cut_off(address)
                 return False
             if over:
                 raise session.fail(past.beyond(asked, item, session.machines.get(item.path)))
@@ -104,7 +104,7 @@ class Replayer:
             return ends
         if not past.equals(known, asked):
             if session.mode == "extend":
-                past.cut.at(address)
+                self._cut_off(address)
                 return False
             self._accept(past.changed(known, asked, item, session.machines.get(item.path)))
         past.use(address)
@@ -113,6 +113,12 @@ class Replayer:
         else:
             session.remember(asked)
         return True
+
+    def _cut_off(self, address: Address) -> None:
+        try:
+            self._past.cut_off(address)
+        except JournalError as error:
+            raise self._session.fail(error) from None
 
     def _accept(self, error: ReplayDivergence) -> None:
         """Raise *error* unless the effect is of the recorded kind, and the caller says that its recorded outcome serves."""
@@ -189,6 +195,7 @@ class Replayer:
 
     def _came_by(self, known: Result, outcome: Value | Failure, item: Item) -> None:
         self._session.timing.came_by(known.at)
+        self._past.answered += 1
         if self._copies:
             self._session.append(Result(item.path, item.effect.seq, known.at, outcome, known.attempts))
 
@@ -214,7 +221,7 @@ class Replayer:
             self._came_by(known, recorded, item)
             return Value(outcome.value, known.at, recorded.inputs)
         if session.mode == "extend":
-            past.cut.at((item.path, item.effect.seq + 1))
+            self._cut_off((item.path, item.effect.seq + 1))
             return None
         raise session.fail(past.other_child(recorded, outcome, item, session.machines.get(item.path)))
 

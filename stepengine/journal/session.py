@@ -35,7 +35,7 @@ from stepengine.journal.past import Past, stop_of
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
 from stepengine.journal.records import ROOT, Input, Intent, Record, Result
 from stepengine.journal.replayer import Replayer
-from stepengine.journal.store import Journal, MemoryJournal, Writer
+from stepengine.journal.store import Extension, Journal, MemoryJournal, Writer
 from stepengine.journal.tape import Tape
 from stepengine.journal.timing import Pace, Timing
 from stepengine.machine.plan import Finished, RunPlan
@@ -125,13 +125,19 @@ class Session:
         return cls._again("replay", journal)
 
     @classmethod
-    def extend(cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
+    def extend(
+        cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, allow_repeat: bool = False
+    ) -> Session:
         """
         Return a session that repeats a recorded run as far as it still holds, then goes live.
 
-        The journal is replaced when the run has ended, and stays as it is when it fails.
+        The journal is replaced when the run has ended, and stays as it is when it fails. Effects that changed the world
+        and do not hold any more end the run, unless they may be repeated.
         """
-        return cls._again("extend", journal, answers)
+        session = cls._again("extend", journal, answers)
+        assert session.past is not None  # noqa: S101 - it has just been read
+        session.past.may_repeat = allow_repeat
+        return session
 
     @classmethod
     def new(cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
@@ -381,6 +387,8 @@ class Session:
         if self.mode in ("extend", "new") and finished.status is not RunStatus.FAILED:
             if self.leftover is not None:
                 return
+            if self.mode == "extend" and self.past is not None:
+                self.source.extended = self._extension(self.past)
             self._put_in_order(self.journal, self.source)
             self.journal = self.source
         elif self.mode == "replay" and self.past is not None and not self.past.is_loose:
@@ -388,6 +396,11 @@ class Session:
         elif self.mode == "record" and self.source.stable:
             self.close()
             self._put_in_order(self.journal, self.journal)
+
+    def _extension(self, past: Past) -> Extension:
+        """Return how much of the record was kept, after it was put aside: nothing else tells of what was cut off."""
+        asked, held = len(self.journal.history().intents) - 1, len(past.history.intents) - 1
+        return Extension(past.answered, held, asked - past.answered, self.source.set_aside())
 
     def _put_in_order(self, source: Journal, target: Journal) -> None:
         """Put the records of a recording in the order of their addresses, if it is to be stable (replay J22)."""

@@ -393,6 +393,19 @@ def test_a_divergence_shows_the_commands_that_help_and_each_works_as_it_stands(e
     assert "stepengine diff A B" in message
 
 
+@pytest.mark.spec("replay:D10", "reliability:JR36")
+def test_extending_asks_before_tools_run_again_and_keeps_the_old_file_beside(ended: str, scripted: Any) -> None:
+    agent, before = edited("You help.", "You hinder."), Path(ended).read_bytes()
+    scripted(tool_call("shout", {"text": "two"}), text("fine"))
+    said = command("extend", ended, "--agent", agent, "--answer", "q3=yes", code=1).stderr
+    assert "may happen again" in said
+    assert "--allow-repeat" in said
+    assert (Path("done.txt").read_text(), Path(ended).read_bytes()) == ("onetwo", before)
+    said = command("extend", ended, "--agent", agent, "--answer", "Ship it?=yes", "--allow-repeat").stderr
+    assert "kept 1 of 5 effects, recorded 4 anew; as it was: run.before-1.jsonl" in said
+    assert (Path("done.txt").read_text(), Path("run.before-1.jsonl").read_bytes()) == ("onetwotwo", before)
+
+
 @pytest.mark.spec("replay:D10")
 def test_a_run_that_fails_while_it_is_extended_leaves_the_file_as_it_was(ended: str, scripted: Any) -> None:
     def refuse(request: Any) -> Any:
@@ -401,7 +414,7 @@ def test_a_run_that_fails_while_it_is_extended_leaves_the_file_as_it_was(ended: 
 
     before = Path(ended).read_bytes()
     scripted(refuse)
-    said = command("extend", ended, "--agent", edited("You help.", "You hinder."), code=1).stderr
+    said = command("extend", ended, "--agent", edited("You help.", "You hinder."), "--allow-repeat", code=1).stderr
     assert "run.jsonl stays as it was" in said
     assert Path(ended).read_bytes() == before
 
