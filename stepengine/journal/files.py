@@ -120,6 +120,7 @@ class FileJournal(Journal):
                 shutil.copyfileobj(file, made)
             made.flush()
             os.fsync(descriptor)
+        sync_folder(self.path.parent)
 
     def replace(self, records: Sequence[Record]) -> None:
         """Replace the file by one with *records*, at once or not at all."""
@@ -165,7 +166,8 @@ class FileWriter(LineWriter):
         self._path = journal.path
         self._write = write
         to_disk: Any = sync or getattr(os, "fdatasync", os.fsync)
-        self._sync: Callable[[int], None] = to_disk if journal.sync == "disk" else _no_sync
+        self.blocks = journal.sync == "disk"
+        self._sync: Callable[[int], None] = to_disk if self.blocks else _no_sync
         self._fd = opened_for_writing(journal.path)
         self._reserve: Reserve | None = None
         try:
@@ -179,6 +181,7 @@ class FileWriter(LineWriter):
             raise
         status = os.fstat(self._fd)
         self._identity = (status.st_dev, status.st_ino)
+        self._is_new = not self._size
 
     def _repaired(self, journal: FileJournal) -> Reading:
         """Return what the file holds, after a torn tail was cut off and a missing newline was added."""
@@ -212,6 +215,13 @@ class FileWriter(LineWriter):
             why = f"the disk refused to sync ({said(error)}), so its last records may be lost"
             raise self._failed(why) from error
         self._size += len(data)
+        self._sync_name()
+
+    def _sync_name(self) -> None:
+        """Make the name of a new file durable, once; with its first records, and so where waiting for the disk is expected."""
+        if self._is_new:
+            self._is_new = False
+            sync_folder(self._path.parent)
 
     def _write_again(self, data: bytes) -> None:
         """Write once more, into the room that was kept for this (reliability JR09)."""
@@ -247,6 +257,7 @@ class FileWriter(LineWriter):
             raise self._failed(why)
 
     def _release(self) -> None:
+        self._sync_name()
         if self._reserve is not None:
             self._reserve.close()
         os.close(self._fd)

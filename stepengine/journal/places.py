@@ -52,7 +52,7 @@ def opened(path: Path) -> int | None:
 
 def opened_for_writing(path: Path) -> int:
     """
-    Return a descriptor to read the file at *path* and to append to it; it is made when there is none.
+    Return a descriptor to read the file at *path* and to append to it; it is made as by ``opened_new`` when there is none.
 
     Raises:
         JournalError: when it cannot be written, or is a symbolic link or no regular file.
@@ -71,20 +71,18 @@ def opened_for_writing(path: Path) -> int:
 
 def opened_new(path: Path, flags: int = os.O_WRONLY | os.O_CLOEXEC) -> int:
     """
-    Return a descriptor of a file that was made now.
+    Return a descriptor of a file that was made now; its name is durable after ``sync_folder``.
 
     Raises:
         FileExistsError: when there is one of this name.
         JournalError: when it cannot be made.
     """
     try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
     except FileExistsError:
         raise
     except OSError as error:
         raise unusable(path, error) from error
-    sync_folder(path.parent)
-    return descriptor
 
 
 def make_private(path: Path, descriptor: int | None = None) -> None:

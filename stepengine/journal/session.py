@@ -25,6 +25,7 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.run import RunStatus
 from stepengine.data.state import AgentState
 from stepengine.errors import JournalError, StepEngineError
+from stepengine.journal.commits import Commits
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.forms import bare
 from stepengine.journal.history import History
@@ -45,6 +46,8 @@ from stepengine.runtime.tree import Machine, Planner, Services
 __all__ = ("InDoubt", "Mode", "Session")
 
 Mode: TypeAlias = Literal["record", "resume", "replay", "extend", "new"]
+REPLACING = ("extend", "new")
+"""The modes in which a journal that was there is replaced at the end."""
 
 
 class Session:
@@ -87,9 +90,10 @@ class Session:
         self.timing = Timing(stable=journal.stable)
         self.machines: dict[str, Any] = {}
         self._writer: Writer | None = None
+        self._commits: Commits | None = None
+        self._is_over = False
         self._give_back: Callable[[], Any] | None = None
         self._seed = ""
-        self._waiting: list[asyncio.Future[None]] = []
 
     @classmethod
     def record(cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
@@ -158,9 +162,9 @@ class Session:
         return session
 
     def _take(self, writer: Writer) -> Writer:
-        self._writer = writer
+        self._writer, self._commits = writer, Commits(writer)
         # Called by `close`, too: while it waits, it keeps the writer alive, and with it every error and its frames.
-        self._give_back = weakref.finalize(self, writer.close)
+        self._give_back = weakref.finalize(self, self._commits.close)
         if writer.repaired:
             self.warnings.append(
                 f"{self.source.name}: {writer.repaired} bytes of a record that was cut off by a crash were removed"
@@ -215,9 +219,7 @@ class Session:
         self.append(new_head(plan, self._seed, link=self.journal.link))
         model = plan.model if plan.definition.model is None else None
         self.append(Intent(*ROOT, root_form(plan, state, limits, model)))
-        plan, state = self._looked_up(plan, state)
-        self.commit()
-        return plan, state
+        return self._looked_up(plan, state)
 
     def _start_again(
         self, past: Past, plan: RunPlan, state: AgentState, limits: Limits | None
@@ -282,10 +284,9 @@ class Session:
         return machine
 
     def _root(self, running: Generator[Any, Outcome | None, Finished]) -> Generator[Any, Outcome | None, Finished]:
-        try:
-            return self._finish((yield from running))
-        finally:
-            self.close()
+        finished = yield from running
+        self._is_over = True
+        return finished
 
     def _planner(self, inner: Planner) -> Planner:
         def plan_child(parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
@@ -318,30 +319,10 @@ class Session:
         assert self._writer is not None  # noqa: S101 - there is one from start to end
         self._writer.append(record)
 
-    def commit(self) -> None:
-        """Make everything durable now."""
-        assert self._writer is not None  # noqa: S101 - there is one from start to end
-        self._writer.commit()
-
-    def commit_together(self) -> asyncio.Future[None]:
-        """Return what is done when everything is durable; calls of one tick share one commit (reliability JR42)."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(future)
-        if len(self._waiting) == 1:
-            loop.call_soon(self._commit_for_all)
-        return future
-
-    def _commit_for_all(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        error: StepEngineError | None = None
-        try:
-            self.commit()
-        except StepEngineError as raised:
-            error = self.fail(raised)
-        for future in waiting:
-            if not future.done():
-                future.set_result(None) if error is None else future.set_exception(error)
+    def durable(self) -> asyncio.Future[None]:
+        """Return what is done when everything is durable that was appended; calls of one tick share one commit (JR42)."""
+        assert self._commits is not None  # noqa: S101 - there is one from start to end
+        return self._commits.durable()
 
     def remember(self, intent: Intent) -> None:
         """Let later requests be stored as differences to a recorded one that was asked for again."""
@@ -355,12 +336,22 @@ class Session:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
+    async def finish(self, finished: Finished) -> Finished:
+        """Write down how the run ended, give the journal back, and return what its result is made of; called once."""
+        if self._commits is None or self._writer is None or not self._is_over:
+            return finished
+        if self._writer.blocks or self.mode in REPLACING:
+            return await self._commits.apart(lambda: self._finish(finished))
+        return self._finish(finished)
+
     def _finish(self, finished: Finished) -> Finished:
-        if self.fatal is None:
-            try:
+        try:
+            if self.fatal is None:
                 self._end(finished)
-            except StepEngineError as error:
-                self.fail(error)
+        except StepEngineError as error:
+            self.fail(error)
+        finally:
+            self.close()
         if self.fatal is not None:
             finished = attrs.evolve(finished, status=RunStatus.FAILED, error=self.fatal, output=None)
         return attrs.evolve(finished, warnings=(*finished.warnings, *self.warnings)) if self.warnings else finished
@@ -379,12 +370,13 @@ class Session:
             self.append(Result(*ROOT, self.timing.last, Value(finished.as_child(), self.timing.last)))
         elif stop.kind != "suspended" and self.mode != "replay":
             self.append(_stopped(stop, self.timing.last))
-        self.commit()
+        assert self._writer is not None  # noqa: S101 - there is one from start to end
+        self._writer.commit()
         self._settle(finished)
 
     def _settle(self, finished: Finished) -> None:
         """Put the journal of a run that has ended where, and in the order in which, it is to stay."""
-        if self.mode in ("extend", "new") and finished.status is not RunStatus.FAILED:
+        if self.mode in REPLACING and finished.status is not RunStatus.FAILED:
             if self.leftover is not None:
                 return
             if self.mode == "extend" and self.past is not None:

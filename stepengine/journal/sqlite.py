@@ -20,7 +20,14 @@ from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
 from stepengine.journal.linewriter import LineWriter
 from stepengine.journal.locking import lock_file
-from stepengine.journal.places import check_place, made_folder, make_private, opened_for_writing, opened_new
+from stepengine.journal.places import (
+    check_place,
+    made_folder,
+    make_private,
+    opened_for_writing,
+    opened_new,
+    sync_folder,
+)
 from stepengine.journal.reading import read_lines
 from stepengine.journal.records import Record
 from stepengine.journal.store import Journal, Writer
@@ -212,6 +219,7 @@ def _made(path: Path) -> os.stat_result:
     made_folder(path.parent)
     with contextlib.suppress(FileExistsError):
         os.close(opened_new(path))
+        sync_folder(path.parent)
     return _made(path)
 
 

@@ -45,12 +45,14 @@ class Writer(abc.ABC):
     The one writer of a journal; it owns the journal until it is closed.
 
     Attributes:
-        waits: Whether ``commit`` waits for something, so that several results should share one.
+        waits: Whether what was appended is lost without a ``commit``.
+        blocks: Whether ``commit`` may wait long, as for a disk; it may be called in any thread, beside ``append`` in another.
         history: What the journal held when it was opened.
         repaired: Bytes of a torn tail that were cut off when it was opened.
     """
 
     waits = False
+    blocks = False
     history: History
     repaired = 0
 

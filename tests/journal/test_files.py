@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from pathlib import Path
 
 import attrs
@@ -21,6 +24,7 @@ from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_jou
 from stepengine.journal.files import FileWriter
 from stepengine.journal.records import Input
 from stepengine.journal.reserve import Reserve
+from stepengine.journal.sqlite import SqliteWriter
 from stepengine.testing import text
 
 
@@ -426,6 +430,120 @@ def test_the_intent_of_what_must_not_happen_twice_is_on_disk_before_it_happens(p
 
     type(world.rig())(AgentDefinition("a", handle_steps=handle_steps)).record(FileJournal(path))
     assert seen == {"once": 2, "often": 2}
+
+
+# --- waiting for it beside the event loop ---------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:JR41", "reliability:JR42")
+@pytest.mark.parametrize("kind", [FileWriter, SqliteWriter])
+def test_the_event_loop_goes_on_while_a_journal_waits_for_its_disk(tmp_path, world, monkeypatch, kind):
+    threads, ticks = set(), iter(range(10**9))
+    store = kind._store
+
+    def slow(self, lines):
+        threads.add(threading.get_ident())
+        before = next(ticks)
+        # On the thread of the loop this would never end: nobody else ticks.
+        assert wait_for(lambda: next(ticks) > before + 20), "the event loop stood still"
+        store(self, lines)
+
+    async def tick():
+        while True:
+            next(ticks)
+            await asyncio.sleep(0.001)
+
+    async def go(rig):
+        ticking = asyncio.create_task(tick())
+        try:
+            return (await rig.arun(lambda: rig.Session.record(journal)))[0]
+        finally:
+            ticking.cancel()
+
+    monkeypatch.setattr(kind, "_store", slow)
+    journal = FileJournal(tmp_path / "one.jsonl") if kind is FileWriter else SqliteJournal(tmp_path / "runs.db")
+    result = asyncio.run(go(world.rig()))
+    assert result.status is RunStatus.COMPLETED
+    assert check(result.journal)
+    assert threading.get_ident() not in threads
+
+
+def wait_for(is_so):
+    deadline = time.monotonic() + 5
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+@pytest.mark.spec("reliability:JR41", "reliability:JR42", "reliability:R1")
+def test_no_handler_sees_a_result_that_is_not_on_disk_and_no_effect_happens_before_its_intent_is(path, rig):
+    durable, wrong = [b""], []
+
+    class Slow(Disk):
+        def sync(self, descriptor):
+            content = path.read_bytes()
+            time.sleep(0.002)
+            durable.append(content)
+
+    def act(name):
+        if f'"args":["{name}"]'.encode() not in durable[-1]:
+            wrong.append(f"{name} began too early")
+        return f"did {name}"
+
+    def seen(*values):
+        wrong.extend(f"{v} is seen too early" for v in values if f'"{v}"'.encode() not in durable[-1])
+
+    def branch(ctx):
+        for n in range(3):
+            seen((yield from Perform(act, f"{ctx.prompt}{n}")))
+
+    kids = [AgentDefinition(name, handle_steps=branch) for name in ("left", "right")]
+
+    def handle_steps(ctx):
+        seen((yield from Perform(act, "first")))
+        seen(*(yield from Parallel(*[Perform(act, f"p{n}") for n in range(4)])))
+        yield from Parallel(*[AgentCall(kid, kid.id) for kid in kids])
+
+    agent = AgentDefinition("a", spawnable_agents=kids, handle_steps=handle_steps)
+    result = rig(agent).record(Slow(10_000_000).under(FileJournal(path)))
+    assert (result.status, wrong) == (RunStatus.COMPLETED, []), result.error
+    assert all(after.startswith(before) for before, after in itertools.pairwise(durable))
+    assert durable[-1] == path.read_bytes()
+
+
+@pytest.mark.spec("reliability:JR41", "reliability:R2")
+def test_a_run_that_is_stopped_while_a_result_is_written_keeps_it_and_does_nothing_twice(path, rig):
+    done, begun = [], threading.Event()
+
+    class Slow(Disk):
+        def sync(self, descriptor):
+            if done:
+                begun.set()
+                time.sleep(0.05)
+
+    def handle_steps(ctx):
+        yield from Perform(done.append, "once")
+        yield from Perform(done.append, "then")
+
+    async def go(made):
+        live = made.begin(made.Session.record(Slow(10_000_000).under(FileJournal(path))))
+        task = asyncio.create_task(live.run())
+        await asyncio.to_thread(begun.wait, 5)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0.005)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await made.engine.aclose()
+
+    agent = AgentDefinition("a", handle_steps=handle_steps)
+    asyncio.run(go(rig(agent)))
+    assert done == ["once"]
+    assert ("", 0) in FileJournal(path).history().results
+    assert rig(agent).resume(FileJournal(path)).status is RunStatus.COMPLETED
+    assert done == ["once", "then"]
 
 
 # --- SQLite ---------------------------------------------------------------------------------------------------------
