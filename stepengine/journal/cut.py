@@ -82,7 +82,7 @@ def check_repeats(history: History, cut: Cut, act: str) -> None:
     """
     lost = [i for a, i in history.intents.items() if not cut.keeps_intent(a) and touched_world(i.effect)]
     if lost:
-        listed = ", ".join([f"{shown_address(i.path, i.seq)} {verb(i.effect)}" for i in lost[:LISTED]])
+        listed = ", ".join([f"{shown_address(i.path, i.seq)} {verb(history.form(i))}" for i in lost[:LISTED]])
         more = f" and {len(lost) - LISTED} more" if len(lost) > LISTED else ""
         msg = (
             f"{act} cuts off effects that changed the world and may happen again: {listed}{more}. "

@@ -44,6 +44,7 @@ class LineWriter(Writer):
         # One commit after the other: lines are chained, and a file has one end.
         self._storing = threading.Lock()
         self._broken: JournalError | None = None
+        self._is_lost = False
         self._closed = False
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
@@ -75,28 +76,31 @@ class LineWriter(Writer):
         """
         with self._storing:
             self._check()
-            lines: list[bytes] = []
-            while self._lines:
-                lines += self._lines.popleft()
-            if not lines:
-                return
-            try:
-                self._store(lines)
-            except JournalError as error:
-                self._broken = error
-                raise
+            self._flush()
 
     def close(self) -> None:
         """Commit, and give the journal back; may be called twice."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            if self._broken is None:
-                self.commit()
-        finally:
-            with self._storing:
+        with self._storing:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._flush()
+            finally:
                 self._release()
+
+    def _flush(self) -> None:
+        """Store the lines that wait; those before a record that could not be made are whole, those after a lost one are not."""
+        lines: list[bytes] = []
+        while self._lines:
+            lines += self._lines.popleft()
+        if not lines or self._is_lost:
+            return
+        try:
+            self._store(lines)
+        except JournalError as error:
+            self._broken, self._is_lost = error, True
+            raise
 
     def _check(self) -> None:
         if self._broken is not None:

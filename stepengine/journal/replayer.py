@@ -11,7 +11,7 @@ from stepengine.data.effects import CallModel
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.run import ChildResult
-from stepengine.errors import DataError, JournalError, ReplayDivergence
+from stepengine.errors import JournalCorrupt, JournalError, ReplayDivergence
 from stepengine.journal.forms import restored
 from stepengine.journal.history import parent_of
 from stepengine.journal.past import is_refused, stop_of
@@ -173,7 +173,7 @@ class Replayer:
         session = self._session
         try:
             outcome = self._past.history.outcome(known)
-        except DataError as error:
+        except JournalCorrupt as error:
             raise session.fail(self._past.undecodable(error.message, item, session.machines.get(item.path))) from error
         self._came_by(known, outcome, item)
         return outcome
