@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -132,7 +133,8 @@ def _resume(options: Options, answers: Iterable[str], in_doubt: str) -> Exit:
 def _replay(options: Options, live: Sequence[str], speed: float | None) -> Exit:
     from stepengine.journal import live_kinds
 
-    live_kinds(live)
+    with _as_usage():
+        live_kinds(live)
     journal = journal_at(options.journal)
     agent = recorded_agent(journal, options)
     bench = bench_for(options, agent, performs=bool(live))
@@ -166,7 +168,12 @@ def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> 
 
 
 def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
+    from stepengine.journal.forks import place_of
+
     journal, given = journal_at(options.journal), answers_of(answers)
+    history = journal.history()
+    with _as_usage():
+        place_of(history, branch.at)
     place = re.sub(r"[^0-9]+", "-", branch.at.lstrip("#"))
     source = Path(options.journal.partition("#")[0])
     target = branch.into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl"))
@@ -184,6 +191,15 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     if not options.quiet:
         complain(f"the new run is recorded in {name_of(into)}")
     return told(run, attrs.evolve(options, journal=name_of(into)), bench)
+
+
+@contextlib.contextmanager
+def _as_usage() -> Iterator[None]:
+    """Call what a journal cannot give wrong usage: nothing of the journal is wrong, and nothing was run."""
+    try:
+        yield
+    except JournalError as error:
+        raise UsageProblem(error.message) from None
 
 
 # --- from what was typed ----------------------------------------------------------------------------------------------

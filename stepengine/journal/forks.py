@@ -27,19 +27,25 @@ from stepengine.journal.history import History, parent_of
 from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address
 from stepengine.journal.store import Journal, MemoryJournal
 
-__all__ = ("address_of", "branch")
+__all__ = ("branch", "place_of")
 
 MAX_FORKS = 10_000
 TEXT_FORM = re.compile(r"(?:(?P<path>\d+(?:\.\d+)*)?#)?(?P<seq>-1|\d+)")
 
 
-def address_of(at: int | str) -> Address:
+def place_of(history: History, at: int | str) -> Address:
     """
-    Return the address that a number of the root's effects, ``"#5"`` or ``"3.2#1"`` means.
+    Return the address that a number of the root's effects, ``"#5"`` or ``"3.2#1"`` means in a recorded run.
 
     Raises:
-        JournalError: for anything else.
+        JournalError: for anything else, and when there is no such effect, or it has no result.
     """
+    address = _address_of(at)
+    _check_place(history, address)
+    return address
+
+
+def _address_of(at: int | str) -> Address:
     found = None if isinstance(at, bool) else TEXT_FORM.fullmatch(str(at))
     if found is None:
         msg = f"an address is a number of an effect, or text such as '#5' or '3.2#1' (effect 1 of the child 3.2), not {at!r}"
@@ -77,8 +83,7 @@ def branch(
         raise JournalError(msg)
     history = source.history()
     root = history.root
-    address = address_of(at)
-    _check_place(history, address)
+    address = place_of(history, at)
     cut = Cut(history.last_together)
     cut.at((address[0], address[1] + 1))
     if not allow_repeat:

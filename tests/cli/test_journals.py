@@ -419,6 +419,23 @@ def test_a_run_that_fails_while_it_is_extended_leaves_the_file_as_it_was(ended: 
     assert Path(ended).read_bytes() == before
 
 
+@pytest.mark.spec("ecosystem:EC141")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fork", "--at", "99"], "has no effect #99: the run there has the effects 0 to 4"),
+        (["fork", "--at", "7#1"], "there is no run at that path"),
+        (["fork", "--at", "abc"], "an address is a number of an effect, or text such as '#5' or '3.2#1'"),
+        (["replay", "--live", "luck"], "live='luck' is no kind of effect"),
+    ],
+)
+def test_a_place_that_a_journal_does_not_have_is_wrong_usage(ended: str, arguments: list[str], said: str) -> None:
+    before = set(Path().iterdir())
+    name, *options = arguments
+    assert said in command(name, ended, *options, code=2).stderr
+    assert set(Path().iterdir()) == before
+
+
 @pytest.mark.spec("replay:D12")
 def test_a_replay_may_let_tools_or_models_be_live(ended: str, scripted: Any) -> None:
     assert command("replay", ended, "--live", "call_tool", "-q").stdout == "ONE yes\n"
@@ -429,7 +446,7 @@ def test_a_replay_may_let_tools_or_models_be_live(ended: str, scripted: Any) -> 
     assert "call_tool shout has another result than was recorded" in message
     scripted(text("short cut"))
     assert command("replay", ended, "--live", "call_model", "-q").stdout == "ONE yes\n"
-    assert "live='luck' is no kind" in command("replay", ended, "--live", "luck", code=1).stderr
+    assert "live='luck' is no kind" in command("replay", ended, "--live", "luck", code=2).stderr
 
 
 def test_a_replay_at_a_speed_shows_the_run_and_comes_to_the_same_end(ended: str) -> None:
