@@ -27,25 +27,31 @@ from stepengine.journal.history import History, parent_of
 from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address
 from stepengine.journal.store import Journal, MemoryJournal
 
-__all__ = ("branch", "place_of")
+__all__ = ("address_of", "branch", "place_of")
 
 MAX_FORKS = 10_000
-TEXT_FORM = re.compile(r"(?:(?P<path>\d+(?:\.\d+)*)?#)?(?P<seq>-1|\d+)")
+TEXT_FORM = re.compile(r"(?:(?P<path>[0-9]{1,9}(?:\.[0-9]{1,9})*)?#)?(?P<seq>-1|[0-9]{1,9})")
 
 
 def place_of(history: History, at: int | str) -> Address:
     """
-    Return the address that a number of the root's effects, ``"#5"`` or ``"3.2#1"`` means in a recorded run.
+    Return the address of an effect that has a result, as ``address_of`` does.
 
     Raises:
-        JournalError: for anything else, and when there is no such effect, or it has no result.
+        JournalError: for what is no address; when there is no such effect, or it has no result.
     """
-    address = _address_of(at)
+    address = address_of(at)
     _check_place(history, address)
     return address
 
 
-def _address_of(at: int | str) -> Address:
+def address_of(at: int | str) -> Address:
+    """
+    Return the address that a number of the root's effects, ``"#5"`` or ``"3.2#1"`` means.
+
+    Raises:
+        JournalError: for anything else.
+    """
     found = None if isinstance(at, bool) else TEXT_FORM.fullmatch(str(at))
     if found is None:
         msg = f"an address is a number of an effect, or text such as '#5' or '3.2#1' (effect 1 of the child 3.2), not {at!r}"

@@ -238,7 +238,9 @@ class History:
         try:
             place = result.place
             made = outcome_of(unpacked(result.line, self.blobs) if place is None else place.filled(self.blobs))
-            check_outcome(self.intents[result.path, result.seq].type, made)
+            intent = self.intents[result.path, result.seq]
+            asked = len(self.form(intent)["questions"]) if intent.type == "Ask" else 0
+            check_outcome(intent.type, made, asked)
         except JournalError:
             raise
         except (StepEngineError, *UNREADABLE) as error:

@@ -158,13 +158,14 @@ def _check_stored(values: Sequence[Any], kind: Any) -> None:
             raise ValueError(msg)  # noqa: TRY004 - one kind of error for whatever was read
 
 
-def check_outcome(effect: str, outcome: Value | Failure) -> None:
-    """Raise unless an effect of this type may have this outcome."""
-    kind = OUTCOMES.get(effect, ANY)
-    if isinstance(outcome, Value) and not (
-        isinstance(outcome.value, kind) and (effect != "Ask" or all(isinstance(a, Answer) for a in outcome.value))
-    ):
-        msg = f"a {type(outcome.value).__name__} is no outcome of a {effect}"
+def check_outcome(effect: str, outcome: Value | Failure, asked: int = 0) -> None:
+    """Raise unless an effect of this type may have this outcome; *asked* is how many questions it asks."""
+    value = outcome.value if isinstance(outcome, Value) else None
+    fits = isinstance(outcome, Failure) or isinstance(value, OUTCOMES.get(effect, ANY))
+    if fits and isinstance(value, tuple) and effect == "Ask":
+        fits = len(value) == asked and all(isinstance(answer, Answer) for answer in value)
+    if not fits:
+        msg = f"a {type(value).__name__} is no outcome of this {effect}"
         raise ValueError(msg)
     if not all(isinstance(message, UserMessage) for message in outcome.inputs):
         msg = "what was sent to the run meanwhile is no user message"

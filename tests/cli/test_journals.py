@@ -425,6 +425,7 @@ def test_a_run_that_fails_while_it_is_extended_leaves_the_file_as_it_was(ended: 
     [
         (["fork", "--at", "99"], "has no effect #99: the run there has the effects 0 to 4"),
         (["fork", "--at", "7#1"], "there is no run at that path"),
+        (["fork", "--at", "9" * 5_000], "an address is a number of an effect"),
         (["fork", "--at", "abc"], "an address is a number of an effect, or text such as '#5' or '3.2#1'"),
         (["replay", "--live", "luck"], "live='luck' is no kind of effect"),
     ],
