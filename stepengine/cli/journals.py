@@ -179,7 +179,7 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     target = branch.into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl"))
     into = new_journal(target)
     agent = recorded_agent(journal, options)
-    bench = bench_for(options, agent)
+    bench = bench_for(options, agent, into=target)
     edit = None if branch.edit is None else _edit(branch.edit)
     fork = bench.engine.fork
     run = _perform(
