@@ -175,6 +175,8 @@ class Replayer:
             outcome = self._past.history.outcome(known)
         except JournalCorrupt as error:
             raise session.fail(self._past.undecodable(error.message, item, session.machines.get(item.path))) from error
+        if type(item.effect) is CallModel:
+            session.tell(item.effect.request, 1 + len(known.attempts))
         self._came_by(known, outcome, item)
         return outcome
 

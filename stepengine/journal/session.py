@@ -8,6 +8,7 @@ performer. The driver, the machine and the adapters know nothing of it (design 2
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import weakref
 from collections.abc import Callable, Generator, Mapping
@@ -20,11 +21,12 @@ import attrs
 from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, RunStarted
 from stepengine.data.limits import Limits
+from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Outcome, Stop, Value
 from stepengine.data.questions import AnswerLike
 from stepengine.data.run import RunStatus
 from stepengine.data.state import AgentState
-from stepengine.errors import JournalError, StepEngineError
+from stepengine.errors import JournalError, StepEngineError, UnknownModel
 from stepengine.journal.commits import Commits
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.forms import bare
@@ -40,6 +42,7 @@ from stepengine.journal.store import Extension, Journal, MemoryJournal, Writer
 from stepengine.journal.tape import Tape
 from stepengine.journal.timing import Pace, Timing
 from stepengine.machine.plan import Finished, RunPlan
+from stepengine.runtime.calls import ModelRegistry
 from stepengine.runtime.performer import Performer
 from stepengine.runtime.tree import Machine, Planner, Services
 
@@ -67,6 +70,7 @@ class Session:
         fatal: Why nothing goes on any more: a divergence, or a record that could not be written.
         warnings: What the result should mention.
         raises: Whether a divergence is raised to the caller of the run; by default it is in the result.
+        tells: Whether providers are told of the calls that the record answers; by default they know only of live ones.
         leftover: What of the record was not used by a run that may leave something.
         pace: How fast results of the record come; ``None`` for at once.
         timing: The run's own clock.
@@ -85,6 +89,7 @@ class Session:
         self.fatal: StepEngineError | None = None
         self.warnings: list[str] = []
         self.raises = False
+        self.tells = False
         self.leftover: StepEngineError | None = None
         self.pace: Pace | None = None
         self.timing = Timing(stable=journal.stable)
@@ -93,6 +98,7 @@ class Session:
         self._commits: Commits | None = None
         self._is_over = False
         self._give_back: Callable[[], Any] | None = None
+        self._models: ModelRegistry | None = None
         self._seed = ""
 
     @classmethod
@@ -249,6 +255,7 @@ class Session:
 
     def wrap(self, services: Services) -> Services:
         """Return *services* with the journal built in."""
+        self._models = services.models if self.tells else None
         if self.pace is not None:
             self.pace.sleep = services.clock.sleep
         return attrs.evolve(
@@ -258,6 +265,15 @@ class Session:
             middlewares=(*services.middlewares, self._tape),
             seed=self._seed,
         )
+
+    def tell(self, request: ModelRequest, times: int) -> None:
+        """Tell the provider of a model call that the record answers it, with every attempt that it took."""
+        if self._models is None:
+            return
+        with contextlib.suppress(UnknownModel):
+            provider = self._models.provider_for(request.model)
+            for _ in range(times):
+                getattr(provider, "answered", _nothing)(request)
 
     def shows(self, event: Event) -> bool:
         """Return whether an event is news: while a run is resumed, what was recorded is not told again."""
@@ -398,6 +414,10 @@ class Session:
         """Put the records of a recording in the order of their addresses, if it is to be stable (replay J22)."""
         records = source.records()
         target.replace(in_address_order(records) if target.stable else records)
+
+
+def _nothing(_: ModelRequest) -> None:
+    """Stand in for a provider that wants to know nothing."""
 
 
 def _stopped(stop: Stop, at: int) -> Input:

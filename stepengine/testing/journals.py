@@ -131,7 +131,7 @@ class TestJournal(Deciding):
         self.begun = session = self._made(answers)
         if session.past is not None:
             session.past.may_leave = self.allow_unused
-        session.raises = True
+        session.raises = session.tells = True
         return session
 
     def _made(self, answers: Mapping[str, AnswerLike] | None) -> Session:
