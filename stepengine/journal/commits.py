@@ -60,7 +60,8 @@ class Commits:
         if not self._uses_pool:
             self._uses_pool = True
             self._count(1)
-        return await self._pool.run("journal", work)
+        made: Made = await self._pool.run("journal", work)
+        return made
 
     def close(self) -> None:
         """Commit what is left, and give the journal back; may be called twice."""

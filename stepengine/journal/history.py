@@ -201,7 +201,7 @@ class History:
             request = request_members(effect.request, [bare(m) for m in effect.request.messages], whole=True)
             return {"type": "CallModel", "purpose": effect.purpose, "request": request}
         if not intent.is_stored:
-            return cast("Any", effect)
+            return cast("Mapping[str, Any]", effect)
         address = (intent.path, intent.seq)
         with self._reading(intent):
             form: Mapping[str, Any] = unpacked(effect, self.blobs)
