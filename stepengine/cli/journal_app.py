@@ -57,7 +57,8 @@ EXTEND = f"""\
 Record the run in FILE again after its agent was changed: what is still equal is kept, the rest really happens.
 
 Only what changed is paid for. FILE is replaced when the run has ended or waits for an answer, and stays as it is when
-the run fails. To keep FILE and go on in another one: stepengine fork.
+the run fails. What it held before is kept beside it, as run.before-1.jsonl. Effects that changed the world and do not
+hold any more would happen again: that needs --allow-repeat. To go on in another file: stepengine fork.
 
 \b
 Examples:
@@ -156,6 +157,10 @@ Examples:
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Journals.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Repeat = Annotated[
+    bool,
+    typer.Option("--allow-repeat", help="Go on although what is cut off changed the world and may happen again."),
+]
 Answers = Annotated[
     list[str] | None,
     typer.Option("--answer", help="Answer to a question; may be given several times.", metavar="ID=TEXT"),
@@ -200,12 +205,13 @@ def extend(
     options: Options,
     file: File,
     *,
+    allow_repeat: Repeat = False,
     answer: Answers = None,
 ) -> None:
     """Record a run again as far as it has changed; ``EXTEND`` is what users read."""
     from stepengine.cli.journals import extend_command
 
-    leave(extend_command(attrs.evolve(options, journal=file), answer or ()))
+    leave(extend_command(attrs.evolve(options, journal=file), answer or (), allow_repeat=allow_repeat))
 
 
 def seal(
@@ -242,10 +248,7 @@ def fork(
         str | None, typer.Option(help="Another outcome for it: text, JSON, or @FILE.", metavar="TEXT|JSON|@FILE")
     ] = None,
     into: Annotated[str, typer.Option(help="The new journal; default: beside FILE.", metavar="FILE")] = "",
-    allow_repeat: Annotated[
-        bool,
-        typer.Option("--allow-repeat", help="Go on although what is cut off changed the world and may happen again."),
-    ] = False,
+    allow_repeat: Repeat = False,
     answer: Answers = None,
 ) -> None:
     """Go on from the middle of a run; ``FORK`` is what users read."""

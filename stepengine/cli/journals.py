@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -81,9 +82,9 @@ def replay_command(options: Options, live: Sequence[str] = (), speed: float | No
     return _explained(options, lambda: _replay(options, live, speed))
 
 
-def extend_command(options: Options, answers: Iterable[str]) -> Exit:
+def extend_command(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> Exit:
     """Record a run again as far as it has changed, and print what came out."""
-    return _explained(options, lambda: _extend(options, answers))
+    return _explained(options, lambda: _extend(options, answers, allow_repeat=allow_repeat))
 
 
 def fork_command(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
@@ -132,7 +133,8 @@ def _resume(options: Options, answers: Iterable[str], in_doubt: str) -> Exit:
 def _replay(options: Options, live: Sequence[str], speed: float | None) -> Exit:
     from stepengine.journal import live_kinds
 
-    live_kinds(live)
+    with _as_usage():
+        live_kinds(live)
     journal = journal_at(options.journal)
     agent = recorded_agent(journal, options)
     bench = bench_for(options, agent, performs=bool(live))
@@ -150,29 +152,34 @@ def is_cut_off(journal: Journal, replayed: RunResult[Any]) -> bool:
     return replayed.status is RunStatus.CANCELLED and not history.is_complete and not stopped
 
 
-def _extend(options: Options, answers: Iterable[str]) -> Exit:
+def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> Exit:
     journal, given = journal_at(options.journal), answers_of(answers)
     agent = recorded_agent(journal, options)
     bench = bench_for(options, agent)
-    before = journal.history().intents
-    run = _perform(bench, lambda: bench.engine.extend(journal, agent=agent, answers=given))
+    extend = bench.engine.extend
+    run = _perform(bench, lambda: extend(journal, agent=agent, answers=given, allow_repeat=allow_repeat))
     if run.result.status is RunStatus.FAILED:
         complain(f"{options.journal} stays as it was")
-    elif not options.quiet:
-        after = journal.history().intents
-        kept = sum(address in before and before[address].fp == intent.fp for address, intent in after.items()) - 1
-        complain(f"{options.journal}: kept {kept} of {len(before) - 1} effects, recorded {len(after) - 1 - kept} anew")
+    elif (made := journal.extended) is not None and not options.quiet:
+        before = "" if made.before is None else f"; as it was: {name_of(made.before)}"
+        counted = f"kept {made.kept} of {made.recorded} effects, recorded {made.anew} anew"
+        complain(f"{options.journal}: {counted}{before}")
     return told(run, options, bench)
 
 
 def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
+    from stepengine.journal.forks import place_of
+
     journal, given = journal_at(options.journal), answers_of(answers)
+    history = journal.history()
+    with _as_usage():
+        place_of(history, branch.at)
     place = re.sub(r"[^0-9]+", "-", branch.at.lstrip("#"))
     source = Path(options.journal.partition("#")[0])
     target = branch.into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl"))
     into = new_journal(target)
     agent = recorded_agent(journal, options)
-    bench = bench_for(options, agent)
+    bench = bench_for(options, agent, into=target)
     edit = None if branch.edit is None else _edit(branch.edit)
     fork = bench.engine.fork
     run = _perform(
@@ -184,6 +191,15 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     if not options.quiet:
         complain(f"the new run is recorded in {name_of(into)}")
     return told(run, attrs.evolve(options, journal=name_of(into)), bench)
+
+
+@contextlib.contextmanager
+def _as_usage() -> Iterator[None]:
+    """Call what a journal cannot give wrong usage: nothing of the journal is wrong, and nothing was run."""
+    try:
+        yield
+    except JournalError as error:
+        raise UsageProblem(error.message) from None
 
 
 # --- from what was typed ----------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def _run(options: Options) -> Exit:
     return told(run, attrs.evolve(options, journal=name_of(journal)) if journal else options, bench)
 
 
-def bench_for(options: Options, agent: AgentDefinition[Any], *, performs: bool = True) -> Bench:
+def bench_for(options: Options, agent: AgentDefinition[Any], *, performs: bool = True, into: str = "") -> Bench:
     """
     Return an engine for *agent* and those that it may spawn.
 
@@ -145,6 +145,7 @@ def bench_for(options: Options, agent: AgentDefinition[Any], *, performs: bool =
         options: The options.
         agent: The agent.
         performs: Whether tools will really be called; a replay calls none, so nothing has to be allowed for it.
+        into: A journal beside that of the options, which tools are not to show either.
 
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
@@ -164,7 +165,7 @@ def bench_for(options: Options, agent: AgentDefinition[Any], *, performs: bool =
     default, problem = _default_model(models)
     engine = Engine(
         agents,
-        allowed_tools(options, agents) if performs else uncalled_tools(options.cwd.resolve()),
+        allowed_tools(options, agents, (options.journal, into)) if performs else uncalled_tools(options.cwd.resolve()),
         models,
         observers=[progress] if progress else [],
         default_model=options.model or default,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +40,23 @@ def _web_tools(searxng: str) -> list[ToolLike]:
     return [*web_tools(search, SearchedDocs(search, fetcher), fetcher)]
 
 
-def allowed_tools(options: Options, agents: list[AgentDefinition[Any]]) -> list[ToolLike]:
+def _files_of(journal: str, root: Path) -> list[str]:
+    """Return patterns of the files of a journal that are below *root*."""
+    from stepengine.journal.finding import database_of
+
+    database = database_of(journal)
+    path = Path(journal if database is None else database[0])
+    place = path.parent.resolve() / path.name
+    if not journal or not place.is_relative_to(root):
+        return []
+    file = place.relative_to(root)
+    more = f"{file.stem}.before-*{file.suffix}" if database is None else f"{file.name}-*"
+    return [file.as_posix(), file.with_name(more).as_posix()]
+
+
+def allowed_tools(options: Options, agents: list[AgentDefinition[Any]], journals: Sequence[str] = ()) -> list[ToolLike]:
     """
-    Return the tools that the options allow.
+    Return the tools that the options allow; they do not show *journals*, in which they would find what they say themselves.
 
     Raises:
         UsageProblem: when a tool that an agent names cannot work, or needs an option that was not given.
@@ -49,10 +64,14 @@ def allowed_tools(options: Options, agents: list[AgentDefinition[Any]]) -> list[
     from stepengine.tools import file_tools, followup_tools, search_tools, shell_tools
 
     root = options.cwd.resolve()
+    hidden = [pattern for journal in journals for pattern in _files_of(journal, root)]
     named = [name for agent in agents for name in agent.tool_names]
     wanted = {tool.spec.name: tool.spec for tool in uncalled_tools(root) if tool.spec.name in named}
     try:
-        tools: list[ToolLike] = [*file_tools(root, write=options.write, propose=True), *search_tools(root)]
+        tools: list[ToolLike] = [
+            *file_tools(root, write=options.write, propose=True, withhold=hidden),
+            *search_tools(root, withhold=hidden),
+        ]
         tools += shell_tools(root) if options.shell else []
     except DefinitionError as error:
         if local := sorted([name for name, spec in wanted.items() if spec.category != "network"]):

@@ -109,6 +109,8 @@ class LiveRun:
         self._enter()
         try:
             finished = await tree.run()
+            if self.session is not None:
+                finished = await self._recorded(self.session, finished)
             result = self._result(finished)
             tree.hub.finish(RunFinished(path="", seq=0, result=result))
         finally:
@@ -125,6 +127,16 @@ class LiveRun:
         if tree.root.cancelled:
             raise asyncio.CancelledError
         return result
+
+    async def _recorded(self, session: Session, finished: Finished) -> Finished:
+        """Let the journal say how the run ended, to the end however often this task is cancelled."""
+        work = asyncio.create_task(session.finish(finished))
+        while not work.done():
+            try:
+                await asyncio.wait((work,))
+            except asyncio.CancelledError:
+                self.tree.root.cancelled = True
+        return work.result()
 
     def forsake(self) -> None:
         """Give the journal back if the run was never begun, because nobody iterated its stream."""

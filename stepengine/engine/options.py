@@ -129,11 +129,13 @@ class ExtendOptions(TypedDict, total=False):
         answers: Answers to questions that the run will ask, by question id or text.
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         limits: Other limits than the recorded ones.
+        allow_repeat: Go on although effects that do not hold any more have changed the world and may happen again.
     """
 
     answers: Mapping[str, AnswerLike] | None
     agent: AgentLike | None
     limits: Limits | None
+    allow_repeat: bool
 
 
 class ForkOptions(TypedDict, total=False):

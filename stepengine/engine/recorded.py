@@ -121,7 +121,8 @@ class Recorded(Base):
         """
         Record a run again after its agent was changed: what is recorded and still equal is kept, the rest goes live.
 
-        The journal is replaced when the run has ended or waits for an answer; it stays as it is when the run fails.
+        The journal is replaced when the run has ended or waits for an answer; it stays as it is when the run fails. What was
+        recorded before stays beside it: ``run.before-1.jsonl``, or in an SQLite file the run ``RUN-before-1``.
 
         Args:
             journal: The journal, or the path of its file.
@@ -129,7 +130,8 @@ class Recorded(Base):
 
         Raises:
             AgentError: when the engine has no agent of the recorded id.
-            JournalError: when the journal is damaged, of a newer version, holds no run, or cannot be written.
+            JournalError: when the journal is damaged, of a newer version, holds no run, or cannot be written; when something
+                that changed the world would be repeated.
             MissingKey: when there is no key for the model.
         """
         from stepengine import journal as journals

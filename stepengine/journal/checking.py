@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 
@@ -14,6 +16,7 @@ from stepengine.journal.history import History
 from stepengine.journal.reading import Reading, read_lines, strict_members
 from stepengine.journal.records import Blob, Head, Input, Intent, Record, Result, shown_address
 from stepengine.journal.redaction import Redactor
+from stepengine.journal.shapes import UNREADABLE
 from stepengine.journal.store import MemoryJournal
 
 __all__ = ("Report", "check", "scrub")
@@ -97,15 +100,17 @@ def _effect_problems(history: History, record: Intent | Result, prints: Fingerpr
         form = history.form(record)  # type: ignore[arg-type]
         if form["type"] != "CallModel" and record.fp != prints.of(form):  # type: ignore[union-attr]
             yield f"the fingerprint of the intent {where} is not that of its effect"
-    except (StepEngineError, KeyError, TypeError) as error:
+    except (StepEngineError, *UNREADABLE) as error:
         yield f"the {record.kind} of {where} cannot be read: {error}"
 
 
 def _secrets(records: list[Record]) -> Iterator[str]:
     redactor = Redactor({}, shapes=True)
     for number, record in enumerate(records, 1):
-        for place, rule in redactor.findings(record.line):
-            yield f"record {number} {place}: {rule}"
+        # One that cannot be read stands among the problems.
+        with contextlib.suppress(JournalError, RecursionError):
+            for place, rule in redactor.findings(record.line):
+                yield f"record {number} {place}: {rule}"
 
 
 def scrub(journal: JournalLike) -> MemoryJournal:
@@ -129,11 +134,11 @@ def _anew(history: History, record: Record) -> Record:
     """Return a record as this process would make it."""
     match record:
         case Intent():
-            form = history.form(record)
-            if form["type"] != "CallModel":
-                return Intent(record.path, record.seq, form)
-            return Intent(record.path, record.seq, CallModel(record.seq, history.request(record), form["purpose"]))
+            form: Any = history.form(record)
+            if form["type"] == "CallModel":
+                form = CallModel(record.seq, history.request(record), form["purpose"])
+            return attrs.evolve(record, effect=form, fp="", line=None)
         case Result():
-            return Result(record.path, record.seq, record.at, history.outcome(record), record.attempts)
+            return attrs.evolve(record, outcome=history.outcome(record), attempts=record.attempts, line=None)
         case Head() | Input() | Blob():
             return attrs.evolve(record, line=None)

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stepengine.journal.history import parent_of
-from stepengine.journal.records import ROOT, Address
+from stepengine.errors import JournalError
+from stepengine.journal.divergence import verb
+from stepengine.journal.forms import touched_world
+from stepengine.journal.history import History, parent_of
+from stepengine.journal.records import ROOT, Address, shown_address
 from stepengine.runtime.performer import child_path
 
-__all__ = ("Cut",)
+__all__ = ("Cut", "check_repeats")
+
+LISTED = 10
 
 
 class Cut:
@@ -61,3 +66,26 @@ class Cut:
         if address == ROOT or not self.keeps_intent(address):
             return False
         return child_path(*address) not in self._ends
+
+
+def check_repeats(history: History, cut: Cut, act: str) -> None:
+    """
+    Raise when something may happen again that must not, unless somebody says so (reliability JR36).
+
+    Args:
+        history: What was recorded.
+        cut: Where it is cut off.
+        act: What cuts it off, such as ``"forking at #3"``.
+
+    Raises:
+        JournalError: it lists the effects that changed the world and are cut off.
+    """
+    lost = [i for a, i in history.intents.items() if not cut.keeps_intent(a) and touched_world(i.effect)]
+    if lost:
+        listed = ", ".join([f"{shown_address(i.path, i.seq)} {verb(history.form(i))}" for i in lost[:LISTED]])
+        more = f" and {len(lost) - LISTED} more" if len(lost) > LISTED else ""
+        msg = (
+            f"{act} cuts off effects that changed the world and may happen again: {listed}{more}. "
+            "Pass allow_repeat=True (--allow-repeat) to go on"
+        )
+        raise JournalError(msg)

@@ -10,16 +10,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from stepengine.errors import JournalError, JournalLocked, JournalWriteFailed
+from stepengine.errors import JournalError
 from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
 from stepengine.journal.linewriter import LineWriter
 from stepengine.journal.locking import lock_file
+from stepengine.journal.places import (
+    check_place,
+    made_folder,
+    make_private,
+    opened,
+    opened_for_writing,
+    opened_new,
+    said,
+    sync_folder,
+    unusable,
+)
 from stepengine.journal.reading import Reading, read_file
 from stepengine.journal.records import Record
 from stepengine.journal.reserve import Reserve
@@ -28,8 +38,6 @@ from stepengine.journal.store import Journal, Writer
 __all__ = ("FileJournal", "Sync")
 
 Sync = Literal["disk", "write"]
-OWNER_ONLY = 0o600
-FOLDER = 0o700
 
 
 class FileJournal(Journal):
@@ -67,28 +75,18 @@ class FileJournal(Journal):
 
     def content(self) -> bytes:
         """Return the file's bytes; those of a file that does not exist are none."""
-        descriptor = self._descriptor()
+        descriptor = opened(self.path)
         if descriptor is None:
             return b""
         with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
-            _check_regular(self.path, descriptor)
             return file.read()
-
-    def _descriptor(self) -> int | None:
-        try:
-            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _unusable(self.path, error) from error
 
     def records(self) -> list[Record]:
         """Return all records; a torn tail is left out."""
-        descriptor = self._descriptor()
+        descriptor = opened(self.path)
         if descriptor is None:
             return []
         try:
-            _check_regular(self.path, descriptor)
             return read_file(descriptor, self.path, self.name).records
         finally:
             os.close(descriptor)
@@ -101,6 +99,29 @@ class FileJournal(Journal):
         """Remove the file."""
         self.path.unlink(missing_ok=True)
 
+    def set_aside(self) -> Journal:
+        """Copy the file to one beside it that is new, such as ``run.before-1.jsonl``."""
+        number = 0
+        while True:
+            number += 1
+            path = self.path.with_name(f"{self.path.stem}.before-{number}{self.path.suffix}")
+            with contextlib.suppress(FileExistsError):
+                self._copied(opened_new(path))
+                return FileJournal(path, sync=self.sync, unsafe_no_lock=self.unsafe_no_lock).with_rules_of(self)
+
+    def _copied(self, descriptor: int) -> None:
+        import shutil
+
+        with open(descriptor, "wb") as made:
+            source = opened(self.path)
+            if source is None:
+                return
+            with open(source, "rb") as file:  # noqa: PTH123 - it is open already
+                shutil.copyfileobj(file, made)
+            made.flush()
+            os.fsync(descriptor)
+        sync_folder(self.path.parent)
+
     def replace(self, records: Sequence[Record]) -> None:
         """Replace the file by one with *records*, at once or not at all."""
         import tempfile
@@ -109,7 +130,8 @@ class FileJournal(Journal):
         link = self.link if history.head is None else history.head.link
         encoder = Encoder(self.redactor, link=link, stable=self.stable)
         content = b"".join([line for record in records for line in encoder.lines(record)])
-        _make_folder(self.path.parent)
+        _check_no_link(self.path)
+        made_folder(self.path.parent)
         descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=self.path.parent)
         try:
             with open(descriptor, "wb") as file:  # noqa: PTH123 - it is open already
@@ -117,9 +139,9 @@ class FileJournal(Journal):
                 file.flush()
                 os.fsync(descriptor)
             Path(temporary).replace(self.path)
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         except OSError as error:
-            raise _unusable(self.path, error) from error
+            raise unusable(self.path, error) from error
         finally:
             Path(temporary).unlink(missing_ok=True)
 
@@ -144,12 +166,13 @@ class FileWriter(LineWriter):
         self._path = journal.path
         self._write = write
         to_disk: Any = sync or getattr(os, "fdatasync", os.fsync)
-        self._sync: Callable[[int], None] = to_disk if journal.sync == "disk" else _no_sync
-        self._fd = _opened(journal.path)
+        self.blocks = journal.sync == "disk"
+        self._sync: Callable[[int], None] = to_disk if self.blocks else _no_sync
+        self._fd = opened_for_writing(journal.path)
         self._reserve: Reserve | None = None
         try:
-            _check_regular(journal.path, self._fd)
             lock_file(self._fd, journal.path, unsafe_no_lock=journal.unsafe_no_lock)
+            make_private(journal.path, self._fd)
             reading = self._repaired(journal)
             super().__init__(journal, reading)
             self._reserve = Reserve.near(journal.path)
@@ -158,6 +181,7 @@ class FileWriter(LineWriter):
             raise
         status = os.fstat(self._fd)
         self._identity = (status.st_dev, status.st_ino)
+        self._is_new = not self._size
 
     def _repaired(self, journal: FileJournal) -> Reading:
         """Return what the file holds, after a torn tail was cut off and a missing newline was added."""
@@ -171,7 +195,7 @@ class FileWriter(LineWriter):
             if reading.open_end:
                 self._size += os.write(self._fd, b"\n")
         except OSError as error:
-            raise _unusable(journal.path, error) from error
+            raise unusable(journal.path, error) from error
         return reading
 
     def _store(self, lines: list[bytes]) -> None:
@@ -182,15 +206,22 @@ class FileWriter(LineWriter):
         except OSError as error:
             self._back()
             if error.errno != errno.ENOSPC or self._reserve is None or not self._reserve.spend():
-                raise self._failed(_said(error)) from error
+                raise self._failed(said(error)) from error
             self._write_again(data)
         try:
             self._sync(self._fd)
         except OSError as error:
             # A page that could not be written may be gone: syncing again would only seem to succeed (reliability JR10).
-            why = f"the disk refused to sync ({_said(error)}), so its last records may be lost"
+            why = f"the disk refused to sync ({said(error)}), so its last records may be lost"
             raise self._failed(why) from error
         self._size += len(data)
+        self._sync_name()
+
+    def _sync_name(self) -> None:
+        """Make the name of a new file durable, once; with its first records, and so where waiting for the disk is expected."""
+        if self._is_new:
+            self._is_new = False
+            sync_folder(self._path.parent)
 
     def _write_again(self, data: bytes) -> None:
         """Write once more, into the room that was kept for this (reliability JR09)."""
@@ -198,7 +229,7 @@ class FileWriter(LineWriter):
             self._write_all(data)
         except OSError as error:
             self._back()
-            raise self._failed(_said(error)) from error
+            raise self._failed(said(error)) from error
 
     def _write_all(self, data: bytes) -> None:
         view = memoryview(data)
@@ -226,6 +257,7 @@ class FileWriter(LineWriter):
             raise self._failed(why)
 
     def _release(self) -> None:
+        self._sync_name()
         if self._reserve is not None:
             self._reserve.close()
         os.close(self._fd)
@@ -235,55 +267,7 @@ def _no_sync(_: int) -> None:
     """Leave it to the operating system when the data reach the disk."""
 
 
-def _opened(path: Path) -> int:
-    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    try:
-        return os.open(path, flags)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise _unusable(path, error) from error
-    _make_folder(path.parent)
-    try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
-    except FileExistsError:
-        return _opened(path)
-    except OSError as error:
-        raise _unusable(path, error) from error
-    _sync_folder(path.parent)
-    return descriptor
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(FOLDER, parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unusable(folder, error) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the file's name as durable as its content (reliability JR12)."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _check_regular(path: Path, descriptor: int) -> None:
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        msg = f"{path} is no regular file; a journal is one"
-        raise JournalError(msg)
-
-
-def _said(error: OSError) -> str:
-    return error.strerror or str(error)
-
-
-def _unusable(path: Path, error: OSError) -> JournalError:
-    if error.errno == errno.ELOOP:
-        msg = f"{path} is a symbolic link; give the path of the journal itself"
-        return JournalError(msg)
-    kind = JournalLocked if error.errno == errno.EAGAIN else JournalWriteFailed
-    return kind(f"{path} cannot be used as a journal: {_said(error)}; nothing was run")
+def _check_no_link(path: Path) -> None:
+    """Raise for a file that is none: replacing a symbolic link would leave what it leads to as it was."""
+    with contextlib.suppress(FileNotFoundError):
+        check_place(path, path.lstat())

@@ -20,18 +20,29 @@ from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import answered
 from stepengine.data.results import ToolResult
 from stepengine.errors import DataError, JournalError, StepEngineError
-from stepengine.journal.cut import Cut
-from stepengine.journal.divergence import verb
+from stepengine.journal.cut import Cut, check_repeats
 from stepengine.journal.finding import JournalLike, as_journal
-from stepengine.journal.forms import questions_of, touched_world
+from stepengine.journal.forms import questions_of
 from stepengine.journal.history import History, parent_of
 from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address
 from stepengine.journal.store import Journal, MemoryJournal
 
-__all__ = ("address_of", "branch")
+__all__ = ("address_of", "branch", "place_of")
 
 MAX_FORKS = 10_000
-TEXT_FORM = re.compile(r"(?:(?P<path>\d+(?:\.\d+)*)?#)?(?P<seq>-1|\d+)")
+TEXT_FORM = re.compile(r"(?:(?P<path>[0-9]{1,9}(?:\.[0-9]{1,9})*)?#)?(?P<seq>-1|[0-9]{1,9})")
+
+
+def place_of(history: History, at: int | str) -> Address:
+    """
+    Return the address of an effect that has a result, as ``address_of`` does.
+
+    Raises:
+        JournalError: for what is no address; when there is no such effect, or it has no result.
+    """
+    address = address_of(at)
+    _check_place(history, address)
+    return address
 
 
 def address_of(at: int | str) -> Address:
@@ -78,12 +89,11 @@ def branch(
         raise JournalError(msg)
     history = source.history()
     root = history.root
-    address = address_of(at)
-    _check_place(history, address)
+    address = place_of(history, at)
     cut = Cut(history.last_together)
     cut.at((address[0], address[1] + 1))
     if not allow_repeat:
-        _check_repeats(history, cut, address)
+        check_repeats(history, cut, f"forking at {shown_address(*address)}")
     run = f"{str(root['run_id'])[:40]}-{secrets.token_hex(4)}"
     records = _kept(history, cut, address, run)
     if edit is not None:
@@ -109,18 +119,6 @@ def _check_place(history: History, address: Address) -> None:
         raise JournalError(msg)
     if address not in history.results:
         msg = f"effect {where} of {history.name} has no result yet; resume the run, or fork it at an earlier effect"
-        raise JournalError(msg)
-
-
-def _check_repeats(history: History, cut: Cut, address: Address) -> None:
-    lost = [i for a, i in history.intents.items() if not cut.keeps_intent(a) and touched_world(i.effect)]
-    if lost:
-        listed = ", ".join([f"{shown_address(i.path, i.seq)} {verb(i.effect)}" for i in lost[:10]])
-        more = f" and {len(lost) - 10} more" if len(lost) > 10 else ""  # noqa: PLR2004 - as many as are listed
-        msg = (
-            f"forking at {shown_address(*address)} cuts off effects that changed the world and may happen again: "
-            f"{listed}{more}. Pass allow_repeat=True (--allow-repeat) to go on"
-        )
         raise JournalError(msg)
 
 

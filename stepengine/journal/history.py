@@ -4,8 +4,11 @@ What a journal says: its records by address, checked for structure (replay J41),
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
+
+import attrs
 
 from stepengine.data.effects import CallModel
 from stepengine.data.models import ModelRequest
@@ -13,15 +16,17 @@ from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Question
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.errors import DataError, JournalCorrupt
+from stepengine.errors import DataError, JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.encoding import request_members, unpacked
 from stepengine.journal.forms import bare, outcome_of, questions_of, restored
 from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address
+from stepengine.journal.shapes import EFFECTS, UNREADABLE, check_effect, check_input, check_outcome
 
 __all__ = ("History", "parent_of")
 
 
 KEPT_TRANSCRIPTS = 64
+MAX_MESSAGES = 1_000_000
 
 
 class _Part(NamedTuple):
@@ -76,6 +81,9 @@ class History:
         self.last_at = 0
         self._built: dict[Address, Transcript] = {}
         self._next: dict[str, int] = {}
+        self._order: dict[Address, int] = {}
+        # Intents whose stored form was looked at and found sound.
+        self._sound: set[Address] = set()
         self._tools: dict[str, set[str]] | None = None
         for number, record in enumerate(self.records, 1):
             problem = self._take(record)
@@ -118,6 +126,10 @@ class History:
         return ""
 
     def _take_input(self, record: Input) -> None:
+        if record.line is not None:
+            with self._reading(record):
+                record = attrs.evolve(record, input=unpacked(record.input, self.blobs))
+                check_input(record.input)
         self.inputs.append(record)
         self.last_at = max(self.last_at, record.at)
         if record.input.get("type") == "SystemPrompt":
@@ -129,6 +141,8 @@ class History:
 
     def _take_intent(self, record: Intent) -> str:
         path, seq = record.path, record.seq
+        if record.type not in EFFECTS:
+            return f"{record.type[:80]!r} is no effect"
         if (path, seq) == ROOT:
             if self.intents:
                 return "the root run starts twice"
@@ -186,25 +200,52 @@ class History:
         if type(effect) is CallModel:
             request = request_members(effect.request, [bare(m) for m in effect.request.messages], whole=True)
             return {"type": "CallModel", "purpose": effect.purpose, "request": request}
-        form: Mapping[str, Any] = unpacked(effect, self.blobs) if intent.is_stored else cast("Any", effect)
+        if not intent.is_stored:
+            return cast("Mapping[str, Any]", effect)
+        address = (intent.path, intent.seq)
+        with self._reading(intent):
+            form: Mapping[str, Any] = unpacked(effect, self.blobs)
+            if address not in self._sound:
+                check_effect(form, is_start=address == ROOT)
+                self._sound.add(address)
         return form
+
+    @contextlib.contextmanager
+    def _reading(self, record: Record) -> Iterator[None]:
+        """Call the record damaged when what stands in it cannot be read."""
+        try:
+            yield
+        except JournalError:
+            raise
+        except (StepEngineError, *UNREADABLE) as error:
+            raise self._corrupt(record, error) from error
+
+    def _corrupt(self, record: Record, error: BaseException) -> JournalCorrupt:
+        number = next((n for n, known in enumerate(self.records, 1) if known is record), 0)
+        why = error.message if isinstance(error, StepEngineError) else f"{type(error).__name__}: {error}"
+        return JournalCorrupt(f"record {number} of {self.name} holds what no run writes: {why}")
 
     def outcome(self, result: Result) -> Value | Failure:
         """
         Return what a result holds.
 
         Raises:
-            DataError: when it does not fit the codec any more, or a blob of it is missing.
+            JournalCorrupt: when it does not fit the codec any more, or a blob of it is missing.
         """
         if result.outcome is not None:
             return result.outcome
         # Not kept: what of it is still needed stands in the state of the run.
         try:
             place = result.place
-            return outcome_of(unpacked(result.line, self.blobs) if place is None else place.filled(self.blobs))
-        except KeyError as error:
-            msg = f"the blob {error} of {shown_address(result.path, result.seq)} is missing"
-            raise DataError(msg) from error
+            made = outcome_of(unpacked(result.line, self.blobs) if place is None else place.filled(self.blobs))
+            intent = self.intents[result.path, result.seq]
+            asked = len(self.form(intent)["questions"]) if intent.type == "Ask" else 0
+            check_outcome(intent.type, made, asked)
+        except JournalError:
+            raise
+        except (StepEngineError, *UNREADABLE) as error:
+            raise self._corrupt(result, error) from error
+        return made
 
     def tools_of(self, path: str) -> frozenset[str]:
         """Return the names of the tools that the run at *path* called."""
@@ -212,25 +253,33 @@ class History:
             self._tools = {}
             for intent in self.intents.values():
                 if intent.type == "CallTool":
-                    self._tools.setdefault(intent.path, set()).add(intent.subject)
+                    named = intent.subject
+                    name = named if isinstance(named, str) else self.form(intent)["tool_name"]
+                    self._tools.setdefault(intent.path, set()).add(name)
         return frozenset(self._tools.get(path, ()))
 
     def model(self, intent: Intent) -> str:
         """Return the model of a recorded model call."""
         # The stored form as it is: putting blobs back in would cost more than the model is worth.
-        model = intent.subject
-        return str(model if isinstance(model, str) else unpacked(model, self.blobs))
+        with self._reading(intent):
+            model = intent.subject
+        return str(model if isinstance(model, str) else self.form(intent)["request"]["model"])
 
     def messages(self, intent: Intent) -> list[Mapping[str, Any]]:
         """Return the history of a recorded request as JSON, its slices put together."""
         if intent.live is not None:
             return [bare(m) for m in intent.live.request.messages]
         found: list[Mapping[str, Any]] = []
+        opened = 0
         # From the last message to the first, without recursion: one request may lead through all before it.
         waiting: list[Mapping[str, Any] | _Part] = [_Part((intent.path, intent.seq))]
         while waiting:
             entry = waiting.pop()
             if isinstance(entry, _Part):
+                opened += 1
+                if opened + len(found) > MAX_MESSAGES:
+                    msg = f"its request is put together of more than {MAX_MESSAGES} messages"
+                    raise self._corrupt(intent, DataError(msg))
                 waiting.extend(self._opened(entry))
             else:
                 found.append(entry)
@@ -247,8 +296,26 @@ class History:
             if first < last:
                 offset = item["start"] - position if sliced else 0
                 source = (item.get("path", part.address[0]), item["seq"]) if sliced else part.address
+                if sliced:
+                    self._check_earlier(source, part.address)
                 yield _Part(source, first + offset, last + offset) if sliced else item
             position = end
+        if part.stop is not None and position < part.stop:
+            msg = f"a later request shares {part.stop} messages with it, and it has {position}"
+            raise self._corrupt(self.intents[part.address], DataError(msg))
+
+    def _check_earlier(self, source: Address, address: Address) -> None:
+        """Raise unless a request shares messages with one that came before it: else putting it together would not end."""
+        if not self._order:
+            self._order = {known: number for number, known in enumerate(self.intents)}
+        known = self.intents.get(source)
+        if (
+            known is None
+            or not (source == ROOT or known.type == "CallModel")
+            or self._order[source] >= self._order[address]
+        ):
+            msg = f"it shares messages with {shown_address(*source)}, which is no earlier request"
+            raise self._corrupt(self.intents[address], DataError(msg))
 
     def _items(self, address: Address) -> list[Mapping[str, Any]]:
         intent = self.intents[address]
@@ -264,6 +331,10 @@ class History:
         if intent.live is not None:
             return intent.live.request
         members = self.form(intent)["request"]
+        with self._reading(intent):
+            return self._request(intent, members)
+
+    def _request(self, intent: Intent, members: Mapping[str, Any]) -> ModelRequest:
         settings = {"settings": restored(members["settings"])} if "settings" in members else {}
         return ModelRequest(
             members["model"],

@@ -17,23 +17,32 @@ from typing import Any
 
 from stepengine.errors import JournalCorrupt
 from stepengine.journal.encoding import unpacked
-from stepengine.journal.records import TAIL, Intent, Result, record_of
+from stepengine.journal.records import TAIL, Intent, Result, record_of, to_text
 
 __all__ = ("FileSource", "Line", "Source", "glimpsed", "members_of")
 
 # How we write intents and results: enough of a line to find it again without reading it whole.
 INTENT_FORM = re.compile(
-    rb'\{"kind":"intent","path":"([0-9.]*)","seq":(-?[0-9]+),"fp":"([0-9a-f]{32})","effect":\{"type":"([A-Za-z]+)"'
+    rb'\{"kind":"intent","path":"((?:[0-9]{1,9}(?:\.[0-9]{1,9})*)?)","seq":(-1|[0-9]{1,9}),"fp":"([0-9a-f]{32})","effect":\{"type":"([A-Za-z]+)"'
     rb'(?:(?:,"purpose":"[a-z_]+","request":\{"model"|,"tool_name"):"([ !#-\[\]-~]*)")?'
 )
 RESULT_FORM = re.compile(
-    rb'\{"kind":"result","path":"([0-9.]*)","seq":(-?[0-9]+),"at":([0-9]+),"(attempts|value|error)":'
+    rb'\{"kind":"result","path":"((?:[0-9]{1,9}(?:\.[0-9]{1,9})*)?)","seq":(-1|[0-9]{1,9}),"at":([0-9]{1,13}),"(attempts|value|error)":'
 )
-GATHER_FORM = re.compile(rb'\},"gather":([0-9]+),"crc":"[0-9a-f]{8}"\}\Z')
+GATHER_FORM = re.compile(rb'\},"gather":([0-9]{1,9}),"crc":"[0-9a-f]{8}"\}\Z')
 GATHER_TAIL = 40
 # We never write it, but a line that was edited and sealed may hold it.
 ESCAPED_DOLLAR = rb"\u0024"
-_DECODE = json.JSONDecoder().decode
+
+
+def _no_number(name: str) -> Any:
+    msg = f"{name} is no number of JSON"
+    raise ValueError(msg)
+
+
+# Half a pair of surrogates is no text: nobody could write it down again. We never write the escape.
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_DECODE = json.JSONDecoder(parse_constant=_no_number).decode
 
 
 class Source:
@@ -90,12 +99,14 @@ class Line:
         source: The journal's bytes.
         start: Where the line begins.
         end: Where it ends, without its newline.
+        number: Its number in the journal, from 1.
     """
 
-    __slots__ = ("_end", "_source", "_start")
+    __slots__ = ("_end", "_number", "_source", "_start")
 
-    def __init__(self, source: Source, start: int, end: int) -> None:
+    def __init__(self, source: Source, start: int, end: int, number: int) -> None:
         self._source = source
+        self._number = number
         self._start = start
         self._end = end
 
@@ -121,7 +132,7 @@ class Line:
         return unpacked(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
 
     def _parsed(self, line: bytes) -> Mapping[str, Any]:
-        where = f"the record at byte {self._start} of {self._source.name}"
+        where = f"record {self._number} (byte {self._start}) of {self._source.name}"
         members = members_of(line, where)
         record_of(members, where)
         return members
@@ -137,7 +148,9 @@ def members_of(line: bytes, where: str) -> Mapping[str, Any]:
     try:
         # What begins like this is UTF-8, and need not be looked at to find that out.
         is_ours = line.startswith(b'{"')
-        members = _DECODE(line.decode("utf-8", "surrogatepass")) if is_ours else json.loads(line)
+        members = _DECODE(line.decode()) if is_ours else json.loads(line, parse_constant=_no_number)
+        if SURROGATE.search(line):
+            to_text(members).encode()
     except (ValueError, RecursionError) as error:
         msg = f"{where} is not JSON: {error}"
         raise JournalCorrupt(msg) from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import threading
+from collections import deque
 
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, JournalError, JournalWriteFailed
@@ -25,6 +27,7 @@ class LineWriter(Writer):
     """
 
     waits = True
+    blocks = True
 
     def __init__(self, journal: Journal, reading: Reading) -> None:
         self._journal = journal
@@ -37,8 +40,11 @@ class LineWriter(Writer):
             blobs=tuple(self.history.blobs),
             stable=journal.stable,
         )
-        self._lines: list[bytes] = []
+        self._lines: deque[list[bytes]] = deque()
+        # One commit after the other: lines are chained, and a file has one end.
+        self._storing = threading.Lock()
         self._broken: JournalError | None = None
+        self._is_lost = False
         self._closed = False
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
@@ -55,7 +61,7 @@ class LineWriter(Writer):
         """
         self._check()
         try:
-            self._lines += self._encoder.lines(record)
+            self._lines.append(self._encoder.lines(record))
         except (JournalError, DataError) as error:
             # What comes next would be chained to a line that does not exist.
             self._broken = self._failed(str(error))
@@ -68,26 +74,33 @@ class LineWriter(Writer):
         Raises:
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
-        self._check()
-        if not self._lines:
-            return
-        lines, self._lines = self._lines, []
-        try:
-            self._store(lines)
-        except JournalError as error:
-            self._broken = error
-            raise
+        with self._storing:
+            self._check()
+            self._flush()
 
     def close(self) -> None:
         """Commit, and give the journal back; may be called twice."""
-        if self._closed:
+        with self._storing:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._flush()
+            finally:
+                self._release()
+
+    def _flush(self) -> None:
+        """Store the lines that wait; those before a record that could not be made are whole, those after a lost one are not."""
+        lines: list[bytes] = []
+        while self._lines:
+            lines += self._lines.popleft()
+        if not lines or self._is_lost:
             return
-        self._closed = True
         try:
-            if self._broken is None:
-                self.commit()
-        finally:
-            self._release()
+            self._store(lines)
+        except JournalError as error:
+            self._broken, self._is_lost = error, True
+            raise
 
     def _check(self) -> None:
         if self._broken is not None:

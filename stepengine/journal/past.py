@@ -12,8 +12,8 @@ from stepengine.data.json import JsonDict
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.tools import ToolBinding, ToolSpec, Validated
-from stepengine.errors import LimitExceeded, ReplayDivergence
-from stepengine.journal.cut import Cut
+from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
+from stepengine.journal.cut import Cut, check_repeats
 from stepengine.journal.divergence import (
     DivergenceKind,
     Field,
@@ -29,7 +29,7 @@ from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.forms import comparable, outcome_members
 from stepengine.journal.history import History
 from stepengine.journal.openings import changes_since
-from stepengine.journal.records import ROOT, Address, Intent, Result
+from stepengine.journal.records import ROOT, Address, Intent, Result, shown_address
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import Item
 
@@ -49,6 +49,9 @@ class Past:
         is_loose: Whether models answer anew, so that not everything recorded will be asked for again.
         grew: Whether the run asked for something that is not recorded, and got it.
         may_leave: Whether the run may end before its record does.
+        may_repeat: Whether effects that changed the world may be cut off, and so happen again.
+        refused: Why nothing was cut off, if that was asked for and is not allowed.
+        answered: How many effects were answered from the record.
     """
 
     def __init__(self, history: History, prints: Fingerprints) -> None:
@@ -58,6 +61,9 @@ class Past:
         self.grew = False
         self.is_loose = False
         self.may_leave = False
+        self.may_repeat = False
+        self.refused: JournalError | None = None
+        self.answered = 0
         self._handler = ""
         self._by_print: dict[str, list[Address]] | None = None
         self._used: set[Address] = {ROOT}
@@ -72,9 +78,26 @@ class Past:
         known = self.history.results.get(address)
         return known if known is None or not self.cut or self.cut.keeps_result(address) else None
 
+    def cut_off(self, address: Address) -> None:
+        """
+        Let the record hold no longer from *address* on.
+
+        Raises:
+            JournalError: when effects are cut off that must not happen again; it is kept in ``refused``.
+        """
+        self.cut.at(address)
+        try:
+            if not self.may_repeat:
+                check_repeats(
+                    self.history, self.cut, f"extending {self.history.name} from {shown_address(*address)} on"
+                )
+        except JournalError as error:
+            self.refused = error
+            raise
+
     def start_over(self) -> None:
-        """Keep nothing of the record: the run is started with something else."""
-        self.cut.at(("", 0))
+        """Keep nothing of the record: the run is started with something else; errors as for ``cut_off``."""
+        self.cut_off(("", 0))
         self.history.prompts.clear()
         self.history.windows.clear()
 

@@ -11,9 +11,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from stepengine.errors import JournalCorrupt
+from stepengine.errors import JournalCorrupt, JournalError
 from stepengine.journal.lines import FileSource, Line, Source, glimpsed, members_of
+from stepengine.journal.places import opened
 from stepengine.journal.records import Head, Record, checked, file_of, record_of, to_text
+from stepengine.journal.shapes import UNREADABLE
 
 __all__ = ("Reading", "read_file", "read_lines", "strict_members")
 
@@ -64,7 +66,11 @@ def read_file(descriptor: int, path: Path, name: str) -> Reading:
         if os.fstat(descriptor).st_size <= MAX_HELD:
             return read_lines(file.read(), name)
         # A descriptor of its own: one that was duplicated would keep the lock of the first.
-        source = FileSource(os.open(path, os.O_RDONLY | os.O_CLOEXEC), name)
+        again = opened(path)
+        source = None if again is None else FileSource(again, name)
+        if again is None or source is None or not os.path.sameopenfile(descriptor, again):
+            msg = f"{name} was moved, deleted or replaced while it was read; nothing was run"
+            raise JournalError(msg)
         return _read(file, source)
 
 
@@ -80,7 +86,7 @@ def _read(lines: BinaryIO, source: Source) -> Reading:
                 return Reading(records, offset, end - offset, crc=previous)
             is_moved = bool(link and previous and checked(body, 0) is not None)
             raise _damaged(records, offset, source, is_moved=is_moved)
-        place = Line(source, offset, offset + len(body))
+        place = Line(source, offset, offset + len(body), len(records) + 1)
         record: Record | None = glimpsed(body, place)
         if record is None:
             where = _where(records, offset, source)
@@ -131,8 +137,13 @@ def strict_members(line: bytes, where: str) -> Mapping[str, Any]:
             raise JournalCorrupt(msg)
         return members
 
-    members: dict[str, Any] = json.loads(line, object_pairs_hook=once)
-    if to_text(members).encode() != line:
+    try:
+        members: dict[str, Any] = json.loads(line, object_pairs_hook=once)
+        is_ours = to_text(members).encode() == line
+    except UNREADABLE as error:
+        msg = f"{where} cannot be read: {type(error).__name__}: {error}"
+        raise JournalCorrupt(msg) from error
+    if not is_ours:
         msg = f"{where} is not written as stepengine writes"
         raise JournalCorrupt(msg)
     return members

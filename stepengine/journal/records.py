@@ -21,7 +21,8 @@ import attrs
 
 from stepengine.data.effects import CallModel
 from stepengine.data.outcomes import Failure, Value
-from stepengine.errors import JournalCorrupt, JournalVersion
+from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
+from stepengine.journal.shapes import UNREADABLE, check_attempts, check_head, check_place
 
 if TYPE_CHECKING:
     from stepengine.journal.lines import Line
@@ -285,13 +286,18 @@ def record_of(members: Mapping[str, Any], where: str) -> Record:
         JournalCorrupt: when a member is missing or of the wrong type.
     """
     kind = members.get("kind")
-    make = _MAKERS.get(kind) if isinstance(kind, str) else None
+    if not isinstance(kind, str):
+        msg = f"{where} does not say of which kind it is"
+        raise JournalCorrupt(msg)
+    make = _MAKERS.get(kind)
     if make is None:
         msg = f"{where} is of the unknown kind {kind!r}; it was written by a newer version of stepengine: upgrade to read it"
         raise JournalVersion(msg)
     try:
         return make(members)
-    except (KeyError, TypeError, ValueError) as error:
+    except JournalVersion:
+        raise
+    except (StepEngineError, *UNREADABLE) as error:
         msg = f"{where} is no {kind} record: {type(error).__name__}: {error}"
         raise JournalCorrupt(msg) from error
 
@@ -315,6 +321,7 @@ def _head(members: Mapping[str, Any]) -> Head:
         msg = f"this journal has the format {form}, written by stepengine {engine}; this version reads {FORMAT}: upgrade to read it"
         raise JournalVersion(msg)
     texts = {n: _typed(members, n, str) for n in ("engine", "agent", "definition", "run", "seed", "created")}
+    check_head(texts["created"], members.get("parent"), members.get("hooks", []))
     return Head(
         **texts,
         parent=members.get("parent"),
@@ -326,23 +333,36 @@ def _head(members: Mapping[str, Any]) -> Head:
 
 
 def _address(members: Mapping[str, Any]) -> Address:
-    return _typed(members, "path", str), _typed(members, "seq", int)
+    path, seq = _typed(members, "path", str), _typed(members, "seq", int)
+    check_place(path, seq)
+    return path, seq
+
+
+def _at(members: Mapping[str, Any]) -> int:
+    at: int = _typed(members, "at", int)
+    check_place("", 0, at)
+    return at
 
 
 def _intent(members: Mapping[str, Any]) -> Intent:
     effect, fp = _typed(members, "effect", dict), _typed(members, "fp", str)
-    return Intent(*_address(members), effect, fp, members.get("gather"), members, _typed(effect, "type", str))
+    gather = members.get("gather")
+    if gather is not None:
+        check_place("", _typed(members, "gather", int))
+    return Intent(*_address(members), effect, fp, gather, members, _typed(effect, "type", str))
 
 
 def _result(members: Mapping[str, Any]) -> Result:
     if ("value" in members) == ("error" in members):
         msg = "it has either a value or an error"
         raise ValueError(msg)
-    return Result(*_address(members), _typed(members, "at", int), None, members.get("attempts", ()), members)
+    attempts = _typed(members, "attempts", list) if "attempts" in members else ()
+    check_attempts(attempts)
+    return Result(*_address(members), _at(members), None, attempts, members)
 
 
 def _input(members: Mapping[str, Any]) -> Input:
-    return Input(*_address(members), _typed(members, "at", int), _typed(members, "input", dict), members)
+    return Input(*_address(members), _at(members), _typed(members, "input", dict), members)
 
 
 def _blob(members: Mapping[str, Any]) -> Blob:

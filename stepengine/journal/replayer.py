@@ -11,7 +11,7 @@ from stepengine.data.effects import CallModel
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.run import ChildResult
-from stepengine.errors import DataError, JournalError, ReplayDivergence
+from stepengine.errors import JournalCorrupt, JournalError, ReplayDivergence
 from stepengine.journal.forms import restored
 from stepengine.journal.history import parent_of
 from stepengine.journal.past import is_refused, stop_of
@@ -95,7 +95,7 @@ class Replayer:
             ended = self._end_of(item.path)
             over = self._closed and past.history.is_complete if ended is None else self._stop_in(ended) is None
             if over and session.mode == "extend":
-                past.cut.at(address)
+                self._cut_off(address)
                 return False
             if over:
                 raise session.fail(past.beyond(asked, item, session.machines.get(item.path)))
@@ -104,7 +104,7 @@ class Replayer:
             return ends
         if not past.equals(known, asked):
             if session.mode == "extend":
-                past.cut.at(address)
+                self._cut_off(address)
                 return False
             self._accept(past.changed(known, asked, item, session.machines.get(item.path)))
         past.use(address)
@@ -113,6 +113,12 @@ class Replayer:
         else:
             session.remember(asked)
         return True
+
+    def _cut_off(self, address: Address) -> None:
+        try:
+            self._past.cut_off(address)
+        except JournalError as error:
+            raise self._session.fail(error) from None
 
     def _accept(self, error: ReplayDivergence) -> None:
         """Raise *error* unless the effect is of the recorded kind, and the caller says that its recorded outcome serves."""
@@ -167,8 +173,10 @@ class Replayer:
         session = self._session
         try:
             outcome = self._past.history.outcome(known)
-        except DataError as error:
+        except JournalCorrupt as error:
             raise session.fail(self._past.undecodable(error.message, item, session.machines.get(item.path))) from error
+        if type(item.effect) is CallModel:
+            session.tell(item.effect.request, 1 + len(known.attempts))
         self._came_by(known, outcome, item)
         return outcome
 
@@ -189,6 +197,7 @@ class Replayer:
 
     def _came_by(self, known: Result, outcome: Value | Failure, item: Item) -> None:
         self._session.timing.came_by(known.at)
+        self._past.answered += 1
         if self._copies:
             self._session.append(Result(item.path, item.effect.seq, known.at, outcome, known.attempts))
 
@@ -219,7 +228,7 @@ class Replayer:
             self._came_by(known, recorded, item)
             return Value(outcome.value, known.at, recorded.inputs)
         if session.mode == "extend":
-            past.cut.at((item.path, item.effect.seq + 1))
+            self._cut_off((item.path, item.effect.seq + 1))
             return None
         raise session.fail(past.other_child(recorded, outcome, item, session.machines.get(item.path)))
 

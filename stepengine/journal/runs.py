@@ -135,15 +135,32 @@ async def replay(
 
 
 async def extend(
-    journal: JournalLike, launch: Launch, *, answers: Mapping[str, AnswerLike] | None = None
+    journal: JournalLike,
+    launch: Launch,
+    *,
+    answers: Mapping[str, AnswerLike] | None = None,
+    allow_repeat: bool = False,
 ) -> RunResult[Any]:
     """
     Repeat a run as far as its record holds, then go on live; the journal is replaced unless the run fails (replay D10).
 
+    What was recorded before stays beside it; the journal's ``extended`` says where, and how much of it was kept.
+
+    Args:
+        journal: The journal, or the path of its file.
+        launch: Runs a session to its end.
+        answers: Answers to questions that the run will ask, by question id or text.
+        allow_repeat: Go on although effects that do not hold any more have changed the world and may happen again.
+
     Raises:
-        JournalError: when the journal is damaged, of a newer version, or cannot be written.
+        JournalError: when the journal is damaged, of a newer version, or cannot be written, or something would be repeated.
     """
-    return await _run(Session.extend(as_journal(journal), answers), launch, "stop")
+    session = Session.extend(as_journal(journal), answers, allow_repeat=allow_repeat)
+    result = await _run(session, launch, "stop")
+    refused = None if session.past is None else session.past.refused
+    if refused is not None:
+        raise refused
+    return result
 
 
 async def fork(

@@ -8,6 +8,7 @@ performer. The driver, the machine and the adapters know nothing of it (design 2
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import weakref
 from collections.abc import Callable, Generator, Mapping
@@ -20,11 +21,13 @@ import attrs
 from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, RunStarted
 from stepengine.data.limits import Limits
+from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Outcome, Stop, Value
 from stepengine.data.questions import AnswerLike
 from stepengine.data.run import RunStatus
 from stepengine.data.state import AgentState
-from stepengine.errors import JournalError, StepEngineError
+from stepengine.errors import JournalError, StepEngineError, UnknownModel
+from stepengine.journal.commits import Commits
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.forms import bare
 from stepengine.journal.history import History
@@ -35,16 +38,19 @@ from stepengine.journal.past import Past, stop_of
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
 from stepengine.journal.records import ROOT, Input, Intent, Record, Result
 from stepengine.journal.replayer import Replayer
-from stepengine.journal.store import Journal, MemoryJournal, Writer
+from stepengine.journal.store import Extension, Journal, MemoryJournal, Writer
 from stepengine.journal.tape import Tape
 from stepengine.journal.timing import Pace, Timing
 from stepengine.machine.plan import Finished, RunPlan
+from stepengine.runtime.calls import ModelRegistry
 from stepengine.runtime.performer import Performer
 from stepengine.runtime.tree import Machine, Planner, Services
 
 __all__ = ("InDoubt", "Mode", "Session")
 
 Mode: TypeAlias = Literal["record", "resume", "replay", "extend", "new"]
+REPLACING = ("extend", "new")
+"""The modes in which a journal that was there is replaced at the end."""
 
 
 class Session:
@@ -64,6 +70,7 @@ class Session:
         fatal: Why nothing goes on any more: a divergence, or a record that could not be written.
         warnings: What the result should mention.
         raises: Whether a divergence is raised to the caller of the run; by default it is in the result.
+        tells: Whether providers are told of the calls that the record answers; by default they know only of live ones.
         leftover: What of the record was not used by a run that may leave something.
         pace: How fast results of the record come; ``None`` for at once.
         timing: The run's own clock.
@@ -82,14 +89,17 @@ class Session:
         self.fatal: StepEngineError | None = None
         self.warnings: list[str] = []
         self.raises = False
+        self.tells = False
         self.leftover: StepEngineError | None = None
         self.pace: Pace | None = None
         self.timing = Timing(stable=journal.stable)
         self.machines: dict[str, Any] = {}
         self._writer: Writer | None = None
+        self._commits: Commits | None = None
+        self._is_over = False
         self._give_back: Callable[[], Any] | None = None
+        self._models: ModelRegistry | None = None
         self._seed = ""
-        self._waiting: list[asyncio.Future[None]] = []
 
     @classmethod
     def record(cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
@@ -125,13 +135,19 @@ class Session:
         return cls._again("replay", journal)
 
     @classmethod
-    def extend(cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
+    def extend(
+        cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, allow_repeat: bool = False
+    ) -> Session:
         """
         Return a session that repeats a recorded run as far as it still holds, then goes live.
 
-        The journal is replaced when the run has ended, and stays as it is when it fails.
+        The journal is replaced when the run has ended, and stays as it is when it fails. Effects that changed the world
+        and do not hold any more end the run, unless they may be repeated.
         """
-        return cls._again("extend", journal, answers)
+        session = cls._again("extend", journal, answers)
+        assert session.past is not None  # noqa: S101 - it has just been read
+        session.past.may_repeat = allow_repeat
+        return session
 
     @classmethod
     def new(cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
@@ -152,9 +168,9 @@ class Session:
         return session
 
     def _take(self, writer: Writer) -> Writer:
-        self._writer = writer
+        self._writer, self._commits = writer, Commits(writer)
         # Called by `close`, too: while it waits, it keeps the writer alive, and with it every error and its frames.
-        self._give_back = weakref.finalize(self, writer.close)
+        self._give_back = weakref.finalize(self, self._commits.close)
         if writer.repaired:
             self.warnings.append(
                 f"{self.source.name}: {writer.repaired} bytes of a record that was cut off by a crash were removed"
@@ -209,9 +225,7 @@ class Session:
         self.append(new_head(plan, self._seed, link=self.journal.link))
         model = plan.model if plan.definition.model is None else None
         self.append(Intent(*ROOT, root_form(plan, state, limits, model)))
-        plan, state = self._looked_up(plan, state)
-        self.commit()
-        return plan, state
+        return self._looked_up(plan, state)
 
     def _start_again(
         self, past: Past, plan: RunPlan, state: AgentState, limits: Limits | None
@@ -241,6 +255,7 @@ class Session:
 
     def wrap(self, services: Services) -> Services:
         """Return *services* with the journal built in."""
+        self._models = services.models if self.tells else None
         if self.pace is not None:
             self.pace.sleep = services.clock.sleep
         return attrs.evolve(
@@ -250,6 +265,15 @@ class Session:
             middlewares=(*services.middlewares, self._tape),
             seed=self._seed,
         )
+
+    def tell(self, request: ModelRequest, times: int) -> None:
+        """Tell the provider of a model call that the record answers it, with every attempt that it took."""
+        if self._models is None:
+            return
+        with contextlib.suppress(UnknownModel):
+            provider = self._models.provider_for(request.model)
+            for _ in range(times):
+                getattr(provider, "answered", _nothing)(request)
 
     def shows(self, event: Event) -> bool:
         """Return whether an event is news: while a run is resumed, what was recorded is not told again."""
@@ -276,10 +300,9 @@ class Session:
         return machine
 
     def _root(self, running: Generator[Any, Outcome | None, Finished]) -> Generator[Any, Outcome | None, Finished]:
-        try:
-            return self._finish((yield from running))
-        finally:
-            self.close()
+        finished = yield from running
+        self._is_over = True
+        return finished
 
     def _planner(self, inner: Planner) -> Planner:
         def plan_child(parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
@@ -312,30 +335,10 @@ class Session:
         assert self._writer is not None  # noqa: S101 - there is one from start to end
         self._writer.append(record)
 
-    def commit(self) -> None:
-        """Make everything durable now."""
-        assert self._writer is not None  # noqa: S101 - there is one from start to end
-        self._writer.commit()
-
-    def commit_together(self) -> asyncio.Future[None]:
-        """Return what is done when everything is durable; calls of one tick share one commit (reliability JR42)."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(future)
-        if len(self._waiting) == 1:
-            loop.call_soon(self._commit_for_all)
-        return future
-
-    def _commit_for_all(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        error: StepEngineError | None = None
-        try:
-            self.commit()
-        except StepEngineError as raised:
-            error = self.fail(raised)
-        for future in waiting:
-            if not future.done():
-                future.set_result(None) if error is None else future.set_exception(error)
+    def durable(self) -> asyncio.Future[None]:
+        """Return what is done when everything is durable that was appended; calls of one tick share one commit (JR42)."""
+        assert self._commits is not None  # noqa: S101 - there is one from start to end
+        return self._commits.durable()
 
     def remember(self, intent: Intent) -> None:
         """Let later requests be stored as differences to a recorded one that was asked for again."""
@@ -349,12 +352,22 @@ class Session:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
+    async def finish(self, finished: Finished) -> Finished:
+        """Write down how the run ended, give the journal back, and return what its result is made of; called once."""
+        if self._commits is None or self._writer is None or not self._is_over:
+            return finished
+        if self._writer.blocks or self.mode in REPLACING:
+            return await self._commits.apart(lambda: self._finish(finished))
+        return self._finish(finished)
+
     def _finish(self, finished: Finished) -> Finished:
-        if self.fatal is None:
-            try:
+        try:
+            if self.fatal is None:
                 self._end(finished)
-            except StepEngineError as error:
-                self.fail(error)
+        except StepEngineError as error:
+            self.fail(error)
+        finally:
+            self.close()
         if self.fatal is not None:
             finished = attrs.evolve(finished, status=RunStatus.FAILED, error=self.fatal, output=None)
         return attrs.evolve(finished, warnings=(*finished.warnings, *self.warnings)) if self.warnings else finished
@@ -373,7 +386,8 @@ class Session:
             self.append(Result(*ROOT, self.timing.last, self._ended(Value(finished.as_child(), self.timing.last))))
         elif stop.kind != "suspended" and self.mode != "replay":
             self.append(_stopped(stop, self.timing.last))
-        self.commit()
+        assert self._writer is not None  # noqa: S101 - there is one from start to end
+        self._writer.commit()
         self._settle(finished)
 
     def _ended(self, end: Value) -> Value:
@@ -387,9 +401,11 @@ class Session:
 
     def _settle(self, finished: Finished) -> None:
         """Put the journal of a run that has ended where, and in the order in which, it is to stay."""
-        if self.mode in ("extend", "new") and finished.status is not RunStatus.FAILED:
+        if self.mode in REPLACING and finished.status is not RunStatus.FAILED:
             if self.leftover is not None:
                 return
+            if self.mode == "extend" and self.past is not None:
+                self.source.extended = self._extension(self.past)
             self._put_in_order(self.journal, self.source)
             self.journal = self.source
         elif self.mode == "replay" and self.past is not None and not self.past.is_loose:
@@ -398,10 +414,19 @@ class Session:
             self.close()
             self._put_in_order(self.journal, self.journal)
 
+    def _extension(self, past: Past) -> Extension:
+        """Return how much of the record was kept, after it was put aside: nothing else tells of what was cut off."""
+        asked, held = len(self.journal.history().intents) - 1, len(past.history.intents) - 1
+        return Extension(past.answered, held, asked - past.answered, self.source.set_aside())
+
     def _put_in_order(self, source: Journal, target: Journal) -> None:
         """Put the records of a recording in the order of their addresses, if it is to be stable (replay J22)."""
         records = source.records()
         target.replace(in_address_order(records) if target.stable else records)
+
+
+def _nothing(_: ModelRequest) -> None:
+    """Stand in for a provider that wants to know nothing."""
 
 
 def _stopped(stop: Stop, at: int) -> Input:

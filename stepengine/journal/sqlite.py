@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,14 @@ from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
 from stepengine.journal.linewriter import LineWriter
 from stepengine.journal.locking import lock_file
+from stepengine.journal.places import (
+    check_place,
+    made_folder,
+    make_private,
+    opened_for_writing,
+    opened_new,
+    sync_folder,
+)
 from stepengine.journal.reading import read_lines
 from stepengine.journal.records import Record
 from stepengine.journal.store import Journal, Writer
@@ -30,9 +37,11 @@ if TYPE_CHECKING:
 
 __all__ = ("SqliteJournal",)
 
+MAX_RUN_ID = 64
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SCHEMA = "CREATE TABLE IF NOT EXISTS lines (run TEXT NOT NULL, number INTEGER NOT NULL, line BLOB NOT NULL, PRIMARY KEY (run, number)) WITHOUT ROWID"
 BUSY_SECONDS = 5.0
+BESIDE = ("-wal", "-shm")
 
 
 class SqliteJournal(Journal):
@@ -94,6 +103,19 @@ class SqliteJournal(Journal):
         """Take the run over for writing; the file is created when there is none."""
         return SqliteWriter(self, self._bound_run())
 
+    def set_aside(self) -> Journal:
+        """Copy the run to one in the same file that is new, such as ``RUN-before-1``."""
+        run, number = self._bound_run(), 0
+        with _connection(self.path, create=True) as database, _transaction(database):
+            while True:
+                number += 1
+                end = f"-before-{number}"
+                name = f"{run[: MAX_RUN_ID - len(end)]}{end}"
+                if not _content(database, name):
+                    break
+            database.execute("INSERT INTO lines SELECT ?, number, line FROM lines WHERE run = ?", (name, run))
+        return SqliteJournal(self.path, name, **self._options).with_rules_of(self)
+
     def replace(self, records: Sequence[Record]) -> None:
         """Replace the run by *records* in one transaction."""
         run, history = self._bound_run(), History(records, self.name)
@@ -122,8 +144,10 @@ class SqliteWriter(LineWriter):
 
     def __init__(self, journal: SqliteJournal, run: str) -> None:
         self._run = run
-        self._lock_path = journal.path.with_name(f"{journal.path.name}.{run}.lock")
-        self._lock = _locked(self._lock_path)
+        status = _made(journal.path)
+        # Named after the file and not after one of its names, so that whoever finds the file finds the lock.
+        self._lock_path = journal.path.with_name(f".{status.st_dev:x}-{status.st_ino:x}.{run}.lock")
+        self._lock = _locked(self._lock_path, journal.path)
         try:
             self._database = _connect(journal.path, create=True)
             try:
@@ -159,17 +183,12 @@ class SqliteWriter(LineWriter):
         os.close(self._lock)
 
 
-def _locked(path: Path) -> int:
+def _locked(path: Path, database: Path) -> int:
     """Return the open and locked file at *path*; a lock that its owner has just given up is not taken for ours."""
     while True:
+        descriptor = opened_for_writing(path)
         try:
-            path.parent.mkdir(0o700, parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            msg = f"{path} cannot be made, so the run has no lock: {error.strerror}; nothing was run"
-            raise JournalWriteFailed(msg) from error
-        try:
-            lock_file(descriptor, path)
+            lock_file(descriptor, database)
             if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
                 return descriptor
         except BaseException:
@@ -178,17 +197,39 @@ def _locked(path: Path) -> int:
         os.close(descriptor)
 
 
+def _made(path: Path) -> os.stat_result:
+    """
+    Return what the system knows of the database at *path*, which is made when there is none, for its owner only.
+
+    Raises:
+        JournalError: when it is a symbolic link, no regular file, or cannot be made; when it has two names: SQLite keeps what
+            is not in the file yet beside the name, so whoever comes by the other name would damage it.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        check_place(path, status)
+        if status.st_nlink > 1:
+            msg = f"{path} has {status.st_nlink} names (hard links), and SQLite allows one; remove the others or copy the file"
+            raise JournalError(msg)
+        for one in (path, *[path.with_name(path.name + end) for end in BESIDE]):
+            with contextlib.suppress(FileNotFoundError):
+                check_place(one, one.lstat())
+                make_private(one)
+        return status
+    made_folder(path.parent)
+    with contextlib.suppress(FileExistsError):
+        os.close(opened_new(path))
+        sync_folder(path.parent)
+    return _made(path)
+
+
 def _connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
     import sqlite3
 
     try:
-        if create and not path.exists():
-            path.parent.mkdir(0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-            msg = f"{path} is no regular file; a journal is one"
-            raise JournalError(msg)
+        # Looked at by name and never opened: closing another descriptor of the file would give up SQLite's own locks on it.
+        status = _made(path) if create else path.lstat()
+        check_place(path, status)
         database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
         msg = f"{path} cannot be used as a journal: {error}; nothing was run"
@@ -197,12 +238,22 @@ def _connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
         if create:
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("PRAGMA synchronous=FULL")
-        database.execute(SCHEMA) if create else None
-    except sqlite3.Error as error:
+            database.execute(SCHEMA)
+        _check_same(path, status)
+    except (OSError, sqlite3.Error) as error:
         database.close()
         msg = f"{path} cannot be used as a journal: {error}; nothing was run"
         raise JournalWriteFailed(msg) from error
+    except BaseException:
+        database.close()
+        raise
     return database
+
+
+def _check_same(path: Path, status: os.stat_result) -> None:
+    if not os.path.samestat(status, path.lstat()):
+        msg = f"{path} was moved, deleted or replaced while it was opened; nothing was run"
+        raise JournalError(msg)
 
 
 @contextlib.contextmanager

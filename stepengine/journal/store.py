@@ -8,6 +8,8 @@ import abc
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
+import attrs
+
 from stepengine.data.transcript import Transcript
 from stepengine.errors import JournalLocked
 from stepengine.journal.encoding import Encoder
@@ -17,7 +19,25 @@ from stepengine.journal.records import Head, Record
 from stepengine.journal.redaction import Redact, Redactor, redactor_for
 from stepengine.journal.redaction_rules import RedactRule
 
-__all__ = ("Journal", "MemoryJournal", "Writer")
+__all__ = ("Extension", "Journal", "MemoryJournal", "Writer")
+
+
+@attrs.frozen
+class Extension:
+    """
+    What extending a journal did.
+
+    Attributes:
+        kept: How many effects were answered from the record.
+        recorded: How many effects the record held.
+        anew: How many effects really happened.
+        before: The journal with what was recorded before; ``None`` where there is no place beside.
+    """
+
+    kept: int
+    recorded: int
+    anew: int
+    before: Journal | None = None
 
 
 class Writer(abc.ABC):
@@ -25,12 +45,14 @@ class Writer(abc.ABC):
     The one writer of a journal; it owns the journal until it is closed.
 
     Attributes:
-        waits: Whether ``commit`` waits for something, so that several results should share one.
+        waits: Whether what was appended is lost without a ``commit``.
+        blocks: Whether ``commit`` may wait long, as for a disk; it may be called in any thread, beside ``append`` in another.
         history: What the journal held when it was opened.
         repaired: Bytes of a torn tail that were cut off when it was opened.
     """
 
     waits = False
+    blocks = False
     history: History
     repaired = 0
 
@@ -74,6 +96,7 @@ class Journal(abc.ABC):
 
     Attributes:
         forks: How many forks were made of this journal (reliability JR35).
+        extended: What the last extending of this journal did; ``None`` when there was none.
     """
 
     def __init__(
@@ -91,6 +114,7 @@ class Journal(abc.ABC):
         self.link = link
         self.stable = stable
         self.forks = 0
+        self.extended: Extension | None = None
 
     @property
     @abc.abstractmethod
@@ -126,6 +150,10 @@ class Journal(abc.ABC):
     def discard(self) -> None:
         """Forget what is recorded: a file of its own is removed."""
         self.replace([])
+
+    def set_aside(self) -> Journal | None:
+        """Put what is stored beside, before it is replaced; return where it is, ``None`` where there is no such place."""
+        return None
 
     def bound(self, run: str) -> Journal:
         """Return the journal of a new run with this id; stores of many runs make one."""

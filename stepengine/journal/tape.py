@@ -7,6 +7,8 @@ always the same: intent, effect, result, durable, and only then does the machine
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -47,8 +49,7 @@ class Tape:
         self._session = session
         self._replayer = session.replayer
         self._next: dict[str, int] = {}
-        # Effects that were begun and not kept yet; when there are others, a result waits for theirs.
-        self._flying = 0
+        self._has_begun = False
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
         """
@@ -72,15 +73,18 @@ class Tape:
                 fresh.append(item)
                 self._note(intent)
                 must_last = must_last or not is_repeatable(item)
-                self._flying += type(item.effect) is not Spawn
-        if must_last and session.waits:
-            return self._begin_lasting(fresh)
-        return self._inner.begin(fresh)
+        if fresh and not self._has_begun:
+            self._has_begun = must_last = True
+        return self._begin_lasting(fresh) if must_last and session.waits else self._inner.begin(fresh)
 
     async def _begin_lasting(self, batch: Sequence[Item]) -> None:
-        """Begin effects that must not happen twice: that they were begun must outlive a power cut (reliability JR41)."""
+        """
+        Begin effects that must not happen twice: that they were begun must outlive a power cut (reliability JR41).
+
+        The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed.
+        """
         try:
-            self._session.commit()
+            await self._session.durable()
         except StepEngineError as error:
             raise self._session.fail(error) from error.__cause__
         await self._inner.begin(batch)
@@ -166,24 +170,18 @@ class Tape:
     async def _doubtful(self, item: Item, io: IO) -> Single:
         """Deal with an effect that was begun and has no result (reliability R3, JR07)."""
         if is_repeatable(item):
-            self._flying += 1
             lost = {"error": bare(UnknownOutcome("the process ended before the reply was recorded"))}
             return await self._live(item, io, [lost] if type(item.effect) is CallModel else [])
         session = self._session
         decided = decision_about(item, session.in_doubt, session.decisions, 0)
         if decided is None:
-            self._flying += 1
             return await self._live(item, io, [])
         return await self._kept(item, decided, [])
 
     async def _live(self, item: Item, io: IO, attempts: list[Any]) -> Single:
         if type(item.effect) is CallModel:
             io = _Attempts(io, attempts)
-        try:
-            outcome = await self._inner.perform(item, io)
-            return await self._kept(item, outcome, attempts)
-        finally:
-            self._flying -= 1
+        return await self._kept(item, await self._inner.perform(item, io), attempts)
 
     async def _kept(self, item: Item, outcome: Single, attempts: Sequence[Any]) -> Single:
         """Return an outcome that is durable; several that finish together share one commit."""
@@ -197,10 +195,7 @@ class Tape:
         try:
             session.append(Result(path, seq, at, settled, tuple(attempts)))
             if session.waits:
-                if self._flying > 1:
-                    await session.commit_together()
-                else:
-                    session.commit()
+                await _to_the_end(session.durable())
         except StepEngineError as error:
             raise session.fail(_with_outcome(error, item, settled)) from error.__cause__
         return settled
@@ -272,3 +267,15 @@ class _Attempts:
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child."""
         return self._io.drive(plan, state, path)
+
+
+async def _to_the_end(future: asyncio.Future[None]) -> None:
+    """
+    Wait, and do not stop waiting when the run is stopped: what has happened is not called cancelled.
+
+    A run that was cancelled meanwhile is noticed by whoever drives it.
+    """
+    while not future.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((future,))
+    future.result()

@@ -145,6 +145,9 @@ class Provider(ABC):
             yield delta
         yield ReplyDone(reply)
 
+    def answered(self, request: ModelRequest) -> None:  # noqa: B027 - most providers need not know
+        """Take note of a call that the record of a test answers in place of this provider; by default that means nothing."""
+
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
         Return how many tokens the provider itself counts in *request*; ``None`` when it cannot be asked (EC75).

@@ -131,12 +131,13 @@ class TestJournal(Deciding):
         self.begun = session = self._made(answers)
         if session.past is not None:
             session.past.may_leave = self.allow_unused
-        session.raises = True
+        session.raises = session.tells = True
         return session
 
     def _made(self, answers: Mapping[str, AnswerLike] | None) -> Session:
         if self.existed and self.mode == "extend":
-            return Session.extend(self, answers)
+            # Who records a test anew wants what it does to happen, as when it was recorded first.
+            return Session.extend(self, answers, allow_repeat=True)
         if self.existed and self.mode == "new":
             return Session.new(self, answers)
         return Session.replay(self) if self.replaying else Session.record(self, answers)

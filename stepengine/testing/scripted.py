@@ -112,7 +112,8 @@ class ScriptedModel(Provider):
         chunk: How many characters one delta of a stream holds.
 
     Attributes:
-        calls: Every request in the order received, those beyond the script included.
+        calls: Every request in the order received, those beyond the script included, and in a test that is recorded on
+            (``--stepengine-record=extend`` or ``new``) those that its record answered.
 
     Raises:
         DataError: when an item is none of these.
@@ -145,6 +146,12 @@ class ScriptedModel(Provider):
         """Return the next reply, or raise what the script says."""
         item = self._next(request)
         return item if type(item) is ModelReply else _played(item, request)
+
+    def answered(self, request: ModelRequest) -> None:
+        """Pass over the next reply: the record of the test holds it, and what comes live is what follows in the script."""
+        with self._lock:
+            if len(self.calls) < len(self._script):
+                self.calls.append(request)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """Give the next reply in deltas of a few characters, then the reply itself."""

@@ -30,6 +30,7 @@ def file_tools(
     *,
     write: bool = False,
     propose: bool = False,
+    withhold: Sequence[str] = (),
     allow_secrets: Sequence[str] = (),
     allow_protected: Sequence[str] = (),
     refuse_hardlinks: bool = False,
@@ -48,6 +49,7 @@ def file_tools(
         root: The folder that the tools are confined to.
         write: Whether files may be written.
         propose: Whether changes may be proposed; they are kept in the run's context and written nowhere.
+        withhold: Patterns of files that are not shown either, such as the journal of the run.
         allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
         allow_protected: Patterns of files that are protected from being written, such as ``".github/workflows/"``, and
             may be written.
@@ -65,6 +67,7 @@ def file_tools(
     from stepengine.tools.search.subtree import subtree_tool
 
     policy = Policy(
+        withhold=tuple(withhold),
         allow_secrets=tuple(allow_secrets),
         allow_protected=tuple(allow_protected),
         refuse_hardlinks=refuse_hardlinks,
@@ -79,6 +82,7 @@ def file_tools(
 def search_tools(
     root: str | os.PathLike[str],
     *,
+    withhold: Sequence[str] = (),
     allow_secrets: Sequence[str] = (),
     refuse_hardlinks: bool = False,
     cross_mounts: bool = False,
@@ -90,6 +94,7 @@ def search_tools(
 
     Args:
         root: The folder that the tools are confined to.
+        withhold: Patterns of files that are not shown either, such as the journal of the run.
         allow_secrets: Patterns of files that are withheld by default and may be searched.
         refuse_hardlinks: Do not search files that have more than one name.
         cross_mounts: Enter folders that are on other file systems than the root.
@@ -103,6 +108,7 @@ def search_tools(
     from stepengine.tools.search.tools import searching_tools
 
     policy = Policy(
+        withhold=tuple(withhold),
         allow_secrets=tuple(allow_secrets),
         refuse_hardlinks=refuse_hardlinks,
         cross_mounts=cross_mounts,

@@ -152,3 +152,26 @@ def test_all_but_one_agent_teach_a_command() -> None:
     files = {file.stem.replace("_", "-") for file in AGENTS.glob("[!_]*.py")}
 
     assert files - {"context-pruner"} == {arguments[1].replace("_", "-") for arguments in taught()}
+
+
+@pytest.mark.spec("reliability:SC08", "reliability:FS21")
+@pytest.mark.parametrize("journal", ["run.jsonl", "logs/runs.db", "logs/runs.db#mine"])
+@pytest.mark.parametrize(
+    ("agent", "params"),
+    [
+        ("code-searcher", '{"search_queries": [{"pattern": "needle"}]}'),
+        ("glob-matcher", '{"patterns": [{"pattern": "**/*"}]}'),
+        ("directory-lister", '{"directories": [{"path": "."}]}'),
+    ],
+)
+def test_no_search_finds_the_journal_of_its_own_run(journal: str, agent: str, params: str, folder: Path) -> None:
+    (folder / "needle.txt").write_text("a needle\n")
+    (folder / "logs").mkdir()
+    (folder / "run.before-1.jsonl").write_text('{"needle": 1}\n')
+    found = command("run", agent, "--params", params, "--journal", journal, "-q").stdout
+    assert (folder / journal.partition("#")[0]).exists()
+    assert "needle" in found
+    hidden = (
+        ["run.jsonl", "run.before-1.jsonl"] if journal == "run.jsonl" else ["runs.db", "runs.db-wal", "runs.db-shm"]
+    )
+    assert [] == [name for name in hidden if f'"{name}' in found or f"/{name}" in found or f"{name}:" in found]

@@ -393,6 +393,19 @@ def test_a_divergence_shows_the_commands_that_help_and_each_works_as_it_stands(e
     assert "stepengine diff A B" in message
 
 
+@pytest.mark.spec("replay:D10", "reliability:JR36")
+def test_extending_asks_before_tools_run_again_and_keeps_the_old_file_beside(ended: str, scripted: Any) -> None:
+    agent, before = edited("You help.", "You hinder."), Path(ended).read_bytes()
+    scripted(tool_call("shout", {"text": "two"}), text("fine"))
+    said = command("extend", ended, "--agent", agent, "--answer", "q3=yes", code=1).stderr
+    assert "may happen again" in said
+    assert "--allow-repeat" in said
+    assert (Path("done.txt").read_text(), Path(ended).read_bytes()) == ("onetwo", before)
+    said = command("extend", ended, "--agent", agent, "--answer", "Ship it?=yes", "--allow-repeat").stderr
+    assert "kept 1 of 5 effects, recorded 4 anew; as it was: run.before-1.jsonl" in said
+    assert (Path("done.txt").read_text(), Path("run.before-1.jsonl").read_bytes()) == ("onetwotwo", before)
+
+
 @pytest.mark.spec("replay:D10")
 def test_a_run_that_fails_while_it_is_extended_leaves_the_file_as_it_was(ended: str, scripted: Any) -> None:
     def refuse(request: Any) -> Any:
@@ -401,9 +414,27 @@ def test_a_run_that_fails_while_it_is_extended_leaves_the_file_as_it_was(ended: 
 
     before = Path(ended).read_bytes()
     scripted(refuse)
-    said = command("extend", ended, "--agent", edited("You help.", "You hinder."), code=1).stderr
+    said = command("extend", ended, "--agent", edited("You help.", "You hinder."), "--allow-repeat", code=1).stderr
     assert "run.jsonl stays as it was" in said
     assert Path(ended).read_bytes() == before
+
+
+@pytest.mark.spec("ecosystem:EC141")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fork", "--at", "99"], "has no effect #99: the run there has the effects 0 to 4"),
+        (["fork", "--at", "7#1"], "there is no run at that path"),
+        (["fork", "--at", "9" * 5_000], "an address is a number of an effect"),
+        (["fork", "--at", "abc"], "an address is a number of an effect, or text such as '#5' or '3.2#1'"),
+        (["replay", "--live", "luck"], "live='luck' is no kind of effect"),
+    ],
+)
+def test_a_place_that_a_journal_does_not_have_is_wrong_usage(ended: str, arguments: list[str], said: str) -> None:
+    before = set(Path().iterdir())
+    name, *options = arguments
+    assert said in command(name, ended, *options, code=2).stderr
+    assert set(Path().iterdir()) == before
 
 
 @pytest.mark.spec("replay:D12")
@@ -416,7 +447,7 @@ def test_a_replay_may_let_tools_or_models_be_live(ended: str, scripted: Any) -> 
     assert "call_tool shout has another result than was recorded" in message
     scripted(text("short cut"))
     assert command("replay", ended, "--live", "call_model", "-q").stdout == "ONE yes\n"
-    assert "live='luck' is no kind" in command("replay", ended, "--live", "luck", code=1).stderr
+    assert "live='luck' is no kind" in command("replay", ended, "--live", "luck", code=2).stderr
 
 
 def test_a_replay_at_a_speed_shows_the_run_and_comes_to_the_same_end(ended: str) -> None:

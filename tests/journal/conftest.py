@@ -81,8 +81,8 @@ class Rig:
     def replay(self, journal: Any) -> RunResult[Any]:
         return self.run(lambda: Session.replay(journal))
 
-    def extend(self, journal: Any) -> RunResult[Any]:
-        return self.run(lambda: Session.extend(journal))
+    def extend(self, journal: Any, **options: Any) -> RunResult[Any]:
+        return self.run(lambda: Session.extend(journal, **options))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from stepengine import (
@@ -34,7 +35,7 @@ from stepengine import (
 )
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import JournalError, ReplayDivergence
-from stepengine.journal import FileJournal, MemoryJournal, check
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
 from stepengine.testing import ScriptedModel, text, tool_call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -192,6 +193,61 @@ def test_a_run_that_is_extended_may_wait_for_an_answer_and_be_resumed(tmp_path: 
     with Engine([agent(True)]) as engine:
         assert engine.extend_sync(path).status is RunStatus.SUSPENDED
         assert engine.resume_sync(path, answers={"Sure?": "yes"}).output == "yes"
+
+
+def charging(charged: list[int], *steps: Any) -> AgentDefinition[Any]:
+    def charge(amount: int) -> int:
+        charged.append(amount)
+        return amount
+
+    def handle_steps(ctx: Any) -> Any:
+        for step in steps:
+            yield from Perform(charge, step) if isinstance(step, int) else Perform.idempotent(str.upper, step)
+
+    return AgentDefinition("shop", handle_steps=handle_steps)
+
+
+@pytest.mark.spec("replay:D10", "reliability:JR36")
+@pytest.mark.parametrize("kind", [FileJournal, SqliteJournal])
+def test_extending_asks_before_it_does_again_what_changed_the_world_and_keeps_what_was_recorded(
+    kind: Any, tmp_path: Path
+) -> None:
+    charged: list[int] = []
+    with Engine([charging(charged, "a", 5, 7, "c")]) as engine:
+        journal = engine.run_sync("shop", journal=kind(tmp_path / "run.db")).journal
+    before = journal.content()
+    with Engine([charging(charged, "b", 5, 7, "c")]) as engine:
+        with pytest.raises(JournalError, match=r"#1 perform charge, #2 perform charge.*allow_repeat=True") as caught:
+            engine.extend_sync(journal)
+        assert "from #0 on" in caught.value.message
+        assert (charged, journal.content(), journal.extended) == ([5, 7], before, None)
+
+        assert engine.extend_sync(journal, allow_repeat=True).status is RunStatus.COMPLETED
+        again = engine.replay_sync(journal)
+    assert charged == [5, 7, 5, 7]
+    assert again.status is RunStatus.COMPLETED
+    # Two intents are equal to recorded ones, and happened all the same.
+    made = journal.extended
+    assert (made.kept, made.recorded, made.anew) == (0, 4, 4)
+    assert made.before.content() == before
+
+    with Engine([charging(charged, "b", 5, 7, "d")]) as engine:
+        engine.extend_sync(journal)
+    assert charged == [5, 7, 5, 7]
+    assert (journal.extended.kept, journal.extended.recorded, journal.extended.anew) == (3, 4, 1)
+    assert "before-2" in journal.extended.before.name
+    assert made.before.content() == before
+
+
+@pytest.mark.spec("replay:D10", "reliability:JR36")
+def test_extending_a_run_that_is_started_with_something_else_asks_too(tmp_path: Path) -> None:
+    charged: list[int] = []
+    with Engine([charging(charged, 5)]) as engine:
+        engine.run_sync("shop", journal=tmp_path / "run.jsonl")
+    other = attrs.evolve(charging(charged, 5), id="other")
+    with Engine([other]) as engine, pytest.raises(JournalError, match="#0 perform charge"):
+        engine.extend_sync(tmp_path / "run.jsonl", agent="other")
+    assert charged == [5]
 
 
 # --- at its own pace ------------------------------------------------------------------------------------------------

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from pathlib import Path
 
 import attrs
@@ -21,6 +24,7 @@ from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_jou
 from stepengine.journal.files import FileWriter
 from stepengine.journal.records import Input
 from stepengine.journal.reserve import Reserve
+from stepengine.journal.sqlite import SqliteWriter
 from stepengine.testing import text
 
 
@@ -63,6 +67,84 @@ def locked_by_another_process(path, body):
 def test_a_journal_is_readable_by_its_owner_only(recorded):
     assert recorded.stat().st_mode & 0o777 == 0o600
     assert recorded.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.spec("reliability:SC08", "replay:K13")
+@pytest.mark.parametrize("kind", [FileJournal, SqliteJournal])
+def test_a_journal_that_others_may_read_is_theirs_no_longer_once_it_is_opened_for_writing(tmp_path, world, kind):
+    path = tmp_path / "deep" / "deeper" / "runs.db"
+    masked = os.umask(0)
+    try:
+        first = world.rig().record(kind(path)).journal
+        assert [folder.stat().st_mode & 0o777 for folder in path.parents[:2]] == [0o700, 0o700]
+        path.chmod(0o666)
+        path.parent.chmod(0o755)
+        world.rig().replay(first)
+        assert path.stat().st_mode & 0o777 == 0o666, "who only reads changes nothing"
+        writer = first.writer()
+        modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+        writer.close()
+    finally:
+        os.umask(masked)
+    assert set(modes.values()) == {0o600}, modes
+    assert path.parent.stat().st_mode & 0o777 == 0o755, "a folder that was there is its owner's business"
+
+
+@pytest.mark.spec("reliability:SC08", "reliability:JR34")
+@pytest.mark.parametrize("kind", [FileJournal, SqliteJournal])
+def test_a_symbolic_link_is_no_journal_to_write(tmp_path, world, kind):
+    path, link, loose = tmp_path / "runs.db", tmp_path / "link.db", tmp_path / "loose.db"
+    first = world.rig().record(kind(path)).journal
+    link.symlink_to(path)
+    loose.symlink_to(tmp_path / "nothing.db")
+    run = [] if kind is FileJournal else [first.run]
+    before = first.content()
+    for place in (link, loose):
+        linked = kind(place, *run)
+        for act in (linked.writer, lambda linked=linked: linked.replace(first.records())):
+            with pytest.raises(JournalError, match="symbolic link"):
+                act()
+    assert first.content() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.db", "loose.db", "runs.db"]
+
+
+@pytest.mark.spec("reliability:JR13", "reliability:JR14")
+def test_one_database_by_two_ways_has_one_lock_and_by_two_names_none(tmp_path, world):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "way").symlink_to(tmp_path / "real")
+    journal = world.rig().record(SqliteJournal(tmp_path / "real" / "runs.db")).journal
+    writer = journal.writer()
+    try:
+        with pytest.raises(JournalLocked):
+            SqliteJournal(tmp_path / "way" / "runs.db", journal.run).writer()
+    finally:
+        writer.close()
+    os.link(tmp_path / "real" / "runs.db", tmp_path / "second.db")
+    for name in ("real/runs.db", "second.db"):
+        # SQLite keeps what is not in the file yet beside its name: whoever wrote by the other one would damage it.
+        with pytest.raises(JournalError, match="2 names"):
+            SqliteJournal(tmp_path / name, journal.run).writer()
+
+
+@pytest.mark.spec("reliability:JR17", "reliability:SC08")
+def test_a_lock_of_a_database_follows_no_link(tmp_path, world):
+    journal = world.rig().record(SqliteJournal(tmp_path / "runs.db")).journal
+    status = (tmp_path / "runs.db").stat()
+    (tmp_path / f".{status.st_dev:x}-{status.st_ino:x}.{journal.run}.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(JournalError, match="symbolic link"):
+        journal.writer()
+    assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.spec("reliability:JR17", "reliability:R23")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path, world):
+    fifo = tmp_path / "fifo.jsonl"
+    os.mkfifo(fifo)
+    for journal in (FileJournal(fifo), SqliteJournal(fifo, "run")):
+        for act in (world.rig().replay, world.rig().resume, lambda j: j.content(), lambda j: j.replace([])):
+            with pytest.raises(JournalError, match="no regular file"):
+                act(journal)
+        assert "no regular file" in check(journal).problems[0]
 
 
 @pytest.mark.spec("reliability:JR01", "replay:J30")
@@ -348,6 +430,120 @@ def test_the_intent_of_what_must_not_happen_twice_is_on_disk_before_it_happens(p
 
     type(world.rig())(AgentDefinition("a", handle_steps=handle_steps)).record(FileJournal(path))
     assert seen == {"once": 2, "often": 2}
+
+
+# --- waiting for it beside the event loop ---------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:JR41", "reliability:JR42")
+@pytest.mark.parametrize("kind", [FileWriter, SqliteWriter])
+def test_the_event_loop_goes_on_while_a_journal_waits_for_its_disk(tmp_path, world, monkeypatch, kind):
+    threads, ticks = set(), iter(range(10**9))
+    store = kind._store
+
+    def slow(self, lines):
+        threads.add(threading.get_ident())
+        before = next(ticks)
+        # On the thread of the loop this would never end: nobody else ticks.
+        assert wait_for(lambda: next(ticks) > before + 20), "the event loop stood still"
+        store(self, lines)
+
+    async def tick():
+        while True:
+            next(ticks)
+            await asyncio.sleep(0.001)
+
+    async def go(rig):
+        ticking = asyncio.create_task(tick())
+        try:
+            return (await rig.arun(lambda: rig.Session.record(journal)))[0]
+        finally:
+            ticking.cancel()
+
+    monkeypatch.setattr(kind, "_store", slow)
+    journal = FileJournal(tmp_path / "one.jsonl") if kind is FileWriter else SqliteJournal(tmp_path / "runs.db")
+    result = asyncio.run(go(world.rig()))
+    assert result.status is RunStatus.COMPLETED
+    assert check(result.journal)
+    assert threading.get_ident() not in threads
+
+
+def wait_for(is_so):
+    deadline = time.monotonic() + 5
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+@pytest.mark.spec("reliability:JR41", "reliability:JR42", "reliability:R1")
+def test_no_handler_sees_a_result_that_is_not_on_disk_and_no_effect_happens_before_its_intent_is(path, rig):
+    durable, wrong = [b""], []
+
+    class Slow(Disk):
+        def sync(self, descriptor):
+            content = path.read_bytes()
+            time.sleep(0.002)
+            durable.append(content)
+
+    def act(name):
+        if f'"args":["{name}"]'.encode() not in durable[-1]:
+            wrong.append(f"{name} began too early")
+        return f"did {name}"
+
+    def seen(*values):
+        wrong.extend(f"{v} is seen too early" for v in values if f'"{v}"'.encode() not in durable[-1])
+
+    def branch(ctx):
+        for n in range(3):
+            seen((yield from Perform(act, f"{ctx.prompt}{n}")))
+
+    kids = [AgentDefinition(name, handle_steps=branch) for name in ("left", "right")]
+
+    def handle_steps(ctx):
+        seen((yield from Perform(act, "first")))
+        seen(*(yield from Parallel(*[Perform(act, f"p{n}") for n in range(4)])))
+        yield from Parallel(*[AgentCall(kid, kid.id) for kid in kids])
+
+    agent = AgentDefinition("a", spawnable_agents=kids, handle_steps=handle_steps)
+    result = rig(agent).record(Slow(10_000_000).under(FileJournal(path)))
+    assert (result.status, wrong) == (RunStatus.COMPLETED, []), result.error
+    assert all(after.startswith(before) for before, after in itertools.pairwise(durable))
+    assert durable[-1] == path.read_bytes()
+
+
+@pytest.mark.spec("reliability:JR41", "reliability:R2")
+def test_a_run_that_is_stopped_while_a_result_is_written_keeps_it_and_does_nothing_twice(path, rig):
+    done, begun = [], threading.Event()
+
+    class Slow(Disk):
+        def sync(self, descriptor):
+            if done:
+                begun.set()
+                time.sleep(0.05)
+
+    def handle_steps(ctx):
+        yield from Perform(done.append, "once")
+        yield from Perform(done.append, "then")
+
+    async def go(made):
+        live = made.begin(made.Session.record(Slow(10_000_000).under(FileJournal(path))))
+        task = asyncio.create_task(live.run())
+        await asyncio.to_thread(begun.wait, 5)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0.005)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await made.engine.aclose()
+
+    agent = AgentDefinition("a", handle_steps=handle_steps)
+    asyncio.run(go(rig(agent)))
+    assert done == ["once"]
+    assert ("", 0) in FileJournal(path).history().results
+    assert rig(agent).resume(FileJournal(path)).status is RunStatus.COMPLETED
+    assert done == ["once", "then"]
 
 
 # --- SQLite ---------------------------------------------------------------------------------------------------------

@@ -292,6 +292,18 @@ def test_a_check_says_everything_that_is_wrong_and_raises_nothing(recorded, tmp_
     assert "the result of #0 cannot be read" in forged(3, '"json"', '"hologram"')[0]
 
 
+@pytest.mark.spec("reliability:SC08")
+@pytest.mark.parametrize("link", [True, False])
+def test_a_scrubbed_copy_of_a_run_with_effects_that_began_together_is_whole_and_replays(fresh_world, link):
+    journal = MemoryJournal(link=link)
+    recorded = fresh_world().rig().record(journal)
+    copy = scrub(MemoryJournal(journal.lines()))
+
+    assert check(copy), check(copy).problems
+    assert [i.gather for i in copy.history().intents.values()] == [i.gather for i in journal.history().intents.values()]
+    assert fresh_world().rig().replay(copy).output == recorded.output
+
+
 @pytest.mark.spec("reliability:SC08", "replay:K13", "replay:D3")
 def test_a_scrubbed_copy_holds_no_key_and_replays(rig):
     key = "sk-test-PLANT-1-abcdefghijklmnopqrst1234"

@@ -148,8 +148,8 @@ def test_what_counts_is_written_before_it_is_seen_and_synced_when_the_disk_is_as
     if sync == "write":
         assert spied.syncs == []
         return
-    # The start; the intent of what must not happen twice; its result; the other intent rides with its own result.
-    assert [entry[2] for entry in seen] == [2, 3, 3, 4]
+    # The start with the intent of what must not happen twice; its result; the other intent rides with its own result.
+    assert [entry[2] for entry in seen] == [1, 2, 2, 3]
 
 
 # --- the kinds ------------------------------------------------------------------------------------------------------

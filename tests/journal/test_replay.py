@@ -701,7 +701,7 @@ def test_extending_keeps_what_still_holds_and_goes_live_from_the_first_differenc
     rig(agent("one", "two", "three"), ["x"]).record(journal)
     before = journal.content()
     done.clear()
-    result = rig(agent("one", "TWO", "three"), ["y"]).extend(journal)
+    result = rig(agent("one", "TWO", "three"), ["y"]).extend(journal, allow_repeat=True)
     assert result.status is RunStatus.COMPLETED
     assert done == ["TWO", "three", "kid three"]
     assert journal.content().splitlines()[:4] == before.splitlines()[:4]
@@ -709,7 +709,7 @@ def test_extending_keeps_what_still_holds_and_goes_live_from_the_first_differenc
     done.clear()
     assert rig(agent("one", "TWO", "three")).replay(journal).text == "y"
     unchanged = journal.content()
-    failed = rig(agent("one", "TWO", "four")).extend(journal)
+    failed = rig(agent("one", "TWO", "four")).extend(journal, allow_repeat=True)
     assert failed.status is RunStatus.FAILED
     assert journal.content() == unchanged
     assert done == ["four", "kid four"]

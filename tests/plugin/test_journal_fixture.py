@@ -325,3 +325,28 @@ def test_a_child_that_goes_on_after_its_recorded_end_is_extended_and_else_diverg
         refused.stdout.fnmatch_lines(["*ReplayDivergence*"])
     run(agent_test(1, longer), "--stepengine-record=extend").assert_outcomes(passed=1)
     run(agent_test(0, longer)).assert_outcomes(passed=1)
+
+
+SCRIPTED = """
+def handle(ctx):
+    yield STEP
+    yield STEP
+    MORE
+
+def test_one(journal):
+    model = ScriptedModel(["one", "two", "three"][:STEPS])
+    with Engine(models=model) as made:
+        result = made.run_sync(AgentDefinition("teller", model="scripted/m", handle_steps=handle), "go", journal=journal)
+    assert [m.text for m in result.state.message_history if m.role == "assistant"] == ["one", "two", "three"][:STEPS]
+    assert len(model.calls) in (0, STEPS)
+"""
+
+
+@pytest.mark.spec("replay:M4")
+def test_a_script_goes_on_where_the_record_ends_when_a_test_is_extended(run, agent_test):
+    shorter = SCRIPTED.replace("MORE", "return").replace("STEPS", "2")
+    longer = SCRIPTED.replace("MORE", "yield STEP").replace("STEPS", "3")
+
+    run(agent_test(0, shorter), "--stepengine-record=once").assert_outcomes(passed=1)
+    run(agent_test(0, longer), "--stepengine-record=extend").assert_outcomes(passed=1)
+    run(agent_test(0, longer)).assert_outcomes(passed=1)

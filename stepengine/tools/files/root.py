@@ -46,6 +46,7 @@ class Policy:
     What a set of tools may touch below its root (reliability 4.1).
 
     Attributes:
+        withhold: Patterns of files that are treated as secret ones.
         allow_secrets: Patterns of secret files that may be used all the same.
         allow_protected: Patterns of protected files that may be written all the same.
         refuse_hardlinks: Refuse to read a file that has more than one name.
@@ -53,6 +54,7 @@ class Policy:
         allow_wide_root: Accept ``/``, the home folder and what contains it as root.
     """
 
+    withhold: tuple[str, ...] = ()
     allow_secrets: tuple[str, ...] = ()
     allow_protected: tuple[str, ...] = ()
     refuse_hardlinks: bool = False
@@ -101,7 +103,7 @@ class Root:
         self.policy = policy
         self.info = os.fstat(self.fd)
         self.real = tuple([p for p in os.path.realpath(folder).split("/") if p])
-        self.secrets = PathRules(SECRETS, policy.allow_secrets)
+        self.secrets = PathRules((*SECRETS, *policy.withhold), policy.allow_secrets)
         self.protected = PathRules(PROTECTED, (*policy.allow_protected, *UNPROTECTED))
         if not policy.allow_wide_root:
             self._refuse_wide(folder)

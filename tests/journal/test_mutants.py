@@ -1,0 +1,149 @@
+"""
+Journals that somebody changed and sealed again: whatever stands in them, it is refused with the number of the record, or serves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from stepengine import STEP, AgentDefinition, Ask, RunStatus
+from stepengine.cli.showing import show_command
+from stepengine.errors import HandlerError, JournalCorrupt, JournalError, JournalVersion, ReplayDivergence
+from stepengine.journal import FileJournal, MemoryJournal, branch, check, diff, scrub, sealed
+from stepengine.journal.rendering import render
+from stepengine.journal.trees import run_tree
+
+from .mutants import mutant
+
+CHUNK = 50
+FAST, DEEP = 6, 100
+"""Chunks of mutants: 300 in the fast suite, each read in two ways; 5,000 in the deep one, each read in every way."""
+
+
+class Computed:
+    """
+    A system prompt that depends on the run.
+    """
+
+    def render(self, ctx: Any) -> str:
+        return "You ask."
+
+
+def asking(world: type) -> Any:
+    """
+    An agent with a computed prompt that waits for two answers and got one.
+    """
+
+    def handle_steps(ctx: Any) -> Any:
+        yield STEP
+        first = yield from Ask("First?")
+        second = yield from Ask("Second?", options=["yes", "no"])
+        return [first, second]
+
+    agent = AgentDefinition("asking", model="t/m", system_prompt=Computed(), handle_steps=handle_steps)
+    return type(world().rig())(agent, ["x"] * 9)
+
+
+@pytest.fixture(scope="module")
+def bases() -> Callable[[type], dict[str, tuple[list[bytes], Any]]]:
+    """
+    The lines of good journals, each with what makes an engine for it.
+    """
+
+    @cache
+    def made(world: type) -> dict[str, tuple[list[bytes], Any]]:
+        whole, asked = MemoryJournal(link=True), MemoryJournal(link=False)
+        world().rig().record(whole)
+        result = asking(world).record(asked, answers={"First?": "one"})
+        assert result.status is RunStatus.SUSPENDED
+        cut = MemoryJournal(whole.lines()[:-9])
+        world().rig().replay(cut)
+        rigs = {"whole": lambda: world().rig(), "cut": lambda: world().rig(), "asked": lambda: asking(world)}
+        return {n: (j.lines(), rigs[n]) for n, j in (("whole", whole), ("cut", cut), ("asked", asked))}
+
+    return made
+
+
+def ways(data: bytes, good: list[bytes], rig: Any, path: Path) -> dict[str, Callable[[], Any]]:
+    """
+    Return what reads a journal.
+    """
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+
+    def journal() -> MemoryJournal:
+        return MemoryJournal(data)
+
+    return {
+        "replay": lambda: rig().replay(journal()),
+        "resume": lambda: rig().resume(FileJournal(path, sync="write"), in_doubt="retry"),
+        "tree": lambda: render(run_tree(journal())),
+        "show": lambda: show_command(str(path), step="", as_json=False),
+        "step": lambda: show_command(str(path), step="2", as_json=True),
+        "diff": lambda: str(diff(MemoryJournal(good), journal())),
+        "scrub": lambda: scrub(journal()),
+        "seal": lambda: sealed(journal()),
+        "fork": lambda: branch(journal(), 0, edit="other", allow_repeat=True),
+        "extend": lambda: rig().extend(journal(), allow_repeat=True),
+    }
+
+
+def judge(number: int, way: str, act: Callable[[], Any]) -> str:
+    """
+    Return what came of reading a mutant; fail for what is no documented error.
+    """
+    try:
+        error = getattr(act(), "error", None)
+    except Exception as raised:
+        error = raised
+    where = f"mutant {number}, {way}: {type(error).__name__}: {error}"
+    if error is None or isinstance(error, HandlerError):
+        return "served"
+    assert isinstance(error, JournalError), where
+    if type(error) is JournalCorrupt:
+        assert re.search(r"record \d+", error.message), where
+        return "corrupt"
+    assert isinstance(error, JournalVersion | ReplayDivergence) or way == "fork", where
+    return type(error).__name__
+
+
+def fuzz(chunk: int, bases: Any, world: type, path: Path, *, every: bool) -> Counter[str]:
+    came: Counter[str] = Counter()
+    for number in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+        random = Random(number)
+        good, rig = random.choice(list(bases(world).values()))
+        data = mutant(good, random)
+        acts = ways(data, good, rig, path)
+        report = check(path)
+        came["sound" if report else "damaged"] += 1
+        for way in acts if every else random.sample(list(acts), 2):
+            came[judge(number, way, acts[way])] += 1
+    return came
+
+
+@pytest.mark.spec("reliability:R14", "reliability:R22")
+@pytest.mark.parametrize("chunk", range(FAST))
+def test_a_changed_journal_with_right_checksums_is_refused_by_the_number_of_its_record_or_serves(
+    chunk: int, bases: Any, fresh_world: type, tmp_path: Path
+) -> None:
+    came = fuzz(chunk, bases, fresh_world, tmp_path / "mutant.jsonl", every=False)
+
+    assert came["corrupt"] > CHUNK / 4
+    assert came["served"] > CHUNK / 10
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:R14", "reliability:R22")
+@pytest.mark.parametrize("chunk", range(DEEP))
+def test_a_changed_journal_is_refused_or_serves_in_every_way_in_which_it_is_read(
+    chunk: int, bases: Any, fresh_world: type, tmp_path: Path
+) -> None:
+    fuzz(chunk, bases, fresh_world, tmp_path / "mutant.jsonl", every=True)
