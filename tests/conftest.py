@@ -25,6 +25,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from stepengine.redaction import GIVEN
+
 hypothesis.settings.register_profile("ci", derandomize=True, max_examples=100, deadline=None, print_blob=True)
 hypothesis.settings.register_profile(
     "explore", parent=hypothesis.settings.get_profile("ci"), derandomize=False, max_examples=2_000
@@ -171,6 +173,7 @@ def hermetic(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
         patch.setattr(socket, "getaddrinfo", guarded_lookup(socket.getaddrinfo))
         yield
+    GIVEN.forget()
 
 
 def guarded(method: Any) -> Any:
