@@ -28,7 +28,9 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
 
 __all__ = (
+    "ANY",
     "GIVEN",
+    "KNOWN",
     "MIN_KNOWN",
     "Field",
     "Header",
@@ -64,6 +66,8 @@ ORDINARY_KEYS = frozenset({
 """What people give to servers that want any key: replacing these words would change texts that speak of something else."""
 
 NESTED_JSON = 3
+BEYOND = 8_000
+"""How far a text is read beyond what is shown of it, so that a secret at the cut is known for one."""
 MAX_DEPTH = 200
 PLACEHOLDER = re.compile(r"<redacted:[^<>]*>|<(?:home|cwd|tmp|host|user)>")
 
@@ -330,11 +334,21 @@ class Keys:
     def __repr__(self) -> str:
         return f"<Keys: {len(self.names)} values>"
 
-    def tell(self, value: str, name: str) -> None:
-        """Take *value* for a secret from now on, unless it is known, shorter than 8 characters, or no secret at all."""
+    def tell(self, value: str, name: str, environment: Mapping[str, str] | None = None) -> None:
+        """
+        Take *value* for a secret from now on, unless it is known, shorter than 8 characters, or no secret at all.
+
+        Args:
+            value: The secret.
+            name: What stands for it, unless a variable of *environment* has the same value.
+            environment: Where to look for such a variable; one that is named like a secret goes before others.
+        """
         value = value.strip()
-        if value not in self.names and len(value) >= MIN_KNOWN and value.lower() not in ORDINARY_KEYS:
-            self._take(value, name)
+        if value in self.names or len(value) < MIN_KNOWN or value.lower() in ORDINARY_KEYS:
+            return
+        named = [n for n, v in (environment or {}).items() if v.strip() == value]
+        named.sort(key=lambda variable: (not variable.upper().endswith(SECRET_SUFFIXES), variable))
+        self._take(value, named[0] if named else name)
 
     def learn(self, environment: Mapping[str, str]) -> None:
         """Take the values of variables that are named like secrets; their names win over those that were told."""
@@ -485,6 +499,10 @@ class Redactor:
             text = self._machine.sub(lambda found: self.rules.machine[found[0]], text)
         return self._put_for(text, shapes_in(text)) if self.shapes else text
 
+    def beginning(self, text: str, limit: int) -> str:
+        """Return the cleaned beginning of *text*, *limit* characters and a little more, whatever stands at the cut."""
+        return self.text(text[: limit + BEYOND])
+
     def spans(self, text: str) -> list[Span]:
         """
         Return where secrets stand in *text*, in their order; those that meet are one.
@@ -624,8 +642,11 @@ class Redactor:
         if kind is str:
             return self.text(value) if self.suspicious(value) else value
         if kind is Transcript:
-            clean = value.memo(("redaction", self.key), self.frozen)
-            return value if all(a is b for a, b in zip(clean, value, strict=True)) else Transcript(clean)
+            # Counted along the history, so that each message is looked at once and not at every step.
+            changed = value.fold(
+                ("redaction", self.key), lambda n, message: n + (self.frozen(message) is not message), 0
+            )
+            return Transcript([self.frozen(message) for message in value]) if changed else value
         if kind is JsonDict or kind is JsonList:
             return freeze(self.value(value)) if self.suspicious(compact(value)) else value
         if kind is tuple:
@@ -860,3 +881,10 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(member)
     elif isinstance(value, str):
         yield value
+
+
+KNOWN = Redactor({}, shapes=False, keys=GIVEN)
+"""What takes out the values that this process knows to be secret, and nothing else."""
+
+ANY = Redactor({}, shapes=True, keys=GIVEN)
+"""The same, and what looks like a secret."""

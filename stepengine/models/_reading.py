@@ -28,12 +28,13 @@ from stepengine.models._failures import (
 )
 from stepengine.models._json import read_json
 from stepengine.models._sse import SSEParser
-from stepengine.models.keys import redacted
+from stepengine.models.keys import printable
 
 __all__ = ("Accumulator", "Exchange", "ReplyReader", "Timeouts", "drained", "pieces_of")
 
 MAX_REPLY = 64 * 1024 * 1024
 MAX_TEXT = 4 * 1024 * 1024
+BEGIN = 200
 DRAIN_SECONDS = 0.25
 DRAIN_BYTES = 64 * 1024
 logger = logging.getLogger("stepengine.models")
@@ -249,9 +250,9 @@ class Exchange:
             data = data[0]
         if isinstance(data, Mapping):
             return data
-        begin = redacted(content[:200].decode("utf-8", "replace"), self.call.credentials.key)
-        begin = "".join([c if c.isprintable() else " " for c in begin])
-        msg = f"{self.call.provider} answered {kind or 'something'} that is no reply of {self.call.model!r}: {begin!r}"
+        begin = printable(content[: 2 * BEGIN].decode("utf-8", "replace"), BEGIN)
+        what = printable(kind, BEGIN) or "something"
+        msg = f"{self.call.provider} answered {what} that is no reply of {self.call.model!r}: {begin!r}"
         raise ModelError(msg, retryable=kind != "text/html", kind="protocol", request_id=self.request_id)
 
 
