@@ -21,8 +21,18 @@ import attrs
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.errors import ModelError
 from stepengine.models._discretion import discreet
-from stepengine.models._failures import INVALID_SIGNATURE, ONCE, Call, body_failure, protocol_failure, sdk_failure
-from stepengine.models._reading import Accumulator, Exchange, ReplyReader, Timeouts, late, pieces_of
+from stepengine.models._failures import INVALID_SIGNATURE, ONCE, Call, body_failure, sdk_failure
+from stepengine.models._json import count_of
+from stepengine.models._reading import (
+    Accumulator,
+    Exchange,
+    ReplyReader,
+    Timeouts,
+    held,
+    late,
+    pieces_of,
+    understood,
+)
 from stepengine.models._wire import all_headers, extra_headers
 from stepengine.models.base import Provider, deltas_of
 from stepengine.models.keys import (
@@ -270,8 +280,7 @@ class HttpProvider(Provider):
             data = exchange.json(await exchange.content())
         finally:
             await exchange.response.aclose()
-        counted = data.get(self.count_member)
-        return counted if isinstance(counted, int) else None
+        return count_of(data.get(self.count_member))
 
     async def close(self) -> None:
         """Close the client of this event loop, and those of loops that still run elsewhere."""
@@ -347,12 +356,12 @@ class HttpProvider(Provider):
         data = exchange.json(content)
         if data.get("error"):
             raise body_failure(data, None, exchange.response.headers, exchange.call)
-        try:
-            reply = self.accumulator.decoder(data, exchange.call, self.bare(request.model), exchange.request_id)
-            return self._finished(reply, request)
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            broken = protocol_failure(exchange.call, f"the reply lacks what it must hold: {error!r}")
-        raise broken
+        model = self.bare(request.model)
+        reply = understood(
+            exchange.call,
+            lambda: held(self.accumulator.decoder(data, exchange.call, model, exchange.request_id), exchange.call),
+        )
+        return self._finished(reply, request)
 
     def _reader(self, exchange: Exchange, request: ModelRequest) -> ReplyReader:
         accumulator = self.accumulator(exchange.call, self.bare(request.model), exchange.request_id)
