@@ -18,7 +18,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import attrs
@@ -65,6 +65,7 @@ ORDINARY_KEYS = frozenset({
 })  # fmt: skip
 """What people give to servers that want any key: replacing these words would change texts that speak of something else."""
 
+NO_TEXT = frozenset({int, float, bool, type(None)})
 NESTED_JSON = 3
 BEYOND = 8_000
 """How far a text is read beyond what is shown of it, so that a secret at the cut is known for one."""
@@ -480,7 +481,10 @@ class Redactor:
         # Places and anchors of such rules belong to decoded values, and cannot be looked for in their JSON.
         if rules.functions or rules.fields or rules.patterns:
             return True
-        if any(form in text for form in forms) or any(place in text for place in self._places):
+        for form in forms:
+            if form in text:
+                return True
+        if any(place in text for place in self._places):
             return True
         if self._ends and next(self._abridged(text), None) is not None:
             return True
@@ -556,6 +560,8 @@ class Redactor:
         of characters that may follow a mask.
         """
         self._forms()
+        if "***" not in text and "..." not in text and "\u2026" not in text:
+            return
         done = run_end = 0
         last: dict[str, int] = {}
         for mask in MASK.finditer(text) if self._ends else ():
@@ -636,9 +642,9 @@ class Redactor:
 
         Enumerations, errors and whatever else holds no text of its own come back as they are.
         """
-        if not (self._key or self._forms()):
-            return value
         kind = type(value)
+        if kind in NO_TEXT:
+            return value
         if kind is str:
             return self.text(value) if self.suspicious(value) else value
         if kind is Transcript:
@@ -656,12 +662,11 @@ class Redactor:
 
     def _object(self, value: Any) -> Any:
         changed = {}
-        for field in attrs.fields(type(value)):
-            if field.init:
-                old = getattr(value, field.name)
-                new = self.frozen(old)
-                if new is not old:
-                    changed[field.alias] = new
+        for name, alias in _fields_of(type(value)):
+            old = getattr(value, name)
+            new = self.frozen(old)
+            if new is not old:
+                changed[alias] = new
         return attrs.evolve(value, **changed) if changed else value
 
     def findings(self, value: Any, place: str = "") -> Iterator[tuple[str, str]]:
@@ -749,6 +754,12 @@ class Trickle:
 
 
 # --- finding --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _fields_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
+    """Return the fields of a class of attrs, each with the name of its argument."""
+    return tuple([(field.name, field.alias) for field in attrs.fields(kind) if field.init])
 
 
 def _all_forms(known: Mapping[str, str]) -> dict[str, str]:

@@ -168,20 +168,37 @@ def check(reply, body: bytes) -> None:
         assert text is None or isinstance(text, str)
 
 
+class Server:
+    """One provider, and what its server answers next."""
+
+    def __init__(self, wire) -> None:
+        self.request = wire.request()
+        self.provider = wire.make(transport=httpx2.MockTransport(lambda request: self.answer))
+        self.answer = httpx2.Response(500)
+
+    async def outcome(self, body: bytes, *, stream: bool):
+        kind = "text/event-stream" if stream else "application/json"
+        self.answer = httpx2.Response(200, content=body, headers={"content-type": kind, "x-request-id": "r1"})
+        try:
+            if not stream:
+                return await self.provider.complete(self.request)
+            deltas = [delta async for delta in self.provider.stream(self.request)]
+        except ModelError as error:
+            return error
+        return whole(deltas)
+
+
 async def outcome(wire, body: bytes, *, stream: bool):
-    kind = "text/event-stream" if stream else "application/json"
-    transport = httpx2.MockTransport(
-        lambda request: httpx2.Response(200, content=body, headers={"content-type": kind, "x-request-id": "r1"})
-    )
-    made = wire.make(transport=transport)
+    """Return the reply of *wire* to *body*, or the error."""
+    server = Server(wire)
     try:
-        if not stream:
-            return await made.complete(wire.request())
-        deltas = [delta async for delta in made.stream(wire.request())]
-    except ModelError as error:
-        return error
+        return await server.outcome(body, stream=stream)
     finally:
-        await made.close()
+        await server.provider.close()
+
+
+def whole(deltas):
+    """Return the reply at the end of *deltas*, which are all of the kinds that they say."""
     for delta in deltas[:-1]:
         if isinstance(delta, TextChunk | ThinkingChunk | ToolCallChunk):
             assert type(delta.text) is str
@@ -194,6 +211,7 @@ async def outcome(wire, body: bytes, *, stream: bool):
 async def mutate(wire, count: int, seed: str) -> dict[str, int]:
     """Ask *wire* with *count* changed replies; return how many were replies and how many failures of each kind."""
     told: dict[str, int] = {}
+    server = Server(wire)
     for number in range(count):
         chance = random.Random(f"{wire} {seed} {number}")
         stream = chance.random() < 0.5
@@ -205,7 +223,7 @@ async def mutate(wire, count: int, seed: str) -> dict[str, int]:
             else mutated(wire.reply(text, calls, stop), chance)
         )
         try:
-            found = await outcome(wire, body, stream=stream)
+            found = await server.outcome(body, stream=stream)
             if isinstance(found, ModelError):
                 assert found.message.isprintable()
                 assert len(found.message) < 3_000
@@ -216,6 +234,7 @@ async def mutate(wire, count: int, seed: str) -> dict[str, int]:
             raise
         kind = found.kind if isinstance(found, ModelError) else "reply"
         told[kind] = told.get(kind, 0) + 1
+    await server.provider.close()
     return told
 
 
