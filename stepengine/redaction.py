@@ -18,7 +18,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import attrs
@@ -566,10 +566,10 @@ class Redactor:
         last: dict[str, int] = {}
         for mask in MASK.finditer(text) if self._ends else ():
             begin, end = mask.span()
-            before = BEFORE_MASK.match(text[done:begin][::-1]).end()  # type: ignore[union-attr] - it matches nothing too
+            before = _reach(BEFORE_MASK, text[done:begin][::-1])
             first = max(done, begin - before - KEPT_BEGIN)
             if end > run_end:
-                run_end = AFTER_MASK.match(text, end).end()  # type: ignore[union-attr] - the same
+                run_end = _reach(AFTER_MASK, text, end)
                 last = {}
             for opening, ending in self._ends:
                 start = text.find(opening, first, begin)
@@ -585,7 +585,8 @@ class Redactor:
 
     def _put_for(self, text: str, spans: Iterable[Span]) -> str:
         """Return *text* with a placeholder for each of *spans*, which come in their order."""
-        made, at = [], 0
+        made: list[str] = []
+        at = 0
         for start, end, name in spans:
             if start >= at:
                 made += (text[at:start], self._put(text[start:end], name))
@@ -756,10 +757,15 @@ class Trickle:
 # --- finding --------------------------------------------------------------------------------------------------------
 
 
-@cache
+FIELDS: dict[type[Any], tuple[tuple[str, str], ...]] = {}
+"""The fields of classes that were looked into, each with the name of its argument."""
+
+
 def _fields_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
-    """Return the fields of a class of attrs, each with the name of its argument."""
-    return tuple([(field.name, field.alias) for field in attrs.fields(kind) if field.init])
+    known = FIELDS.get(kind)
+    if known is None:
+        known = FIELDS[kind] = tuple([(field.name, field.alias) for field in attrs.fields(kind) if field.init])
+    return known
 
 
 def _all_forms(known: Mapping[str, str]) -> dict[str, str]:
@@ -826,6 +832,12 @@ def _asked(functions: Iterable[Callable[[Any], Any]], value: Any) -> Any:
             msg = f"the redact function {name!r} raised {type(error).__name__}; nothing was written"
             raise SecretFound(msg, rule=name) from None  # what it raised may quote the value
     return value
+
+
+def _reach(run: re.Pattern[str], text: str, start: int = 0) -> int:
+    """Return where the *run* of characters that begins at *start* ends."""
+    found = run.match(text, start)
+    return start if found is None else found.end()
 
 
 def looks_secret(text: str) -> bool:

@@ -154,7 +154,7 @@ class GoogleAccumulator(Accumulator):
         super().__init__(call, model, request_id)
         self._data: Json = {}
         self._candidate: Json = {}
-        self._parts: list[Json] = []
+        self._parts: list[Mapping[str, Any]] = []
         self._calls = 0
 
     @property
@@ -184,7 +184,7 @@ class GoogleAccumulator(Accumulator):
         self.done = bool(self._candidate.get("finishReason") or (blocked and not self._candidate))
         return deltas
 
-    def _take(self, part: Json) -> list[ModelDelta]:
+    def _take(self, part: Mapping[str, Any]) -> list[ModelDelta]:
         if isinstance(part.get("functionCall"), Mapping):
             self._parts.append(part)
             return self._called(part["functionCall"])

@@ -57,7 +57,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     content = tuple(_parts(message, call.provider, model))
     raw = text_at(choice, "finish_reason") or None
     usage = _raw_usage(data)
-    cost = usage.get("cost") if isinstance(usage, Mapping) else None
+    cost: Any = usage.get("cost") if isinstance(usage, Mapping) else None
     return reply_of(
         content,
         call,
