@@ -27,6 +27,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from stepengine.redaction import GIVEN
 from tests.spec_rows import known
 
 hypothesis.settings.register_profile("fast", derandomize=True, max_examples=50, deadline=None, print_blob=True)
@@ -194,6 +195,7 @@ def hermetic(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
         patch.setattr(socket, "getaddrinfo", guarded_lookup(socket.getaddrinfo))
         yield
+    GIVEN.forget()
 
 
 def guarded(method: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from stepengine.errors import StepEngineError, UnknownModel
 from stepengine.machine import RunPlan, run_agent
 from stepengine.models import Models, Provider
 from stepengine.models.pricing import cost_of
+from stepengine.redaction import GIVEN
 from stepengine.runtime.calls import Pricing
 from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.hub import Hub, ObserverLike
@@ -75,6 +77,7 @@ class Base:
         **unknown: Never,
     ) -> None:
         check_engine(locals())
+        GIVEN.learn(os.environ)
         self._catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits())
         self._models = Models.of(models)
         self._keep_names = isinstance(models, Provider)

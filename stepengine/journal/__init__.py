@@ -12,8 +12,7 @@ from stepengine.journal.comparing import Difference, diff
 from stepengine.journal.files import FileJournal
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.forks import branch
-from stepengine.journal.redaction import Redactor, SecretFound
-from stepengine.journal.redaction_rules import Field, Header, Pattern, Value, machine_data
+from stepengine.journal.machine import machine_data
 from stepengine.journal.replayer import live_kinds
 from stepengine.journal.runs import Deciding, Launch, OnDivergence, begin, extend, fork, record, replay, resume
 from stepengine.journal.scanning import Leak, scan
@@ -21,6 +20,7 @@ from stepengine.journal.sealing import Edit, Sealed, repair, sealed
 from stepengine.journal.session import InDoubt, Session
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.store import Journal, MemoryJournal
+from stepengine.redaction import Field, Header, Pattern, Redactor, SecretFound, Value
 
 __all__ = (
     "Deciding",

@@ -15,9 +15,9 @@ from stepengine.journal.fingerprints import Fingerprints, fingerprint
 from stepengine.journal.history import History
 from stepengine.journal.reading import Reading, read_lines, strict_members
 from stepengine.journal.records import Blob, Head, Input, Intent, Record, Result, shown_address
-from stepengine.journal.redaction import Redactor
 from stepengine.journal.shapes import UNREADABLE
 from stepengine.journal.store import MemoryJournal
+from stepengine.redaction import Redactor
 
 __all__ = ("Report", "check", "scrub")
 

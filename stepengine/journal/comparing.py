@@ -15,8 +15,8 @@ from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.forms import outcome_members
 from stepengine.journal.history import History
 from stepengine.journal.records import ROOT, Address, Intent, shown_address
-from stepengine.journal.redaction import Redactor
 from stepengine.journal.trees import spending_of
+from stepengine.redaction import Redactor
 from stepengine.runtime.performer import child_path
 
 __all__ = ("Difference", "RunChange", "diff")

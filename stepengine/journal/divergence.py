@@ -17,8 +17,8 @@ from stepengine.errors import ReplayDivergence
 from stepengine.journal.fingerprints import seen
 from stepengine.journal.history import History
 from stepengine.journal.records import Address, Intent, file_of, shown_address
-from stepengine.journal.redaction import Redactor
 from stepengine.machine.author import Author
+from stepengine.redaction import Redactor
 
 __all__ = (
     "DivergenceKind",

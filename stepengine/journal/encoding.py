@@ -30,7 +30,7 @@ from stepengine.journal.records import (
     to_line,
     to_text,
 )
-from stepengine.journal.redaction import Redactor
+from stepengine.redaction import Redactor
 
 __all__ = ("Encoder", "packed", "request_members", "unpacked")
 

@@ -23,7 +23,7 @@ from stepengine.data.messages import Message
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.journal.redaction import Redactor
+from stepengine.redaction import Redactor
 
 __all__ = ("DEFAULT_SETTINGS", "Fingerprints", "definition_fingerprint", "fingerprint", "offered_tool", "seen")
 

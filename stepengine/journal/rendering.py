@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from stepengine.data.visible import visible
-from stepengine.journal.redaction import redactor_for
-from stepengine.journal.redaction_rules import machine_data
+from stepengine.journal.machine import machine_data
+from stepengine.redaction import redactor_for
 
 __all__ = ("clean_tree", "render", "render_effects")
 
@@ -36,7 +37,7 @@ def clean_tree(tree: Any, *, portable: bool = False, whole: bool = False) -> Any
         portable: Take out what tells of this machine, too: folders, the names of host and user (replay K7).
         whole: Leave long texts whole.
     """
-    clean = redactor_for("all", machine=machine_data() if portable else None).value(tree)
+    clean = redactor_for("all", os.environ, machine=machine_data() if portable else None).value(tree)
     if portable:
         # The folder that pytest puts between its temporary folder and a test's is another one in each of its runs.
         clean = _mapped(clean, lambda text: PYTEST_FOLDER.sub("<tmp>", text))

@@ -5,15 +5,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
 
 from stepengine.errors import DataError
-from stepengine.journal.redaction import SHAPE, Redactor, known_in_environment, shape_name
-from stepengine.journal.redaction_rules import Rules, digest_of
+from stepengine.redaction import GIVEN, Redactor, Rules, digest_of, known_in
 
 __all__ = ("Leak", "files_under", "scan")
 
@@ -21,9 +19,6 @@ SKIPPED_FOLDERS = frozenset({
     ".git", ".hg", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".venv", "__pycache__", "node_modules", "venv",
 })  # fmt: skip
 MAX_BYTES = 256 * 1024 * 1024
-# In JSON and source, an escape such as \n would put a letter directly before a key and hide where it begins. A blank of
-# the same length keeps every line and column where it is.
-ESCAPE = re.compile(r"\\[nrt\"/\\]")
 
 
 @attrs.frozen
@@ -88,13 +83,15 @@ def scan(
         DataError: when a path does not exist, a file cannot be read, or is longer than 256 MiB.
     """
     rules = Rules(allowed=allow_secrets)
-    known = Redactor(known_in_environment(environment), shapes=False, rules=rules)
+    known = known_in(os.environ if environment is None else environment)
+    # Patterns in a picture or a document would be found by chance (replay K12).
+    texts, others = [Redactor(known, shapes=shapes, rules=rules, keys=GIVEN) for shapes in (True, False)]
     for path in paths:
         for file in files_under(path):
-            yield from _leaks(file, known, rules.allowed)
+            yield from _leaks(file, texts, others)
 
 
-def _leaks(file: Path, known: Redactor, allowed: frozenset[str]) -> Iterator[Leak]:
+def _leaks(file: Path, texts: Redactor, others: Redactor) -> Iterator[Leak]:
     try:
         if (size := file.stat().st_size) > MAX_BYTES:
             msg = f"{str(file)!r} has {size} bytes; at most {MAX_BYTES} are scanned"
@@ -105,15 +102,9 @@ def _leaks(file: Path, known: Redactor, allowed: frozenset[str]) -> Iterator[Lea
         raise DataError(msg) from error
     is_text = b"\0" not in data[:8192]
     text = data.decode("utf-8" if is_text else "latin-1", errors="replace")
-    found: dict[tuple[int, int], tuple[str, str]] = {}
-    for secret, name in known.secrets(text).items():
-        for match in re.finditer(re.escape(secret), text):
-            found.setdefault(match.span(), (secret, name))
-    # Patterns in a picture or a document would be found by chance (replay K12).
-    for match in SHAPE.finditer(ESCAPE.sub("  ", text)) if is_text else ():
-        secret = text[match.start() : match.end()]
-        if digest_of(secret) not in allowed:
-            found.setdefault(match.span(), (secret, shape_name(match)))
-    for (start, _), (secret, rule) in sorted(found.items()):
-        line = text.count("\n", 0, start) + 1 if is_text else 0
+    line, counted = int(is_text), 0
+    for start, end, rule in (texts if is_text else others).spans(text):
+        if is_text:
+            line, counted = line + text.count("\n", counted, start), start
+        secret = text[start:end]
         yield Leak(str(file), line, rule, len(secret), digest_of(secret))

@@ -5,6 +5,7 @@ What every journal is: ``Journal`` and ``Writer``, and ``MemoryJournal``, which 
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -16,8 +17,7 @@ from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
 from stepengine.journal.reading import read_lines
 from stepengine.journal.records import Head, Record
-from stepengine.journal.redaction import Redact, Redactor, redactor_for
-from stepengine.journal.redaction_rules import RedactRule
+from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
 
 __all__ = ("Extension", "Journal", "MemoryJournal", "Writer")
 
@@ -110,7 +110,9 @@ class Journal(abc.ABC):
         stable: bool = False,
     ) -> None:
         self.redact: Redact = redact if isinstance(redact, str) else "all"
-        self.redactor: Redactor = redactor_for(redact, secrets, allow_secrets=allow_secrets, machine=machine)
+        self.redactor: Redactor = redactor_for(
+            redact, os.environ, secrets, allow_secrets=allow_secrets, machine=machine
+        )
         self.link = link
         self.stable = stable
         self.forks = 0

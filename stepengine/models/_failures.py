@@ -21,7 +21,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
 from stepengine.models._json import read_json
-from stepengine.models.keys import Credentials, redacted
+from stepengine.models.keys import Credentials, printable
 
 __all__ = (
     "INVALID_SIGNATURE",
@@ -84,9 +84,10 @@ SIGNATURE = re.compile(
 """What providers say of thinking that they did not make or that was changed (reliability MP60, ecosystem EC98)."""
 
 OVERFLOW_STATUS = frozenset({None, 400, 413, 422})
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 QUOTED = 200
 MAX_MESSAGE = 2_000
+MAX_WORD = 100
+MAX_ID = 200
 BAD_REQUEST, NO_MONEY, TOO_LARGE = 400, 402, 413
 SHOWN_LARGEST = 3
 HTTP_REDIRECT, HTTP_CLIENT_ERROR, HTTP_SERVER_ERROR = 300, 400, 500
@@ -147,8 +148,7 @@ def transport_failure(error: BaseException, call: Call) -> BaseException:
         return _failed(
             call, "request", False, "the request could not be sent: look at base_url and the key's characters"
         )
-    detail = redacted(f"{type(error).__name__}: {error}", call.credentials.key)
-    return _failed(call, "connection", True, detail)
+    return _failed(call, "connection", True, printable(f"{type(error).__name__}: {error}", MAX_MESSAGE))
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -215,24 +215,25 @@ def _problem(content: bytes | Mapping[str, Any]) -> _Problem:
         try:
             value = read_json(content)
         except ValueError:
-            value = content.decode("utf-8", "replace")
+            value = content[: 2 * MAX_MESSAGE].decode("utf-8", "replace")
     else:
         value = content
     if isinstance(value, list) and value:
         value = value[0]
     error = (value.get("error") or value) if isinstance(value, Mapping) else value
     if not isinstance(error, Mapping):
-        return _Problem(_quoted(str(error)), frozenset(), None)
+        return _Problem(printable(str(error), QUOTED), frozenset(), None)
     details = error.get("details")
     code = details.get("error_code") if isinstance(details, Mapping) else None
-    words = [str(w) for w in (error.get("type"), error.get("code"), error.get("status"), code) if w is not None]
+    given = (error.get("type"), error.get("code"), error.get("status"), code)
+    words = [printable(str(word), MAX_WORD) for word in given if word is not None]
     text = str(error.get("message") or error.get("detail") or error)
     metadata = error.get("metadata")
     raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
     text = f"{text} ({raw})" if isinstance(raw, str) and raw else text
     failed = error.get("failed_generation")
     text = f"{text} (it had written {failed!r})" if isinstance(failed, str) and failed else text
-    return _Problem(_quoted(text, MAX_MESSAGE), frozenset(words), _status_of(words), _delay_in(details))
+    return _Problem(printable(text, MAX_MESSAGE), frozenset(words), _status_of(words), _delay_in(details))
 
 
 def _delay_in(details: Any) -> float | None:
@@ -240,7 +241,8 @@ def _delay_in(details: Any) -> float | None:
     for detail in details if isinstance(details, list) else ():
         text = detail.get("retryDelay") if isinstance(detail, Mapping) else None
         if isinstance(text, str) and text.endswith("s") and text[:-1].replace(".", "", 1).isdecimal():
-            return float(text[:-1])
+            seconds = float(text[:-1])
+            return seconds if seconds < float("inf") else None
     return None
 
 
@@ -252,15 +254,10 @@ def _status_of(words: list[str]) -> int | None:
     return BAD_REQUEST if found is None and any(word.startswith("invalid_") for word in words) else found
 
 
-def _quoted(text: str, limit: int = QUOTED) -> str:
-    text = CONTROL.sub(" ", text).strip()
-    return text if len(text) <= limit else f"{text[:limit]}..."
-
-
 def _message(problem: _Problem, status: int | None, call: Call) -> str:
     words = ", ".join(sorted(problem.words - {str(status)}))
     head = f"{call.provider} answered {status if status is not None else 'an error'}{f' ({words})' if words else ''}"
-    text = redacted(f"{head} for {call.model!r}: {problem.text}", call.credentials.key)
+    text = f"{head} for {call.model!r}: {problem.text}"
     if status in {401, 403}:
         return f"{text} {call.credentials.origin}"
     if status == 404:  # noqa: PLR2004
@@ -304,7 +301,7 @@ def request_id_of(headers: Mapping[str, str]) -> str | None:
     """Return the provider's id of a request from the headers of its response."""
     for name in ("request-id", "x-request-id", "x-generation-id"):
         if headers.get(name):
-            return str(headers[name])
+            return printable(headers[name], MAX_ID)
     return None
 
 
@@ -313,7 +310,7 @@ def _request_id(headers: Mapping[str, str], content: bytes | Mapping[str, Any]) 
     if named is not None:
         return named
     found = content.get("request_id") if isinstance(content, Mapping) else None
-    return found if isinstance(found, str) else None
+    return printable(found, MAX_ID) if isinstance(found, str) else None
 
 
 def wait_of(headers: Mapping[str, str]) -> float | None:
@@ -334,19 +331,19 @@ def wait_of(headers: Mapping[str, str]) -> float | None:
 def _until(text: str) -> float:
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (TypeError, ValueError, IndexError):
+    except (TypeError, ValueError, IndexError, OverflowError):
         return -1.0
 
 
 def protocol_failure(call: Call, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that breaks its protocol; sending the request again may help."""
-    msg = f"{call.provider} broke its protocol in the reply of {call.model!r}: {what}"
+    msg = f"{call.provider} broke its protocol in the reply of {call.model!r}: {printable(what, MAX_MESSAGE)}"
     return ModelError(msg, retryable=True, kind="protocol", usage=usage)
 
 
 def malformed_call(call: Call, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply in which the model broke its own call; worth one more try (EC97)."""
-    msg = f"{call.model!r} of {call.provider} wrote a tool call that its provider could not read: {what}"
+    msg = f"{call.model!r} of {call.provider} wrote a tool call that its provider could not read: {printable(what, MAX_MESSAGE)}"
     return ModelError(msg, retryable=True, kind=MALFORMED_CALL, usage=usage)
 
 

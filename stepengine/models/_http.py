@@ -8,6 +8,7 @@ headers and error classes; it neither retries nor decodes (design 6, ecosystem E
 from __future__ import annotations
 
 import asyncio
+import os
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -19,11 +20,32 @@ import attrs
 
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.errors import ModelError
-from stepengine.models._failures import INVALID_SIGNATURE, ONCE, Call, body_failure, protocol_failure, sdk_failure
-from stepengine.models._reading import Accumulator, Exchange, ReplyReader, Timeouts, late, pieces_of
+from stepengine.models._discretion import discreet
+from stepengine.models._failures import INVALID_SIGNATURE, ONCE, Call, body_failure, sdk_failure
+from stepengine.models._json import count_of
+from stepengine.models._reading import (
+    Accumulator,
+    Exchange,
+    ReplyReader,
+    Timeouts,
+    held,
+    late,
+    pieces_of,
+    understood,
+)
 from stepengine.models._wire import all_headers, extra_headers
 from stepengine.models.base import Provider, deltas_of
-from stepengine.models.keys import Credentials, Secret, base_url_for, find_key, usable_variables
+from stepengine.models.keys import (
+    Credentials,
+    Secret,
+    base_url_for,
+    find_key,
+    given_to,
+    headers_given_to,
+    password_given_to,
+    usable_variables,
+)
+from stepengine.redaction import GIVEN
 
 __all__ = ("NO_KEY", "Body", "HttpProvider")
 
@@ -111,6 +133,8 @@ class HttpProvider(Provider):
         self._transport = transport
         self._timeouts = timeouts or Timeouts()
         self._headers = dict(headers or {})
+        given_to(name, self._api_key)
+        headers_given_to(name, self._headers)
         self._second_tries = SecondTries()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ready] = WeakKeyDictionary()
 
@@ -159,6 +183,7 @@ class HttpProvider(Provider):
         if url is None:
             msg = f"there is no address for {self.name!r}: pass base_url= or set {settings.base_url_variable}"
             raise ModelError(msg, kind="missing_base_url")
+        password_given_to(self.name, url)
         return credentials, url
 
     def _ready(self) -> _Ready:
@@ -167,17 +192,23 @@ class HttpProvider(Provider):
         if ready is None:
             import httpx2
 
+            from stepengine.models._transport import hold
+
             credentials, base_url = self._access()
             self._sdk()
             timeouts = self._timeouts
             http_client = httpx2.AsyncClient(
+                headers={"accept-encoding": "gzip"},
+                event_hooks={"response": [hold]},
                 transport=self._transport,
                 timeout=httpx2.Timeout(connect=timeouts.connect, read=timeouts.total, write=60.0, pool=60.0),
                 limits=httpx2.Limits(max_connections=1000, max_keepalive_connections=100),
                 follow_redirects=False,
             )
+            GIVEN.learn(os.environ)
             client = self._client(credentials, base_url, http_client)
             ready = self._clients[loop] = _Ready(client, credentials, http_client)
+        discreet()
         return ready
 
     async def complete(self, request: ModelRequest) -> ModelReply:
@@ -249,8 +280,7 @@ class HttpProvider(Provider):
             data = exchange.json(await exchange.content())
         finally:
             await exchange.response.aclose()
-        counted = data.get(self.count_member)
-        return counted if isinstance(counted, int) else None
+        return count_of(data.get(self.count_member))
 
     async def close(self) -> None:
         """Close the client of this event loop, and those of loops that still run elsewhere."""
@@ -326,12 +356,12 @@ class HttpProvider(Provider):
         data = exchange.json(content)
         if data.get("error"):
             raise body_failure(data, None, exchange.response.headers, exchange.call)
-        try:
-            reply = self.accumulator.decoder(data, exchange.call, self.bare(request.model), exchange.request_id)
-            return self._finished(reply, request)
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            broken = protocol_failure(exchange.call, f"the reply lacks what it must hold: {error!r}")
-        raise broken
+        model = self.bare(request.model)
+        reply = understood(
+            exchange.call,
+            lambda: held(self.accumulator.decoder(data, exchange.call, model, exchange.request_id), exchange.call),
+        )
+        return self._finished(reply, request)
 
     def _reader(self, exchange: Exchange, request: ModelRequest) -> ReplyReader:
         accumulator = self.accumulator(exchange.call, self.bare(request.model), exchange.request_id)

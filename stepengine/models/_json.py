@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jiter
 
@@ -15,10 +15,21 @@ from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.parts import ToolCallPart
 from stepengine.errors import DataError
 
-__all__ = ("call_part", "read_json", "utf8")
+__all__ = (
+    "call_part",
+    "count_of",
+    "index_at",
+    "list_at",
+    "object_at",
+    "objects_at",
+    "read_json",
+    "text_at",
+    "utf8",
+)
 
 MAX_ARGUMENTS = 4 * 1024 * 1024
 ROUNDS = 3
+MAX_COUNT = 10**12
 ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
@@ -56,7 +67,61 @@ def _mended(data: bytes) -> bytes:
     return ESCAPE.sub(lambda match: b"\\ufffd" if match.group(1) else match.group(0), text)
 
 
-def call_part(name: str, raw: str | Mapping[str, Any] | None, provider_data: Mapping[str, Any]) -> ToolCallPart:
+# What a reply must hold is asked for with its kind: a value of another kind is no reply, and nothing is made of it.
+
+
+def object_at(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the object under *name*, an empty one for none and ``null``; raises ``TypeError`` for anything else."""
+    value = source.get(name)
+    if value is None:
+        return {}
+    return value if isinstance(value, Mapping) else _other_kind(name, "an object", value)
+
+
+def list_at(source: Mapping[str, Any], name: str) -> list[Any]:
+    """Return the array under *name*, an empty one for none and ``null``; raises ``TypeError`` for anything else."""
+    value = source.get(name)
+    if value is None:
+        return []
+    return value if isinstance(value, list) else _other_kind(name, "an array", value)
+
+
+def objects_at(source: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return the array of objects under *name* as ``list_at`` does."""
+    values = list_at(source, name)
+    for value in values:
+        if not isinstance(value, Mapping):
+            _other_kind(name, "an array of objects", value)
+    return values
+
+
+def text_at(source: Mapping[str, Any], name: str) -> str:
+    """Return the text under *name*, an empty one for none and ``null``; raises ``TypeError`` for anything else."""
+    value = source.get(name)
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else _other_kind(name, "a text", value)
+
+
+def index_at(source: Mapping[str, Any], name: str) -> int:
+    """Return the place under *name*; raises ``TypeError`` for what is no number of a place, none included."""
+    value = source.get(name)
+    return value if type(value) is int and value >= 0 else _other_kind(name, "a place", value)
+
+
+def count_of(value: Any) -> int | None:
+    """Return a number of tokens; ``None`` for what is none: other kinds, negative, broken and impossible numbers."""
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else None
+
+
+def _other_kind(name: str, wanted: str, value: Any) -> NoReturn:
+    msg = f"{name!r} is {_kind(value)}, {wanted} was expected"
+    raise TypeError(msg)
+
+
+def call_part(name: str, raw: Any, provider_data: Mapping[str, Any]) -> ToolCallPart:
     """
     Return the call of *name* with the arguments *raw* as the model wrote them, unnumbered.
 
@@ -64,9 +129,7 @@ def call_part(name: str, raw: str | Mapping[str, Any] | None, provider_data: Map
     are no arguments. An object that was encoded as a JSON text once more is taken for the object.
     """
     data = JsonDict(freeze(provider_data))
-    if isinstance(raw, Mapping):
-        raw = _as_text(raw)
-    text = raw or ""
+    text = raw if isinstance(raw, str) else "" if raw is None else _as_text(raw)
     if len(text) > MAX_ARGUMENTS:
         digest = hashlib.sha256(utf8(text)).hexdigest()
         error = f"the arguments are too large: {len(text)} characters, at most {MAX_ARGUMENTS} are read"
@@ -79,7 +142,7 @@ def call_part(name: str, raw: str | Mapping[str, Any] | None, provider_data: Map
     return ToolCallPart("", name, raw_input=raw_input, input_error=reason, provider_data=data)
 
 
-def _as_text(value: Mapping[str, Any]) -> str:
+def _as_text(value: Any) -> str:
     try:
         return compact(value)
     except ValueError:
@@ -102,6 +165,8 @@ def _object(text: str) -> JsonDict:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, list):
-        return "an array"
+    if isinstance(value, Mapping | list):
+        return "an array" if isinstance(value, list) else "an object"
+    if value is None:
+        return "nothing"
     return "a text" if isinstance(value, str) else "a number or a truth value"

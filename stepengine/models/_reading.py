@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, suppress
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import attrs
 
 from stepengine.data.models import ModelDelta, ModelReply, TextChunk, ThinkingChunk
+from stepengine.data.parts import RefusalPart, TextPart, ThinkingPart
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
 from stepengine.models._failures import (
@@ -28,15 +29,17 @@ from stepengine.models._failures import (
 )
 from stepengine.models._json import read_json
 from stepengine.models._sse import SSEParser
-from stepengine.models.keys import redacted
+from stepengine.models.keys import printable
 
-__all__ = ("Accumulator", "Exchange", "ReplyReader", "Timeouts", "drained", "pieces_of")
+__all__ = ("Accumulator", "Exchange", "ReplyReader", "Timeouts", "drained", "held", "pieces_of", "understood")
 
 MAX_REPLY = 64 * 1024 * 1024
 MAX_TEXT = 4 * 1024 * 1024
+BEGIN = 200
 DRAIN_SECONDS = 0.25
 DRAIN_BYTES = 64 * 1024
 logger = logging.getLogger("stepengine.models")
+T = TypeVar("T")
 
 
 @attrs.frozen(kw_only=True)
@@ -152,26 +155,47 @@ class ReplyReader:
         return deltas
 
     def _event(self, name: str, data: bytes) -> list[ModelDelta]:
-        try:
-            return self._accumulator.event(name, data)
-        except ValueError as error:
-            broken = protocol_failure(self._call, f"an event is not JSON: {error}", self.usage)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
-            broken = protocol_failure(self._call, f"an event lacks what it must hold: {error!r}", self.usage)
-        raise broken
+        return understood(self._call, lambda: self._accumulator.event(name, data), lambda: self.usage)
 
     def finish(self, *, clean: bool = True) -> ModelReply:
         """
         Return the completed reply after the last byte.
 
         Raises:
-            TruncatedReply: when the terminal marker is missing.
+            ModelError: ``TruncatedReply`` when the terminal marker is missing.
         """
-        try:
-            return self._accumulator.finish(self._parser.tail, clean=clean)
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            broken = protocol_failure(self._call, f"the reply lacks what it must hold: {error!r}", self.usage)
-        raise broken
+        tail = self._parser.tail
+        return understood(
+            self._call,
+            lambda: held(self._accumulator.finish(tail, clean=clean), self._call),
+            lambda: self.usage,
+        )
+
+
+def understood(call: Call, read: Callable[[], T], usage: Callable[[], Usage | None] = lambda: None) -> T:
+    """
+    Return what *read* makes of something that a provider sent.
+
+    Decoders are pure, so whatever else they raise than a ``ModelError`` says that it is not what it should be (R22).
+
+    Raises:
+        ModelError: for a reply that breaks its protocol.
+    """
+    try:
+        return read()
+    except ModelError:
+        raise
+    except Exception as error:  # noqa: BLE001 - see above
+        what = f"it cannot be read ({type(error).__name__}: {error})"
+    raise protocol_failure(call, what, usage())
+
+
+def held(reply: ModelReply, call: Call) -> ModelReply:
+    """Return *reply* if its text is within the cap, whichever way it came (reliability MP24)."""
+    texts = [part.text for part in reply.content if isinstance(part, TextPart | ThinkingPart | RefusalPart)]
+    if sum(map(len, texts)) > MAX_TEXT:
+        raise too_large(call, f"{MAX_TEXT} characters of text", reply.usage)
+    return reply
 
 
 def too_large(call: Call, limit: str, usage: Usage | None = None) -> ModelError:
@@ -249,9 +273,9 @@ class Exchange:
             data = data[0]
         if isinstance(data, Mapping):
             return data
-        begin = redacted(content[:200].decode("utf-8", "replace"), self.call.credentials.key)
-        begin = "".join([c if c.isprintable() else " " for c in begin])
-        msg = f"{self.call.provider} answered {kind or 'something'} that is no reply of {self.call.model!r}: {begin!r}"
+        begin = printable(content[: 2 * BEGIN].decode("utf-8", "replace"), BEGIN)
+        what = printable(kind, BEGIN) or "something"
+        msg = f"{self.call.provider} answered {what} that is no reply of {self.call.model!r}: {begin!r}"
         raise ModelError(msg, retryable=kind != "text/html", kind="protocol", request_id=self.request_id)
 
 

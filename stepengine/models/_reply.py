@@ -14,6 +14,7 @@ from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.parts import AssistantPart, RefusalPart, TextPart, ToolCallPart
 from stepengine.data.usage import Usage
 from stepengine.models._failures import Call
+from stepengine.models._json import count_of
 
 __all__ = ("cut_at_stops", "kept_of", "reply_of", "usage_in_totals")
 
@@ -114,14 +115,14 @@ def usage_in_totals(raw: Any, prompt: str, completion: str, *, hits: str = "") -
     """
     if not isinstance(raw, Mapping) or (raw.get(prompt) is None and raw.get(completion) is None):
         return None
-    inside, outside = raw.get(f"{prompt}_details") or {}, raw.get(f"{completion}_details") or {}
+    inside, outside = raw.get(f"{prompt}_details"), raw.get(f"{completion}_details")
     whole, output = _figure(raw, prompt), _figure(raw, completion)
     read = min(whole, _figure(inside, "cached_tokens") or _figure(raw, hits))
     written = min(whole - read, _figure(inside, "cache_write_tokens"))
     reasoning = min(output, _figure(outside, "reasoning_tokens"))
-    unsure = any(raw.get(name) is None or raw[name] < 0 for name in (prompt, completion))
+    unsure = any(count_of(raw.get(name)) is None for name in (prompt, completion))
     return Usage(whole - read - written, output - reasoning, read, written, reasoning, at_least=unsure)
 
 
-def _figure(details: Mapping[str, Any], name: str) -> int:
-    return max(0, int(details.get(name) or 0))
+def _figure(details: Any, name: str) -> int:
+    return count_of(details.get(name)) or 0 if isinstance(details, Mapping) else 0

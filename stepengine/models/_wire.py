@@ -17,6 +17,7 @@ from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, ResultPart,
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._json import utf8
+from stepengine.models.keys import SECRET_HEADERS
 
 __all__ = (
     "NUDGE",
@@ -55,7 +56,6 @@ NUDGE = "Continue."
 
 BETAS = "anthropic-beta"
 RESERVED = frozenset({"headers", "body"})
-SECRET_HEADERS = frozenset({"authorization", "x-api-key", "x-goog-api-key", "api-key", "proxy-authorization", "cookie"})
 
 EFFORTS = ((2_048, "low"), (8_192, "medium"))
 IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import attrs
 
 from stepengine.errors import MissingKey
+from stepengine.redaction import ANY, GIVEN
 
 __all__ = (
     "KEY_HOSTS",
@@ -23,13 +24,18 @@ __all__ = (
     "base_url_for",
     "find_key",
     "first_set",
-    "redacted",
+    "given_to",
+    "headers_given_to",
+    "password_given_to",
+    "printable",
     "usable_variables",
 )
 
 KEY_HOSTS = "STEPENGINE_KEY_HOSTS"
 
-KEY_LIKE = re.compile(r"\b(?:sk|pk|rk|key|gsk|xai)-[A-Za-z0-9_*.\-]{6,}")
+SECRET_HEADERS = frozenset({"authorization", "x-api-key", "x-goog-api-key", "api-key", "proxy-authorization", "cookie"})
+SECRET_ENDINGS = ("-key", "-token", "-secret", "-password", "-authorization")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 HIDDEN = "Secret(...)"
 
 
@@ -109,10 +115,13 @@ def find_key(
         MissingKey: naming the variables and the other ways.
     """
     if explicit is not None:
+        given_to(provider, explicit)
         return Credentials(explicit, "api_key=")
     variable = first_set(variables)
     if variable is not None:
-        return Credentials(Secret(os.environ[variable].strip()), variable)
+        key = Secret(os.environ[variable].strip())
+        given_to(provider, key)
+        return Credentials(key, variable)
     if not required:
         return Credentials(None, "no key")
     names = " or ".join(variables) or "an environment variable"
@@ -162,8 +171,28 @@ def _is_local(host: str) -> bool:
     return host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127.")
 
 
-def redacted(text: str, key: Secret | None) -> str:
-    """Return *text* without *key* and without anything that looks like one."""
-    if key is not None and key.reveal():
-        text = text.replace(key.reveal(), "***")
-    return KEY_LIKE.sub("***", text)
+def given_to(provider: str, key: Secret | None, member: str = "api_key") -> None:
+    """Let nothing that is written hold *key*, which *provider* gets as its *member* (R11): ``<redacted:openai_api_key>``."""
+    if key is not None:
+        GIVEN.tell(key.reveal(), f"{provider}_{member}", os.environ)
+
+
+def headers_given_to(provider: str, headers: Mapping[str, str]) -> None:
+    """Let nothing that is written hold what of *headers* is secret by its name."""
+    for name, value in headers.items():
+        low = name.lower()
+        if low in SECRET_HEADERS or low.endswith(SECRET_ENDINGS):
+            given_to(provider, Secret(value), low)
+            given_to(provider, Secret(value.partition(" ")[2]), low)
+
+
+def password_given_to(provider: str, url: str) -> None:
+    """Let nothing that is written hold the password in *url*."""
+    if "@" in url and (password := urlsplit(url).password):
+        given_to(provider, Secret(unquote(password)), "password")
+
+
+def printable(text: str, limit: int) -> str:
+    """Return foreign *text* as a message may quote it: on one line, without secrets, at most *limit* characters and dots."""
+    text = CONTROL.sub(" ", ANY.beginning(text, limit)).strip()
+    return text if len(text) <= limit else f"{text[:limit]}..."

@@ -9,6 +9,7 @@ modules, since pytest imports a registered plugin in every run of its environmen
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,7 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def stepengine_cassette(request: pytest.FixtureRequest) -> TestCassette:
     """Return the cassette of the test: `cassette.transport()` for a provider, `cassette.clients()` for SDK clients."""
-    from stepengine.journal.redaction import redactor_for
+    from stepengine.redaction import redactor_for
     from stepengine.testing.recordings import TestCassette
 
     item = request.node
@@ -120,7 +121,7 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> TestCassette:
         "rewrite" if is_live(item) else mode_of(item),
         command=command_of(item),
         keeps=not is_live(item),
-        redactor=redactor_for(rules.pop("redact") or "all", **rules),
+        redactor=redactor_for(rules.pop("redact") or "all", os.environ, **rules),
         extra=[extra_of(item, name) for name in given.get("extra", ())],
         **{name: given[name] for name in passed if name in given},
     )

@@ -127,7 +127,8 @@ def rules_of(item: pytest.Item) -> dict[str, Any]:
 
     The ini setting ``stepengine_redact`` lists regular expressions; the mark's ``redact`` takes every kind of rule.
     """
-    from stepengine.journal.redaction_rules import Pattern, machine_data
+    from stepengine.journal import machine_data
+    from stepengine.redaction import Pattern
 
     patterns = [Pattern(line, "stepengine_redact") for line in item.config.getini("stepengine_redact")]
     return {

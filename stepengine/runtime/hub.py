@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
 import attrs
 
+from stepengine.data.codec import plain
 from stepengine.data.events import (
     Event,
     EventsDropped,
     LogLine,
+    ModelStarted,
     PhaseChanged,
     RunFinished,
     TextDelta,
@@ -28,6 +30,7 @@ from stepengine.data.events import (
 from stepengine.data.run import RunPhase
 from stepengine.errors import StepEngineError
 from stepengine.machine.signals import is_callers
+from stepengine.redaction import GIVEN, KNOWN, Trickle
 from stepengine.runtime.logs import LOGGER, write
 
 __all__ = ("Hub", "Observer", "ObserverLike", "Subscription", "Watcher")
@@ -40,6 +43,7 @@ MAX_JOINED = 4_096
 BEHIND = 10
 """A reader has fallen behind when a tenth of what may wait does."""
 DELTAS = (TextDelta, ThinkingDelta, ToolInputDelta)
+Delta: TypeAlias = TextDelta | ThinkingDelta | ToolInputDelta
 
 
 class Observer(Protocol):
@@ -94,6 +98,60 @@ class _Seat:
     agent_id: str
 
 
+class Curtain:
+    """
+    Keeps secrets that the process knows out of events; the run itself has them (reliability R11, SC07).
+
+    ``RunFinished`` passes as it is: its result is what the caller of the run gets.
+    """
+
+    def __init__(self) -> None:
+        self._flows: dict[str, tuple[Delta, Trickle]] = {}
+        self._offer: tuple[Any, Any] = ((), ())
+
+    def through(self, event: Event) -> Iterator[Event]:
+        """Give what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
+        if not isinstance(event, DELTAS):
+            yield from self._ended(event.path)
+            yield self._started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
+            return
+        last, trickle = self._flows.get(event.path, (event, None))
+        if trickle is None or not _goes_on(last, event):
+            yield from self._ended(event.path)
+            trickle = Trickle(KNOWN)
+        self._flows[event.path] = event, trickle
+        text = trickle.feed(event.text)
+        if text:
+            yield event if text == event.text else attrs.evolve(event, text=text)
+
+    def rest(self) -> Iterator[Event]:
+        """Give what is still held back."""
+        for path in list(self._flows):
+            yield from self._ended(path)
+
+    def _ended(self, path: str) -> Iterator[Event]:
+        flow = self._flows.pop(path, None)
+        if flow is not None and (text := flow[1].rest()):
+            yield attrs.evolve(flow[0], text=text)
+
+    def _started(self, event: ModelStarted) -> ModelStarted:
+        """Return *event*; the tools of its request, the same at every step, are looked at once."""
+        request = event.request
+        if request is None:
+            return event
+        if request.tools is not self._offer[0]:
+            self._offer = request.tools, KNOWN.frozen(request.tools)
+        kept = {name: getattr(request, name) for name in ("system_prompt", "messages", "tail")}
+        clean = {name: KNOWN.frozen(value) for name, value in kept.items()} | {"tools": self._offer[1]}
+        changed = {name: value for name, value in clean.items() if value is not getattr(request, name)}
+        return attrs.evolve(event, request=attrs.evolve(request, **changed)) if changed else event
+
+
+def _goes_on(a: Delta, b: Delta) -> bool:
+    tools = getattr(a, "tool_name", None), getattr(b, "tool_name", None)
+    return type(a) is type(b) and a.seq == b.seq and tools[0] == tools[1]
+
+
 class Hub:
     """
     The event stream of one run tree.
@@ -122,6 +180,7 @@ class Hub:
         self._index = 0
         self._seats: dict[str, _Seat] = {}
         self._last: RunFinished | None = None
+        self._curtain = Curtain()
         self.watched = bool(self._watchers)
         self.followed = False
         self.phase = RunPhase.IDLE
@@ -150,6 +209,13 @@ class Hub:
         """Give *event* its index and show it, if it is news."""
         if self._shows is not None and not self._shows(event):
             return
+        if not GIVEN.names:
+            self._pass_on(event)
+            return
+        for clean in self._curtain.through(event):
+            self._pass_on(clean)
+
+    def _pass_on(self, event: Event) -> None:
         tap = TAPS.get(type(event))
         if tap is not None:
             tap(self, event)
@@ -160,6 +226,8 @@ class Hub:
         """Show the last event and end all subscriptions; those that come later get it too."""
         if self._last is not None:
             return
+        for clean in self._curtain.rest():
+            self._pass_on(clean)
         self._last = event
         self._show(event)
         self.end()
@@ -212,6 +280,8 @@ class Hub:
     def log(self, event: LogLine | ToolLog, data: Any = None, *, step: int = 0) -> None:
         """Write a log line where the engine logs; the event itself is shown by ``emit``."""
         seat = self._seats.get(event.path) or _Seat("", "")
+        if KNOWN.suspicious(f"{event.message} {data!r}"):
+            event, data = KNOWN.frozen(event), KNOWN.value(plain(data))
         context = {"run_id": seat.run_id, "agent_id": seat.agent_id, "path": event.path, "step": step}
         try:
             write(self._logger, event.level, event.message, context, data)

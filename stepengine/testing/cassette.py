@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from stepengine.errors import DataError
-from stepengine.journal.redaction import Redactor
+from stepengine.redaction import Redactor
 from stepengine.testing.cleaning import SHAPES, Cleaner, SecretFound, known_secrets
 from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
 from stepengine.testing.matching import Key, Matcher

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import attrs
 
-from stepengine.journal.redaction import MIN_KNOWN, Redactor, SecretFound, json_in
+from stepengine.redaction import ANY, MIN_KNOWN, Redactor, SecretFound, json_in
 from stepengine.testing.interactions import Headers, RecordedRequest, RecordedResponse, is_stream
 from stepengine.testing.streams import clean_events, joined_texts
 
@@ -42,7 +42,7 @@ METADATA_HOSTS = frozenset({
 })  # fmt: skip
 TOKEN_PATHS = ("/token", "/oauth/access_token", "/oauth2/introspect", "/oauth2/revoke")
 KEPT_QUERY = frozenset({"after", "alt", "api-version", "before", "beta", "include", "limit", "order", "stream"})
-SHAPES = Redactor({}, shapes=True)
+SHAPES = ANY
 
 
 def known_secrets(headers: Headers) -> dict[str, str]:
@@ -171,5 +171,5 @@ class Cleaner:
         if not is_stream(response):
             return self.body(response.body, response.header("content-type"))
         text = response.body.decode(errors="surrogateescape")
-        clean = clean_events(text, self._redactor.secrets, self._redactor.value, self.text)
+        clean = clean_events(text, self._redactor)
         return clean.encode(errors="surrogateescape")

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
+
+from stepengine.redaction import Redactor, Span
 
 __all__ = ("clean_events", "joined_texts")
 
@@ -25,42 +27,24 @@ class Piece(NamedTuple):
     text: str
 
 
-class Span(NamedTuple):
-    """A secret inside joined texts, from *start* to *end*, and the name that stands for it."""
-
-    start: int
-    end: int
-    name: str
-
-
 def joined_texts(stream: str) -> dict[str, str]:
     """Return the texts at each place of a stream's JSON events, joined."""
     pieces = _pieces(_trees(LINE.split(stream)))
     return {"".join(f"/{step}" for step in path): "".join([p.text for p in found]) for path, found in pieces.items()}
 
 
-def clean_events(
-    stream: str, secrets: Callable[[str], Mapping[str, str]], clean: Callable[[Any], Any], text: Callable[[str], str]
-) -> str:
-    """
-    Return *stream* without secrets.
-
-    Args:
-        stream: The stream's text.
-        secrets: Gives the secrets that stand in a text, each with the name that replaces it.
-        clean: Cleans the JSON value of one event.
-        text: Cleans a line that is no JSON event.
-    """
+def clean_events(stream: str, redactor: Redactor) -> str:
+    """Return *stream* without the secrets that *redactor* finds, in one event or spread over many."""
     lines = LINE.split(stream)
     trees = _trees(lines)
     for path, pieces in _pieces(trees).items():
-        spans = _spans("".join([p.text for p in pieces]), secrets)
+        spans = redactor.spans("".join([p.text for p in pieces]))
         for piece, changed in _without(pieces, spans):
             _put(trees[piece.line], path, changed)
     for number, line in enumerate(lines):
         if number not in trees:
-            lines[number] = text(line)
-        elif (cleaned := clean(trees[number])) != json.loads(line[5:]):
+            lines[number] = redactor.text(line)
+        elif (cleaned := redactor.value(trees[number])) != json.loads(line[5:]):
             lines[number] = f"data: {json.dumps(cleaned, ensure_ascii=False, separators=(',', ':'))}"
     return "".join(lines)
 
@@ -93,28 +77,20 @@ def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
         yield from _texts(member, (*path, step))
 
 
-def _spans(joined: str, secrets: Callable[[str], Mapping[str, str]]) -> list[Span]:
-    found = []
-    for secret, name in secrets(joined).items():
-        start = joined.find(secret)
-        while start >= 0:
-            found.append(Span(start, start + len(secret), name))
-            start = joined.find(secret, start + len(secret))
-    return sorted(found)
-
-
 def _without(pieces: list[Piece], spans: list[Span]) -> Iterator[tuple[Piece, str]]:
     """Give each piece that holds a part of a span, with a placeholder where a span begins and nothing where it goes on."""
-    begin = 0
+    begin = first = 0
     for piece in pieces if spans else ():
         end = begin + len(piece.text)
         text, at = "", begin
-        for span in spans:
-            if span.end <= at or span.start >= end:
-                continue
+        for number in range(first, len(spans)):
+            span = spans[number]
+            if span.start >= end:
+                break
             text += piece.text[at - begin : max(span.start, at) - begin]
             text += f"<redacted:{span.name}>" if span.start >= at else ""
             at = span.end
+            first = number if span.end > end else number + 1
         if at > begin:
             yield piece, text + piece.text[at - begin :]
         begin = end

@@ -6,11 +6,12 @@ What a tool did is in the journal anyway. Our own cassettes never go through vcr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from stepengine.journal.redaction import Redactor, redactor_for
+from stepengine.redaction import Redactor, redactor_for
 from stepengine.testing.cleaning import SECRET_HEADERS, Cleaner
 
 __all__ = ("vcr_config",)
@@ -39,7 +40,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
         secrets: Values that must not be written, each with the name that stands for it, beside those of environment
             variables that are named like secrets.
     """
-    redactor = redactor_for("all", secrets)
+    redactor = redactor_for("all", os.environ, secrets)
     named = [name for words in SECRET_WORDS for name in _spellings(words)]
 
     def asked(request: Any) -> Any:

@@ -11,6 +11,7 @@ from stepengine.data.json import compact
 from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, ResultPart, TextPart
 from stepengine.data.results import ToolResult
 from stepengine.errors import DataError, ToolError
+from stepengine.redaction import KNOWN
 from stepengine.tools._caps import DOCUMENT_BYTES, ERROR_CHARS, IMAGE_BYTES, RESULT_CHARS
 from stepengine.tools.encoding import encode
 
@@ -123,7 +124,7 @@ def _media(part: ImagePart | DocumentPart) -> ImagePart | DocumentPart:
 def error_text(error: BaseException) -> str:
     """Return ``ClassName: message`` of an exception, at most 4,000 characters, whatever its ``__str__`` does."""
     if isinstance(error, ToolError):
-        return cut_end(error.message, ERROR_CHARS)
+        return told(error.message)
     name = type(error).__name__
     try:
         text = str(error)
@@ -131,7 +132,12 @@ def error_text(error: BaseException) -> str:
         text = "(its text could not be read)"
     if isinstance(error, BaseExceptionGroup):
         text = f"{text}: {'; '.join(error_text(e) for e in error.exceptions[:5])}"
-    return cut_end(f"{name}: {text}" if text else name, ERROR_CHARS)
+    return told(f"{name}: {text}" if text else name)
+
+
+def told(text: str) -> str:
+    """Return the first 4,000 characters of what an error says, without secrets that the process knows (TL01, TL05)."""
+    return cut_end(KNOWN.beginning(text, ERROR_CHARS), ERROR_CHARS)
 
 
 def cut_end(text: str, limit: int) -> str:

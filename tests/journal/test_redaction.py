@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stepengine import STEP, AgentDefinition, Ask, Perform, RunStatus, Tool, ToolCall
 from stepengine.errors import DataError, JournalWriteFailed, PerformError
 from stepengine.journal import FileJournal, MemoryJournal, Redactor, SecretFound, SqliteJournal, check
-from stepengine.journal.redaction import known_in_environment, redactor_for
+from stepengine.redaction import known_in, redactor_for
 from stepengine.testing import text, tool_call
 
 
@@ -132,7 +132,7 @@ def test_variables_that_are_named_like_secrets_are_known_and_nothing_else_of_the
         "HOME": "/home/me/somewhere",
         "CLIENT_SECRET": "secret-12345678",
     }
-    known = known_in_environment(environment)
+    known = known_in(environment)
     assert known == {
         "key-12345678": "ANTHROPIC_API_KEY",
         "token-12345678": "GH_TOKEN",
@@ -200,7 +200,7 @@ def test_words_that_only_look_a_little_like_keys_stay(harmless):
 
 def test_rules_are_told_apart_by_a_key_that_tells_nothing():
     keys = [
-        redactor_for("off").key,
+        redactor_for("off", {}).key,
         Redactor({}, shapes=True).key,
         Redactor({"hunter2-hunter2": "PW"}, shapes=False).key,
     ]
@@ -208,7 +208,7 @@ def test_rules_are_told_apart_by_a_key_that_tells_nothing():
     assert len(set(keys)) == 3
     assert Redactor({"hunter2-hunter2": "PW"}, shapes=False).key == keys[2]
     with pytest.raises(DataError, match="'known', 'all', 'off' or a list of rules, not 'some'"):
-        redactor_for("some")
+        redactor_for("some", {})
 
 
 @pytest.mark.spec("reliability:JR43", "replay:J20")

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from stepengine import AgentDefinition, Engine, ToolCall, tool
 from stepengine.errors import DataError
 from stepengine.journal import FileJournal, Redactor, SecretFound
-from stepengine.journal.redaction import redactor_for
-from stepengine.journal.redaction_rules import Field, Header, Pattern, Rules, Value, digest_of, machine_data
+from stepengine.journal.machine import machine_data
 from stepengine.journal.scanning import scan
+from stepengine.redaction import Field, Header, Pattern, Rules, Value, digest_of, redactor_for
 from stepengine.testing.cleaning import Cleaner
 from stepengine.testing.interactions import RecordedRequest, RecordedResponse
 
@@ -67,7 +67,7 @@ def test_a_rule_that_cannot_be_seen_in_the_bytes_holds_for_them_all_the_same(tmp
     whole = 0 if isinstance(rule, Pattern) or rule.pointer == "/input/*" else 1
     assert whole == recorded.count("classified")
     body = json.dumps({"input": ["classified"], "said": ["classified"], "gr\u00fc\u00dfe": "classified"})
-    left = Cleaner(base=redactor_for([rule])).body(body.encode())
+    left = Cleaner(base=redactor_for([rule], {})).body(body.encode())
     assert (0 if isinstance(rule, Pattern) else 2) == left.count(b"classified")
 
 
@@ -130,7 +130,7 @@ def test_of_binary_bodies_only_known_values_are_taken_out():
 @pytest.mark.parametrize("rule", ["x-tenant", None, 3, Field])
 def test_what_is_no_rule_is_refused(rule):
     with pytest.raises(DataError, match="redact lists Header, Field"):
-        redactor_for([rule])
+        redactor_for([rule], {})
 
 
 def test_rules_that_cannot_mean_anything_are_refused():

@@ -13,9 +13,9 @@ import yaml
 
 import stepengine.engine
 import stepengine.journal
-import stepengine.journal.redaction_rules
 import stepengine.models.presets
 import stepengine.pytest_plugin as plugin
+import stepengine.redaction
 import stepengine.testing.clients
 import stepengine.testing.engines
 import stepengine.testing.journals
@@ -24,7 +24,10 @@ import stepengine.testing.recording
 import stepengine.testing.recordings
 
 # Runs in this process forget what they import; a second copy of these would not know the first one's classes.
-SHARED = (yaml, stepengine.engine, stepengine.journal, stepengine.models, stepengine.testing, stepengine.pytest_plugin)
+SHARED = (
+    yaml, stepengine.redaction, stepengine.engine, stepengine.journal, stepengine.models, stepengine.testing,
+    stepengine.pytest_plugin,
+)  # fmt: skip
 
 INSTALLED = any(e.value == plugin.__name__ for e in entry_points(group="pytest11"))
 LOADED = () if INSTALLED else ("-p", "stepengine.pytest_plugin")

@@ -15,8 +15,8 @@ from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.parts import AssistantPart, OpaquePart, TextPart, ThinkingPart
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow
-from stepengine.models._failures import Call
-from stepengine.models._json import call_part
+from stepengine.models._failures import Call, protocol_failure
+from stepengine.models._json import call_part, count_of, objects_at, text_at
 from stepengine.models._reply import kept_of, reply_of
 
 __all__ = ("KEPT", "decode", "usage_of")
@@ -43,11 +43,14 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
         ContextOverflow: when the model stopped because its context is full.
     """
     usage = usage_of(message.get("usage"))
-    raw = message.get("stop_reason")
+    raw = text_at(message, "stop_reason") or None
     if raw == OVERFLOW:
         msg = f"the context of {call.model!r} is full; nothing of its reply counts"
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
-    content = tuple([_part(block, call.provider, model) for block in message["content"]])
+    if message.get("content") is None:
+        raise protocol_failure(call, "it holds no content", usage)
+    blocks = objects_at(message, "content")
+    content = tuple([_part(block, call.provider, model) for block in blocks])
     return reply_of(
         content,
         call,
@@ -55,7 +58,7 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
         stop=STOPS.get(raw or ""),
         raw=raw,
         usage=usage,
-        answered=message.get("model"),
+        answered=text_at(message, "model"),
         request_id=request_id,
         kept={"id": message.get("id"), "usage": message.get("usage"), **kept_of(message, *KEPT)},
     )
@@ -69,9 +72,7 @@ def _part(block: Mapping[str, Any], provider: str, model: str) -> AssistantPart:
         return TextPart(block["text"], provider_data=freeze({**mark, "citations": citations}) if citations else None)
     mark["model"] = model
     if kind == "thinking":
-        return ThinkingPart(
-            block["thinking"], provider_data=freeze({**mark, "signature": block.get("signature") or ""})
-        )
+        return ThinkingPart(block["thinking"], provider_data=freeze({**mark, "signature": text_at(block, "signature")}))
     if kind == "redacted_thinking":
         return ThinkingPart("", provider_data=freeze({**mark, "redacted": block["data"]}))
     if kind == "tool_use":
@@ -80,16 +81,17 @@ def _part(block: Mapping[str, Any], provider: str, model: str) -> AssistantPart:
     return OpaquePart(provider, freeze(block))
 
 
-def usage_of(raw: Mapping[str, Any] | None) -> Usage | None:
+def usage_of(raw: Any) -> Usage | None:
     """Return the API's usage in our buckets (EC76); ``None`` when it does not say."""
-    if not raw or (raw.get("input_tokens") is None and raw.get("output_tokens") is None):
+    if not isinstance(raw, Mapping) or (raw.get("input_tokens") is None and raw.get("output_tokens") is None):
         return None
     figures = [
         raw.get(name)
         for name in ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     ]
-    details = raw.get("output_tokens_details") or {}
-    fresh, output, read, written = [max(0, int(figure or 0)) for figure in figures]
-    reasoning = min(output, max(0, int(details.get("thinking_tokens") or 0)))
-    unsure = any(figure is not None and figure < 0 for figure in figures) or None in figures[:2]
+    details = raw.get("output_tokens_details")
+    fresh, output, read, written = [count_of(figure) or 0 for figure in figures]
+    thought = count_of(details.get("thinking_tokens")) if isinstance(details, Mapping) else None
+    reasoning = min(output, thought or 0)
+    unsure = any(figure is not None and count_of(figure) is None for figure in figures) or None in figures[:2]
     return Usage(fresh, output - reasoning, read, written, reasoning, at_least=unsure)

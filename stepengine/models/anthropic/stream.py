@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -17,7 +18,7 @@ from stepengine.data.models import (
 )
 from stepengine.data.usage import Usage
 from stepengine.models._failures import Call
-from stepengine.models._json import read_json, utf8
+from stepengine.models._json import index_at, list_at, object_at, read_json, text_at, utf8
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import kept_of
 from stepengine.models.anthropic.decode import KEPT, decode, usage_of
@@ -25,6 +26,13 @@ from stepengine.models.anthropic.decode import KEPT, decode, usage_of
 __all__ = ("AnthropicAccumulator",)
 
 TERMINAL = (b"event: message_stop\n", b'data: {"type":"message_stop"', b'data: {"type": "message_stop"')
+BELONGS = {
+    "text_delta": ("text",),
+    "citations_delta": ("text",),
+    "thinking_delta": ("thinking",),
+    "signature_delta": ("thinking",),
+}
+"""The blocks in which a delta may come: one in another kind of block would become a part of something else."""
 
 Json = dict[str, Any]
 
@@ -68,11 +76,11 @@ class AnthropicAccumulator(Accumulator):
         event = read_json(data)
         match event.get("type") or name:
             case "content_block_delta":
-                return self._delta(self._block(event["index"]), event["delta"])
+                return self._delta(self._block(index_at(event, "index")), object_at(event, "delta"))
             case "content_block_start":
-                return self._block_start(event["index"], event["content_block"])
+                return self._block_start(index_at(event, "index"), object_at(event, "content_block"))
             case "content_block_stop":
-                return self._block_stop(self._block(event["index"]))
+                return self._block_stop(self._block(index_at(event, "index")))
             case "error":
                 raise self._failed(event)
             case kind:
@@ -81,7 +89,7 @@ class AnthropicAccumulator(Accumulator):
 
     def _message_event(self, kind: str, event: Json) -> None:
         if kind == "message_start":
-            self._start(event["message"])
+            self._start(object_at(event, "message"))
         elif kind == "message_delta":
             self._message_delta(event)
         elif kind == "message_stop":
@@ -107,12 +115,12 @@ class AnthropicAccumulator(Accumulator):
     def _whole(self) -> bool:
         return bool(self._message and self._message.get("stop_reason")) and all(o.closed for o in self._blocks)
 
-    def _start(self, message: Json) -> None:
+    def _start(self, message: Mapping[str, Any]) -> None:
         if self._message is not None:
             self._broken("a second message_start")
-        self._message = {**message, "usage": dict(message.get("usage") or {})}
+        self._message = {**message, "usage": dict(object_at(message, "usage"))}
 
-    def _block_start(self, index: int, block: Json) -> list[ModelDelta]:
+    def _block_start(self, index: int, block: Mapping[str, Any]) -> list[ModelDelta]:
         if self._message is None or index != len(self._blocks):
             self._broken(f"content block {index} starts where block {len(self._blocks)} belongs")
         opened = _Open(dict(block))
@@ -121,30 +129,34 @@ class AnthropicAccumulator(Accumulator):
             return _first_delta(block)
         opened.call = self._calls
         self._calls += 1
-        return [ToolCallStarted(opened.call, block["name"])]
+        return [ToolCallStarted(opened.call, text_at(block, "name"))]
 
     def _block(self, index: int) -> _Open:
         if not 0 <= index < len(self._blocks) or self._blocks[index].closed:
             self._broken(f"an event for content block {index}, which is not open")
         return self._blocks[index]
 
-    def _delta(self, opened: _Open, delta: Json) -> list[ModelDelta]:
-        block = opened.block
-        match delta["type"]:
-            case "text_delta":
-                opened.pieces.append(delta["text"])
-                return [TextChunk(delta["text"])] if delta["text"] else []
-            case "thinking_delta":
-                opened.pieces.append(delta["thinking"])
-                return [ThinkingChunk(delta["thinking"])] if delta["thinking"] else []
+    def _delta(self, opened: _Open, delta: Mapping[str, Any]) -> list[ModelDelta]:
+        block, kind = opened.block, delta["type"]
+        if block["type"] not in BELONGS.get(kind, (block["type"],)):
+            self._broken(f"a {kind} in a block of type {block['type']!r}")
+        match kind:
+            case "text_delta" | "thinking_delta":
+                text = text_at(delta, "text" if kind == "text_delta" else "thinking")
+                opened.pieces.append(text)
+                chunk = TextChunk if kind == "text_delta" else ThinkingChunk
+                return [chunk(text)] if text else []
             case "signature_delta":
-                block["signature"] = (block.get("signature") or "") + delta["signature"]
+                block["signature"] = text_at(block, "signature") + text_at(delta, "signature")
             case "citations_delta":
-                block["citations"] = [*(block.get("citations") or []), delta["citation"]]
+                block["citations"] = [*list_at(block, "citations"), delta["citation"]]
             case "input_json_delta":
-                opened.pieces.append(delta["partial_json"])
-                if opened.call is not None and delta["partial_json"]:
-                    return [ToolCallChunk(opened.call, delta["partial_json"])]
+                if block["type"] in {"text", "thinking"}:
+                    self._broken(f"arguments in a block of type {block['type']!r}")
+                text = text_at(delta, "partial_json")
+                opened.pieces.append(text)
+                if opened.call is not None and text:
+                    return [ToolCallChunk(opened.call, text)]
             case _:
                 _merge(block, delta)
         return []
@@ -154,9 +166,9 @@ class AnthropicAccumulator(Accumulator):
         block, text = opened.block, "".join(opened.pieces)
         match block["type"]:
             case "text":
-                block["text"] = block.get("text", "") + text
+                block["text"] = text_at(block, "text") + text
             case "thinking":
-                block["thinking"] = block.get("thinking", "") + text
+                block["thinking"] = text_at(block, "thinking") + text
             case "tool_use":
                 block["input"] = text or block.get("input")
                 return [ToolCallEnded(opened.call or 0)]
@@ -168,9 +180,9 @@ class AnthropicAccumulator(Accumulator):
     def _message_delta(self, event: Json) -> None:
         if self._message is None:
             self._broken("a message_delta before message_start")
-        usage = event.get("usage") or {}
+        usage = object_at(event, "usage")
         self._message["usage"].update({name: value for name, value in usage.items() if value is not None})
-        self._message.update(event.get("delta") or {})
+        self._message.update(object_at(event, "delta"))
         self._message.update(kept_of(event, *KEPT))
 
     def _stop(self) -> None:
@@ -179,15 +191,15 @@ class AnthropicAccumulator(Accumulator):
         self.done = True
 
 
-def _first_delta(block: Json) -> list[ModelDelta]:
-    if block["type"] == "text" and block.get("text"):
-        return [TextChunk(block["text"])]
-    if block["type"] == "thinking" and block.get("thinking"):
-        return [ThinkingChunk(block["thinking"])]
+def _first_delta(block: Mapping[str, Any]) -> list[ModelDelta]:
+    if block["type"] == "text" and (text := text_at(block, "text")):
+        return [TextChunk(text)]
+    if block["type"] == "thinking" and (text := text_at(block, "thinking")):
+        return [ThinkingChunk(text)]
     return []
 
 
-def _merge(block: Json, delta: Json) -> None:
+def _merge(block: Json, delta: Mapping[str, Any]) -> None:
     """Add a delta of an unknown kind to its block: texts and lists grow, anything else is replaced (MP59)."""
     for name, value in delta.items():
         if name == "type":

@@ -24,10 +24,11 @@ from stepengine.data.models import (
 )
 from stepengine.data.parts import AssistantPart, OpaquePart, TextPart, ThinkingPart
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call, malformed_call, protocol_failure
-from stepengine.models._json import call_part, read_json
+from stepengine.models._failures import MAX_ID, Call, malformed_call, protocol_failure
+from stepengine.models._json import call_part, count_of, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import reply_of
+from stepengine.models.keys import printable
 
 __all__ = ("GoogleAccumulator", "decode", "usage_of")
 
@@ -80,16 +81,15 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         ModelError: when there is no candidate although the prompt was not blocked, and for a malformed call (EC97).
     """
     usage = usage_of(data.get("usageMetadata"))
-    feedback = data.get("promptFeedback") or {}
-    candidates = data.get("candidates") or []
+    feedback, candidates = object_at(data, "promptFeedback"), objects_at(data, "candidates")
     if not candidates and not feedback.get("blockReason"):
         raise protocol_failure(call, "it holds no candidate", usage)
     candidate = candidates[0] if candidates else {}
-    raw = candidate.get("finishReason") or feedback.get("blockReason")
+    raw = text_at(candidate, "finishReason") or text_at(feedback, "blockReason") or None
     if raw == MALFORMED:
-        raise malformed_call(call, candidate.get("finishMessage") or raw, usage)
+        raise malformed_call(call, text_at(candidate, "finishMessage") or raw, usage)
     mark: Json = {"provider": call.provider, "model": model}
-    parts = (candidate.get("content") or {}).get("parts") or []
+    parts = objects_at(object_at(candidate, "content"), "parts")
     content = tuple([part for part in [_part(part, mark) for part in parts] if part is not None])
     kept: Json = {"id": data.get("responseId"), "usage": data.get("usageMetadata")}
     kept.update({name: candidate[name] for name in KEPT if candidate.get(name)})
@@ -102,20 +102,20 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         stop=STOPS.get(raw or "") if candidates else StopReason.REFUSAL,
         raw=raw,
         usage=usage,
-        answered=data.get("modelVersion"),
-        request_id=request_id or data.get("responseId"),
+        answered=text_at(data, "modelVersion"),
+        request_id=request_id or printable(text_at(data, "responseId"), MAX_ID) or None,
         kept=kept,
     )
 
 
 def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
     """Return a part in our terms; ``None`` for one that says nothing at all."""
-    signature = part.get("thoughtSignature")
+    signature = text_at(part, "thoughtSignature")
     signed = {**mark, "signature": signature} if signature else None
     call = part.get("functionCall")
     if isinstance(call, Mapping) and CALL.issuperset(part):
-        given = {"id": call["id"]} if call.get("id") else {}
-        return call_part(call.get("name") or "", call.get("args"), {**mark, **(signed or {}), **given})
+        given = {"id": call["id"]} if text_at(call, "id") else {}
+        return call_part(text_at(call, "name"), call.get("args"), {**mark, **(signed or {}), **given})
     if isinstance(part.get("text"), str) and TEXT.issuperset(part):
         if part.get("thought"):
             return ThinkingPart(part["text"], provider_data=freeze(signed or mark))
@@ -131,9 +131,12 @@ def usage_of(raw: Any) -> Usage | None:
         return None
     names = ("promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount", "toolUsePromptTokenCount")
     figures = [raw.get(name) for name in (*names, "thoughtsTokenCount")]
-    prompt, output, cached, for_tools, thoughts = [max(0, int(figure or 0)) for figure in figures]
+    prompt, output, cached, for_tools, thoughts = [count_of(figure) or 0 for figure in figures]
     read = min(prompt, cached)
-    unsure = any(figure is not None and figure < 0 for figure in figures) or raw.get("promptTokenCount") is None
+    unsure = (
+        any(figure is not None and count_of(figure) is None for figure in figures)
+        or raw.get("promptTokenCount") is None
+    )
     return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=unsure)
 
 
@@ -151,7 +154,7 @@ class GoogleAccumulator(Accumulator):
         super().__init__(call, model, request_id)
         self._data: Json = {}
         self._candidate: Json = {}
-        self._parts: list[Json] = []
+        self._parts: list[Mapping[str, Any]] = []
         self._calls = 0
 
     @property
@@ -171,17 +174,17 @@ class GoogleAccumulator(Accumulator):
             raise self._failed(chunk)
         self._data.update({key: value for key, value in chunk.items() if key != "candidates" and value is not None})
         deltas: list[ModelDelta] = []
-        for candidate in chunk.get("candidates") or []:
+        for candidate in objects_at(chunk, "candidates"):
             if candidate.get("index"):
                 continue
             self._candidate.update({key: value for key, value in candidate.items() if key != "content"})
-            for part in (candidate.get("content") or {}).get("parts") or []:
+            for part in objects_at(object_at(candidate, "content"), "parts"):
                 deltas += self._take(part)
-        blocked = (self._data.get("promptFeedback") or {}).get("blockReason")
+        blocked = text_at(object_at(self._data, "promptFeedback"), "blockReason")
         self.done = bool(self._candidate.get("finishReason") or (blocked and not self._candidate))
         return deltas
 
-    def _take(self, part: Json) -> list[ModelDelta]:
+    def _take(self, part: Mapping[str, Any]) -> list[ModelDelta]:
         if isinstance(part.get("functionCall"), Mapping):
             self._parts.append(part)
             return self._called(part["functionCall"])
@@ -202,9 +205,9 @@ class GoogleAccumulator(Accumulator):
     def _called(self, call: Mapping[str, Any]) -> list[ModelDelta]:
         number = self._calls
         self._calls += 1
-        arguments = compact(call.get("args") or {})
+        arguments = compact({} if call.get("args") is None else call["args"])
         return [
-            ToolCallStarted(number, call.get("name") or ""),
+            ToolCallStarted(number, text_at(call, "name")),
             ToolCallChunk(number, arguments),
             ToolCallEnded(number),
         ]

@@ -23,8 +23,8 @@ from stepengine.data.models import (
 )
 from stepengine.data.parts import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call, body_failure
-from stepengine.models._json import call_part, read_json
+from stepengine.models._failures import Call, body_failure, protocol_failure
+from stepengine.models._json import call_part, index_at, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import kept_of, reply_of, usage_in_totals
 
@@ -67,8 +67,11 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     usage = usage_of(data.get("usage"))
     if data.get("error"):
         raise body_failure({"error": data["error"]}, None, {}, call, usage)
+    if data.get("output") is None:
+        raise protocol_failure(call, "it holds no output", usage)
+    items = objects_at(data, "output")
     mark: Json = {"provider": call.provider, "model": model}
-    content = tuple([part for item in data["output"] for part in _parts(item, mark)])
+    content = tuple([part for item in items for part in _parts(item, mark)])
     raw, stop = _stop(data)
     return reply_of(
         content,
@@ -77,7 +80,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         stop=stop,
         raw=raw,
         usage=usage,
-        answered=data.get("model"),
+        answered=text_at(data, "model"),
         request_id=request_id,
         kept={"id": data.get("id"), "usage": data.get("usage"), **kept_of(data, *KEPT)},
     )
@@ -85,24 +88,24 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
 
 def _stop(data: Mapping[str, Any]) -> tuple[str | None, StopReason | None]:
     """Return the API's word, which for an incomplete response is the reason, and what it means (EC97)."""
-    status = data.get("status")
+    status = text_at(data, "status")
     if status != "incomplete":
-        return status, STOPS.get(status or "")
-    reason = (data.get("incomplete_details") or {}).get("reason") or status
+        return status or None, STOPS.get(status)
+    reason = text_at(object_at(data, "incomplete_details"), "reason") or status
     return reason, INCOMPLETE.get(reason)
 
 
 def _parts(item: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
     match item["type"]:
         case "message":
-            return [_said(content, item, mark) for content in item.get("content") or []]
+            return [_said(content, item, mark) for content in objects_at(item, "content")]
         case "reasoning":
             kept = {name: value for name, value in item.items() if value is not None and name != "status"}
             return [ThinkingPart(_thought(item), provider_data=freeze({**mark, "item": kept}))]
         case "function_call":
             ids = {"id": item.get("call_id"), "item_id": item.get("id"), "namespace": item.get("namespace")}
             data = {**mark, **{name: value for name, value in ids.items() if value}}
-            return [call_part(item["name"], item.get("arguments"), data)]
+            return [call_part(text_at(item, "name"), item.get("arguments"), data)]
         case _:
             return [OpaquePart(mark["provider"], freeze(item))]
 
@@ -121,8 +124,8 @@ def _said(content: Mapping[str, Any], item: Mapping[str, Any], mark: Json) -> As
 
 def _thought(item: Mapping[str, Any]) -> str:
     """Return the summaries, or the reasoning itself where a server shows it."""
-    pieces = item.get("summary") or item.get("content") or []
-    return "\n\n".join([piece.get("text") or "" for piece in pieces])
+    pieces = objects_at(item, "summary") or objects_at(item, "content")
+    return "\n\n".join([text_at(piece, "text") for piece in pieces])
 
 
 def usage_of(raw: Any) -> Usage | None:
@@ -143,8 +146,8 @@ class ResponsesAccumulator(Accumulator):
     def __init__(self, call: Call, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
         self._response: Json = {}
-        self._open: dict[int, Json] = {}
-        self._items: dict[int, Json] = {}
+        self._open: dict[int, Mapping[str, Any]] = {}
+        self._items: dict[int, Mapping[str, Any]] = {}
         self._calls: dict[int, int] = {}
 
     @property
@@ -164,13 +167,13 @@ class ResponsesAccumulator(Accumulator):
         if kind == "error":
             raise self._failed(event)
         if kind == "response.created":
-            self._response = {**event["response"], "output": []}
+            self._begin(object_at(event, "response"))
         elif kind in ENDS:
-            self._end(event["response"])
+            self._end(object_at(event, "response"))
         elif kind == "response.output_item.added":
-            return self._added(event["output_index"], event["item"])
+            return self._added(index_at(event, "output_index"), object_at(event, "item"))
         elif kind == "response.output_item.done":
-            return self._closed(event["output_index"], event["item"])
+            return self._closed(index_at(event, "output_index"), object_at(event, "item"))
         elif kind == "response.reasoning_summary_part.added":
             return [ThinkingChunk("\n\n")] if event.get("summary_index") else []
         elif kind in SAID:
@@ -178,8 +181,13 @@ class ResponsesAccumulator(Accumulator):
             return self._said(SAID[kind], event)
         return []
 
+    def _begin(self, response: Mapping[str, Any]) -> None:
+        if self._response:
+            self._broken("a second response.created")
+        self._response = {**response, "output": []}
+
     def _said(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
-        text = event["delta"]
+        text = text_at(event, "delta")
         if not text:
             return []
         if chunk is not None:
@@ -188,30 +196,35 @@ class ResponsesAccumulator(Accumulator):
         return [] if number is None else [ToolCallChunk(number, text)]
 
     def _in_item(self, event: Json) -> None:
-        if event["output_index"] not in self._open:
-            self._broken(f"a delta for item {event['output_index']}, which is not open")
+        index = index_at(event, "output_index")
+        if index not in self._open:
+            self._broken(f"a delta for item {index}, which is not open")
 
-    def _added(self, index: int, item: Json) -> list[ModelDelta]:
-        if index in self._open or index in self._items:
-            self._broken(f"item {index} begins twice")
+    def _added(self, index: int, item: Mapping[str, Any]) -> list[ModelDelta]:
+        begun = len(self._open) + len(self._items)
+        if index != begun:
+            self._broken(f"item {index} begins where item {begun} belongs")
         self._open[index] = item
         if item["type"] != "function_call":
             return []
         self._calls[index] = len(self._calls)
-        return [ToolCallStarted(self._calls[index], item["name"])]
+        return [ToolCallStarted(self._calls[index], text_at(item, "name"))]
 
-    def _closed(self, index: int, item: Json) -> list[ModelDelta]:
+    def _closed(self, index: int, item: Mapping[str, Any]) -> list[ModelDelta]:
         if self._open.pop(index, None) is None:
             self._broken(f"item {index} ends without having begun")
         self._items[index] = item
         return [ToolCallEnded(self._calls[index])] if index in self._calls else []
 
-    def _end(self, response: Json) -> None:
+    def _end(self, response: Mapping[str, Any]) -> None:
         """Take the end event: its items in their order, each as ``output_item.done`` had it if that came."""
         items = [self._items[index] for index in sorted(self._items)]
         done = {item.get("id"): item for item in items if item.get("id")}
-        output = [done.pop(item.get("id"), item) for item in response.get("output") or []]
-        self._response = {**response, "output": output if output and not done else items}
+        output = [done.pop(item.get("id"), item) for item in objects_at(response, "output")]
+        whole = bool(output) and not done
+        if self._open and not whole:
+            self._broken(f"it ends while item {min(self._open)} is open")
+        self._response = {**response, "output": output if whole else items}
         self.done = True
 
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:

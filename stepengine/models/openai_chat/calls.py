@@ -14,7 +14,7 @@ import attrs
 
 from stepengine.data.json import compact
 from stepengine.data.models import ModelDelta, ToolCallChunk, ToolCallEnded, ToolCallStarted
-from stepengine.models._json import read_json, utf8
+from stepengine.models._json import object_at, read_json, text_at, utf8
 
 __all__ = ("CallPieces",)
 
@@ -62,11 +62,11 @@ class CallPieces:
         """Take the entries of one chunk and return what they add."""
         deltas: list[ModelDelta] = []
         for position, entry in enumerate(entries):
-            function = entry.get("function") or {}
-            name, arguments = function.get("name") or "", function.get("arguments")
-            text = compact(arguments) if isinstance(arguments, Mapping) else arguments or ""
-            slot = self._slot(entry.get("index"), entry.get("id") or "", name, text, first=position == 0)
-            deltas += _grow(slot, entry.get("id") or "", name, text)
+            function, call_id = object_at(entry, "function"), text_at(entry, "id")
+            name, arguments = text_at(function, "name"), function.get("arguments")
+            text = arguments if isinstance(arguments, str) else "" if arguments is None else compact(arguments)
+            slot = self._slot(entry.get("index"), call_id, name, text, first=position == 0)
+            deltas += _grow(slot, call_id, name, text)
         return deltas
 
     def end(self) -> list[ModelDelta]:
@@ -88,12 +88,12 @@ class CallPieces:
         if found is None or self._is_another(found, index, call_id, name, text, first=first):
             found = _Slot(len(self._slots))
             self._slots.append(found)
-        if isinstance(index, int):
+        if type(index) is int:
             self._by_index[index] = found
         return found
 
     def _found(self, index: Any, call_id: str) -> _Slot | None:
-        if isinstance(index, int):
+        if type(index) is int:
             return self._by_index.get(index)
         named = [slot for slot in self._slots if call_id and slot.id == call_id]
         if named:

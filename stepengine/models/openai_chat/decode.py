@@ -16,7 +16,7 @@ from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk
 from stepengine.data.parts import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
 from stepengine.data.usage import Usage
 from stepengine.models._failures import Call, body_failure, protocol_failure
-from stepengine.models._json import call_part, read_json
+from stepengine.models._json import call_part, list_at, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import kept_of, reply_of, usage_in_totals
 from stepengine.models.openai_chat.calls import CallPieces
@@ -32,6 +32,7 @@ STOPS = {
     "content_filter": StopReason.REFUSAL,
     "error": StopReason.ERROR,
 }
+MAX_COST = 10**9
 REASONING = ("reasoning_content", "reasoning")
 KEPT = ("service_tier", "system_fingerprint", "prompt_filter_results")
 TEXTS = ("text", "summary")
@@ -46,16 +47,17 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     Raises:
         ModelError: when there is no choice, or the choice holds an error.
     """
-    if not data.get("choices"):
+    choices = objects_at(data, "choices")
+    if not choices:
         raise protocol_failure(call, "it holds no choice", usage_of(_raw_usage(data)))
-    choice = data["choices"][0]
+    choice = choices[0]
     if choice.get("error"):
         raise body_failure({"error": choice["error"]}, None, {}, call)
-    message = choice.get("message") or {}
+    message = object_at(choice, "message")
     content = tuple(_parts(message, call.provider, model))
-    raw = choice.get("finish_reason") or None
+    raw = text_at(choice, "finish_reason") or None
     usage = _raw_usage(data)
-    cost = usage.get("cost") if isinstance(usage, Mapping) else None
+    cost: Any = usage.get("cost") if isinstance(usage, Mapping) else None
     return reply_of(
         content,
         call,
@@ -63,10 +65,10 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         stop=STOPS.get(raw or ""),
         raw=raw,
         usage=usage_of(usage),
-        answered=data.get("model"),
+        answered=text_at(data, "model"),
         request_id=request_id,
         kept=_kept(data, choice, message),
-        cost=Decimal(str(cost)) if isinstance(cost, int | float) and cost >= 0 else None,
+        cost=Decimal(str(cost)) if type(cost) in (int, float) and 0 <= cost <= MAX_COST else None,
     )
 
 
@@ -93,25 +95,26 @@ def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[Assist
     parts: list[AssistantPart] = []
     mark: Json = {"provider": provider, "model": model}
     member = next((name for name in REASONING if isinstance(message.get(name), str) and message[name]), None)
-    details = message.get("reasoning_details")
+    details = list_at(message, "reasoning_details")
     if member or details:
         data = {**mark, **({"member": member} if member else {}), **({"reasoning_details": details} if details else {})}
         parts.append(ThinkingPart(message[member] if member else "", provider_data=freeze(data)))
-    parts += _content(message.get("content"), mark)
-    if message.get("refusal"):
-        parts.append(RefusalPart(message["refusal"]))
-    for call in message.get("tool_calls") or []:
-        function = call.get("function") or {}
-        given = {"id": call["id"]} if call.get("id") else {}
-        parts.append(call_part(function.get("name") or "", function.get("arguments"), {**mark, **given}))
+    parts += _content(message, mark)
+    if refusal := text_at(message, "refusal"):
+        parts.append(RefusalPart(refusal))
+    for call in objects_at(message, "tool_calls"):
+        function = object_at(call, "function")
+        given = {"id": call["id"]} if text_at(call, "id") else {}
+        parts.append(call_part(text_at(function, "name"), function.get("arguments"), {**mark, **given}))
     return parts
 
 
-def _content(content: Any, mark: Json) -> list[AssistantPart]:
+def _content(message: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
+    content = message.get("content")
     if isinstance(content, str):
         return [TextPart(content)] if content else []
     parts: list[AssistantPart] = []
-    for piece in content or []:
+    for piece in list_at(message, "content"):
         if isinstance(piece, str):
             parts.append(TextPart(piece))
         elif piece.get("type") == "text":
@@ -128,7 +131,7 @@ def _thought(piece: Mapping[str, Any]) -> str:
     inner = piece.get("thinking")
     if isinstance(inner, str):
         return inner
-    return "".join([part.get("text") or "" for part in inner or [] if isinstance(part, Mapping)])
+    return "".join([text_at(part, "text") for part in objects_at(piece, "thinking")])
 
 
 def usage_of(raw: Any) -> Usage | None:
@@ -170,7 +173,7 @@ class ChatAccumulator(Accumulator):
             raise self._failed(chunk)
         self._data.update({key: value for key, value in chunk.items() if key != "choices" and value is not None})
         deltas: list[ModelDelta] = []
-        for choice in chunk.get("choices") or []:
+        for choice in objects_at(chunk, "choices"):
             if not choice.get("index"):
                 deltas += self._take(choice)
         return deltas
@@ -178,7 +181,7 @@ class ChatAccumulator(Accumulator):
     def _take(self, choice: Mapping[str, Any]) -> list[ModelDelta]:
         if choice.get("error"):
             raise body_failure({"error": choice["error"]}, None, {}, self._call)
-        deltas = self._delta(choice.get("delta") or {})
+        deltas = self._delta(object_at(choice, "delta"))
         self._choice.update({key: value for key, value in choice.items() if key != "delta" and value is not None})
         if choice.get("finish_reason") and not self._finished:
             self._finished = True
@@ -196,10 +199,12 @@ class ChatAccumulator(Accumulator):
             elif isinstance(value, str) and value:
                 self._texts.setdefault(name, []).append(value)
                 deltas.append(ThinkingChunk(value) if name in REASONING else TextChunk(value))
+            elif name not in REASONING:
+                text_at(delta, name)
         for name in ("reasoning_details", "annotations", "images"):
-            if delta.get(name):
-                self._lists.setdefault(name, []).extend(delta[name])
-        return deltas + self._calls.take(delta.get("tool_calls") or [])
+            if pieces := list_at(delta, name):
+                self._lists.setdefault(name, []).extend(pieces)
+        return deltas + self._calls.take(objects_at(delta, "tool_calls"))
 
     def _pieces(self, name: str, pieces: list[Any]) -> list[ModelDelta]:
         """Take a list in place of a text; text that came before it is its first piece."""
@@ -209,7 +214,7 @@ class ChatAccumulator(Accumulator):
         for given in pieces:
             piece = {"type": "text", "text": given} if isinstance(given, str) else given
             thinks = piece.get("type") == "thinking"
-            text = _thought(piece) if thinks else piece.get("text") or ""
+            text = _thought(piece) if thinks else text_at(piece, "text")
             last = kept[-1] if kept else {}
             if text and last.get("type") == piece.get("type") == "text":
                 kept[-1] = {**last, "text": last["text"] + text}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import attrs
 
 from stepengine.errors import DefinitionError, ToolError
+from stepengine.redaction import GIVEN, KNOWN
 from stepengine.tools._caps import (
     WEB_CONNECT_SECONDS,
     WEB_IDLE_SECONDS,
@@ -120,6 +122,7 @@ class BraveSearch:
         if not key or not key.isascii() or not key.isprintable() or key != key.strip():
             msg = "BraveSearch needs a subscription token: ASCII, without blanks around it"
             raise DefinitionError(msg)
+        GIVEN.tell(key, "brave_api_key", os.environ)
         self._key = key
         self._url = _checked(url)
         self._country = country
@@ -134,7 +137,7 @@ class BraveSearch:
         if self._country:
             params["country"] = self._country
         headers = {"X-Subscription-Token": self._key}
-        answer = await _json(f"{self._url}/res/v1/web/search", params, headers, seconds=self._seconds, secret=self._key)
+        answer = await _json(f"{self._url}/res/v1/web/search", params, headers, seconds=self._seconds)
         hits = [_hit(entry, "description") for entry in _list(answer.get("web"), "results")]
         return [hit for hit in hits if hit is not None][: _wanted(depth)]
 
@@ -151,14 +154,12 @@ def _list(answer: Any, name: str) -> Sequence[Any]:
     return found if isinstance(found, list) else ()
 
 
-async def _json(
-    url: str, params: Mapping[str, str], headers: Mapping[str, str], *, seconds: float, secret: str = ""
-) -> dict[str, Any]:
+async def _json(url: str, params: Mapping[str, str], headers: Mapping[str, str], *, seconds: float) -> dict[str, Any]:
     """
     Return the JSON object that a service answers with.
 
     Raises:
-        ToolError: when it does not answer in time, or not with that; *secret* never stands in the message.
+        ToolError: when it does not answer in time, or not with that.
     """
     import httpx2
 
@@ -175,10 +176,10 @@ async def _json(
             body = await read_body(response, where)
     except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:  # a timeout is an OSError
         why = f"{type(error).__name__}: {error}" if str(error) else f"no answer within {seconds:g} s"
-        raise ToolError(_without(secret, f"the search at {where} failed: {why}")) from None
+        raise ToolError(KNOWN.text(f"the search at {where} failed: {why}")) from None
     text = body.data.decode("utf-8", "replace")
     if response.status_code not in SUCCESS:
-        msg = f"the search at {where} answered with HTTP {response.status_code}: {_without(secret, text)[:ERROR_CHARS]}"
+        msg = f"the search at {where} answered with HTTP {response.status_code}: {KNOWN.beginning(text, ERROR_CHARS)[:ERROR_CHARS]}"
         raise ToolError(msg)
     try:
         answer = json.loads(text)
@@ -188,7 +189,3 @@ async def _json(
         msg = f"the search at {where} did not answer with a JSON object; a SearXNG instance needs 'json' in search.formats"
         raise ToolError(msg)
     return answer
-
-
-def _without(secret: str, text: str) -> str:
-    return text.replace(secret, "[redacted]") if secret else text

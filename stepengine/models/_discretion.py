@@ -1,0 +1,67 @@
+"""
+No key in a log line: a filter on the loggers of the SDKs, of the HTTP libraries and of this package (reliability SC06).
+
+With ``ANTHROPIC_LOG=debug`` and the like the SDKs log requests with their headers, replies that echo them, and errors.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+from stepengine.redaction import ANY
+
+__all__ = ("discreet",)
+
+TALKERS = (
+    "anthropic", "asyncio", "google", "google_genai", "httpcore", "httpcore2", "httpx", "httpx2", "openai", "stepengine",
+)  # fmt: skip
+PARTS = ("connection", "http11", "http2", "proxy", "socks")
+# Made before their modules are imported, which happens at the first connection of their kind.
+LATE = tuple([f"{library}.{part}" for library in ("httpcore", "httpcore2") for part in PARTS])
+PLAIN = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {"message", "asctime", "taskName"}
+
+
+class Discretion(logging.Filter):
+    """Lets every record through, without secrets."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Take the secrets out of *record*: its message, what it was made with, its traceback and what was added to it."""
+        try:
+            message = record.getMessage()
+        except Exception:  # noqa: BLE001 - its arguments do not fit; logging would show them raw
+            record.msg, record.args = _clean(f"{record.msg} {record.args!r}"), ()
+        else:
+            clean = _clean(message)
+            if clean != message or _clean(repr(record.args)) != repr(record.args):
+                record.msg, record.args = clean, ()
+        if record.exc_info and record.exc_info[0] is not None:
+            trace = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+            if (clean := _clean(trace)) != trace:
+                record.exc_info, record.exc_text = None, clean
+        for name in record.__dict__.keys() - PLAIN:
+            shown = record.__dict__[name]
+            text = shown if isinstance(shown, str) else repr(shown)
+            if (clean := _clean(text)) != text:
+                record.__dict__[name] = clean
+        return True
+
+
+DISCRETION = Discretion()
+_swept = 0
+
+
+def discreet() -> None:
+    """Let no logger that may meet a key write one; for every request, since modules make their loggers when imported."""
+    global _swept  # noqa: PLW0603 - how many loggers the process had the last time
+    known = logging.root.manager.loggerDict
+    if len(known) == _swept:
+        return
+    named = [name for name in [*known] if name.partition(".")[0] in TALKERS]
+    for name in {*named, *TALKERS, *LATE}:
+        logging.getLogger(name).addFilter(DISCRETION)
+    _swept = len(known)
+
+
+def _clean(text: str) -> str:
+    return ANY.text(text) if ANY.suspicious(text) else text

@@ -1,0 +1,79 @@
+"""
+What a server sends, unpacked and held to sizes before anybody reads it, whatever the status (reliability MP27, R23).
+
+The HTTP library unpacks each piece of a body whole, several times over when the server says so, and the SDKs read the
+whole body of a refusal. Here only one packing is known, the one that is asked for, and it is undone a little at a time.
+Import this at the first request: it loads the HTTP library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+
+import httpx2
+
+__all__ = ("MAX_REFUSAL", "hold")
+
+MAX_REFUSAL = 256 * 1024
+"""Bytes, unpacked, that are read of a reply with an error status; its beginning says what is wrong."""
+
+PIECE = 256 * 1024
+FIRST_REFUSAL = 300
+
+
+async def hold(response: httpx2.Response) -> None:
+    """Let *response* give its body unpacked and in pieces, as a hook of the client before anything is read."""
+    packing = response.headers.pop("content-encoding", "identity").strip().lower()
+    limit = MAX_REFUSAL if response.status_code >= FIRST_REFUSAL else None
+    if packing != "identity":
+        response.headers.pop("content-length", None)
+    response.stream = _Held(response.stream, packing, limit)
+
+
+class _Held(httpx2.AsyncByteStream):
+    """The body *stream*, unpacked; at most *limit* bytes of it, then it ends."""
+
+    def __init__(self, stream: httpx2.SyncByteStream | httpx2.AsyncByteStream, packing: str, limit: int | None) -> None:
+        self._stream = stream
+        self._packing = packing
+        self._left = limit
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._unpacked():
+            if self._left is None:
+                yield piece
+                continue
+            yield piece[: self._left]
+            self._left -= len(piece)
+            if self._left <= 0:
+                return
+
+    async def aclose(self) -> None:
+        if isinstance(self._stream, httpx2.AsyncByteStream):
+            await self._stream.aclose()
+
+    async def _unpacked(self) -> AsyncIterator[bytes]:
+        if not isinstance(self._stream, httpx2.AsyncByteStream):
+            msg = "a body for asynchronous clients was expected"
+            raise httpx2.StreamError(msg)
+        if self._packing == "identity":
+            async for piece in self._stream:
+                yield piece
+            return
+        if self._packing not in ("gzip", "x-gzip"):
+            msg = "the body is packed in a way that was not asked for; 'gzip' or nothing was"
+            raise httpx2.DecodingError(msg)
+        unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        async for packed in self._stream:
+            rest = packed
+            while rest and not unpacker.eof:
+                try:
+                    piece = unpacker.decompress(rest, PIECE)
+                except zlib.error as error:
+                    msg = f"the body is not gzip: {error}"
+                    raise httpx2.DecodingError(msg) from error
+                rest = unpacker.unconsumed_tail
+                yield piece
+                await asyncio.sleep(0)

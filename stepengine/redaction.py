@@ -1,0 +1,913 @@
+"""
+What is secret, and taking it out of whatever is written (replay K, reliability R11, SC03, SC07, SC10).
+
+One list and one redactor: journals, logs, errors, events, cassettes and ``scan`` all ask here. Two kinds of rules: *known*
+values are replaced wherever they appear, in plain, quoted, escaped and base64 form; *shapes* are texts that look like
+keys, and members with telling names. A cleaned value cleans to itself, so that a recording and its replay agree whatever
+the key is.
+
+Pure: the environment comes in as a value. What ``GIVEN`` was told is the one thing that is remembered. Every search takes
+a time in proportion to its text, whatever the text is: the expressions here cannot be made to look at it again and again.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+import attrs
+
+from stepengine.data.json import JsonDict, JsonList, compact, freeze
+from stepengine.data.transcript import Transcript
+from stepengine.errors import DataError
+
+__all__ = (
+    "ANY",
+    "GIVEN",
+    "KNOWN",
+    "MIN_KNOWN",
+    "Field",
+    "Header",
+    "Keys",
+    "Pattern",
+    "Redact",
+    "RedactRule",
+    "Redactor",
+    "Rules",
+    "SecretFound",
+    "Span",
+    "Trickle",
+    "Value",
+    "digest_of",
+    "json_in",
+    "known_in",
+    "redactor_for",
+)
+
+Redact: TypeAlias = Literal["known", "all", "off"]
+"""``"known"`` replaces known values only, ``"all"`` shapes and telling members too, ``"off"`` nothing (replay K13)."""
+
+SECRET_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+SECRET_MEMBERS = frozenset({
+    "accesstoken", "apikey", "authorization", "clientsecret", "cookie", "idtoken", "passwd", "password", "privatekey",
+    "refreshtoken", "secret",
+})  # fmt: skip
+MIN_KNOWN = 8
+ORDINARY_KEYS = frozenset({
+    "dummy-key", "fake-key", "lm-studio", "local-key", "no-key-needed", "not-needed", "not-required", "placeholder",
+    "redacted", "test-key",
+})  # fmt: skip
+"""What people give to servers that want any key: replacing these words would change texts that speak of something else."""
+
+NO_TEXT = frozenset({int, float, bool, type(None)})
+NESTED_JSON = 3
+BEYOND = 8_000
+"""How far a text is read beyond what is shown of it, so that a secret at the cut is known for one."""
+MAX_DEPTH = 200
+PLACEHOLDER = re.compile(r"<redacted:[^<>]*>|<(?:home|cwd|tmp|host|user)>")
+
+_BEFORE, _AFTER = r"(?<![A-Za-z0-9+/_-])", r"(?![A-Za-z0-9+/_-])"
+# A lookbehind that holds every character of the body lets a search begin once in each run, so that none is read twice.
+SHAPES = (
+    ("provider-key", rf"{_BEFORE}[spr]k-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{{16,}}{_AFTER}"),
+    ("groq-key", rf"{_BEFORE}gsk_[A-Za-z0-9]{{20,}}{_AFTER}"),
+    ("xai-key", rf"{_BEFORE}xai-[A-Za-z0-9]{{20,}}{_AFTER}"),
+    ("google-key", rf"{_BEFORE}AIza[A-Za-z0-9_-]{{35}}{_AFTER}"),
+    ("github-token", rf"{_BEFORE}(?:gh[pousr]_[A-Za-z0-9]{{36}}|github_pat_[A-Za-z0-9_]{{22,}}){_AFTER}"),
+    ("slack-token", rf"{_BEFORE}xox[abprs]-[A-Za-z0-9-]{{10,}}{_AFTER}"),
+    ("aws-key", rf"{_BEFORE}AKIA[A-Z0-9]{{16}}{_AFTER}"),
+    ("jwt", rf"{_BEFORE}eyJ[A-Za-z0-9_-]{{8,}}\.eyJ[A-Za-z0-9_-]{{8,}}(?:\.[A-Za-z0-9_-]*)?"),
+    ("bearer", r"(?i:bearer) +[A-Za-z0-9._~+/=-]{20,}"),
+)
+SHAPE = re.compile("|".join(f"(?P<{name.replace('-', '_')}>{pattern})" for name, pattern in SHAPES))
+# Beginnings and ends are looked for apart: in one expression, every beginning without an end would read all that follows.
+PEM_BEGIN = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
+PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
+# Cheap substring tests: most texts hold none of these, and are not looked into at all.
+SHAPE_HINTS = (
+    "sk-", "pk-", "rk-", "gsk_", "xai-", "AIza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xox", "AKIA",
+    "eyJ", "-----BEGIN", "earer ", "EARER ",
+)  # fmt: skip
+# A pattern that ignores case takes a hundred times as long over a long text as these take together; what has several
+# spellings is looked for only when its last word is there.
+TELLING_WORDS = ("secret", "passw", "authoriz", "cookie")
+TELLING_PAIRS = {"token": ("access", "refresh", "id"), "key": ("api", "private")}
+
+# What providers put for the middle of a key that they show, and what may stand on either side of it.
+MASK = re.compile(r"\*{3,}|\.{3,}|\u2026")
+BEFORE_MASK = re.compile(r"[\w-]*")
+AFTER_MASK = re.compile(r"[\w*.-]*")
+KEPT_BEGIN, KEPT_END = 2, 4
+
+# In JSON and source, an escape such as \n would put a letter directly before a key and hide where it begins. A blank of
+# the same length keeps every place where it is.
+ESCAPE = re.compile(r"\\+[nrt\"/\\]")
+
+
+class SecretFound(DataError):
+    """
+    Something that was about to be written holds a secret; it was not written (replay K8).
+
+    Attributes:
+        rule: What the value looks like, or the name of the known secret; never the value.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ("path", "rule")  # type: ignore[assignment]
+
+    def __init__(self, message: str = "", *, path: str = "$", rule: str = "") -> None:
+        super().__init__(message, path=path)
+        self.rule = rule
+
+
+class Span(NamedTuple):
+    """A secret in a text, from *start* to *end*, and the name that stands for it."""
+
+    start: int
+    end: int
+    name: str
+
+
+# --- what users add -------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Header:
+    """A header that is not recorded, whatever the built-in list says. Names are compared without case."""
+
+    name: str
+
+
+@attrs.frozen
+class Field:
+    """
+    A JSON member whose value is replaced.
+
+    Attributes:
+        pointer: Its place, such as ``"/tools/*/env"``: ``*`` is any one member or index. It holds at any depth, so it
+            need not begin at the root of a body or record.
+    """
+
+    pointer: str
+
+    def __attrs_post_init__(self) -> None:
+        if not self.steps:
+            msg = f"the pointer of a Field names a member, such as '/tools/*/env', not {self.pointer!r}"
+            raise DataError(msg)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The names in the pointer."""
+        return tuple([step for step in self.pointer.split("/") if step])
+
+
+def _pattern(value: str | re.Pattern[str]) -> re.Pattern[str]:
+    try:
+        return re.compile(value)
+    except (re.error, TypeError) as error:
+        msg = f"the regex of a Pattern cannot be used: {error}"
+        raise DataError(msg) from error
+
+
+@attrs.frozen
+class Pattern:
+    """
+    Text that is replaced wherever a regular expression finds it.
+
+    Attributes:
+        regex: The expression. It meets texts of strangers, and nothing holds it to their length: write one that cannot
+            backtrack far.
+        name: What stands in the placeholder.
+    """
+
+    regex: re.Pattern[str] = attrs.field(converter=_pattern)
+    name: str = "pattern"
+
+
+@attrs.frozen(repr=False)
+class Value:
+    """
+    A secret value, replaced wherever it appears, in plain, quoted, escaped and base64 form.
+
+    Attributes:
+        text: The value; at least one character.
+        name: What stands in the placeholder.
+    """
+
+    text: str
+    name: str = "value"
+
+    def __attrs_post_init__(self) -> None:
+        text: Any = self.text
+        if not isinstance(text, str) or not text:
+            msg = "the text of a Value is a string that is not empty"
+            raise DataError(msg)
+
+    def __repr__(self) -> str:
+        return f"Value(<redacted:{self.name}>)"
+
+
+RedactRule: TypeAlias = "Header | Field | Pattern | Value | Callable[[Any], Any]"
+"""One rule of a user; a function gets a JSON value and returns it without what is to be hidden."""
+
+
+def digest_of(value: str) -> str:
+    """Return what ``allow_secrets`` lists for *value*: ``"sha256:"`` and 64 hexadecimal digits."""
+    return f"sha256:{hashlib.sha256(value.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def _digests(values: Iterable[str]) -> frozenset[str]:
+    digests = frozenset((values,) if isinstance(values, str) else values)
+    for digest in digests:
+        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+            msg = "allow_secrets lists hashes such as 'sha256:<64 hexadecimal digits>', never the values themselves"
+            raise DataError(msg)
+    return digests
+
+
+def _rules(given: Iterable[RedactRule]) -> tuple[RedactRule, ...]:
+    return tuple(given)
+
+
+@attrs.frozen(kw_only=True)
+class Rules:
+    """
+    What holds beside the built-in rules.
+
+    Attributes:
+        given: Rules of the user.
+        allowed: Hashes of values that look like secrets and are none.
+        machine: Texts that tell of this machine, each with its placeholder.
+    """
+
+    given: tuple[RedactRule, ...] = attrs.field(default=(), converter=_rules)
+    allowed: frozenset[str] = attrs.field(default=frozenset(), converter=_digests)
+    machine: Mapping[str, str] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        for rule in self.given:
+            if not isinstance(rule, Header | Field | Pattern | Value) and (
+                isinstance(rule, type) or not callable(rule)
+            ):
+                msg = f"redact lists Header, Field, Pattern, Value or functions, not {rule!r}"
+                raise DataError(msg)
+
+    @property
+    def headers(self) -> frozenset[str]:
+        """Names of headers to leave out, in lower case."""
+        return frozenset(rule.name.lower() for rule in self.given if isinstance(rule, Header))
+
+    @property
+    def fields(self) -> tuple[tuple[str, ...], ...]:
+        """The pointers of members to replace."""
+        return tuple([rule.steps for rule in self.given if isinstance(rule, Field)])
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """The patterns."""
+        return tuple([rule for rule in self.given if isinstance(rule, Pattern)])
+
+    @property
+    def values(self) -> dict[str, str]:
+        """The values, each with its name."""
+        return {rule.text: rule.name for rule in self.given if isinstance(rule, Value)}
+
+    @property
+    def functions(self) -> tuple[Callable[[Any], Any], ...]:
+        """The functions."""
+        return tuple([rule for rule in self.given if not isinstance(rule, Header | Field | Pattern | Value)])
+
+    def told_apart(self) -> list[Any]:
+        """Return what differs between rules that clean differently, as JSON."""
+        return [
+            [repr(rule) if not isinstance(rule, Value) else digest_of(rule.text) for rule in self.given],
+            sorted(self.allowed),
+            sorted(self.machine.items()),
+        ]
+
+
+NO_RULES = Rules()
+
+
+# --- known values ---------------------------------------------------------------------------------------------------
+
+
+def known_in(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of variables that are named like secrets, each with its variable's name (replay K6)."""
+    return {v: n for n, v in environment.items() if n.upper().endswith(SECRET_SUFFIXES) and len(v) >= MIN_KNOWN}
+
+
+def forms_of(value: str) -> Iterator[str]:
+    """Return the forms in which a known secret may stand in a text: plain, quoted, escaped, base64."""
+    data = value.encode(errors="replace")
+    yield value
+    yield "".join([chr(byte) if byte in UNRESERVED else f"%{byte:02X}" for byte in data])
+    yield json.dumps(value)[1:-1]
+    yield json.dumps(value, ensure_ascii=False)[1:-1]
+    yield base64.b64encode(data).decode()
+
+
+UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~")
+
+
+class Keys:
+    """
+    Secret values that somebody tells of while the process runs.
+
+    What was told once is known for good, since what it was used for may be written much later.
+
+    Attributes:
+        count: How often something new was told; who keeps what follows from the names asks for it.
+        names: The values, and the name that stands for each.
+        forms: What to look for, each with the name that stands for it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.names: dict[str, str] = {}
+        self.forms: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Keys: {len(self.names)} values>"
+
+    def tell(self, value: str, name: str, environment: Mapping[str, str] | None = None) -> None:
+        """
+        Take *value* for a secret from now on, unless it is known, shorter than 8 characters, or no secret at all.
+
+        Args:
+            value: The secret.
+            name: What stands for it, unless a variable of *environment* has the same value.
+            environment: Where to look for such a variable; one that is named like a secret goes before others.
+        """
+        value = value.strip()
+        if value in self.names or len(value) < MIN_KNOWN or value.lower() in ORDINARY_KEYS:
+            return
+        named = [n for n, v in (environment or {}).items() if v.strip() == value]
+        named.sort(key=lambda variable: (not variable.upper().endswith(SECRET_SUFFIXES), variable))
+        self._take(value, named[0] if named else name)
+
+    def learn(self, environment: Mapping[str, str]) -> None:
+        """Take the values of variables that are named like secrets; their names win over those that were told."""
+        for value, name in known_in(environment).items():
+            if self.names.get(value) != name:
+                self._take(value, name)
+
+    def _take(self, value: str, name: str) -> None:
+        self.names = {**self.names, value: name}
+        self.forms = {**self.forms, **dict.fromkeys(forms_of(value), name)}
+        self.count += 1
+
+    def forget(self) -> None:
+        """Know nothing any more: for tests, which share a process."""
+        self.names, self.forms = {}, {}
+        self.count += 1
+
+
+GIVEN = Keys()
+"""Every key that this process gave to a provider, whichever way it came, and what its environment calls secret."""
+
+
+def redactor_for(
+    redact: Redact | Sequence[RedactRule],
+    environment: Mapping[str, str],
+    secrets: Mapping[str, str] | None = None,
+    *,
+    allow_secrets: Iterable[str] = (),
+    machine: Mapping[str, str] | None = None,
+) -> Redactor:
+    """
+    Return the redactor of a journal.
+
+    Args:
+        redact: Which rules hold; a list of rules of your own holds beside those of ``"all"`` (replay K10).
+        environment: Whose variables that are named like secrets are known.
+        secrets: Further known values, each with the name that stands for it.
+        allow_secrets: Hashes of values that look like secrets and are none (replay K9).
+        machine: Texts that tell of this machine, each with its placeholder (replay K7); none by default.
+
+    Raises:
+        DataError: when *redact* is neither one of the three words nor a list of rules.
+    """
+    if isinstance(redact, str) and redact not in ("known", "all", "off"):
+        msg = f"redact is 'known', 'all', 'off' or a list of rules, not {redact!r}"
+        raise DataError(msg)
+    if redact == "off":
+        return Redactor({}, shapes=False)
+    rules = Rules(given=() if isinstance(redact, str) else redact, allowed=allow_secrets, machine=machine or {})
+    given = {v: n for v, n in (secrets or {}).items() if len(v) >= MIN_KNOWN}
+    return Redactor({**known_in(environment), **given}, shapes=redact != "known", rules=rules, keys=GIVEN)
+
+
+class Redactor:
+    """
+    Replaces secrets by ``<redacted:NAME>``, deterministically.
+
+    Args:
+        known: Secret values and the name that stands for each.
+        shapes: Whether texts that look like keys, and members with telling names, are replaced too.
+        rules: What users add and except.
+        keys: Values that are told of meanwhile; *known* names win over theirs. None by default.
+
+    Attributes:
+        shapes: As given.
+        rules: As given.
+    """
+
+    def __init__(
+        self, known: Mapping[str, str], *, shapes: bool, rules: Rules = NO_RULES, keys: Keys | None = None
+    ) -> None:
+        self._own = {v: n for v, n in {**known, **rules.values}.items() if digest_of(v) not in rules.allowed}
+        self._own_forms = {
+            form: self._own[value] for value in sorted(self._own, key=len, reverse=True) for form in forms_of(value)
+        }
+        self._keys = keys
+        self._count = -1
+        self._machine = _machine_pattern(rules.machine)
+        self._places = {
+            form for place in rules.machine for form in (place, json.dumps(place, ensure_ascii=False)[1:-1])
+        }
+        self.shapes = shapes
+        self.rules = rules
+        is_off = not self._own and not shapes and rules == NO_RULES
+        told = json.dumps([sorted(self._own.items()), shapes, rules.told_apart()])
+        self._key = "" if is_off else hashlib.sha256(told.encode()).hexdigest()[:16]
+        self._catch_up()
+
+    def __repr__(self) -> str:
+        return f"Redactor({len(self._written)} forms, shapes={self.shapes})"
+
+    @property
+    def key(self) -> str:
+        """Equal for redactors that clean alike now, ``""`` for one that does nothing; it tells nothing about the values."""
+        keys = self._keys
+        return f"{self._key}-{keys.count}" if keys is not None and keys.names else self._key
+
+    def _catch_up(self) -> None:
+        """Take over what was told since the last time."""
+        keys = self._keys
+        if keys is None:
+            self._written, values, self._count = self._own_forms, [*self._own], 0
+        else:
+            self._count = keys.count
+            allowed = self.rules.allowed
+            told = {v: n for v, n in keys.names.items() if v not in self._own and digest_of(v) not in allowed}
+            forms = keys.forms if len(told) == len(keys.names) else _all_forms(told)
+            self._written, values = {**forms, **self._own_forms}, [*told, *self._own]
+        self._ends = sorted({(v[:KEPT_BEGIN], v[-KEPT_END:]) for v in values if len(v) >= MIN_KNOWN})
+
+    def _forms(self) -> Mapping[str, str]:
+        """Return what stands for a known value in a text, each with its name."""
+        if self._keys is not None and self._keys.count != self._count:
+            self._catch_up()
+        return self._written
+
+    def with_known(self, known: Mapping[str, str]) -> Redactor:
+        """Return a redactor that replaces further *known* values."""
+        if not known:
+            return self
+        return Redactor({**self._own, **known}, shapes=self.shapes, rules=self.rules, keys=self._keys)
+
+    def suspicious(self, text: str) -> bool:
+        """Return whether *text*, plain or JSON, may hold something to replace; cheap, and true too often."""
+        forms = self._forms()
+        if not (self._key or forms):
+            return False
+        rules = self.rules
+        # Places and anchors of such rules belong to decoded values, and cannot be looked for in their JSON.
+        if rules.functions or rules.fields or rules.patterns:
+            return True
+        for form in forms:
+            if form in text:
+                return True
+        if any(place in text for place in self._places):
+            return True
+        if self._ends and next(self._abridged(text), None) is not None:
+            return True
+        return self.shapes and (looks_secret(text) or _may_tell(text))
+
+    # --- texts ------------------------------------------------------------------------------------------------------
+
+    def text(self, text: str) -> str:
+        """Return *text* with a placeholder for each secret in it."""
+        text = self._put_for(text, self._known_in(text))
+        if self._ends:
+            text = self._put_for(text, self._abridged(text))
+        for pattern in self.rules.patterns:
+            text = pattern.regex.sub(lambda found, rule=pattern: self._put(found[0], rule.name), text)  # type: ignore[misc]
+        if self._machine is not None:
+            text = self._machine.sub(lambda found: self.rules.machine[found[0]], text)
+        return self._put_for(text, shapes_in(text)) if self.shapes else text
+
+    def beginning(self, text: str, limit: int) -> str:
+        """Return the cleaned beginning of *text*, *limit* characters and a little more, whatever stands at the cut."""
+        return self.text(text[: limit + BEYOND])
+
+    def spans(self, text: str) -> list[Span]:
+        """
+        Return where secrets stand in *text*, in their order; those that meet are one.
+
+        Shapes are found behind escapes too: *text* may be JSON or source.
+        """
+        found = [*self._known_in(text), *self._abridged(text)]
+        found += [Span(*m.span(), rule.name) for rule in self.rules.patterns for m in rule.regex.finditer(text) if m[0]]
+        if self.shapes:
+            found += shapes_in(text)
+            if "\\" in text:
+                found += shapes_in(ESCAPE.sub(lambda escape: " " * len(escape[0]), text))
+        return [span for span in _apart(found) if not self._is_kept(text[span.start : span.end])]
+
+    def secrets(self, text: str, level: int = 0) -> dict[str, str]:
+        """Return each secret in *text* and its rule; JSON is looked into, since an escape may hide where a key begins."""
+        found = {form: name for form, name in self._forms().items() if form in text}
+        found.update({text[start:end]: name for start, end, name in self._abridged(text)})
+        for pattern in self.rules.patterns:
+            found.update({match[0]: pattern.name for match in pattern.regex.finditer(text) if match[0]})
+        if self.shapes and looks_secret(text):
+            found.update({text[start:end]: name for start, end, name in shapes_in(text)})
+            tree = json_in(text) if level < NESTED_JSON else text
+            for inner in _strings(tree) if tree is not text else ():
+                found.update(self.secrets(inner, level + 1))
+        return {secret: name for secret, name in found.items() if not self._is_kept(secret)}
+
+    def binary(self, data: bytes) -> bytes:
+        """Return *data*, which is no text, without known values; nothing else is looked for in it (replay K12)."""
+        for form, name in self._forms().items():
+            data = data.replace(form.encode(errors="replace"), f"<redacted:{name}>".encode())
+        return data
+
+    def _known_in(self, text: str) -> Iterator[Span]:
+        """Give the known values in *text*; those inside a placeholder are a part of its name."""
+        forms = self._forms()
+        found = [form for form in forms if form in text]
+        if not found:
+            return
+        longest = "|".join(map(re.escape, sorted(found, key=len, reverse=True)))
+        for match in re.finditer(f"<redacted:[^<>]*>|{longest}", text):
+            name = forms.get(match[0])
+            if name is not None:
+                yield Span(*match.span(), name)
+
+    def _abridged(self, text: str) -> Iterator[Span]:
+        """
+        Give the known values that are shown with the middle left out, as providers do: ``sk-...abcd`` (SC03).
+
+        Each mask is looked at once, with what stands directly before it, and the last place of an ending once for each run
+        of characters that may follow a mask.
+        """
+        self._forms()
+        if "***" not in text and "..." not in text and "\u2026" not in text:
+            return
+        done = run_end = 0
+        last: dict[str, int] = {}
+        for mask in MASK.finditer(text) if self._ends else ():
+            begin, end = mask.span()
+            before = _reach(BEFORE_MASK, text[done:begin][::-1])
+            first = max(done, begin - before - KEPT_BEGIN)
+            if end > run_end:
+                run_end = _reach(AFTER_MASK, text, end)
+                last = {}
+            for opening, ending in self._ends:
+                start = text.find(opening, first, begin)
+                if start < 0:
+                    continue
+                if ending not in last:
+                    last[ending] = text.rfind(ending, end, run_end + KEPT_END)
+                if last[ending] >= end:
+                    yield Span(start, last[ending] + KEPT_END, "abridged")
+                    done = last[ending] + KEPT_END
+                    break
+            done = max(done, end)
+
+    def _put_for(self, text: str, spans: Iterable[Span]) -> str:
+        """Return *text* with a placeholder for each of *spans*, which come in their order."""
+        made: list[str] = []
+        at = 0
+        for start, end, name in spans:
+            if start >= at:
+                made += (text[at:start], self._put(text[start:end], name))
+                at = end
+        return "".join([*made, text[at:]]) if made else text
+
+    def _put(self, text: str, name: str) -> str:
+        return text if not text or self._is_kept(text) else f"<redacted:{name}>"
+
+    def _is_kept(self, text: str) -> bool:
+        allowed = self.rules.allowed
+        return PLACEHOLDER.fullmatch(text) is not None or bool(allowed and digest_of(text) in allowed)
+
+    # --- values -----------------------------------------------------------------------------------------------------
+
+    def value(self, value: Any) -> Any:
+        """
+        Return a JSON value with every secret replaced, keys and JSON inside strings included.
+
+        Raises:
+            SecretFound: when a function of the user fails, since what it was to hide is not known then (replay K10).
+        """
+        for steps in self.rules.fields:
+            value = _without_field(value, steps)
+        return _asked(self.rules.functions, self._walk(value, 0))
+
+    def seen(self, value: Any) -> Any:
+        """Return *value* as a run may see it: without secrets, but with what tells of the machine it runs on."""
+        return self._within.value(value)
+
+    @cached_property
+    def _within(self) -> Redactor:
+        """The redactor of what stays in the process, on this machine."""
+        if not self.rules.machine:
+            return self
+        rules = attrs.evolve(self.rules, machine={})
+        return Redactor(self._own, shapes=self.shapes, rules=rules, keys=self._keys)
+
+    def json_text(self, text: str, level: int = 0) -> str:
+        """Return *text* cleaned as the JSON that it is, or as text."""
+        tree = json_in(text)
+        if isinstance(tree, str):
+            return self.text(text)
+        clean = self._walk(tree, level) if level else self.value(tree)
+        return text if clean == tree else json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
+
+    def member(self, name: str, value: Any, level: int = 0) -> Any:
+        """Return the value of the member *name*, replaced when the name tells that it is secret."""
+        return f"<redacted:{name}>" if self._telling(name, value) else self._walk(value, level)
+
+    def frozen(self, value: Any) -> Any:
+        """
+        Return a frozen value of ``data``, such as an event, without secrets; *value* itself when there is nothing in it.
+
+        Enumerations, errors and whatever else holds no text of its own come back as they are.
+        """
+        kind = type(value)
+        if kind in NO_TEXT:
+            return value
+        if kind is str:
+            return self.text(value) if self.suspicious(value) else value
+        if kind is Transcript:
+            # Counted along the history, so that each message is looked at once and not at every step.
+            changed = value.fold(
+                ("redaction", self.key), lambda n, message: n + (self.frozen(message) is not message), 0
+            )
+            return Transcript([self.frozen(message) for message in value]) if changed else value
+        if kind is JsonDict or kind is JsonList:
+            return freeze(self.value(value)) if self.suspicious(compact(value)) else value
+        if kind is tuple:
+            made = tuple([self.frozen(member) for member in value])
+            return value if all(a is b for a, b in zip(made, value, strict=True)) else made
+        return self._object(value) if attrs.has(kind) else value
+
+    def _object(self, value: Any) -> Any:
+        changed = {}
+        for name, alias in _fields_of(type(value)):
+            old = getattr(value, name)
+            new = self.frozen(old)
+            if new is not old:
+                changed[alias] = new
+        return attrs.evolve(value, **changed) if changed else value
+
+    def findings(self, value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+        """Give the JSON pointer and the rule of each secret that is in a JSON value."""
+        if isinstance(value, Mapping):
+            for key, member in value.items():
+                inner = f"{place}/{key}"
+                if self._telling(key, member):
+                    yield inner, key
+                yield from ((f"{place} (a key)", rule) for rule in self.secrets(key).values())
+                yield from self.findings(member, inner)
+        elif isinstance(value, list | tuple):
+            for index, member in enumerate(value):
+                yield from self.findings(member, f"{place}/{index}")
+        elif isinstance(value, str):
+            yield from ((place, rule) for rule in self.secrets(value).values())
+
+    def refuse(self, value: Any, where: str) -> None:
+        """
+        Raise unless *value* is free of secrets.
+
+        Raises:
+            SecretFound: naming *where* it stands and the rule, never the value.
+        """
+        for place, rule in self.findings(value):
+            msg = (
+                f"{where} holds a secret at {place or '/'} (rule {rule!r}); nothing was written. Keep it out of the run, "
+                "or name it in secrets={value: name} so that it is replaced"
+            )
+            raise SecretFound(msg, path=place or "/", rule=rule)
+
+    def _walk(self, value: Any, level: int) -> Any:
+        if isinstance(value, Mapping):
+            return {self.text(k): self.member(k, v, level) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._walk(v, level) for v in value]
+        if not isinstance(value, str):
+            return value
+        nested = level < NESTED_JSON and value[:1] in ("{", "[")
+        return self.json_text(value, level + 1) if nested else self.text(value)
+
+    def _telling(self, name: str, value: Any) -> bool:
+        if not self.shapes or not isinstance(value, str) or not value or value.startswith("<redacted:"):
+            return False
+        if re.sub(r"[-_]", "", name).lower() not in SECRET_MEMBERS:
+            return False
+        return not self.rules.allowed or digest_of(value) not in self.rules.allowed
+
+
+class Trickle:
+    """
+    Takes secrets out of a text that comes in pieces: what may be the beginning of a known value waits for what follows.
+
+    Args:
+        redactor: Whose known values are taken out.
+    """
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._held = ""
+
+    def feed(self, piece: str) -> str:
+        """Return what of the text up to and including *piece* may be shown now."""
+        text = self._redactor.text(self._held + piece)
+        cut = self._beginning(text)
+        self._held = text[cut:]
+        return text[:cut]
+
+    def rest(self) -> str:
+        """Return what waits, when nothing follows any more."""
+        text, self._held = self._held, ""
+        return text
+
+    def _beginning(self, text: str) -> int:
+        """Return where the beginning of a known value stands at the end of *text*; its length when there is none."""
+        cut = len(text)
+        for form in self._redactor._forms():  # noqa: SLF001 - one concept
+            at = text.find(form[0], max(0, len(text) - len(form) + 1))
+            while 0 <= at < cut:
+                if form.startswith(text[at:]):
+                    cut = at
+                    break
+                at = text.find(form[0], at + 1)
+        return cut
+
+
+# --- finding --------------------------------------------------------------------------------------------------------
+
+
+FIELDS: dict[type[Any], tuple[tuple[str, str], ...]] = {}
+"""The fields of classes that were looked into, each with the name of its argument."""
+
+
+def _fields_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
+    known = FIELDS.get(kind)
+    if known is None:
+        known = FIELDS[kind] = tuple([(field.name, field.alias) for field in attrs.fields(kind) if field.init])
+    return known
+
+
+def _all_forms(known: Mapping[str, str]) -> dict[str, str]:
+    return {form: name for value, name in known.items() for form in forms_of(value)}
+
+
+def shapes_in(text: str) -> list[Span]:
+    """Return where texts that look like keys stand in *text*, in their order."""
+    if not looks_secret(text):
+        return []
+    found = [Span(*match.span(), str(match.lastgroup).replace("_", "-")) for match in SHAPE.finditer(text)]
+    return _apart([*found, *_pem_blocks(text)])
+
+
+def _pem_blocks(text: str) -> Iterator[Span]:
+    if "-----BEGIN " not in text:
+        return
+    ends = [match.span() for match in PEM_END.finditer(text)]
+    starts = [start for start, _ in ends]
+    done = 0
+    for match in PEM_BEGIN.finditer(text):
+        nearest = bisect_left(starts, match.end() + 1)
+        if match.start() >= done and nearest < len(ends):
+            done = ends[nearest][1]
+            yield Span(match.start(), done, "private-key")
+
+
+def _apart(spans: Iterable[Span]) -> list[Span]:
+    """Return *spans* in their order; those that meet are one, with the name of the first."""
+    apart: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        if apart and span.start < apart[-1].end:
+            apart[-1] = apart[-1]._replace(end=max(apart[-1].end, span.end))
+        else:
+            apart.append(span)
+    return apart
+
+
+def _machine_pattern(machine: Mapping[str, str]) -> re.Pattern[str] | None:
+    """Return what finds the texts of *machine* where they stand alone or begin a path."""
+    longest = sorted(machine, key=len, reverse=True)
+    texts = "|".join(map(re.escape, longest))
+    return re.compile(rf"(?<![\w.-])(?:{texts})(?![\w-]|\.\w)") if texts else None
+
+
+def _without_field(value: Any, steps: tuple[str, ...], begun: Iterable[tuple[str, ...]] = ()) -> Any:
+    """Return *value* with a placeholder at each place that *steps* lead to; *begun* are the ends of those under way."""
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    members = value.items() if isinstance(value, Mapping) else enumerate(value)
+    made: dict[Any, Any] = {}
+    for key, member in members:
+        left = {end[1:] for end in (steps, *begun) if end[0] in ("*", str(key))}
+        made[key] = f"<redacted:{steps[-1]}>" if () in left else _without_field(member, steps, left)
+    return made if isinstance(value, Mapping) else [*made.values()]
+
+
+def _asked(functions: Iterable[Callable[[Any], Any]], value: Any) -> Any:
+    for function in functions:
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        try:
+            value = function(value)
+        except Exception as error:  # noqa: BLE001 - it is told without what it holds
+            msg = f"the redact function {name!r} raised {type(error).__name__}; nothing was written"
+            raise SecretFound(msg, rule=name) from None  # what it raised may quote the value
+    return value
+
+
+def _reach(run: re.Pattern[str], text: str, start: int = 0) -> int:
+    """Return where the *run* of characters that begins at *start* ends."""
+    found = run.match(text, start)
+    return start if found is None else found.end()
+
+
+def looks_secret(text: str) -> bool:
+    """Return whether *text* may hold a secret by its shape; a cheap test before the real one."""
+    return any(hint in text for hint in SHAPE_HINTS)
+
+
+def _may_tell(text: str) -> bool:
+    """Return whether *text* may hold a member with a telling name."""
+    lower = text.lower()
+    if any(word in lower for word in TELLING_WORDS):
+        return True
+    return any(
+        f"{first}{between}{last}" in lower
+        for last, firsts in TELLING_PAIRS.items()
+        if last in lower
+        for first in firsts
+        for between in ("", "-", "_")
+    )
+
+
+def json_in(text: str) -> Any:
+    """
+    Return the JSON object or array that *text* holds, else the text.
+
+    What repeats a name or is nested deeper than 200 is a text: reading it would hide a value, or not come back.
+    """
+    if text[:1] not in ("{", "["):
+        return text
+    try:
+        tree = json.loads(text, object_pairs_hook=_once_each)
+    except (ValueError, RecursionError):
+        return text
+    return text if _is_deep(text, tree) else tree
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        msg = "a name stands twice in an object, and one of its values would be lost"
+        raise ValueError(msg)
+    return made
+
+
+def _is_deep(text: str, tree: Any) -> bool:
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return False
+    level = [tree]
+    for _ in range(MAX_DEPTH + 1):
+        inner = [[*node.values()] if type(node) is dict else node for node in level if type(node) in (dict, list)]
+        if not inner:
+            return False
+        level = [member for node in inner for member in node]
+    return True
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            yield key
+            yield from _strings(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from _strings(member)
+    elif isinstance(value, str):
+        yield value
+
+
+KNOWN = Redactor({}, shapes=False, keys=GIVEN)
+"""What takes out the values that this process knows to be secret, and nothing else."""
+
+ANY = Redactor({}, shapes=True, keys=GIVEN)
+"""The same, and what looks like a secret."""

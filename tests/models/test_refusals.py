@@ -1,0 +1,185 @@
+"""
+Replies with an error status are read, unpacked and quoted only so far, and nothing in them reaches a terminal.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx2
+import pytest
+
+from stepengine.errors import ModelError
+from stepengine.models._transport import MAX_REFUSAL
+from tests.faults.scripts import WIRES
+
+pytestmark = pytest.mark.anyio
+MIB = 1024 * 1024
+
+
+@contextmanager
+def serving(status: int, pieces, **headers: str) -> Iterator[tuple[str, list[int]]]:
+    """A server that answers with *pieces*, and what it could send of them."""
+    sent: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            for name, value in {"content-type": "application/json", "connection": "close", **headers}.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.end_headers()
+            self.close_connection = True
+            try:
+                for piece in pieces():
+                    self.wfile.write(piece)
+                    sent.append(len(piece))
+            except OSError:
+                pass
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", sent
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+async def failure(made, request, *, stream: bool) -> ModelError:
+    try:
+        with pytest.raises(ModelError) as caught:
+            if stream:
+                _ = [delta async for delta in made.stream(request)]
+            else:
+                await made.complete(request)
+    finally:
+        await made.close()
+    return caught.value
+
+
+@cache
+def bomb(mebibytes: int = 150) -> bytes:
+    packer = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
+    pieces = [packer.compress(b'{"error": {"message": "'), *[packer.compress(b"a" * MIB) for _ in range(mebibytes)]]
+    return b"".join([*pieces, packer.flush()])
+
+
+@pytest.mark.spec("reliability:R23", "reliability:MP27")
+@pytest.mark.parametrize("status", [302, 500])
+@pytest.mark.parametrize("wire", WIRES, ids=str)
+async def test_a_refusal_that_unpacks_to_gigabytes_costs_next_to_nothing(wire, status):
+    packed = bomb()
+    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    with serving(status, lambda: [packed], content_encoding="gzip") as (url, _):
+        error = await failure(wire.make(url), wire.request(), stream=status == 500)
+
+    assert status == error.status
+    assert len(error.message) < 3_000
+    assert "aaaa" in error.message
+    assert time.process_time() - begun < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize("wire", WIRES, ids=str)
+async def test_a_refusal_without_an_end_is_read_to_its_limit(wire):
+    def endless():
+        yield b'{"error": {"message": "no'
+        while True:
+            yield b" more" * 13_000
+
+    with serving(503, endless) as (url, sent):
+        error = await failure(wire.make(url), wire.request(), stream=False)
+
+    assert (503, True) == (error.status, error.retryable)
+    assert "no more more" in error.message
+    assert sum(sent) < MAX_REFUSAL + 32 * MIB  # what waits in the buffers of two sockets
+
+
+@pytest.mark.spec("reliability:R23", "reliability:MP27")
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
+@pytest.mark.parametrize(
+    ("packing", "packed"),
+    [("gzip, gzip", gzip.compress(bomb())), ("br", b"\0" * 100), ("gzip", b"no gzip at all")],
+    ids=["twice", "unasked", "broken"],
+)
+async def test_a_reply_in_another_packing_than_was_asked_for_is_a_broken_connection(packing, packed, stream):
+    wire = WIRES[0]
+    with serving(200, lambda: [packed], content_encoding=packing) as (url, _):
+        error = await failure(wire.make(url), wire.request(), stream=stream)
+
+    assert (error.kind, error.retryable) == ("connection", True)
+
+
+@pytest.mark.spec("reliability:MP27")
+@pytest.mark.parametrize("wire", WIRES, ids=str)
+async def test_a_packed_reply_is_unpacked_and_only_gzip_is_asked_for(wire):
+    seen = []
+
+    def handler(request):
+        seen.append(request.headers["accept-encoding"])
+        return httpx2.Response(
+            200, content=wire.reply("hi", [], "end_turn"), headers={"content-type": "application/json"}
+        )
+
+    with serving(200, lambda: [gzip.compress(wire.reply("hi", [], "end_turn"))], content_encoding="gzip") as (url, _):
+        made = wire.make(url)
+        assert "hi" == (await made.complete(wire.request())).text
+        await made.close()
+    made = wire.make(transport=httpx2.MockTransport(handler))
+    assert "hi" == (await made.complete(wire.request())).text
+    await made.close()
+    assert ["gzip"] == seen
+
+
+@pytest.mark.spec("reliability:MP27", "reliability:R23")
+async def test_a_whole_reply_that_unpacks_beyond_its_cap_is_cut_while_it_is_unpacked():
+    wire, packed = WIRES[0], bomb()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with serving(200, lambda: [packed], content_encoding="gzip") as (url, _):
+        error = await failure(wire.make(url), wire.request(), stream=False)
+
+    assert ("too_large", False) == (error.kind, error.retryable)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+@pytest.mark.spec("reliability:R23", "reliability:UI09")
+@pytest.mark.parametrize("wire", WIRES, ids=str)
+@pytest.mark.parametrize("status", [200, 400])
+async def test_words_of_an_error_are_cut_and_cleaned_like_its_message(wire, status):
+    long, escape = "w" * 20_000, "\x1b[31m\x9b\x07"
+    error = {"message": long + escape, "code": f"{escape}{long}", "type": f"{escape}{long}", "status": "9" * 5_000}
+    answer = httpx2.Response(status, json={"error": error, "request_id": long}, headers={"x-request-id": long})
+    made = wire.make(transport=httpx2.MockTransport(lambda request: answer))
+    failed = await failure(made, wire.request(), stream=False)
+
+    assert len(failed.message) < 3_000
+    assert failed.message.isprintable()
+    assert len(failed.request_id) < 300
+
+
+@pytest.mark.parametrize("wait", ["9" * 400 + "s", "\u0661s", "1.5s", "-1s", "1e5s", "s"])
+async def test_a_wait_in_a_body_is_a_number_of_seconds_or_nothing(wait):
+    wire = next(wire for wire in WIRES if wire.name == "google")
+    body = json.dumps({"error": {"message": "slow", "code": 429, "details": [{"retryDelay": wait}]}})
+    made = wire.make(transport=httpx2.MockTransport(lambda request: httpx2.Response(429, content=body)))
+    failed = await failure(made, wire.request(), stream=False)
+
+    assert {"1.5s": 1.5, "\u0661s": 1.0}.get(wait) == failed.retry_after

@@ -1,0 +1,200 @@
+"""
+The one redactor by itself: its time follows the length of the text, nothing hides behind JSON, and it is told of keys.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.journal.scanning import scan
+from stepengine.redaction import GIVEN, Keys, Redactor, Trickle, json_in, known_in, redactor_for
+
+KEY = "sk-ant-abcdefghijklmnop1234"
+PEM = "-----BEGIN PRIVATE KEY-----"
+HOSTILE = {
+    "openings": "sk",
+    "openings and masks": "sk***",
+    "masks": "***...\u2026",
+    "endings": "sk...1234 ",
+    "dots": ".",
+    "stars and endings": "sk***x1234***",
+    "begins of PEM": PEM,
+    "PEM": f"{PEM}x-----END PRIVATE KEY-----",
+    "letters of PEM": "-----BEGIN AAAA ",
+    "shapes that break off": "sk-a1b2c3d4e5f6g7h8+",
+    "words of JWT": "eyJaaaaaaaa.",
+    "bearers": "Bearer ",
+    "blanks": "bearer" + " " * 40,
+    "escapes": "\\",
+    "escaped shapes": "\\nsk-a1b2c3d4e5f6g7h8i9",
+    "brackets": "[",
+    "placeholders": "<redacted:",
+    "found keys": KEY,
+    "many kinds of found shapes": "AKIA0123456789ABCDEF ghp_" + "x1Y2" * 9 + " ",
+}
+
+
+def all_of_it(redactor: Redactor, text: str) -> None:
+    redactor.suspicious(text)
+    redactor.text(text)
+    redactor.spans(text)
+    redactor.secrets(text)
+    redactor.value({"a": text, "b": f'["{text}"]'})
+
+
+def seconds(work, *args) -> float:
+    best = float("inf")
+    for _ in range(3):
+        begun = time.process_time()
+        work(*args)
+        best = min(best, time.process_time() - begun)
+    return best
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize("redact", ["known", "all"])
+@pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
+def test_no_text_keeps_the_redactor_for_long(piece, redact):
+    # Quadratic searches took 4 s for 20,000 characters of "sksk".
+    redactor = redactor_for(redact, {"ANTHROPIC_API_KEY": KEY})
+    begun = time.process_time()
+    all_of_it(redactor, (piece * 40_000)[:40_000])
+
+    assert time.process_time() - begun < 1
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
+def test_the_time_of_the_redactor_grows_with_the_text_and_not_faster(piece):
+    redactor = redactor_for("all", {"ANTHROPIC_API_KEY": KEY})
+    size = 50_000
+    while (first := seconds(all_of_it, redactor, (piece * size)[:size])) < 0.02:
+        size *= 2
+    twice, four_times = [seconds(all_of_it, redactor, (piece * size * n)[: size * n]) for n in (2, 4)]
+
+    assert twice / first < 3, (first, twice)
+    assert four_times / twice < 3, (twice, four_times)
+
+
+@pytest.mark.spec("reliability:R23", "replay:K11")
+def test_a_file_full_of_findings_is_scanned_in_a_time_that_follows_its_length(tmp_path):
+    file = tmp_path / "many.txt"
+    file.write_text("".join([f"sk-{n:020d}\nsk...{n % 97}1234\n" for n in range(5_000)]))
+    begun = time.process_time()
+    leaks = list(scan([file], environment={"A_KEY": KEY}))
+
+    assert 10_000 == len(leaks)
+    assert (1, 2, 3) == tuple(leak.line for leak in leaks[:3])
+    assert 9_999 == leaks[-2].line
+    assert time.process_time() - begun < 2
+
+
+@pytest.mark.spec("reliability:SC03")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"key {KEY[:7]}...1234 is void", "key <redacted:abridged> is void"),
+        ("sk***1234, sk\u20261234, sk-x....****1234", ", ".join(["<redacted:abridged>"] * 3)),
+        ("wait... what***", "wait... what***"),
+        ("sk...9999", "sk...9999"),
+        ("xsk-ab...1 ...1234", "xsk-ab...1 ...1234"),
+        ("sk***sk***1234.1234x", "<redacted:abridged>x"),
+    ],
+)
+def test_a_known_key_with_its_middle_left_out_counts_as_the_key(text, expected):
+    assert expected == Redactor({KEY: "K"}, shapes=False).text(text)
+
+
+@given(st.text(st.sampled_from("sk-4321*. \u2026x\n"), max_size=40))
+def test_abridged_keys_are_found_as_an_expression_finds_them(text):
+    plain = re.compile(r"sk[\w-]*(?:\*{3,}|\.{3,}|\u2026)[\w*.-]*4321")
+
+    assert plain.sub("<redacted:abridged>", text) == Redactor({"sk-00000-4321": "K"}, shapes=False).text(text)
+
+
+@pytest.mark.spec("replay:K5")
+def test_a_private_key_is_found_from_its_begin_to_the_next_end():
+    block = f"{PEM}\nMIIE\n-----END PRIVATE KEY-----"
+    clean = Redactor({}, shapes=True).text(f"{PEM} and {block} rest {block} {PEM}")
+
+    assert f"<redacted:private-key> rest <redacted:private-key> {PEM}" == clean
+    assert f"{PEM}-----END PRIVATE KEY-----" == Redactor({}, shapes=True).text(f"{PEM}-----END PRIVATE KEY-----")
+
+
+@pytest.mark.spec("reliability:R11", "replay:K5")
+def test_a_value_that_json_says_twice_does_not_hide_the_first():
+    hidden = f'{{"a": "{KEY}", "a": 1}}'
+
+    assert KEY not in redactor_for("all", {}).value({"x": hidden})["x"]
+    assert KEY not in Redactor({KEY: "K"}, shapes=False).value({"x": hidden})["x"]
+    assert json_in(hidden) == hidden
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize("depth", [199, 201, 600, 100_000])
+def test_json_in_a_text_is_looked_into_as_deep_as_values_go_and_no_depth_breaks_it(depth):
+    text = "[" * depth + f'"{KEY}"' + "]" * depth
+    clean = Redactor({}, shapes=True).value({"x": text})["x"]
+
+    assert KEY not in clean
+    assert clean == Redactor({}, shapes=True).value({"x": clean})["x"]
+
+
+@pytest.mark.spec("replay:K1", "reliability:R11")
+def test_a_value_that_stands_in_the_names_of_placeholders_leaves_them_alone():
+    redactor = Redactor({"redacted": "A_KEY", KEY: "redacted_key"}, shapes=True)
+    clean = redactor.text(f"{KEY} redacted")
+
+    assert "<redacted:redacted_key> <redacted:A_KEY>" == clean == redactor.text(clean)
+
+
+def test_a_variable_that_is_no_text_at_all_is_no_reason_to_fail():
+    assert Redactor({"\udcff" * 9: "ODD_KEY"}, shapes=False).text("plain") == "plain"
+
+
+@pytest.mark.spec("replay:K1", "replay:K6")
+def test_a_redactor_learns_of_keys_that_are_told_later_and_a_variable_names_them():
+    keys = Keys()
+    redactor = Redactor({}, shapes=False, keys=keys)
+    before = redactor.key
+    assert KEY == redactor.text(KEY)
+    assert not redactor.suspicious(KEY)
+    keys.tell(KEY, "anthropic_api_key")
+    keys.tell(KEY, "openai_api_key")
+
+    assert redactor.suspicious(KEY)
+    assert "<redacted:anthropic_api_key>" == redactor.text(KEY)
+    assert redactor.key not in ("", before)
+    keys.learn({"MY_KEY": KEY, "HOME": "/home/somebody"})
+    assert "<redacted:MY_KEY>" == redactor.text(KEY)
+    assert "<redacted:OTHER>" == Redactor({KEY: "OTHER"}, shapes=False, keys=keys).text(KEY)
+    assert KEY not in repr(keys)
+
+
+@pytest.mark.parametrize("word", ["not-needed", "lm-studio", "none", "ollama", "short", "  "])
+def test_what_people_give_to_servers_that_want_any_key_is_an_ordinary_word(word):
+    GIVEN.tell(word, "ollama_api_key")
+
+    assert f"it is {word}." == redactor_for("known", {}).text(f"it is {word}.")
+
+
+@given(st.lists(st.sampled_from(["a", KEY[:5], KEY[5:11], KEY[11:], KEY, KEY[:-1], "s", " "]), max_size=12))
+def test_a_text_in_pieces_is_cleaned_as_it_is_when_whole(pieces):
+    redactor = Redactor({KEY: "K"}, shapes=False)
+    trickle = Trickle(redactor)
+    shown = "".join([trickle.feed(piece) for piece in pieces]) + trickle.rest()
+
+    assert KEY not in shown
+    assert redactor.text("".join(pieces)) == shown
+
+
+def test_known_values_come_from_variables_with_telling_names_only():
+    assert known_in({"A_TOKEN": "12345678", "B_TOKEN": "1234567", "C": "123456789"}) == {"12345678": "A_TOKEN"}
+    assert json.loads(json.dumps(redactor_for("all", {}).value({"a": [1, None, True]}))) == {"a": [1, None, True]}
