@@ -272,6 +272,28 @@ async def test_a_tree_of_runs_fetches_two_hundred_pages() -> None:
         assert refused == ("fetched 200 pages" in result.text)
 
 
+@pytest.mark.spec("reliability:NW16")
+async def test_pages_of_documentation_count_towards_the_two_hundred() -> None:
+    class Links:
+        async def fetch(self, url: str) -> Fetched:
+            text = b"[topic](http://x.test/topic)" if url.endswith("llms.txt") else b"about the topic"
+            return Fetched(url, 200, "text/plain", text)
+
+    tools = ToolRegistry(web_tools(fetch=Links(), docs=DocsSites(Links(), {"lib": "http://x.test"})))
+    ctx = ToolContext.for_test(run_id="r")
+
+    async def docs() -> str:
+        return (await tools.execute("read_docs", {"library_title": "lib", "topic": "topic"}, ctx)).text
+
+    for _ in range(99):  # two pages each
+        assert "about the topic" in await docs()
+    for _ in range(2):
+        assert not (await tools.execute("read_url", {"url": "http://x.test/"}, ctx)).is_error
+
+    assert "fetched 200 pages" in await docs()
+    assert "fetched 200 pages" in (await tools.execute("read_url", {"url": "http://x.test/"}, ctx)).text
+
+
 # --- searching ----------------------------------------------------------------------------------------------------
 
 

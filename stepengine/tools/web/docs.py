@@ -15,6 +15,7 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools._caps import DOCS_PAGES
 from stepengine.tools.search.words import words_of
 from stepengine.tools.web.fetching import Fetcher
+from stepengine.tools.web.gates import count_page
 from stepengine.tools.web.pages import page_of
 from stepengine.tools.web.searching import SearchBackend
 
@@ -86,6 +87,7 @@ class DocsSites:
     async def _contents(self, site: str) -> list[_Link]:
         problem: ToolError | None = None
         for address in (f"{site}/llms.txt", site):
+            count_page.get()()
             try:
                 fetched = await self._fetcher.fetch(address)
                 text = (await page_of(fetched)).text if fetched.status in FOUND else ""
@@ -142,6 +144,7 @@ async def _together(fetcher: Fetcher, links: Sequence[_Link], topic: str, max_to
 
 async def _text_at(fetcher: Fetcher, url: str) -> str:
     """Return what a page says; nothing when it cannot be had, so that the others still count."""
+    count_page.get()()
     try:
         fetched = await fetcher.fetch(url)
         return (await page_of(fetched)).text if fetched.status in FOUND else ""

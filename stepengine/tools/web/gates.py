@@ -1,11 +1,16 @@
-"""How many things happen at once, per event loop and name (reliability NW16)."""
+"""How many things happen at once, per event loop and name, and what counts every page (reliability NW16)."""
 
 from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
 
-__all__ = ("Gates",)
+__all__ = ("Gates", "count_page")
+
+count_page: ContextVar[Callable[[], None]] = ContextVar("stepengine_count_page", default=lambda: None)
+"""Is called for every page that a tool has fetched, and raises ``ToolError`` when its run has had its share."""
 
 
 class Gates:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
@@ -23,6 +24,7 @@ from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.tools.web.docs import DocsBackend
 from stepengine.tools.web.fetching import Fetcher
+from stepengine.tools.web.gates import count_page
 from stepengine.tools.web.pages import page_of
 from stepengine.tools.web.searching import Depth, SearchBackend
 
@@ -40,12 +42,13 @@ def reaching_tools(
 ) -> list[Tool[..., Any]]:
     """Return a tool for each of those that are given."""
     made = []
+    counter = _Counter()
     if search is not None:
         made.append(_search_tool(search))
     if docs is not None:
-        made.append(_docs_tool(docs))
+        made.append(_docs_tool(docs, counter))
     if fetch is not None:
-        made.append(_url_tool(fetch))
+        made.append(_url_tool(fetch, counter))
     return made
 
 
@@ -83,10 +86,13 @@ def _search_tool(backend: SearchBackend) -> Tool[..., Any]:
     return web_search
 
 
-def _docs_tool(backend: DocsBackend) -> Tool[..., Any]:
+def _docs_tool(backend: DocsBackend, counter: _Counter) -> Tool[..., Any]:
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True)
-    async def read_docs(
-        library_title: Words, topic: Words, max_tokens: Annotated[int, Field(ge=1, le=DOCS_TOKENS_MAX)] = DOCS_TOKENS
+    async def read_docs(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        library_title: Words,
+        topic: Words,
+        max_tokens: Annotated[int, Field(ge=1, le=DOCS_TOKENS_MAX)] = DOCS_TOKENS,
     ) -> dict[str, Any]:
         """
         Read what the documentation of a library says about a topic.
@@ -112,7 +118,11 @@ def _docs_tool(backend: DocsBackend) -> Tool[..., Any]:
             topic: What to look for.
             max_tokens: How much to return at most, in tokens of about four characters.
         """
-        text = (await backend.read(library_title, topic, max_tokens)).strip()
+        counts = count_page.set(partial(counter.count, ctx))
+        try:
+            text = (await backend.read(library_title, topic, max_tokens)).strip()
+        finally:
+            count_page.reset(counts)
         if not text:
             msg = f"the documentation of {library_title!r} says nothing about {topic!r}"
             raise ToolError(msg)
@@ -123,9 +133,7 @@ def _docs_tool(backend: DocsBackend) -> Tool[..., Any]:
     return read_docs
 
 
-def _url_tool(fetcher: Fetcher) -> Tool[..., Any]:
-    counter = _Counter()
-
+def _url_tool(fetcher: Fetcher, counter: _Counter) -> Tool[..., Any]:
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True)
     async def read_url(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
@@ -158,7 +166,7 @@ def _url_tool(fetcher: Fetcher) -> Tool[..., Any]:
             url: The address, beginning with http:// or https://.
             max_chars: How many characters of text to return at most.
         """
-        counter.count(ctx.ancestor_run_ids[0] if ctx.ancestor_run_ids else ctx.run_id)
+        counter.count(ctx)
         fetched = await fetcher.fetch(url)
         page = await page_of(fetched)
         made: dict[str, Any] = {"url": url, "final_url": fetched.url, "status": fetched.status}
@@ -179,13 +187,14 @@ class _Counter:
     def __init__(self) -> None:
         self._counts: OrderedDict[str, int] = OrderedDict()
 
-    def count(self, run_id: str) -> None:
+    def count(self, ctx: ToolContext) -> None:
         """
         Count one fetch.
 
         Raises:
             ToolError: when the run has had its share.
         """
+        run_id = ctx.ancestor_run_ids[0] if ctx.ancestor_run_ids else ctx.run_id
         made = self._counts[run_id] = self._counts.pop(run_id, 0) + 1
         if len(self._counts) > RUNS:
             self._counts.popitem(last=False)
