@@ -50,7 +50,7 @@ def all_of_it(redactor: Redactor, text: str) -> None:
 
 def seconds(work, *args) -> float:
     best = float("inf")
-    for _ in range(3):
+    for _ in range(5):
         begun = time.process_time()
         work(*args)
         best = min(best, time.process_time() - begun)
@@ -75,12 +75,11 @@ def test_no_text_keeps_the_redactor_for_long(piece, redact):
 def test_the_time_of_the_redactor_grows_with_the_text_and_not_faster(piece):
     redactor = redactor_for("all", {"ANTHROPIC_API_KEY": KEY})
     size = 50_000
-    while (first := seconds(all_of_it, redactor, (piece * size)[:size])) < 0.02:
+    while (first := seconds(all_of_it, redactor, (piece * size)[:size])) < 0.03:
         size *= 2
-    twice, four_times = [seconds(all_of_it, redactor, (piece * size * n)[: size * n]) for n in (2, 4)]
+    last = seconds(all_of_it, redactor, (piece * size * 4)[: size * 4])
 
-    assert twice / first < 3, (first, twice)
-    assert four_times / twice < 3, (twice, four_times)
+    assert last / first < 9, (size, first, last)  # under 3 for each doubling; what is quadratic has 16
 
 
 @pytest.mark.spec("reliability:R23", "replay:K11")
