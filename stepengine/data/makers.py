@@ -33,7 +33,7 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
     frozen = cast("type[Any]", cls)
     slots = frozen.__dict__.get("__slots__", ("__dict__",))
     fields = attrs.fields(frozen)
-    if set(slots) != {field.name for field in fields} or any(isinstance(f.default, attrs.Factory) for f in fields):
+    if set(slots) != {field.name for field in fields} or any(isinstance(f.default, attrs.Factory) for f in fields):  # type: ignore[arg-type]
         msg = f"{frozen.__qualname__} has no quick maker: it needs slots for its fields alone, without weakref_slot, and plain defaults"
         raise TypeError(msg)
     twin = type(f"Open{frozen.__name__}", frozen.__bases__, {"__slots__": slots, "__setattr__": object.__setattr__})
