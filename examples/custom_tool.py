@@ -14,21 +14,25 @@ from stepengine import STEP_ALL, AgentDefinition, Depends, Engine, StepContext, 
 from stepengine.testing import ScriptedModel, text, tool_call
 
 
-def stock(**counts: int) -> sqlite3.Connection:
-    """Make a database of articles and counts."""
+def stock(**counts: int) -> Iterator[sqlite3.Connection]:
+    """Open a database of articles and counts; what follows the ``yield`` runs when the call that uses it has ended."""
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     connection.execute("create table stock (article, count)")
     connection.executemany("insert into stock values (?, ?)", counts.items())
-    return connection
-
-
-def get_db() -> Iterator[sqlite3.Connection]:
-    """Open the shop's database for one call; what follows the ``yield`` runs when the call has ended."""
-    connection = stock(apple=7, pear=0)
     try:
         yield connection
     finally:
         connection.close()
+
+
+def get_db() -> Iterator[sqlite3.Connection]:
+    """Open the shop's database for one call."""
+    yield from stock(apple=7, pear=0)
+
+
+def get_full_db() -> Iterator[sqlite3.Connection]:
+    """Open another one, for a test."""
+    yield from stock(apple=99)
 
 
 @tool
@@ -76,7 +80,7 @@ def main() -> None:
         print(result.output)
         assert [done.is_error for done in result.tool_calls] == [False, True, False]
 
-        with engine.override(models=ScriptedModel(["Many."]), dependency_overrides={get_db: lambda: stock(apple=99)}):
+        with engine.override(models=ScriptedModel(["Many."]), dependency_overrides={get_db: get_full_db}):
             tested = engine.run_sync("clerk", "What is in stock?")
         print(f"with another database: stock_of('apple') -> {tested.tool_calls[0].result.text}")
         assert tested.tool_calls[0].result.data == 99

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
-pytestmark = [pytest.mark.deep, pytest.mark.spec("ecosystem:EC120", "ecosystem:EC122", "ecosystem:EC217")]
+pytestmark = [pytest.mark.deep, pytest.mark.spec("ecosystem:EC122", "ecosystem:EC217")]
 
 
 @pytest.fixture(scope="module")

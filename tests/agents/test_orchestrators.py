@@ -11,9 +11,18 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, AgentState, AssistantMessage, UserMessage, load_agent, load_agents
+from stepengine import (
+    STEP,
+    AgentDefinition,
+    AgentState,
+    AssistantMessage,
+    StepResult,
+    UserMessage,
+    load_agent,
+    load_agents,
+)
 from stepengine.context import SystemPrompt
-from stepengine.testing import text, tool_call, tool_calls
+from stepengine.testing import Walk, text, tool_call, tool_calls
 
 from .common import called, replace, run
 
@@ -220,3 +229,15 @@ def test_the_family_is_told_which_helpers_see_its_conversation(agent_id: str) ->
 
     assert told.startswith(f"{informed} see this conversation" if informed else "Helpers know only their prompt")
     assert not any(helper.include_message_history for helper in BUNDLED.values() if helper.id in LOOKING)
+
+
+@pytest.mark.spec("generator-contract:B1", "requirements:Q1")
+@pytest.mark.parametrize("agent_id", FAMILY)
+def test_the_handler_of_the_family_takes_one_step_at_a_time_until_the_turn_is_complete(agent_id: str) -> None:
+    walk = Walk(BUNDLED[agent_id], "Go on.")
+
+    for _ in range(3):
+        assert STEP is walk.asked
+        walk = walk.send(StepResult(AgentState(), steps_complete=False))
+
+    assert walk.send(StepResult(AgentState(), steps_complete=True)).finished

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -15,9 +16,9 @@ from stepengine.context import ContextLimits, mask_tool_results, output_cache, p
 from stepengine.context.pruning_entries import CONTINUE_TAG, SUMMARY_TAG
 from stepengine.context.truncating import GAP_TAG
 from stepengine.data import estimate
-from stepengine.data.estimate import message_tokens
+from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.events import Compacted
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage, system_reminder
 from stepengine.data.parts import ImagePart, JsonPart, ToolCallPart
 from stepengine.data.transcript import Transcript
 from stepengine.journal import MemoryJournal
@@ -27,6 +28,7 @@ from tests.context.conversations import NOW, context, conversations, is_paired
 from tests.models.wires import FOUR, MODEL, provider_of, sent
 
 STEPS = 400
+GAP_NOTE = UserMessage(system_reminder("Earlier messages were left out here to save space."), (GAP_TAG,))
 POLICIES = {
     "truncate": truncate(),
     "truncate as little as possible": truncate(free_ratio=0),
@@ -103,6 +105,56 @@ def test_truncate_fits_or_keeps_only_what_it_must_never_drop(free_ratio, transcr
     if within.room and not within.fits(shorter) and within.ratio >= 1:
         dropped = [m for m in shorter if not any(m is kept for kept in must)]
         assert all(GAP_TAG in getattr(m, "tags", ()) or len(m.text) < 200 for m in dropped)
+
+
+def shapes(transcript: Transcript) -> list[tuple[Transcript, bool]]:
+    """
+    What is left when more and more of the oldest exchanges are left out; whether the newest would be the next to go.
+    """
+    starts = [i for i, m in enumerate(transcript) if not isinstance(m, ToolMessage)]
+    groups = [tuple(transcript[a:b]) for a, b in pairwise([*starts, len(transcript)])]
+    users = [m for m in transcript if isinstance(m, UserMessage) and GAP_TAG not in m.tags]
+    must = [*users[:1], *users[-1:]]
+    for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT"):
+        must += [m for m in transcript if isinstance(m, UserMessage) and tag in m.tags][-1:]
+    removable = [n for n, group in enumerate(groups) if not any(group[0] is m for m in must)]
+    found = []
+    for count in range(len(removable) + 1):
+        left: list[Any] = []
+        for n, group in enumerate(groups):
+            if n not in removable[:count]:
+                left += group
+            elif n - 1 not in removable[:count]:
+                left.append(GAP_NOTE)
+        found.append((Transcript(left), removable[count : count + 1] == [len(groups) - 1]))
+    return found
+
+
+def expected(found: list[tuple[Transcript, bool]], within: ContextLimits, free_ratio: float) -> Transcript:
+    target = int(within.room * (1 - free_ratio))
+    return next(
+        (left for left, newest in found if transcript_tokens(left) <= (within.room if newest else target)), found[-1][0]
+    )
+
+
+@pytest.mark.spec("requirements:I5", "generator-contract:L31")
+@pytest.mark.parametrize("free_ratio", [0, 0.25])
+@given(conversations())
+def test_truncate_leaves_out_as_many_exchanges_as_it_must_and_not_one_more(free_ratio, transcript):
+    """
+    At every size at which one exchange more or less has to go, one token below it and one above.
+    """
+    found = shapes(transcript)
+    whole = transcript_tokens(transcript)
+    sizes = {transcript_tokens(left) for left, _ in found}
+    for room in sorted(
+        {max(1, round(size / share) + by) for size in sizes for share in (1, 1 - free_ratio) for by in (-1, 0, 1)}
+    ):
+        within = ContextLimits(max_tokens=room)
+        wanted = expected(found, within, free_ratio)
+        is_shorter = whole > room and transcript_tokens(wanted) < whole
+        shorter = truncate(free_ratio=free_ratio).rewrite(transcript, within, NOW)
+        assert (wanted if is_shorter else None) == shorter
 
 
 @pytest.mark.spec(

@@ -8,13 +8,41 @@ import attrs
 import pytest
 
 from stepengine.data.codec import plain
-from stepengine.data.estimate import Measured, message_tokens, tokens_since, transcript_tokens
-from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.estimate import Measured, estimate_tokens, message_tokens, tokens_since, transcript_tokens
+from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.state import AgentState, prompt_tokens
 from stepengine.data.transcript import Transcript
 from stepengine.data.yields import ToolCall
 
 SENT = Transcript([UserMessage("hello there")])
+PNG = ImagePart(data=b"\x89PNG")
+
+
+@pytest.mark.spec("requirements:I1")
+@pytest.mark.parametrize(
+    ("value", "tokens"), [("", 0), ("abcd", 1), ("abcde", 2), (["abcd"], 2), ({"a": [1, 2]}, 3), (None, 1)]
+)
+def test_a_value_has_a_quarter_of_its_characters_rounded_up(value: object, tokens: int) -> None:
+    assert tokens == estimate_tokens(value)
+
+
+@pytest.mark.spec("requirements:I1")
+@pytest.mark.parametrize(
+    ("message", "tokens"),
+    [
+        (UserMessage(""), 8),
+        (UserMessage("abcde"), 10),
+        (UserMessage(("abc", PNG, "de")), 1_610),
+        (UserMessage((DocumentPart(data=b"x", mime_type="text/plain"), PNG)), 3_208),
+        (AssistantMessage((ToolCallPart("c1", "look", {"a": 1}),)), 11),
+        (AssistantMessage((ToolCallPart("c1", "look", {}, raw_input="12345"),)), 11),
+        (AssistantMessage((ThinkingPart("abcd"), TextPart("abcd"))), 10),
+        (ToolMessage("c1", "look", (JsonPart({"a": 1}),)), 10),
+    ],
+)
+def test_a_message_has_its_texts_calls_and_media_and_a_little_for_itself(message: Message, tokens: int) -> None:
+    assert tokens == message_tokens(message)
 
 
 @pytest.mark.spec("requirements:X45")

@@ -28,6 +28,7 @@ from stepengine import (
 )
 from stepengine.errors import HandlerError
 from stepengine.events import ToolLog, ToolProgress
+from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, failure, tool_call, tool_calls
 
 
@@ -54,6 +55,29 @@ async def test_what_a_handler_logs_and_notifies_reaches_the_logger_and_the_strea
     assert 1 == record.step  # the step that comes next, as hooks see it
     assert ("half way", {"percent": 50}) == (note.message, note.data)
     assert all("careful" not in m.text and "half way" not in m.text for m in result.state.message_history)
+
+
+async def test_every_run_has_chance_of_its_own_and_a_replay_has_the_same():
+    """
+    No two runs draw alike, recorded or not, and neither do a parent and its children.
+    """
+
+    def draw(ctx):
+        drawn = [ctx.random.random()]
+        drawn += [kid.output for kid in (yield from Parallel(AgentCall("kid"), AgentCall("kid")))]
+        return drawn
+
+    def kid_steps(ctx):
+        yield ToolCall("think_deeply", {"thought": "hm"})
+        return ctx.random.random()
+
+    boss = agent(draw, "boss", spawnable_agents=[agent(kid_steps, "kid")])
+    engine = Engine(models=ScriptedModel([]))
+    journal = MemoryJournal()
+    runs = [(await engine.run(boss, "go", journal=kept)).output for kept in (journal, None, None)]
+
+    assert 9 == len({number for drawn in runs for number in drawn})
+    assert runs[0] == (await engine.replay(journal, agent=boss)).output
 
 
 @pytest.mark.spec("requirements:O4")

@@ -166,9 +166,10 @@ def test_best_of_may_ask_another_agent() -> None:
     assert returned == "b"
 
 
-def test_best_of_refuses_a_choice_that_is_none() -> None:
-    with pytest.raises(BadYield, match="chose 5; there are 2 outputs"):
-        finish(best_of("writer", n=2, judge=lambda _: 5), [sent(value=(child("a"), child("b")))])
+@pytest.mark.parametrize("choice", [5, 2, -1, "0", None])
+def test_best_of_refuses_a_choice_that_is_none(choice: Any) -> None:
+    with pytest.raises(BadYield, match=f"chose {choice!r}; there are 2 outputs"):
+        finish(best_of("writer", n=2, judge=lambda _: choice), [sent(value=(child("a"), child("b")))])
 
 
 def test_best_of_raises_when_no_child_completed() -> None:

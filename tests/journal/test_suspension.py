@@ -155,7 +155,7 @@ def test_answers_may_come_one_by_one_also_to_children(rig):
     assert (result.status, result.output) == (RunStatus.COMPLETED, ["L", "R", "O"])
 
 
-@pytest.mark.spec("requirements:K1", "requirements:K6", "reliability:JR37")
+@pytest.mark.spec("requirements:K6", "reliability:JR37")
 def test_of_several_questions_of_one_call_those_that_were_answered_are_kept(rig):
     questions = {"questions": [{"question": "Red?"}, {"question": "Blue?"}]}
     ask_user = ToolSpec("ask_user", "Ask.", {"type": "object"}, kind="expanding")

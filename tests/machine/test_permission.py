@@ -21,6 +21,7 @@ def deciding(*decisions):
 
 ALLOW, ASK, DENY = Decision.allow(rule_id="r"), Decision.ask("May it?"), Decision.deny("Never.", rule_id="no")
 MERGED = {
+    "no policy": ([], "ok", []),
     "nobody cares": ([None], "ok", []),
     "allow": ([None, ALLOW], "ok", [("allow", "r")]),
     "deny": ([ALLOW, DENY, ASK], "denied", [("deny", "no")]),
@@ -30,7 +31,7 @@ MERGED = {
 }
 
 
-@pytest.mark.spec("requirements:H8", "requirements:X3", "requirements:X4", "requirements:M18")
+@pytest.mark.spec("requirements:H8", "requirements:X3", "requirements:M8", "requirements:M18")
 @pytest.mark.parametrize(("decisions", "status", "decided"), MERGED.values(), ids=MERGED)
 @pytest.mark.parametrize("name", ["add", "safe"])
 def test_decisions_are_merged_deny_over_ask_over_allow(decisions, status, decided, name):
@@ -94,7 +95,7 @@ def test_where_nobody_can_be_asked_the_call_is_denied(error, name):
     assert played.status is (RunStatus.FAILED if type(error) is LimitExceeded else RunStatus.COMPLETED)
 
 
-@pytest.mark.spec("requirements:K6", "requirements:K3", "requirements:X11", "requirements:X17", "requirements:D12")
+@pytest.mark.spec("requirements:K6", "requirements:K3", "requirements:X17", "requirements:D12")
 def test_a_batch_with_two_questions_suspends_once_and_a_deny_still_wins():
     def judge(ctx, asked):
         return Decision.deny() if asked.input["a"] == 2 else Decision.ask(f"May {asked.input['a']}?")

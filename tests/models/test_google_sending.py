@@ -34,7 +34,7 @@ def provider(private, monkeypatch, handler, **options):
     return GoogleProvider("the-key", transport=httpx2.MockTransport(handler), **options)
 
 
-@pytest.mark.spec("ecosystem:EC52", "ecosystem:EC211")
+@pytest.mark.spec("ecosystem:EC211")
 def test_the_private_names_exist_and_take_bytes():
     from google import genai
     from google.genai import _api_client

@@ -31,7 +31,7 @@ async def test_a_reply_that_may_take_long_is_streamed_on_the_wire():
     assert seen == [None, True]
 
 
-@pytest.mark.spec("ecosystem:EC51", "ecosystem:EC210", "ecosystem:EC191", "ecosystem:EC44")
+@pytest.mark.spec("ecosystem:EC210", "ecosystem:EC191", "ecosystem:EC44")
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ["anthropic", "openai_chat"])
 @pytest.mark.parametrize("sampling", [False, True])

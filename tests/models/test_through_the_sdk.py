@@ -56,7 +56,7 @@ async def asked(recording: Recording, provider: Any) -> Any:
         await provider.close()
 
 
-@pytest.mark.spec("ecosystem:EC210", "ecosystem:EC51", "ecosystem:EC52", "ecosystem:EC159", "requirements:G5")
+@pytest.mark.spec("ecosystem:EC210", "ecosystem:EC159", "requirements:G5")
 @pytest.mark.parametrize("wire", sorted(NAMES))
 async def test_an_exchange_through_the_sdk_gives_what_the_codec_gives(wire):
     files = {recording.name.partition("#")[0] for recording in recordings() if recording.wire == wire}

@@ -394,6 +394,30 @@ async def test_an_observer_may_stop_the_run_that_it_watches(world):
     assert "cancelled" == finished.output
 
 
+async def test_a_machine_that_somebody_holds_is_closed_when_an_observer_is_interrupted(world):
+    kept, closed = [], []
+
+    def steps(state):
+        try:
+            yield Notify(Notification(message="now"))
+            return world.done(state)
+        finally:
+            closed.append(True)
+
+    def machine(plan, state):
+        kept.append(steps(state))
+        return kept[0]
+
+    def interrupt(event):
+        raise KeyboardInterrupt
+
+    tree = world.tree(machine, observers=[interrupt])
+    finished = await tree.run()
+
+    assert (RunStatus.CANCELLED, [True]) == (finished.status, closed)
+    assert isinstance(tree.reraise, KeyboardInterrupt)
+
+
 @pytest.mark.spec("reliability:TL02")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("together", [False, True])

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
+from stepengine import Engine
 from stepengine.context import output_cache
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.questions import Question
 from stepengine.data.tools import ToolLike
 from stepengine.errors import DefinitionError, ToolNotAvailable
+from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import (
     FileChangeHook,
     SafeFetcher,
@@ -176,11 +178,21 @@ def test_every_bundled_tool_is_described_richly(tmp_path: Path) -> None:
     assert {"run_terminal_command", "kill_job", "read_url", "read_output", "lookup_agent_info"} < set(lacking)
 
 
-@pytest.mark.spec("requirements:E24", "requirements:K1")
-def test_a_tool_gets_its_special_object_when_it_is_constructed() -> None:
-    class Somebody:
-        def ask(self, question: Question, /) -> str:
-            return "yes"
+@pytest.mark.spec("requirements:E24")
+async def test_a_tool_works_with_the_object_that_it_was_constructed_with(tmp_path: Path) -> None:
+    """
+    Two sets of tools with two roots serve two agents of one engine; a definition has no place to name one.
+    """
+    agents = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(f"kept in {name}")
+        tools = [each for each in file_tools(tmp_path / name) if each.spec.name == "read_files"]
+        agents.append(AgentDefinition(name, model="t/m", tools=tools))
+    replies = [tool_call("read_files", {"paths": ["a.txt"]}), "read"]
+    results = [await Engine(models=ScriptedModel(replies)).run(agent, "go") for agent in agents]
 
-    somebody = Somebody()
-    assert getattr(ask_user_tool(somebody), "interactor", None) is somebody
+    for result, mine, other in zip(results, ("one", "two"), ("two", "one"), strict=True):
+        assert f"kept in {mine}" in result.tool_calls[0].result.text
+        assert f"kept in {other}" not in result.tool_calls[0].result.text
+    assert not {"root", "interactor", "registry", "workspace"} & {field.name for field in attrs.fields(AgentDefinition)}

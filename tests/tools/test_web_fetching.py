@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import gzip
 import ipaddress
+import socket
 import ssl
 import zlib
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ import pytest
 
 from stepengine.errors import BlockedAddress, ToolError
 from stepengine.tools import SafeFetcher
+from stepengine.tools.web.fetching import system_addresses
 from stepengine.tools.web.trust import trusted
 from tests.tools.web_server import Names, Site, answer, redirect, site, zipped
 
@@ -53,6 +55,32 @@ async def test_nothing_is_sent_that_tells_more_than_the_request(
     assert all(names <= {"accept", "accept-encoding", "connection", "host", "user-agent"} for names in sent)
     assert f"Host: site.test:{there.port}\r\n" in there.heads[0]
     assert "Accept: text/*, application/json\r\n" in there.heads[0]
+
+
+@pytest.mark.spec("reliability:NW04", "reliability:WP3")
+async def test_without_a_resolver_of_its_own_it_asks_the_system_and_judges_every_address(
+    there: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def system(host: str, port: int, **how: Any) -> list[Any]:
+        asked.append((host, port, how.get("type")))
+        address = "10.0.0.1" if host == "inside.test" else "127.0.0.1"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))] * 2
+
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, port, *rest, **how: system(host, port, type=(*rest, 0, 0)[1], **how)
+    )
+    there.answers = {"/": answer("one")}
+    fetcher = fetcher_for(there, resolve=None)
+
+    assert b"one" == (await fetcher.fetch(there.url())).body
+    assert ["127.0.0.1"] == await system_addresses("site.test", there.port)
+    with pytest.raises(BlockedAddress, match=r"10\.0\.0\.1"):
+        await fetcher.fetch(f"http://inside.test:{there.port}/")
+    assert {("site.test", there.port, socket.SOCK_STREAM), ("inside.test", there.port, socket.SOCK_STREAM)} <= set(
+        asked
+    )
 
 
 @pytest.mark.spec("reliability:NW04", "reliability:WP3")

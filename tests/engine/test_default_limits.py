@@ -1,0 +1,119 @@
+"""
+What holds for a run when nobody set a limit, seen from outside (reliability 4.9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stepengine import AgentCall, AgentDefinition, Engine, GenerateN, RunStatus, ToolCall, tool
+from stepengine.errors import LimitReached
+from stepengine.testing import ScriptedModel, text, tool_call
+
+
+@tool(in_thread=False)
+def look() -> str:
+    """Look."""
+    return "seen"
+
+
+def endless(request):
+    return tool_call("look") if request.tools else text("That was it.")
+
+
+@pytest.mark.spec("reliability:R6")
+async def test_a_run_has_fifty_steps_and_then_says_what_was_done():
+    model = ScriptedModel([endless] * 60)
+    result = await Engine(models=model).run(AgentDefinition("a", model="t/m", tools=[look]), "go")
+
+    assert (RunStatus.MAX_STEPS, "That was it.") == (result.status, result.text)
+    assert (50, 51) == (len(result.tool_calls), len(model.calls))
+
+
+@pytest.mark.spec("reliability:R6", "generator-contract:G47")
+async def test_a_handler_has_a_thousand_actions():
+    done = 0
+
+    def handle(ctx):
+        nonlocal done
+        while True:
+            yield ToolCall("think_deeply", {"thought": "on"}, include_tool_call=False)
+            done += 1
+
+    result = await Engine(models=ScriptedModel([])).run(AgentDefinition("a", handle_steps=handle), "go")
+
+    assert (RunStatus.FAILED, 1_000, "actions", 1_000) == (result.status, done, result.error.kind, result.error.limit)
+
+
+@pytest.mark.spec("reliability:SP01")
+async def test_children_stand_at_most_five_levels_below_the_root():
+    depths, refused = [], []
+
+    def handle(ctx):
+        depths.append(len(ctx.agent_state.ancestor_run_ids))
+        child = (yield AgentCall("deep")).value
+        if child.error is not None:
+            refused.append(child.error.kind)
+
+    engine = Engine([AgentDefinition("deep", spawnable_agents=["deep"], handle_steps=handle)], models=ScriptedModel([]))
+    await engine.run("deep")
+
+    assert ([0, 1, 2, 3, 4, 5], ["depth"]) == (depths, refused)
+
+
+@pytest.mark.spec("reliability:SP02")
+async def test_of_one_call_of_a_model_sixteen_children_start_and_eight_run_at_once():
+    running, most = 0, 0
+
+    @tool
+    async def count() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        running -= 1
+
+    def handle(ctx):
+        yield ToolCall("count")
+
+    kid = AgentDefinition("kid", tools=[count], handle_steps=handle)
+    boss = AgentDefinition("boss", model="t/m", tools=["spawn_agents"], spawnable_agents=[kid])
+    spawn = tool_call("spawn_agents", {"agents": [{"agent_type": "kid"}] * 17})
+    result = await Engine(models=ScriptedModel([spawn, "done"])).run(boss, "go")
+
+    assert [False] * 16 + [True] == [child.is_error for child in result.children]
+    assert ("children", 16, 8) == (result.children[16].error.kind, result.children[16].error.limit, most)
+
+
+@pytest.mark.spec("reliability:SP02")
+async def test_the_models_of_a_tree_start_a_hundred_children():
+    def handle(ctx):
+        yield ToolCall("think_deeply", {"thought": "here"}, include_tool_call=False)
+
+    kid = AgentDefinition("kid", handle_steps=handle)
+    boss = AgentDefinition("boss", model="t/m", tools=["spawn_agents"], spawnable_agents=[kid])
+    spawn = tool_call("spawn_agents", {"agents": [{"agent_type": "kid"}] * 15})
+    result = await Engine(models=ScriptedModel([*[spawn] * 7, "done"])).run(boss, "go")
+    refused = [child for child in result.children if child.is_error]
+
+    assert (105, 5) == (len(result.children), len(refused))
+    assert {("children", 100)} == {(child.error.kind, child.error.limit) for child in refused}
+
+
+async def test_candidates_are_at_most_sixty_four():
+    seen = []
+
+    def handle(ctx):
+        seen.append(len((yield GenerateN(64)).n_responses))
+        try:
+            yield GenerateN(65)
+        except LimitReached as reached:
+            seen.append((reached.error.kind, reached.error.limit))
+
+    model = ScriptedModel(["x"] * 200)
+    await Engine(models=model).run(AgentDefinition("a", model="t/m", handle_steps=handle), "go")
+
+    assert ([64, ("candidates", 64)], 64) == (seen, len(model.calls))

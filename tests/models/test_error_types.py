@@ -1,0 +1,50 @@
+"""What the types that providers give their errors count as, where no HTTP status says it: inside a reply that began well."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepengine.models._failures import STATUS_OF_TYPE, body_failure
+from tests.models.wires import made
+
+STATUSES = {
+    "DEADLINE_EXCEEDED": (504, True),
+    "INTERNAL": (500, True),
+    "INVALID_ARGUMENT": (400, False),
+    "NOT_FOUND": (404, False),
+    "PERMISSION_DENIED": (403, False),
+    "RESOURCE_EXHAUSTED": (429, True),
+    "UNAUTHENTICATED": (401, False),
+    "UNAVAILABLE": (503, True),
+    "api_error": (500, True),
+    "authentication_error": (401, False),
+    "billing_error": (402, False),
+    "insufficient_quota": (429, False),
+    "internal_server_error": (500, True),
+    "invalid_request_error": (400, False),
+    "not_found_error": (404, False),
+    "overloaded_error": (529, True),
+    "permission_error": (403, False),
+    "rate_limit_error": (429, True),
+    "rate_limit_exceeded": (429, True),
+    "request_too_large": (413, False),
+    "server_error": (500, True),
+    "service_unavailable": (503, True),
+    "slow_down": (503, True),
+    "timeout_error": (504, True),
+    "invalid_image": (400, False),
+    "never_heard_of_it": (None, True),
+}
+
+
+@pytest.mark.spec("ecosystem:EC63", "ecosystem:EC67", "reliability:MP22")
+@pytest.mark.parametrize(("word", "status", "retryable"), [(word, *row) for word, row in STATUSES.items()])
+@pytest.mark.parametrize("field", ["type", "code", "status"])
+def test_an_error_inside_a_reply_counts_as_its_type_says(word, status, retryable, field):
+    error = body_failure({"error": {field: word, "message": "No such luck."}}, None, {}, made("anthropic"))
+
+    assert (status, retryable) == (error.status, error.retryable)
+
+
+def test_every_type_that_is_known_stands_in_this_table():
+    assert set(STATUS_OF_TYPE) <= set(STATUSES)

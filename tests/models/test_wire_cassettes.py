@@ -1,0 +1,186 @@
+"""
+Our own recordings of the four wires prove the codecs in every clone: what is sent, what comes back, in one piece and in
+streams (``cassettes/record_wires.py`` says what is in them).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine.data.models import StopReason, TextChunk, ThinkingChunk
+from stepengine.data.parts import ThinkingPart, ToolCallPart
+from stepengine.errors import ModelError, TruncatedReply
+from stepengine.models._failures import Call
+from stepengine.models._reading import ReplyReader
+from stepengine.models.keys import Credentials
+from stepengine.models.openai_chat.decode import ChatAccumulator
+from stepengine.testing import Cassette, ReplayTransport
+from tests.models.wires import ACCUMULATORS
+
+FOLDER = Path(__file__).resolve().parents[2] / "cassettes"
+
+
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("record_wires", FOLDER / "record_wires.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+wires = script()
+WIRES = {wire.name: wire for wire in wires.FOUR}
+USED = {"anthropic": (25, 12, 5, 2)}
+EXPECTED: dict[str, list[tuple[StopReason, list[Any]]]] = {
+    "text": [(StopReason.END_TURN, ["It is five: 2 + 3 = 5. \u2713"])],
+    "calls": [
+        (StopReason.TOOL_USE, ["I add both.", {"a": 2, "b": 3}, {"a": 4, "b": 5}]),
+        (StopReason.END_TURN, ["They are 5 and 9."]),
+    ],
+    "thinking": [
+        (StopReason.TOOL_USE, ["Two and three.\nThat is a sum.", "Let me see.", {"a": 2, "b": 3}]),
+        (StopReason.END_TURN, ["It is 5."]),
+    ],
+    "refusal": [(StopReason.REFUSAL, ["I will not say that."])],
+    "cut": [(StopReason.MAX_TOKENS, ["One, two, three"])],
+    "media": [(StopReason.END_TURN, ["One pixel, and a page of two words."])],
+}
+EACH = [(wire, scene, stream) for wire in WIRES for scene, what in wires.SCENES.items() for stream in wires.ways(what)]
+
+
+@cache
+def interactions(wire: str) -> tuple[Any, ...]:
+    return Cassette.load(wires.WIRES / f"{wire}.yaml").interactions
+
+
+def cassette(wire: str) -> Cassette:
+    return Cassette(interactions(wire))
+
+
+def said(reply: Any) -> tuple[StopReason, list[Any]]:
+    return reply.stop_reason, [p.input if type(p) is ToolCallPart else p.text for p in reply.content]
+
+
+async def played(wire: str, scene: str, *, stream: bool) -> tuple[list[Any], Cassette]:
+    recorded = cassette(wire)
+    provider = WIRES[wire].provider(ReplayTransport(recorded))
+    try:
+        return await wires.converse(WIRES[wire], provider, wires.SCENES[scene], stream=stream), recorded
+    finally:
+        await provider.close()
+
+
+@pytest.mark.spec("requirements:G3", "requirements:G5")
+@pytest.mark.parametrize(("wire", "scene", "stream"), EACH)
+async def test_an_exchange_is_sent_as_it_was_recorded_and_gives_what_was_said(wire, scene, stream):
+    """
+    A request that differs in one member of its body is not in the cassette.
+    """
+    outcomes, _ = await played(wire, scene, stream=stream)
+
+    if scene in ("error", "breaks off"):
+        (error,) = outcomes
+        kinds = {"error": (ModelError, 429, True), "breaks off": (TruncatedReply, None, True)}
+        assert kinds[scene] == (type(error), error.status, error.retryable)
+        assert scene != "error" or "You ask too often." in error.message
+        return
+    silent = wire == "google" and scene == "refusal"  # a candidate that was blocked holds nothing
+    assert [(stop, [] if silent else parts) for stop, parts in EXPECTED[scene]] == [said(reply) for reply in outcomes]
+    for reply in outcomes:
+        usage = reply.usage
+        figures = (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
+        assert figures == USED.get(wire, (25, 12, 5, 0))
+
+
+@pytest.mark.spec("requirements:G3", "requirements:G4")
+@pytest.mark.parametrize(("wire", "scene"), [(wire, scene) for wire in WIRES for scene in EXPECTED])
+async def test_a_stream_gives_the_same_reply_as_one_piece(wire, scene):
+    plain, _ = await played(wire, scene, stream=False)
+    streamed, _ = await played(wire, scene, stream=True)
+
+    assert [(reply.content, reply.usage, reply.stop_reason) for reply in plain] == [
+        (reply.content, reply.usage, reply.stop_reason) for reply in streamed
+    ]
+
+
+@pytest.mark.spec("reliability:MP60")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("wire", WIRES)
+async def test_thinking_goes_back_with_the_signature_that_it_came_with(wire, stream):
+    replies, recorded = await played(wire, "thinking", stream=stream)
+    used = [i for n, i in enumerate(recorded.interactions) if n not in recorded.unused]
+    first, second = [i.request.body.decode() for i in used]
+
+    assert ThinkingPart in {type(part) for part in replies[0].content}
+    assert wires.SIGNATURE not in first
+    assert wires.SIGNATURE in second
+
+
+@pytest.mark.spec("ecosystem:EC71", "ecosystem:EC72", "ecosystem:EC73", "ecosystem:EC74", "reliability:MP20")
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_stream_is_read_the_same_in_any_pieces_and_is_no_reply_before_its_end(wire):
+    bodies = [i.response.body for i in interactions(wire)]
+    streams = [body for body in bodies if body.lstrip().startswith((b"data:", b"event:"))]
+    assert 9 == len(streams)
+
+    for body in streams[:-1]:  # the last one breaks off
+        whole = read(wire, [body])
+        for size in (1, 7, 4_096):
+            assert whole == read(wire, [body[n : n + size] for n in range(0, len(body), size)])
+        text = "".join([d.text for d in whole[0] if isinstance(d, TextChunk)])
+        thoughts = "".join([d.text for d in whole[0] if isinstance(d, ThinkingChunk)])
+        assert text == "".join([p.text for p in whole[1].content if type(p).__name__ in ("TextPart", "RefusalPart")])
+        assert thoughts == "".join([p.text for p in whole[1].content if type(p) is ThinkingPart])
+        refused_before_its_end(wire, body)
+
+
+def reader(wire: str) -> ReplyReader:
+    call = Call(provider=wire, model=WIRES[wire].model, credentials=Credentials(None, "no key"))
+    return ReplyReader(ACCUMULATORS.get(wire, ChatAccumulator)(call, "m", None), call)
+
+
+def read(wire: str, pieces: list[bytes]) -> tuple[list[Any], Any]:
+    opened, deltas = reader(wire), []
+    for piece in pieces:
+        deltas += opened.feed(piece)
+    return deltas, opened.finish()
+
+
+def refused_before_its_end(wire: str, body: bytes) -> None:
+    events = body.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]
+    ends = {"anthropic": 1, "openai": 1, "openai_chat": 3, "google": 1}[wire]
+    for kept in range(len(events) - ends + 1):
+        with pytest.raises(TruncatedReply):
+            read(wire, [event + b"\n\n" for event in events[:kept]])
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_every_exchange_of_the_file_is_played_and_says_where_it_comes_from(wire):
+    recorded = interactions(wire)
+    scenes = [(scene, stream) for scene, what in wires.SCENES.items() for stream in wires.ways(what)]
+
+    assert sum(max(1, len(wires.SCENES[scene].replies)) for scene, _ in scenes) == len(recorded)
+    assert {wires.SOURCE} == {i.extras["recorded_from"] for i in recorded}
+
+
+@pytest.mark.deep
+def test_the_script_still_records_these_files(tmp_path):
+    """
+    When this fails: python cassettes/record_wires.py
+    """
+    for new in wires.record(tmp_path):
+        now = [form(i) for i in Cassette.load(new).interactions]
+
+        assert [form(i) for i in interactions(new.stem)] == now
+
+
+def form(interaction: Any) -> Any:
+    request, response = interaction.request, interaction.response
+    return request.method, request.url, json.loads(request.body), response.status, response.body

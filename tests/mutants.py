@@ -1,0 +1,651 @@
+"""
+Planted faults: each is put into a copy of the checkout, one at a time, and the tests that should catch it are run.
+
+``python -m tests.mutants`` plants them all. A fault that no test notices has survived, and there is no promise that the
+behaviour which it breaks holds. A mutant is a file, the exact text that stands there once, and what stands there instead;
+one whose text is not found any more is an error, so that the list is mended when the code moves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import attrs
+
+ROOT = Path(__file__).resolve().parent.parent
+LEFT_OUT = shutil.ignore_patterns(
+    ".git", "__pycache__", ".*_cache", ".hypothesis", ".import_linter_cache", "*.egg-info"
+)
+SECONDS = 300
+FAILED = 1
+FALLBACK = {
+    "agents/": ("tests/agents",),
+    "stepengine/context/": ("tests/context",),
+    "stepengine/data/": ("tests/data",),
+    "stepengine/engine/": ("tests/engine",),
+    "stepengine/helpers/": ("tests/helpers", "tests/machine/test_handler.py"),
+    "stepengine/machine/": ("tests/machine",),
+    "stepengine/models/": ("tests/models",),
+    "stepengine/runtime/": ("tests/runtime", "tests/engine"),
+    "stepengine/tools/": ("tests/tools",),
+}
+"""The tests of a floor, for mutants that name none."""
+
+Verdict = Literal["caught", "SURVIVED", "ERROR"]
+
+
+@attrs.frozen
+class Mutant:
+    """
+    A planted fault.
+
+    Attributes:
+        name: What goes wrong.
+        file: Where, from the top of the checkout.
+        old: Text that stands there exactly once.
+        new: What stands there instead.
+        tests: Files and folders whose tests should catch it; by default those of its floor.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...] = ()
+
+    @property
+    def suite(self) -> tuple[str, ...]:
+        return self.tests or next(tests for floor, tests in FALLBACK.items() if self.file.startswith(floor))
+
+    def problem(self, root: Path = ROOT) -> str:
+        """Return why it cannot be planted under *root*; ``""`` when it can."""
+        try:
+            found = (root / self.file).read_text(encoding="utf-8").count(self.old)
+        except OSError as error:
+            return f"{self.file} cannot be read: {error}"
+        if found != 1:
+            return f"its text stands {found} times in {self.file}, not once: {self.old.strip()!r}"
+        lacking = [test for test in self.suite if not (root / test).exists()]
+        return (
+            f"no such tests: {', '.join(lacking)}" if lacking else "" if self.new != self.old else "it changes nothing"
+        )
+
+    @contextmanager
+    def planted(self, root: Path) -> Iterator[None]:
+        """Stand in the checkout at *root*."""
+        file = root / self.file
+        sound = file.read_text(encoding="utf-8")
+        try:
+            replace(file, sound.replace(self.old, self.new))
+            yield
+        finally:
+            replace(file, sound)
+
+
+def replace(file: Path, text: str) -> None:
+    """Write a source file and forget what was compiled from it: its time alone may not tell one second's two texts apart."""
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+        compiled.unlink()
+    file.write_text(text, encoding="utf-8")
+
+
+TOOL_CONTEXTS = ("tests/engine/test_tool_contexts.py",)
+ERROR_TYPES = ("tests/models/test_error_types.py",)
+TRUNCATING = ("tests/context/test_truncating.py", "tests/context/test_policy_properties.py")
+HUB = ("tests/runtime/test_hub.py",)
+DRIVER = ("tests/runtime/test_driver.py", "tests/runtime/test_leaves.py")
+LIMITS = ("tests/runtime/test_limits.py", "tests/engine/test_spawn_limits.py")
+
+MUTANTS = (
+    # --- what a tool is told, and what it reports -------------------------------------------------------------------
+    Mutant(
+        "a body is not told which call spawned its run",
+        "stepengine/runtime/toolcalls.py",
+        "parent_tool_call_id=tree.spawned_by.get(item.path),",
+        "parent_tool_call_id=None,",
+        TOOL_CONTEXTS,
+    ),
+    Mutant(
+        "a body is not told the runs above its own",
+        "stepengine/runtime/toolcalls.py",
+        'ancestor_run_ids=cast("Any", state.ancestor_run_ids),',
+        "ancestor_run_ids=(),",
+        TOOL_CONTEXTS,
+    ),
+    Mutant(
+        "a body is not told what its agent is for",
+        "stepengine/runtime/toolcalls.py",
+        "agent_description=agent.description,",
+        'agent_description="",',
+        TOOL_CONTEXTS,
+    ),
+    Mutant(
+        "a body is told the agent's id as its name",
+        "stepengine/runtime/toolcalls.py",
+        "agent_name=agent.display_name,",
+        "agent_name=agent.id,",
+        TOOL_CONTEXTS,
+    ),
+    Mutant(
+        "every step is the first for a body",
+        "stepengine/runtime/toolcalls.py",
+        "step_index=effect.step_index,",
+        "step_index=0,",
+        TOOL_CONTEXTS,
+    ),
+    Mutant(
+        "a body's signal is nobody's",
+        "stepengine/runtime/toolcalls.py",
+        "cancelled=tree.signal,",
+        'cancelled=__import__("threading").Event(),',
+        TOOL_CONTEXTS,
+    ),
+    Mutant(
+        "a root's body has a parent's session",
+        "stepengine/runtime/toolcalls.py",
+        "parent_session_id=plan.session_id if item.path else None,",
+        "parent_session_id=plan.session_id,",
+        TOOL_CONTEXTS,
+    ),
+    Mutant(
+        "side effects are dropped",
+        "stepengine/machine/slots.py",
+        "        side_effects=result.side_effects,\n",
+        "",
+        TOOL_CONTEXTS,
+    ),
+    Mutant(
+        "credits are dropped",
+        "stepengine/machine/slots.py",
+        "        credits_used=result.credits_used,\n",
+        "",
+        TOOL_CONTEXTS,
+    ),
+    Mutant(
+        "credits of children are not added",
+        "stepengine/machine/spent.py",
+        "return self.own_credits + self._children.credits_used",
+        "return self.own_credits",
+        TOOL_CONTEXTS,
+    ),
+    # --- logs -------------------------------------------------------------------------------------------------------
+    Mutant(
+        "the logger of the engine is never called",
+        "stepengine/runtime/hub.py",
+        "            write(self._logger, event.level, event.message, context, data)\n",
+        "            pass\n",
+        (*HUB, *TOOL_CONTEXTS),
+    ),
+    Mutant(
+        "a body's lines are shown and not logged",
+        "stepengine/runtime/toolcalls.py",
+        "        self._tree.hub.log(event, data or None, step=self._effect.step_index)\n",
+        "",
+        TOOL_CONTEXTS,
+    ),
+    Mutant(
+        "what a body raised is not logged",
+        "stepengine/tools/execution.py",
+        "    log(message, traceback=trace)\n",
+        "",
+        TOOL_CONTEXTS,
+    ),
+    Mutant(
+        "lines of a handler are not logged",
+        "stepengine/runtime/hub.py",
+        "    LogLine: Hub._log_line,  # noqa: SLF001\n",
+        "",
+        HUB,
+    ),
+    # --- context ----------------------------------------------------------------------------------------------------
+    Mutant(
+        "truncate drops one exchange more at the bound",
+        "stepengine/context/truncating.py",
+        "            if total <= (room if",
+        "            if total < (room if",
+        TRUNCATING,
+    ),
+    Mutant(
+        "truncate drops the newest exchange to free room",
+        "stepengine/context/truncating.py",
+        "index == len(groups) - 1 else target",
+        "index == len(groups) else target",
+        TRUNCATING,
+    ),
+    Mutant(
+        "truncate counts a note for every exchange",
+        "stepengine/context/truncating.py",
+        "(0 if index - 1 in dropped else GAP_TOKENS)",
+        "GAP_TOKENS",
+        TRUNCATING,
+    ),
+    Mutant(
+        "truncate starts at the second exchange",
+        "stepengine/context/truncating.py",
+        "            if group.start not in kept:",
+        "            if group.start not in kept and index > 0:",
+        TRUNCATING,
+    ),
+    # --- models -----------------------------------------------------------------------------------------------------
+    Mutant(
+        "a refused permission counts as a bad request",
+        "stepengine/models/_failures.py",
+        '    "permission_error": 403,',
+        '    "permission_error": 400,',
+        ERROR_TYPES,
+    ),
+    Mutant(
+        "a deadline counts as not found",
+        "stepengine/models/_failures.py",
+        '    "DEADLINE_EXCEEDED": 504,',
+        '    "DEADLINE_EXCEEDED": 404,',
+        ERROR_TYPES,
+    ),
+    Mutant(
+        "encoded parts are lost when they are joined",
+        "stepengine/models/_wire.py",
+        '    return b",".join([encoded(value) for value in values if value is not None])',
+        "    return None",
+        ("tests/models/test_encoding.py", "tests/models/test_responses_and_gemini.py"),
+    ),
+    Mutant(
+        "a paused reply loses what it had said",
+        "stepengine/machine/step.py",
+        "content=(*paused.content, *more.content)",
+        "content=more.content",
+        ("tests/machine/test_replies.py",),
+    ),
+    Mutant(
+        "deltas that wait are never joined",
+        "stepengine/runtime/hub.py",
+        "        self._queue[-1] = whole\n        return True\n",
+        "        return None\n",
+        HUB,
+    ),
+    Mutant(
+        "the nearest model names are not looked up",
+        "stepengine/models/pricing.py",
+        "    return tuple([n for n in get_close_matches(name, known, n=4) if n != name][:3])",
+        '    return __import__("time").sleep(0.01) or ()',
+        ("tests/models/test_pricing.py",),
+    ),
+    Mutant(
+        "the system is not asked for the addresses of a name",
+        "stepengine/tools/web/fetching.py",
+        "    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)\n",
+        "    found = await asyncio.sleep(0.01, [])\n",
+        ("tests/tools/test_web_fetching.py",),
+    ),
+    # --- agents -----------------------------------------------------------------------------------------------------
+    Mutant(
+        "base2 has no handler",
+        "agents/base2.py",
+        "        handle_steps=handle_steps,\n        hooks=",
+        "        hooks=",
+        ("tests/agents/test_orchestrators.py",),
+    ),
+    # --- the kernel: data -------------------------------------------------------------------------------------------
+    Mutant(
+        "an older version of a transcript appends into the newer one's slot",
+        "stepengine/data/transcript.py",
+        "        if slot == self._length:\n            return True\n",
+        "        return True\n",
+        ("tests/data/test_transcript.py",),
+    ),
+    Mutant(
+        "a call id may be used twice",
+        "stepengine/data/transcript.py",
+        "    if call_id in fresh or known.get(call_id, length) < length:",
+        "    if call_id in fresh:",
+        ("tests/data/test_transcript.py",),
+    ),
+    Mutant(
+        "a replaced result is remembered as it was",
+        "stepengine/data/transcript.py",
+        "            first = min(first, index)\n",
+        "            first = index + 1\n",
+        ("tests/data/test_transcript.py",),
+    ),
+    Mutant(
+        "a part of a cost that is unknown counts as nothing",
+        "stepengine/data/usage.py",
+        "    return None if a is None or b is None else a + b",
+        "    return (a or Decimal(0)) + (b or Decimal(0))",
+        ("tests/data/test_usage_and_settings.py",),
+    ),
+    Mutant(
+        "an image weighs nothing",
+        "stepengine/data/estimate.py",
+        "            tokens += MEDIA_TOKENS\n",
+        "            pass\n",
+        ("tests/data/test_estimate.py",),
+    ),
+    # --- the kernel: machine ----------------------------------------------------------------------------------------
+    Mutant(
+        "an unknown call lets the turn end",
+        "stepengine/machine/step.py",
+        "    if fault or ",
+        "    if ",
+        ("tests/machine/test_batches.py", "tests/machine/test_replies.py"),
+    ),
+    Mutant(
+        "a step does not use up the budget",
+        "stepengine/machine/step.py",
+        "    live.steps_remaining -= 1\n    live.step_index += 1\n    live.changed()\n    numbered",
+        "    live.step_index += 1\n    live.changed()\n    numbered",
+        ("tests/machine/test_budgets.py",),
+    ),
+    Mutant(
+        "calls of a reply that was cut off are carried out",
+        "stepengine/machine/step.py",
+        '            slot.finish(ToolResult.error(CUT_OFF, status="skipped"))\n',
+        "            pass\n",
+        ("tests/machine/test_replies.py",),
+    ),
+    Mutant(
+        "allow is stronger than deny",
+        "stepengine/machine/hooks.py",
+        '("allow", "ask", "deny").index',
+        '("deny", "ask", "allow").index',
+        ("tests/machine/test_permission.py",),
+    ),
+    Mutant(
+        "a check that fails lets the call through",
+        "stepengine/machine/hooks.py",
+        '            said = Decision.deny(f"The check of this call failed, so it was not run: {error}")\n',
+        "            said = None\n",
+        ("tests/machine/test_hooks.py", "tests/machine/test_permission.py"),
+    ),
+    Mutant(
+        "a call after the one that ended the turn is carried out",
+        "stepengine/machine/batch.py",
+        '            why = f"{slot.call.tool_name} ended the turn"\n',
+        "            pass\n",
+        ("tests/machine/test_batches.py",),
+    ),
+    Mutant(
+        "a call without result has none when the run is stopped",
+        "stepengine/machine/batch.py",
+        "            if slot.result is None:\n                slot.close(stopped.stop)\n",
+        "            pass\n",
+        ("tests/machine/test_stops.py",),
+    ),
+    Mutant(
+        "tools that must not run side by side do",
+        "stepengine/machine/batch.py",
+        "spec.parallel_safe and not spec.ends_turn and ",
+        "not spec.ends_turn and ",
+        ("tests/machine/test_batches.py",),
+    ),
+    Mutant(
+        "a handler that swallows its limit goes on",
+        "stepengine/machine/handler.py",
+        "MAX_LIMIT_THROWS = 2\n",
+        "MAX_LIMIT_THROWS = 3\n",
+        ("tests/machine/test_budgets.py", "tests/machine/test_author.py"),
+    ),
+    Mutant(
+        "an action is free",
+        "stepengine/machine/live.py",
+        "        self.actions += count\n",
+        "",
+        ("tests/machine/test_author.py",),
+    ),
+    Mutant(
+        "the run's clock stands still",
+        "stepengine/machine/live.py",
+        "        self.now = max(self.now, outcome.at)\n",
+        "",
+        ("tests/machine/test_calls.py", "tests/machine/test_handler.py"),
+    ),
+    Mutant(
+        "the handler is not closed",
+        "stepengine/machine/run.py",
+        "        live.problems = author.close()\n",
+        "        live.problems = ()\n",
+        ("tests/machine/test_closing.py",),
+    ),
+    Mutant(
+        "a child is shown what the reply says after its call",
+        "stepengine/machine/inheriting.py",
+        "        if type(part) is ToolCallPart and part.tool_call_id == call_id:\n            break\n",
+        "",
+        ("tests/engine/test_spawn_inheritance.py", "tests/machine/test_expanding.py"),
+    ),
+    # --- the kernel: helpers ----------------------------------------------------------------------------------------
+    Mutant(
+        "retry tries once more than it was told",
+        "stepengine/helpers/calls.py",
+        "    tries = max(times, 1)\n",
+        "    tries = max(times, 1) + 1\n",
+    ),
+    Mutant(
+        "best_of shows its judge failures, too",
+        "stepengine/helpers/agents.py",
+        "    outputs = [child.output for child in children if not child.is_error]",
+        "    outputs = [child.output for child in children]",
+    ),
+    Mutant(
+        "best_of takes an index that is one too large",
+        "stepengine/helpers/agents.py",
+        "not 0 <= index < len(outputs):",
+        "not 0 <= index <= len(outputs):",
+    ),
+    # --- the kernel: runtime ----------------------------------------------------------------------------------------
+    Mutant(
+        "outcomes of a Gather come in the order of their ends",
+        "stepengine/runtime/driver.py",
+        "            outcomes[index] = outcome = await _perform(scope, item, alone=False)\n",
+        "            outcome = await _perform(scope, item, alone=False)\n            outcomes[outcomes.index(None)] = outcome\n",
+        DRIVER,
+    ),
+    Mutant(
+        "a machine is left open",
+        "stepengine/runtime/driver.py",
+        "    finally:\n        machine.close()\n",
+        "    finally:\n        pass\n",
+        DRIVER,
+    ),
+    Mutant(
+        "a provider's wait is not obeyed",
+        "stepengine/runtime/retry.py",
+        "        return min(asked + jitter, max(policy.obey, jitter))",
+        "        return min(jitter, max(policy.obey, jitter))",
+        ("tests/runtime/test_calls.py", "tests/runtime/test_retries.py"),
+    ),
+    Mutant(
+        "further attempts are without number",
+        "stepengine/runtime/retry.py",
+        "        self._left -= 1\n",
+        "",
+        ("tests/runtime/test_calls.py", "tests/runtime/test_retries.py"),
+    ),
+    Mutant(
+        "a spent reservation is kept",
+        "stepengine/runtime/limits.py",
+        "            ledger.reserve(-tokens, -cost)\n            ledger.spend(*used)\n",
+        "            ledger.spend(*used)\n",
+        LIMITS,
+    ),
+    Mutant(
+        "a child may stand one level deeper",
+        "stepengine/runtime/limits.py",
+        "    if most is None or depth <= most:\n",
+        "    if most is None or depth <= most + 1:\n",
+        LIMITS,
+    ),
+    Mutant(
+        "children do not count above their parent",
+        "stepengine/runtime/limits.py",
+        "            ledger.children += count\n            ledger = ledger.parent\n",
+        "            ledger.children += count\n            ledger = None\n",
+        LIMITS,
+    ),
+    Mutant(
+        "a run is not stopped when its time is over",
+        "stepengine/runtime/tree.py",
+        "        if seconds is not None:\n            timer =",
+        "        if seconds is None:\n            timer =",
+        (*LIMITS, *DRIVER),
+    ),
+    # --- the kernel: engine -----------------------------------------------------------------------------------------
+    Mutant(
+        "a child takes the engine's model before its spawner's",
+        "stepengine/engine/planning.py",
+        "model=self._model(definition.model or parent.model or self._default_model),",
+        "model=self._model(definition.model or self._default_model or parent.model),",
+        ("tests/engine/test_engine.py", "tests/engine/test_spawn.py"),
+    ),
+    Mutant(
+        "a child may spawn what its parent may not",
+        "stepengine/engine/planning.py",
+        "        if key is None:\n            raise not_allowed(parent.definition.id, effect.agent_id, agents)\n",
+        "        key = key or effect.agent_id\n",
+        ("tests/engine/test_engine.py", "tests/engine/test_spawn.py"),
+    ),
+    Mutant(
+        "runs of one path share their chance",
+        "stepengine/engine/planning.py",
+        'random=Random(f"{self.seed}:{path}"),',
+        'random=Random(f"{path}"),',
+        ("tests/engine/test_handlers.py",),
+    ),
+)
+
+
+# --- running them ---------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Outcome:
+    """How the tests took a mutant; *said* is what pytest had to say of it."""
+
+    mutant: Mutant
+    verdict: Verdict
+    said: str
+    seconds: float
+
+
+def suite_run(root: Path, suite: Sequence[str], seconds: float = SECONDS) -> tuple[int | None, str]:
+    """Run tests in the checkout at *root*; return pytest's status, ``None`` when it took too long, and what it says."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", "0", "--no-header", *suite]
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHON_COLORS": "0"}
+    # A session of its own, so that nothing that a hanging test started outlives it.
+    with subprocess.Popen(
+        command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return None, f"no end after {seconds:g} s"
+    lines = said.decode(errors="replace").strip().splitlines()
+    first = next((line for line in lines if line.startswith(("FAILED ", "ERROR "))), lines[-1] if lines else "")
+    return process.returncode, first
+
+
+def tried(mutant: Mutant, root: Path) -> Outcome:
+    """Plant one mutant in the checkout at *root* and run its tests."""
+    began = time.monotonic()
+    problem = mutant.problem(root)
+    if problem:
+        return Outcome(mutant, "ERROR", problem, 0)
+    with mutant.planted(root):
+        status, said = suite_run(root, mutant.suite)
+    verdict: Verdict = "caught" if status == FAILED else "SURVIVED" if status == 0 else "ERROR"
+    return Outcome(mutant, verdict, said, time.monotonic() - began)
+
+
+def copies(folder: Path, count: int) -> Iterator[Path]:
+    """Give copies of the checkout that import their own code."""
+    look = "import stepengine; print(stepengine.__file__)"
+    for number in range(count):
+        root = folder / f"copy{number}"
+        shutil.copytree(ROOT, root, ignore=LEFT_OUT, symlinks=True)
+        seen = subprocess.run(
+            [sys.executable, "-c", look],
+            cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        if Path(seen.strip()).parent.parent != root:
+            msg = f"a process in {root} imports {seen.strip()}, so that no mutant there would be seen"
+            raise RuntimeError(msg)
+        yield root
+
+
+def sound(mutants: Sequence[Mutant], roots: Sequence[Path]) -> bool:
+    """Return whether the tests of all mutants pass without any of them, and say so."""
+    suites = sorted({test for mutant in mutants for test in mutant.suite})
+    parts = [suites[number :: len(roots)] for number in range(len(roots))]
+    print(f"the tests of {len(mutants)} mutants, in {len(suites)} files and folders, without any of them:", flush=True)
+    with ThreadPoolExecutor(len(roots)) as pool:
+        ran = [(root, part, 10 * SECONDS) for root, part in zip(roots, parts, strict=True) if part]
+        results = list(pool.map(lambda given: suite_run(*given), ran))
+    for _, said in results:
+        print(f"    {said}", flush=True)
+    return all(status == 0 for status, _ in results)
+
+
+def run(mutants: Sequence[Mutant], jobs: int) -> list[Outcome]:
+    """Try all mutants, *jobs* at a time, and say of each how it went."""
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        roots = list(copies(Path(folder), jobs))
+        if not sound(mutants, roots):
+            return [Outcome(mutant, "ERROR", "its tests fail without it", 0) for mutant in mutants]
+        free: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for root in roots:
+            free.put(root)
+
+        def one(mutant: Mutant) -> Outcome:
+            root = free.get()
+            try:
+                return tried(mutant, root)
+            finally:
+                free.put(root)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            for done in as_completed([pool.submit(one, mutant) for mutant in mutants]):
+                outcome = done.result()
+                outcomes.append(outcome)
+                print(
+                    f"{len(outcomes):3}/{len(mutants)} {outcome.verdict:8} {outcome.seconds:5.1f} s  {outcome.mutant.name}",
+                    flush=True,
+                )
+                if outcome.verdict != "caught":
+                    print(f"{'':24}{outcome.mutant.file}: {outcome.said}", flush=True)
+    return outcomes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.strip().partition("\n")[0])
+    parser.add_argument("words", nargs="*", help="only mutants whose name or file contains one of these")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: %(default)s)")
+    parser.add_argument("--list", action="store_true", help="say what there is and whether it can be planted")
+    asked = parser.parse_args()
+    mutants = [m for m in MUTANTS if not asked.words or any(w in m.name or w in m.file for w in asked.words)]
+    if asked.list:
+        problems = [mutant.problem() for mutant in mutants]
+        for mutant, problem in zip(mutants, problems, strict=True):
+            print(f"{mutant.file}: {mutant.name}{f'  ERROR: {problem}' if problem else ''}")
+        return any(problems)
+    outcomes = run(mutants, max(1, asked.jobs))
+    count = {verdict: sum(o.verdict == verdict for o in outcomes) for verdict in ("caught", "SURVIVED", "ERROR")}
+    print(f"{count['caught']} of {len(outcomes)} caught, {count['SURVIVED']} survived, {count['ERROR']} errors")
+    return int(count["caught"] != len(outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
