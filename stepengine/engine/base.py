@@ -28,6 +28,7 @@ from stepengine.errors import StepEngineError, UnknownModel
 from stepengine.machine import RunPlan, run_agent
 from stepengine.models import Models, Provider
 from stepengine.models.pricing import cost_of
+from stepengine.permissions import Policy
 from stepengine.runtime.calls import Pricing
 from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.handle import RunHandle
@@ -61,6 +62,7 @@ class Base:
         models: ModelsLike = None,
         *,
         hooks: Hooks | None = None,
+        permissions: Policy | None = None,
         limits: Limits | None = None,
         observers: Iterable[ObserverLike] = (),
         interactor: Interactor | None = None,
@@ -74,7 +76,7 @@ class Base:
         retry: RetryPolicy | None = None,
         rate_limits: RateLimitsLike = None,
     ) -> None:
-        self._catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits())
+        self._catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits(), permissions)
         self._models = Models.of(models)
         self._keep_names = isinstance(models, Provider)
         self._watchers = tuple([watcher_of(o) for o in observers])
