@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import attrs
@@ -139,6 +140,27 @@ def agents(
     from stepengine.cli.finding import agents_command
 
     leave(agents_command(as_json=as_json, as_tree=as_tree))
+
+
+@app.command()
+def config(
+    key: Annotated[str, typer.Argument(help="One setting, such as limits.max_steps; default: all.")] = "",
+    *,
+    file: Annotated[
+        Path | None, typer.Option("--config", help="A file that you trust and that may set everything.", metavar="FILE")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """
+    Show every setting, its value and where it came from.
+
+    An option wins over a variable, a variable over the project's file (stepengine.toml, or [tool.stepengine] in
+    pyproject.toml), the project's over your own (~/.config/stepengine/config.toml). A variable is STEPENGINE_ and the
+    setting in capitals, `__` for the dot: STEPENGINE_LIMITS__MAX_STEPS=20.
+    """
+    from stepengine.cli.settings import config_command
+
+    leave(config_command(key, config=file, as_json=as_json))
 
 
 @app.command(help=ASK)

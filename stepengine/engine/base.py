@@ -29,6 +29,7 @@ from stepengine.errors import StepEngineError, UnknownModel
 from stepengine.machine import RunPlan, run_agent
 from stepengine.models import Models, Provider
 from stepengine.models.pricing import cost_of
+from stepengine.permissions import Policy
 from stepengine.redaction import GIVEN
 from stepengine.runtime.calls import Pricing
 from stepengine.runtime.clock import Clock, SystemClock
@@ -62,6 +63,7 @@ class Base:
         models: ModelsLike = None,
         *,
         hooks: Hooks | None = None,
+        permissions: Policy | None = None,
         limits: Limits | None = None,
         observers: Iterable[ObserverLike] = (),
         interactor: Interactor | None = None,
@@ -78,7 +80,7 @@ class Base:
     ) -> None:
         check_engine(locals())
         GIVEN.learn(os.environ)
-        self._catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits())
+        self._catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits(), permissions)
         self._models = Models.of(models)
         self._keep_names = isinstance(models, Provider)
         self._watchers = tuple([watcher_of(o) for o in observers])

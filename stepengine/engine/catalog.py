@@ -21,6 +21,7 @@ from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
 from stepengine.machine.control import CONTROL_BINDINGS, EXPANDING_SPECS
 from stepengine.machine.spawning import SpawnBinding, matching_id
+from stepengine.permissions import Policy
 from stepengine.runtime.toolcalls import BoundTool
 from stepengine.tools.control import machine_tool
 from stepengine.tools.spawning import carried_by, direct_tool, params_schema
@@ -71,15 +72,22 @@ class Catalog:
         tools: Tools that agents may list by name, and handlers may always use.
         hooks: The engine's hooks.
         limits: The engine's limits.
+        permissions: The policy for every tool call of every agent; without one all are allowed.
 
     Raises:
         DefinitionError: when ids or tool names are used twice, or name nothing.
     """
 
     def __init__(
-        self, agents: Iterable[AgentDefinition[Any]], tools: Iterable[ToolLike], hooks: Hooks, limits: Limits
+        self,
+        agents: Iterable[AgentDefinition[Any]],
+        tools: Iterable[ToolLike],
+        hooks: Hooks,
+        limits: Limits,
+        permissions: Policy | None = None,
     ) -> None:
         check_hooks("the engine", hooks)
+        self._permissions = permissions
         self._limits = limits
         self._hooks = hooks
         self._tools = _by_name("the engine", tools)
@@ -186,10 +194,18 @@ class Catalog:
             specs=JsonDict({name: known[name].spec for name in offered}),
             spawnable=spawnable,
             schemas=compiled(definition),
-            hooks=self._hooks + definition.hooks if definition.hooks else self._hooks,
+            hooks=self._hooks_of(definition, known),
             limits=definition.limits.over(self._limits),
             family=family,
         )
+
+    def _hooks_of(self, definition: AgentDefinition[Any], known: Mapping[str, ToolBinding]) -> Hooks:
+        """Return the engine's hooks, the agent's own, and behind both the policy, which judges the final input."""
+        hooks = self._hooks + definition.hooks if definition.hooks else self._hooks
+        if self._permissions is None:
+            return hooks
+        specs = {name: binding.spec for name, binding in known.items()}
+        return hooks + Hooks(pre_tool=self._permissions.hook(specs.get))
 
 
 def _spawnable(definition: AgentDefinition[Any], wanted: str, ids: Mapping[str, Any]) -> str:

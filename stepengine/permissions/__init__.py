@@ -6,4 +6,37 @@ What lives here: `Policy` and `Rule`: allow, ask or deny for a tool call, the ex
 What must not: asking a person (that is an effect), running a tool, confining one (that is the tool's own duty).
 """
 
-__all__: tuple[str, ...] = ()
+from stepengine.permissions.policy import Mode, Policy, Verdict, read_only_commands
+from stepengine.permissions.rules import (
+    Category,
+    Command,
+    Domain,
+    Every,
+    Matcher,
+    Path,
+    Regex,
+    Request,
+    Rule,
+    Scope,
+    ToolNamed,
+    When,
+)
+
+__all__ = (
+    "Category",
+    "Command",
+    "Domain",
+    "Every",
+    "Matcher",
+    "Mode",
+    "Path",
+    "Policy",
+    "Regex",
+    "Request",
+    "Rule",
+    "Scope",
+    "ToolNamed",
+    "Verdict",
+    "When",
+    "read_only_commands",
+)

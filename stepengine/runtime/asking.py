@@ -152,7 +152,7 @@ class Desk:
                 _check(value, "of the interactor")
         except Exception as error:  # noqa: BLE001
             LOGGER.warning("the interactor raised at question %r, so nobody answers it", question.id, exc_info=error)
-            return None
+            return None if question.tool_name is None else Answer(declined=True)  # who cannot be asked has not agreed
         return None if value is None else answered(value, question)
 
 

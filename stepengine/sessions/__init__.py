@@ -6,4 +6,26 @@ What lives here: the session stores (memory, file, SQLite), which keep a convers
 What must not: effects and outcomes of a run (they belong to `stepengine.journal`), and any change of what a conversation says.
 """
 
-__all__: tuple[str, ...] = ()
+from stepengine.sessions.session import (
+    CacheStore,
+    Session,
+    SessionInfo,
+    SessionStore,
+    StateStore,
+    VersionedStore,
+    mended,
+)
+from stepengine.sessions.stores import FileSessions, MemorySessions, SqliteSessions
+
+__all__ = (
+    "CacheStore",
+    "FileSessions",
+    "MemorySessions",
+    "Session",
+    "SessionInfo",
+    "SessionStore",
+    "SqliteSessions",
+    "StateStore",
+    "VersionedStore",
+    "mended",
+)

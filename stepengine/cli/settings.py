@@ -1,0 +1,453 @@
+"""
+What the command line is configured with, and where each value came from (requirements P10, X62).
+
+An explicit argument wins over the environment, the environment over the project's file, the project's over the user's.
+A project's file is foreign: a repository that was just cloned may name models and lower limits, but set no address that a
+key is sent to, no permissions and no code that runs. Only the command line reads files.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+from stepengine.cli.options import UsageProblem
+from stepengine.cli.report import Exit
+from stepengine.cli.screen import dumps, visible
+from stepengine.data.json import JsonDict, freeze_object
+
+__all__ = ("KEYS", "Key", "Origin", "Settings", "config_command")
+
+Source: TypeAlias = Literal["argument", "environment", "--config", "project", "user", "default"]
+Trust: TypeAlias = Literal["yes", "lower", "no"]
+ORDER: tuple[Source, ...] = ("default", "user", "project", "--config", "environment", "argument")
+PREFIX = "STEPENGINE_"
+PROJECT_FILES = ("stepengine.toml", "pyproject.toml")
+FILE_BYTES = 256 * 1024
+SHOWN_CHARS = 60
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+KEYLIKE = re.compile(r"(?:key|token|secret|password)s?", re.IGNORECASE)
+LOGS = ("debug", "info", "warning", "error", "off")
+
+
+@attrs.frozen(kw_only=True)
+class Key:
+    """
+    One thing that can be set.
+
+    Attributes:
+        name: Its dotted name; ``<...>`` stands for a name that the user chooses.
+        kind: What a value is, in words.
+        default: Its default; ``None`` for nothing.
+        help: What it does.
+        project: Whether a project's file may set it: ``yes``, ``lower`` (not above what others say), or ``no``.
+        read: Turns a value of a file into the setting's, or raises ``ValueError``.
+        parse: Turns the text of a variable into a value of a file.
+    """
+
+    name: str
+    kind: str
+    default: Any = None
+    help: str
+    project: Trust = "no"
+    read: Callable[[Any], Any]
+    parse: Callable[[str], Any] = str
+
+    def matches(self, name: str) -> bool:
+        """Return whether a dotted name is this key's."""
+        mine, theirs = self.name.split("."), name.split(".")
+        return len(mine) == len(theirs) and all(m == t or m.startswith("<") for m, t in zip(mine, theirs, strict=True))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError
+    return value
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError  # noqa: TRY004  (one kind of refusal)
+    return value
+
+
+def _parse_bool(text: str) -> Any:
+    return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
+        text.strip().lower(), text
+    )
+
+
+def _parse_number(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value < float("inf"):
+        raise ValueError
+    return value  # type: ignore[no-any-return]
+
+
+def _one_of(*words: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if value not in words:
+            raise ValueError
+        return str(value)
+
+    return read
+
+
+def _variable(value: Any) -> str:
+    if not isinstance(value, dict) or list(value) != ["env"] or not VARIABLE.fullmatch(str(value["env"])):
+        raise ValueError
+    return str(value["env"])
+
+
+def _paths(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(p, str) and p for p in value):
+        raise ValueError
+    return tuple(value)
+
+
+def _table(value: Any) -> JsonDict:
+    if not isinstance(value, dict):
+        raise ValueError  # noqa: TRY004  (one kind of refusal)
+    return freeze_object(value)
+
+
+def _limit(name: str, kind: str, read: Callable[[Any], Any], what: str) -> Key:
+    return Key(name=f"limits.{name}", kind=kind, help=what, project="lower", read=read, parse=_parse_number)
+
+
+KEYS: tuple[Key, ...] = (
+    Key(name="model", kind="text", help="The model of runs that name none, such as anthropic/claude-sonnet-4-5.", read=_text),
+    Key(name="models.<agent>", kind="text", help="The model of one agent.", read=_text),
+    Key(name="aliases.<name>", kind="text", help="A short name for a model.", project="yes", read=_text),
+    _limit("max_steps", "a whole number from 1", _whole, "Model steps of a run."),
+    _limit("max_tokens", "a whole number from 1", _whole, "Tokens of a run and its children."),
+    _limit("max_cost_usd", "a number above 0", _number, "US dollars of a run and its children."),
+    _limit("max_seconds", "a number above 0", _number, "Seconds that a run may take."),
+    _limit("max_depth", "a whole number from 1", _whole, "How deep agents may spawn agents."),
+    Key(name="display.color", kind="auto, always or never", default="auto", help="Colours on the terminal.", project="yes",
+        read=_one_of("auto", "always", "never")),
+    Key(name="display.plain", kind="true or false", default=False, help="Lines only, nothing that is drawn again.",
+        project="yes", read=_bool, parse=_parse_bool),
+    Key(name="display.thinking", kind="fold, show or hide", default="fold", help="How thoughts of models are shown.",
+        project="yes", read=_one_of("fold", "show", "hide")),
+    Key(name="display.log", kind=f"one of {', '.join(LOGS)}", default="warning", help="The lowest level of log lines shown.",
+        project="yes", read=_one_of(*LOGS)),
+    Key(name="journal.record", kind="true or false", default=True, help="Record every run into the state folder.",
+        project="yes", read=_bool, parse=_parse_bool),
+    Key(name="journal.keep_runs", kind="a whole number from 1", default=500, help="How many ended runs are kept.",
+        read=_whole, parse=_parse_number),
+    Key(name="journal.keep_bytes", kind="a whole number from 1", default=1024**3, help="How many bytes of ended runs are kept.",
+        read=_whole, parse=_parse_number),
+    Key(name="base_urls.<prefix>", kind="text", help="The address of a provider's server.", read=_text),
+    Key(name="providers.<prefix>.key", kind='{ env = "NAME" }', help="The variable that holds a provider's key.", read=_variable),
+    Key(name="agents", kind="a list of folders", help="Folders in which agents are looked for.", read=_paths),
+    Key(name="permissions", kind="a table", help="The policy: its mode and its rules, as `stepengine policy` writes them.", read=_table),
+)  # fmt: skip
+"""Everything that can be set."""
+
+FOREIGN = ("permissions", "mcp", "agents", "hooks", "tools", "web", "memory", "base_urls", "providers")
+"""What a project's file is refused by name, whether we know the key or not."""
+
+
+@attrs.frozen
+class Origin:
+    """
+    Where a value came from.
+
+    Attributes:
+        source: The kind of place.
+        place: The file with its line, or the variable; ``""`` for an argument or default.
+    """
+
+    source: Source
+    place: str = ""
+
+    def __str__(self) -> str:
+        return self.place or self.source
+
+
+@attrs.frozen
+class _Given:
+    """A value as a file or variable gives it."""
+
+    name: str
+    value: Any
+    origin: Origin
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """
+    Every value in force, and where it came from. Make one with ``Settings.load``.
+
+    Attributes:
+        values: Values by dotted name; a key that is not set is not in it.
+        origins: Where they came from.
+        notes: Sentences about what a project's file asked for and may not set.
+    """
+
+    values: Mapping[str, Any] = attrs.field(factory=dict)
+    origins: Mapping[str, Origin] = attrs.field(factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def get(self, name: str) -> Any:
+        """Return the value of a key, else its default; ``None`` when there is neither."""
+        return self.values.get(name, _key(name).default)
+
+    def origin(self, name: str) -> Origin:
+        """Return where the value of a key came from."""
+        return self.origins.get(name, Origin("default"))
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Return the members of a table whose names the user chose, such as ``aliases``."""
+        start = f"{name}."
+        return {key.removeprefix(start): value for key, value in self.values.items() if key.startswith(start)}
+
+    def with_arguments(self, **given: Any) -> Settings:
+        """Return the settings with what was typed, by dotted name with ``__`` for ``.``; ``None`` is nothing."""
+        typed = {name.replace("__", "."): value for name, value in given.items() if value is not None}
+        origins = dict.fromkeys(typed, Origin("argument"))
+        return attrs.evolve(self, values={**self.values, **typed}, origins={**self.origins, **origins})
+
+    @classmethod
+    def load(cls, cwd: Path, environ: Mapping[str, str] = os.environ, *, config: Path | None = None) -> Settings:
+        """
+        Return the settings for a working folder.
+
+        Args:
+            cwd: The working folder; the project's file is looked for there and above, up to the top of its repository.
+            environ: Variables.
+            config: A file that the user named, which may set everything.
+
+        Raises:
+            UsageProblem: for a file that cannot be read, an unknown key and a value of the wrong kind, with file and line.
+        """
+        given: list[_Given] = []
+        user = _user_file(environ)
+        if user is not None and user.is_file():
+            given += _of_file(user, "user")
+        project = _project_file(cwd)
+        if project is not None and not (config is not None and config.exists() and project.samefile(config)):
+            given += _of_file(project, "project")
+        if config is not None:
+            given += _of_file(config, "--config")
+        given += _of_environment(environ)
+        return _merged(given)
+
+
+def _merged(given: Sequence[_Given]) -> Settings:
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    notes: list[str] = []
+    for one in sorted(given, key=lambda g: ORDER.index(g.origin.source)):
+        if one.origin.source == "project" and one.name.split(".")[0] in FOREIGN:
+            file = one.origin.place.rpartition(":")[0]
+            notes.append(f"{one.origin}: {one.name} may not be set by a project; pass --config {file} if you trust it")
+            continue
+        key = _key(one.name, one.origin)
+        value = _checked(key, one)
+        if one.origin.source == "project" and key.project == "no":
+            notes.append(
+                f"{one.origin}: {one.name} may not be set by a project; set it in your own file or environment"
+            )
+        elif one.origin.source == "project" and key.project == "lower" and values.get(one.name, value) < value:
+            notes.append(f"{one.origin}: {one.name} = {value} is above your own {values[one.name]}, which holds")
+        else:
+            values[one.name], origins[one.name] = value, one.origin
+    return Settings(values=values, origins=origins, notes=tuple(notes))
+
+
+def _key(name: str, origin: Origin | None = None) -> Key:
+    for key in KEYS:
+        if key.matches(name):
+            return key
+    near = difflib.get_close_matches(name, [key.name for key in KEYS], n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else "; `stepengine config` lists what there is"
+    msg = f"{f'{origin}: ' if origin else ''}there is no setting {name!r}{hint}"
+    raise UsageProblem(msg)
+
+
+def _checked(key: Key, given: _Given) -> Any:
+    try:
+        return key.read(given.value)
+    except ValueError:
+        secret = key.name.endswith(".key") or any(KEYLIKE.fullmatch(part) for part in given.name.split("."))
+        shown = "a text that is not shown" if secret else _shown(given.value)
+        why = " Keys stand in variables and never in a file." if secret else ""
+        msg = f"{given.origin}: {given.name} is {shown}; {key.kind} would be fine.{why}"
+        raise UsageProblem(msg) from None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
+
+# --- files and variables --------------------------------------------------------------------------------------------
+
+
+def _user_file(environ: Mapping[str, str]) -> Path | None:
+    folder = environ.get("XDG_CONFIG_HOME", "")
+    if folder.startswith("/"):
+        return Path(folder, "stepengine", "config.toml")
+    home = environ.get("HOME", "")
+    return Path(home, ".config", "stepengine", "config.toml") if home.startswith("/") else None
+
+
+def _project_file(cwd: Path) -> Path | None:
+    """Return the project's file: in the working folder or above, up to the top of the repository."""
+    folder = cwd.absolute()
+    for place in (folder, *folder.parents):
+        found = [place / name for name in PROJECT_FILES if _is_ours(place / name)]
+        if len(found) > 1:
+            msg = f"{place} has a stepengine.toml and a [tool.stepengine] in pyproject.toml; keep one of them"
+            raise UsageProblem(msg)
+        if found:
+            return found[0]
+        if (place / ".git").exists():
+            return None
+    return None
+
+
+def _is_ours(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    return path.name != "pyproject.toml" or "[tool.stepengine" in _read(path, strict=False)
+
+
+def _read(path: Path, *, strict: bool = True) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES + 1)
+        if len(content) > FILE_BYTES and strict:
+            msg = f"{path} has more than {FILE_BYTES:,} bytes"
+            raise UsageProblem(msg)
+        return content.decode("utf-8", "strict" if strict else "replace")
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}"
+        raise UsageProblem(msg) from None
+    except UnicodeDecodeError:
+        msg = f"{path} is not UTF-8"
+        raise UsageProblem(msg) from None
+
+
+def _of_file(path: Path, source: Source) -> list[_Given]:
+    text = _read(path)
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        msg = f"{path} is no TOML: {error}"
+        raise UsageProblem(msg) from None
+    if path.name == "pyproject.toml":
+        data = data.get("tool", {}).get("stepengine", {})
+    lines = _lines(text)
+    return [_Given(name, value, Origin(source, f"{path}:{lines(name)}")) for name, value in _leaves(data)]
+
+
+def _leaves(data: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
+    """Give every setting of a file: tables down to where a key begins, whose value may be a table itself."""
+    for member, value in data.items():
+        name = f"{start}{member}"
+        if isinstance(value, dict) and not any(key.matches(name) for key in KEYS) and value:
+            yield from _leaves(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _lines(text: str) -> Callable[[str], int]:
+    """Return what tells the line of a dotted name; where it cannot be told, the line of its table or the first."""
+    found: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        bare = line.strip()
+        if bare.startswith("["):
+            table = bare.strip("[]").strip().removeprefix("tool.stepengine").strip(".")
+            found.setdefault(table, number)
+        elif "=" in bare and not bare.startswith("#"):
+            name = bare.partition("=")[0].strip().replace('"', "").replace("'", "").replace(" ", "")
+            found.setdefault(f"{table}.{name}".strip("."), number)
+
+    def line_of(name: str) -> int:
+        while name and name not in found:
+            name = name.rpartition(".")[0]
+        return found.get(name, 1)
+
+    return line_of
+
+
+OLD = {"STEPENGINE_LOG": "display.log"}
+"""Variables that are older than their setting."""
+
+
+def _of_environment(environ: Mapping[str, str]) -> list[_Given]:
+    """Return what variables set: ``STEPENGINE_LIMITS__MAX_STEPS`` is ``limits.max_steps``; others are not settings of ours."""
+    found: list[_Given] = []
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or not environ[variable].strip():
+            continue
+        name = OLD.get(variable) or variable.removeprefix(PREFIX).lower().replace("__", ".")
+        if name.startswith("models."):
+            name = name.replace("_", "-")
+        known = next((key for key in KEYS if key.matches(name)), None)
+        if known is None and "." not in name:
+            continue
+        value = environ[variable] if known is None else known.parse(environ[variable])
+        found.append(_Given(name, value, Origin("environment", variable)))
+    return found
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def config_command(name: str = "", *, config: Path | None = None, as_json: bool = False) -> Exit:
+    """Show every setting, its value and where it came from."""
+    try:
+        settings = Settings.load(Path.cwd(), config=config)
+        names = [name] if name else _listed(settings)
+        for one in names:
+            _key(one)
+    except UsageProblem as problem:
+        print(f"stepengine: {visible(str(problem))}", file=sys.stderr)
+        return Exit.USAGE
+    for note in settings.notes:
+        print(f"stepengine: {visible(note)}", file=sys.stderr)
+    rows = [(one, settings.get(one), settings.origin(one)) for one in names]
+    if as_json:
+        shown = {one: {"value": value, "source": origin.source, "place": origin.place} for one, value, origin in rows}
+        print(dumps(shown))
+        return Exit.COMPLETED
+    width = max(len(one) for one in names)
+    for one, value, origin in rows:
+        text = "-" if value is None else dumps(value)
+        print(visible(f"{one.ljust(width)}  {text.ljust(24)}  {origin}   {_key(one).help}".rstrip()))
+    return Exit.COMPLETED
+
+
+def _listed(settings: Settings) -> list[str]:
+    """Return the names of all settings in the order of ``KEYS``; those whose names the user chose as they are set."""
+    names: list[str] = []
+    for key in KEYS:
+        names += sorted(n for n in settings.values if key.matches(n)) if "<" in key.name else [key.name]
+    return names

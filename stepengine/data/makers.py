@@ -1,0 +1,58 @@
+"""
+Quick makers of frozen values, for the few that are made at every step.
+
+The constructor of a frozen attrs class converts and checks what it is given and sets each field past the class's own
+refusal to be changed, which costs three times what the object itself costs. A maker fills an object of an *open twin*, a
+class with the same slots that can be changed, and then gives it the frozen class: from there on it is such a value and
+nothing else. Nothing is converted or checked, so only code that has just made or checked the fields itself may call a
+maker; at every door of the package the constructor stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+import attrs
+
+__all__ = ("maker_of",)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
+    """
+    Return a function with the parameters of a frozen attrs class that makes its instances unconverted and unchecked.
+
+    The class needs ``weakref_slot=False`` (a twin with that slot has another layout) and no defaults that are computed.
+
+    Raises:
+        TypeError: for a class that has no such maker.
+    """
+    frozen = cast("type[Any]", cls)
+    slots = frozen.__dict__.get("__slots__", ("__dict__",))
+    fields = attrs.fields(frozen)
+    if set(slots) != {field.name for field in fields} or any(isinstance(f.default, attrs.Factory) for f in fields):  # type: ignore[arg-type]
+        msg = f"{frozen.__qualname__} has no quick maker: it needs slots for its fields alone, without weakref_slot, and plain defaults"
+        raise TypeError(msg)
+    twin = type(f"Open{frozen.__name__}", frozen.__bases__, {"__slots__": slots, "__setattr__": object.__setattr__})
+    known: dict[str, Any] = {"_twin": twin, "_frozen": frozen}
+    required, optional, lines = [], [], ["    made = _twin()"]
+    for field in fields:
+        value = field.alias if field.init else f"_default_{field.name}"
+        known[f"_default_{field.name}"] = field.default
+        lines.append(f"    made.{field.name} = {value}")
+        if field.init and field.default is attrs.NOTHING:
+            required.append(field.alias)
+        elif field.init:
+            optional.append(f"{field.alias}=_default_{field.name}")
+    source = [
+        f"def make({', '.join([*required, *optional])}):",
+        *lines,
+        "    made.__class__ = _frozen",
+        "    return made",
+    ]
+    exec("\n".join(source), known)  # noqa: S102 - the source is made of the names of a class's own fields, as attrs does it
+    made: Callable[P, T] = known["make"]
+    return made

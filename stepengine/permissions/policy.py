@@ -1,0 +1,452 @@
+"""
+``Policy``: rules and a mode, what they say about a call and why, and their form as a file (requirements M5-M12).
+
+A matching deny wins, whatever its scope and priority. Otherwise scopes are asked in the order user, session, agent,
+global, within a scope higher priorities first, then in order of addition; the first rule that matches decides. When none
+does, the mode decides.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path as FilePath
+from typing import Any, Literal, TypeAlias, get_args
+
+import attrs
+
+from stepengine.data.hooks import HookContext
+from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.parts import ToolCallPart
+from stepengine.data.questions import Decision
+from stepengine.data.tools import ToolSpec
+from stepengine.errors import DefinitionError
+from stepengine.permissions.commands import READ_ONLY, CommandForm
+from stepengine.permissions.rules import (
+    ORDER,
+    Category,
+    Command,
+    Domain,
+    Effect,
+    Every,
+    Matcher,
+    Path,
+    Regex,
+    Request,
+    Rule,
+    Scope,
+    ToolNamed,
+    When,
+)
+
+__all__ = ("Mode", "Policy", "Verdict", "read_only_commands")
+
+Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+VERSION = 1
+FILE_BYTES = 1024 * 1024
+PLAN = "Denied: in plan mode only tools that change nothing may be used; describe what you would do instead."
+ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
+RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description")
+
+
+def read_only_commands() -> tuple[Rule, ...]:
+    """
+    Return allow rules for commands that only look, such as ``ls``, ``rg`` and ``git log``.
+
+    Each lets a closed list of options through and, where it takes files, only paths below the working folder that name no
+    secret file.
+    """
+    return tuple([Rule("allow", Command(form)) for form in READ_ONLY])
+
+
+@attrs.frozen
+class Verdict:
+    """
+    What a policy says about a call.
+
+    Attributes:
+        decision: ``"allow"``, ``"deny"`` or ``"ask"``.
+        rule: The rule that decided; ``None`` when the mode did.
+        why: One sentence for people.
+        message: For a deny, what the model is told; for an ask, the question when the rule has one.
+    """
+
+    decision: Effect
+    rule: Rule | None
+    why: str
+    message: str = ""
+
+
+def _rules(value: Iterable[Rule]) -> tuple[Rule, ...]:
+    rules = tuple(value)
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            msg = f'a policy takes rules, such as Rule.allow_tool("read_files"), not {rule!r}'
+            raise DefinitionError(msg)
+    seen: set[str] = set()
+    for rule in rules:
+        if rule.id in seen:
+            msg = f"two rules of one policy have the id {rule.id!r}; give one of them another id="
+            raise DefinitionError(msg)
+        seen.add(rule.id)
+    return rules
+
+
+@attrs.frozen
+class Policy:
+    """
+    Which tool calls may run, which need a person, and which never do. Frozen: adding a rule gives a new policy.
+
+    Rules bind tool calls: one that denies a file does not keep an allowed program from reading it, and one that denies a
+    program does not keep another from doing the same.
+
+    Attributes:
+        rules: In order of addition.
+        mode: What holds where no rule matches. ``default`` asks. ``plan`` allows what changes nothing and denies the rest.
+            ``accept_edits`` allows tools of the category ``write`` and asks for the rest. ``dont_ask`` denies wherever it
+            would have to be asked, ``bypass`` allows there. Denying and allowing rules hold in every mode.
+
+    Raises:
+        DefinitionError: for a mode that is none, and two rules of one id.
+    """
+
+    rules: tuple[Rule, ...] = attrs.field(default=(), converter=_rules)
+    mode: Mode = "default"
+    _ordered: tuple[Rule, ...] = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.mode not in MODES:
+            msg = f"{self.mode!r} is no mode of a policy{_near(str(self.mode), MODES)}; {', '.join(MODES)} are"
+            raise DefinitionError(msg)
+        ordered = sorted(self.rules, key=lambda rule: (ORDER[rule.scope.kind], -rule.priority))
+        object.__setattr__(self, "_ordered", tuple(ordered))
+
+    # --- deciding -----------------------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> Verdict:
+        """Return what the policy says about a call. Deny is absolute; a predicate that fails denies."""
+        first: Rule | None = None
+        for rule in self._ordered:
+            if not rule.scope.holds(request) or (first is not None and rule.decision != "deny"):
+                continue
+            try:
+                matches = rule.matcher.matches(request, rule.decision)
+            except Exception as error:  # noqa: BLE001  (a predicate is the author's code, and this fails closed)
+                why = f"the rule {rule.id!r} could not be asked: {type(error).__name__}: {error}"
+                return Verdict("deny", rule, why, f"Denied: {why}")
+            if matches and rule.decision == "deny":
+                message = rule.message or f"Denied by the rule {rule.id!r}."
+                return Verdict(
+                    "deny", rule, f"the rule {rule.id!r} denies it, and a deny wins over everything", message
+                )
+            if matches:
+                first = rule
+        return self._by_mode(request) if first is None else self._by_rule(first, request)
+
+    def _by_rule(self, rule: Rule, request: Request) -> Verdict:
+        why = f"the rule {rule.id!r} {'allows it' if rule.decision == 'allow' else 'asks'}"
+        if rule.decision == "allow":
+            return Verdict("allow", rule, why)
+        return self._asked(request, rule, why, rule.message)
+
+    def _asked(self, request: Request, rule: Rule | None, why: str, message: str = "") -> Verdict:
+        """Return the verdict where a person would be asked."""
+        if not request.tool.requires_permission:
+            return Verdict("allow", rule, f"{why}, but {request.tool.name} needs no permission")
+        if self.mode == "bypass":
+            return Verdict("allow", rule, f"{why}, and the mode 'bypass' allows where it would have to ask")
+        if self.mode == "dont_ask":
+            return Verdict("deny", rule, f"{why}, and the mode 'dont_ask' denies where it would have to ask", ASKED)
+        return Verdict("ask", rule, why, message)
+
+    def _by_mode(self, request: Request) -> Verdict:
+        tool = request.tool
+        if self.mode == "plan":
+            if tool.annotations.read_only or not tool.requires_permission:
+                return Verdict(
+                    "allow", None, f"no rule matches; the mode 'plan' allows {tool.name}, which changes nothing"
+                )
+            return Verdict(
+                "deny", None, f"no rule matches; the mode 'plan' denies {tool.name}, which may change something", PLAN
+            )
+        if self.mode == "accept_edits" and tool.category == "write":
+            return Verdict(
+                "allow", None, "no rule matches; the mode 'accept_edits' allows tools of the category 'write'"
+            )
+        return self._asked(request, None, f"no rule matches, so the mode {self.mode!r} decides, which is to ask")
+
+    def explain(self, request: Request) -> str:
+        """Return which rule decided about a call, why, and what every other rule that holds there said."""
+        verdict = self.check(request)
+        others = [rule for rule in self._ordered if rule is not verdict.rule and rule.scope.holds(request)]
+        return "\n".join([f"{verdict.decision}: {verdict.why}", *[f"  {r.id}: {_opinion(r, request)}" for r in others]])
+
+    def hook(self, spec_of: Callable[[str], ToolSpec | None]) -> Callable[[HookContext, ToolCallPart], Decision]:
+        """
+        Return the ``pre_tool`` hook that applies the policy.
+
+        Args:
+            spec_of: Gives what is known of a tool by its name; an unknown tool is asked about like one that does anything.
+        """
+
+        def permission(ctx: HookContext, call: ToolCallPart) -> Decision:
+            request = Request(
+                tool=spec_of(call.tool_name) or ToolSpec(call.tool_name),
+                input=call.input,
+                agent_id=ctx.agent.id,
+                session_id=ctx.session_id,
+                user_id=ctx.user_id,
+                context=ctx,
+            )
+            verdict = self.check(request)
+            return Decision(verdict.decision, verdict.message, verdict.rule.id if verdict.rule else None)
+
+        return permission
+
+    # --- other policies -----------------------------------------------------------------------------------------------
+
+    def with_rules(self, *rules: Rule) -> Policy:
+        """Return the policy with *rules* added; one of the same id is replaced in its place."""
+        new = {rule.id: rule for rule in rules}
+        kept = [new.pop(rule.id, rule) for rule in self.rules]
+        return Policy((*kept, *new.values()), self.mode)
+
+    def without(self, *ids: str) -> Policy:
+        """
+        Return the policy without the rules of these ids.
+
+        Raises:
+            DefinitionError: for an id that no rule has.
+        """
+        known = {rule.id for rule in self.rules}
+        for identity in ids:
+            if identity not in known:
+                msg = f"the policy has no rule {identity!r}{_near(identity, known)}; it has {', '.join(sorted(known)) or 'none'}"
+                raise DefinitionError(msg)
+        return Policy([rule for rule in self.rules if rule.id not in ids], self.mode)
+
+    def with_session_rule(self, session_id: str, rule: Rule) -> Policy:
+        """Return the policy with a rule that holds in one conversation."""
+        made = attrs.evolve(rule, scope=Scope("session", session_id), id=f"{rule.id} in session:{session_id}")
+        return self.with_rules(made)
+
+    def without_session_rules(self, session_id: str) -> Policy:
+        """Return the policy without the rules of one conversation."""
+        scope = Scope("session", session_id)
+        return Policy([rule for rule in self.rules if rule.scope != scope], self.mode)
+
+    # --- as a file ----------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """
+        Return the policy as JSON.
+
+        Raises:
+            DefinitionError: for a rule with a function.
+        """
+        return {"version": VERSION, "mode": self.mode, "rules": [_stored(rule) for rule in self.rules]}
+
+    @classmethod
+    def from_json(cls, data: Any, *, where: str = "the policy") -> Policy:
+        """
+        Return the policy that JSON describes.
+
+        Raises:
+            DefinitionError: naming *where*, the rule and the member that cannot be used; also for the mode ``bypass``, which
+                only code may set.
+        """
+        found = _members(data, ("version", "mode", "rules"), where)
+        if found.get("version", VERSION) != VERSION:
+            msg = f"{where} has the version {found['version']!r}; this stepengine reads version {VERSION}"
+            raise DefinitionError(msg)
+        if found.get("mode") == "bypass":
+            msg = f"{where} asks for the mode 'bypass', which only code may set: Policy(rules, mode='bypass')"
+            raise DefinitionError(msg)
+        rules = found.get("rules", [])
+        if not isinstance(rules, list):
+            msg = f"{where} has rules that are no list"
+            raise DefinitionError(msg)
+        try:
+            return cls(
+                [_loaded(rule, f"rule {number}") for number, rule in enumerate(rules, start=1)],
+                found.get("mode", "default"),
+            )
+        except DefinitionError as error:
+            msg = f"{where}: {error.message}"
+            raise DefinitionError(msg) from None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Policy:
+        """
+        Read a policy from a file that ``save`` wrote, or a person.
+
+        Raises:
+            DefinitionError: for a file that is missing, larger than 1 MiB, or no policy; see ``from_json``.
+        """
+        where = f"the policy file {os.fspath(path)!r}"
+        try:
+            with FilePath(path).open("rb") as file:
+                text = file.read(FILE_BYTES + 1)
+            if len(text) > FILE_BYTES:
+                msg = f"{where} has more than {FILE_BYTES:,} bytes"
+                raise DefinitionError(msg)
+            data = json.loads(text)
+        except OSError as error:
+            msg = f"{where} cannot be read: {error.strerror}"
+            raise DefinitionError(msg) from None
+        except (ValueError, RecursionError) as error:
+            msg = f"{where} is no JSON: {error}"
+            raise DefinitionError(msg) from None
+        return cls.from_json(data, where=where)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """
+        Write the policy to a file, all of it or nothing.
+
+        Raises:
+            DefinitionError: for a rule with a function, and the mode ``bypass``, which no file may set.
+            OSError: when the file cannot be written.
+        """
+        if self.mode == "bypass":
+            msg = "a policy in the mode 'bypass' is not saved, because no file may set that mode; save one in another mode"
+            raise DefinitionError(msg)
+        target = FilePath(path)
+        part = target.with_name(f"{target.name}.{os.getpid()}.part")
+        try:
+            part.write_text(json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _opinion(rule: Rule, request: Request) -> str:
+    try:
+        return f"matches, {rule.decision}" if rule.matcher.matches(request, rule.decision) else "does not match"
+    except Exception as error:  # noqa: BLE001  (a predicate is the author's code)
+        return f"failed with {type(error).__name__}: {error}"
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _members(data: Any, known: tuple[str, ...], where: str) -> Mapping[str, Any]:
+    if not isinstance(data, dict):
+        msg = f"{where} is a {type(data).__name__}, not an object with {', '.join(known)}"
+        raise DefinitionError(msg)
+    for name in data:
+        if name not in known:
+            msg = f"{where} has the unknown member {name!r}{_near(str(name), known)}; known are {', '.join(known)}"
+            raise DefinitionError(msg)
+    return data
+
+
+def _stored(rule: Rule) -> dict[str, Any]:
+    given = {
+        "scope": str(rule.scope) if rule.scope.kind != "global" else None,
+        "priority": rule.priority or None,
+        "message": rule.message or None,
+        "description": rule.description or None,
+    }
+    match = {rule.matcher.kind: _stored_matcher(rule)}
+    return {
+        "id": rule.id,
+        "decision": rule.decision,
+        "match": match,
+        **{k: v for k, v in given.items() if v is not None},
+    }
+
+
+def _stored_matcher(rule: Rule) -> Any:
+    match rule.matcher:
+        case Every():
+            return True
+        case ToolNamed(name) | Category(name):
+            return name
+        case Command(form):
+            given: dict[str, Any] = {
+                "exact": form.exact or None,
+                "operands": form.operands if form.operands != "any" else None,
+            }
+            given["flags"] = None if form.flags is None else sorted(form.flags)
+            return {"prefix": list(form.prefix), **{k: v for k, v in given.items() if v is not None}}
+        case Path(text, tool) | Domain(text, tool) | Regex(text, tool):
+            return text if tool is None else {"is": text, "tool": tool}
+        case When():
+            msg = f"the rule {rule.id!r} cannot be stored: it holds a function; use a matcher that is data, or add it in code"
+            raise DefinitionError(msg)
+
+
+def _loaded(data: Any, where: str) -> Rule:
+    found = _members(data, RULE_KEYS, where)
+    where = f"rule {found['id']!r}" if isinstance(found.get("id"), str) else where
+    options: dict[str, Any] = {}
+    for name, kind in (("id", str), ("scope", str), ("priority", int), ("message", str), ("description", str)):
+        if name in found:
+            options[name] = _typed(found[name], kind, f"{where}: {name}")
+    if found.get("decision") not in get_args(Effect):
+        msg = f"{where}: the decision is {found.get('decision')!r}; 'allow', 'deny' and 'ask' are fine"
+        raise DefinitionError(msg)
+    try:
+        return Rule(found["decision"], _loaded_matcher(found.get("match"), where), **options)
+    except DefinitionError as error:
+        prefix = "" if error.message.startswith(where) else f"{where}: "
+        msg = f"{prefix}{error.message}"
+        raise DefinitionError(msg) from None
+
+
+def _typed(value: Any, kind: type, where: str) -> Any:
+    if type(value) is not kind:
+        msg = f"{where} is {value!r}, not {'a whole number' if kind is int else 'text'}"
+        raise DefinitionError(msg)
+    return value
+
+
+PLAIN: Mapping[str, Callable[[str], Matcher]] = {"tool": ToolNamed, "category": Category}
+NARROWED: Mapping[str, Callable[[str, str | None], Matcher]] = {"path": Path, "domain": Domain, "regex": Regex}
+KINDS = ("all", *PLAIN, "command", *NARROWED)
+
+
+def _loaded_matcher(data: Any, where: str) -> Matcher:
+    found = _members(data, KINDS, f"{where}: match")
+    if len(found) != 1:
+        msg = f"{where}: match has {len(found)} members; exactly one of {', '.join(KINDS)} is fine"
+        raise DefinitionError(msg)
+    ((kind, value),) = found.items()
+    what = f"{where}: match.{kind}"
+    if kind == "all":
+        if value is not True:
+            msg = f"{what} is {value!r}; true is fine"
+            raise DefinitionError(msg)
+        return Every()
+    if kind in PLAIN:
+        return PLAIN[kind](_typed(value, str, what))
+    if kind == "command":
+        return Command(_loaded_form(value, what))
+    if isinstance(value, str):
+        return NARROWED[kind](value, None)
+    narrow = _members(value, ("is", "tool"), what)
+    tool = narrow.get("tool")
+    return NARROWED[kind](
+        _typed(narrow.get("is"), str, f"{what}.is"), None if tool is None else _typed(tool, str, f"{what}.tool")
+    )
+
+
+def _loaded_form(value: Any, where: str) -> CommandForm:
+    data: JsonDict = freeze_object(value if isinstance(value, dict) else {"prefix": value})
+    found = _members(data, ("prefix", "exact", "flags", "operands"), where)
+    for name in ("prefix", "flags"):
+        words = found.get(name, [])
+        if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
+            msg = f'{where}.{name} is {words!r}, not a list of words such as ["git", "status"]'
+            raise DefinitionError(msg)
+    operands = found.get("operands", "any")
+    if operands not in ("any", "none", "paths", "pattern"):
+        msg = f"{where}.operands is {operands!r}; 'any', 'none', 'paths' and 'pattern' are fine"
+        raise DefinitionError(msg)
+    exact = _typed(found.get("exact", False), bool, f"{where}.exact")
+    return CommandForm(found.get("prefix", []), exact, found.get("flags"), operands)

@@ -1,0 +1,499 @@
+"""
+``Rule``: what is allowed, denied or asked about, for which calls, within which scope (requirements M1-M4, M13, M14).
+
+A rule is data: its matcher is one of a closed set of frozen classes, each with a form in JSON, except ``When``, which
+holds a function. Text of models meets no expression that can backtrack: regular expressions run on pydantic's engine,
+globs on our own matcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+import attrs
+from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, ValidationError, core_schema
+
+from stepengine.data.hooks import HookContext
+from stepengine.data.json import JsonDict, canonical
+from stepengine.data.parts import strings
+from stepengine.data.tools import ToolSpec
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.permissions.commands import CommandForm, denies, permits
+from stepengine.tools.argv import Argv, Script, parse_command
+from stepengine.tools.files.rules import folded
+from stepengine.tools.search.patterns import GlobPattern
+
+__all__ = (
+    "Category",
+    "Command",
+    "Domain",
+    "Every",
+    "Matcher",
+    "Path",
+    "Regex",
+    "Request",
+    "Rule",
+    "Scope",
+    "ToolNamed",
+    "When",
+)
+
+Effect: TypeAlias = Literal["allow", "deny", "ask"]
+PATHS = ("path", "paths", "file", "files", "file_path", "folder", "directory", "directories", "cwd")
+URLS = ("url", "urls")
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """
+    A call as rules see it.
+
+    Attributes:
+        tool: What is known of the tool.
+        input: The input that would run, after validation and hooks.
+        agent_id: The agent that calls.
+        session_id: The conversation's id, if there is one.
+        user_id: The user's id, if the caller gave one.
+        context: What hooks get, for ``When``; ``None`` outside of a run.
+    """
+
+    tool: ToolSpec
+    input: JsonDict
+    agent_id: str = ""
+    session_id: str | None = None
+    user_id: str | None = None
+    context: HookContext | None = None
+
+    @property
+    def command(self) -> Argv | Script | None:
+        """The command that the call would run, read as the shell tool reads it; ``None`` when there is none."""
+        given: Any = self.input.get("command", self.input.get("argv"))
+        if self.tool.category != "execute" or not isinstance(given, (str, list)):
+            return None
+        try:
+            return parse_command(given)
+        except ToolError:
+            return None
+
+    def texts(self, names: Sequence[str]) -> Iterator[str]:
+        """Give the texts that stand in the input under one of *names*, in lists and objects of it too."""
+        yield from _texts(self.input, frozenset(names), inside=False)
+
+
+def _texts(value: Any, names: frozenset[str], *, inside: bool) -> Iterator[str]:
+    if isinstance(value, str):
+        if inside:
+            yield value
+    elif isinstance(value, Mapping):
+        for name, member in value.items():
+            yield from _texts(member, names, inside=name in names)
+    elif isinstance(value, list):
+        for member in value:
+            yield from _texts(member, names, inside=inside)
+
+
+def _same(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _starred(pattern: str, text: str) -> bool:
+    """Return whether *text* is *pattern*, in which ``*`` stands for anything."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return pattern == text
+    *middle, last = rest
+    if not text.startswith(first) or len(text) < len(first) + len(last) or not text.endswith(last):
+        return False
+    at, end = len(first), len(text) - len(last)
+    for piece in middle:
+        found = text.find(piece, at, end)
+        if found < 0:
+            return False
+        at = found + len(piece)
+    return True
+
+
+@attrs.frozen
+class Every:
+    """Every call."""
+
+    kind: ClassVar[str] = "all"
+
+    def matches(self, _request: Request, _decision: Effect) -> bool:
+        """Return whether the rule is about a call."""
+        return True
+
+    def __str__(self) -> str:
+        return "everything"
+
+
+@attrs.frozen
+class ToolNamed:
+    """Calls of a tool; ``*`` in *name* stands for anything, and ``-`` is the same as ``_``."""
+
+    kind: ClassVar[str] = "tool"
+    name: str
+
+    def __attrs_post_init__(self) -> None:
+        _not_empty(self.name, 'the name of a tool, such as "read_files" or "mcp__github__*"')
+
+    def matches(self, request: Request, _decision: Effect) -> bool:
+        """Return whether the rule is about a call."""
+        return _starred(_same(self.name), _same(request.tool.name))
+
+    def __str__(self) -> str:
+        return f"tool {self.name}"
+
+
+@attrs.frozen
+class Category:
+    """Calls of tools of a category, such as ``read``, ``write``, ``execute`` or ``network``."""
+
+    kind: ClassVar[str] = "category"
+    name: str
+
+    def __attrs_post_init__(self) -> None:
+        _not_empty(self.name, 'a category, such as "write"')
+
+    def matches(self, request: Request, _decision: Effect) -> bool:
+        """Return whether the rule is about a call."""
+        return request.tool.category == self.name
+
+    def __str__(self) -> str:
+        return f"category {self.name}"
+
+
+@attrs.frozen
+class Command:
+    """Commands of tools that run programs; see ``CommandForm``."""
+
+    kind: ClassVar[str] = "command"
+    form: CommandForm
+
+    def matches(self, request: Request, decision: Effect) -> bool:
+        """Return whether the rule is about a call; an allow is about less than a deny or an ask."""
+        command = request.command
+        if command is None:
+            return False
+        return permits(self.form, command) if decision == "allow" else denies(self.form, command)
+
+    def __str__(self) -> str:
+        return f"command {' '.join(self.form.prefix)}"
+
+
+@attrs.frozen
+class Path:
+    """
+    Calls about files below a root, by a glob for paths relative to it; ``*`` stays within a name, ``**`` does not.
+
+    A deny or question matches when one of the paths in the input does, in any case of its letters and also as an absolute
+    path, an allow when all do as written and there is one. Paths stand in the members ``path``, ``paths``, ``file``,
+    ``files``, ``file_path``, ``folder``, ``directory``, ``directories`` and ``cwd``. What links lead to is not looked at
+    here: the file tools have rules of their own for that.
+    """
+
+    kind: ClassVar[str] = "path"
+    glob: str
+    tool: str | None = None
+    _exact: GlobPattern = attrs.field(init=False, eq=False, repr=False)
+    _folded: GlobPattern = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "_exact", GlobPattern(self.glob))
+            object.__setattr__(self, "_folded", GlobPattern(folded([self.glob])))
+        except ToolError as error:
+            raise DefinitionError(error.message) from None
+
+    def matches(self, request: Request, decision: Effect) -> bool:
+        """Return whether the rule is about a call."""
+        if not _is_tool(self.tool, request):
+            return False
+        paths = list(request.texts(PATHS))
+        if decision == "allow":
+            return bool(paths) and all(not p.startswith("/") and self._exact.match(_parts(p)) for p in paths)
+        return any(self._may_be(path) for path in paths)
+
+    def _may_be(self, path: str) -> bool:
+        parts = _parts(folded([path]))
+        starts = range(len(parts)) if path.startswith("/") else (0,)
+        return any(self._folded.match(parts[start:]) for start in starts)
+
+    def __str__(self) -> str:
+        return f"path {self.glob}" + (f" of {self.tool}" if self.tool else "")
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple([part for part in path.split("/") if part not in {"", "."}])
+
+
+def _lower(host: str) -> str:
+    return host.lower()
+
+
+@attrs.frozen
+class Domain:
+    """
+    Calls that name a web address, by host: ``docs.example.org`` is that host, ``*.example.org`` every host below it.
+
+    A deny or question matches when one of the addresses in ``url`` or ``urls`` does, an allow when all do.
+    """
+
+    kind: ClassVar[str] = "domain"
+    host: str = attrs.field(converter=_lower)
+    tool: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        _not_empty(self.host, 'a host, such as "docs.example.org" or "*.example.org"')
+        if "/" in self.host or "*" in self.host.removeprefix("*."):
+            msg = f"{self.host!r} is no host; 'docs.example.org' or '*.example.org' would be fine"
+            raise DefinitionError(msg)
+
+    def matches(self, request: Request, decision: Effect) -> bool:
+        """Return whether the rule is about a call."""
+        if not _is_tool(self.tool, request):
+            return False
+        found = [self._is_host(url, decision) for url in request.texts(URLS)]
+        return all(found) and bool(found) if decision == "allow" else any(found)
+
+    def _is_host(self, url: str, decision: Effect) -> bool:
+        try:
+            host = (urlsplit(url).hostname or "").rstrip(".")
+        except ValueError:
+            return decision != "allow"
+        return host.endswith(self.host[1:]) if self.host.startswith("*.") else host == self.host
+
+    def __str__(self) -> str:
+        return f"domain {self.host}" + (f" for {self.tool}" if self.tool else "")
+
+
+@attrs.frozen
+class Regex:
+    """
+    Calls whose input, as canonical JSON, holds a match of an expression (RE2's and Rust's syntax, no look-around).
+
+    An allow never matches a tool of category ``execute``: an expression over a command line is too easily passed by.
+    """
+
+    kind: ClassVar[str] = "regex"
+    pattern: str
+    tool: str | None = None
+    _search: SchemaValidator = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        _not_empty(self.pattern, "an expression")
+        try:
+            search = SchemaValidator(core_schema.str_schema(pattern=self.pattern, regex_engine="rust-regex"))
+        except SchemaError as error:
+            problem = " ".join(str(error).split())[:300]
+            msg = f"the expression {self.pattern!r} of a rule cannot be used: {problem}"
+            raise DefinitionError(msg) from None
+        object.__setattr__(self, "_search", search)
+
+    def matches(self, request: Request, decision: Effect) -> bool:
+        """Return whether the rule is about a call."""
+        if not _is_tool(self.tool, request) or (decision == "allow" and request.tool.category == "execute"):
+            return False
+        try:
+            self._search.validate_python(canonical(request.input))
+        except (ValidationError, PydanticCustomError):
+            return False
+        return True
+
+    def __str__(self) -> str:
+        return f"regex {self.pattern}" + (f" for {self.tool}" if self.tool else "")
+
+
+@attrs.frozen
+class When:
+    """
+    Calls for which a function of the request returns true; it cannot be stored.
+
+    The function must depend on nothing but the request, else a replay may decide otherwise. If it raises or returns
+    anything but a bool, the call is denied, whatever the rule says.
+    """
+
+    kind: ClassVar[str] = "when"
+    test: Callable[[Request], bool]
+
+    def matches(self, request: Request, _decision: Effect) -> bool:
+        """
+        Return whether the rule is about a call.
+
+        Raises:
+            TypeError: when the function returns no bool.
+        """
+        found = self.test(request)
+        if not isinstance(found, bool):
+            msg = f"it returned a {type(found).__name__}, not a bool"
+            raise TypeError(msg)
+        return found
+
+    def __str__(self) -> str:
+        return f"calls for which {getattr(self.test, '__qualname__', 'a function')} is true"
+
+
+Matcher: TypeAlias = Every | ToolNamed | Category | Command | Path | Domain | Regex | When
+
+
+def _is_tool(name: str | None, request: Request) -> bool:
+    return name is None or _starred(_same(name), _same(request.tool.name))
+
+
+def _not_empty(text: Any, what: str) -> None:
+    if not isinstance(text, str) or not text.strip():
+        msg = f"a rule needs {what}, not {text!r}"
+        raise DefinitionError(msg)
+
+
+@attrs.frozen
+class Scope:
+    """
+    Where a rule holds.
+
+    Attributes:
+        kind: ``global`` everywhere; ``agent`` in the agent *id*, wherever in a tree it runs; ``session`` in the conversation
+            *id*; ``user`` for what a person decided, for the user *id* or, without one, for everybody.
+        id: See *kind*.
+    """
+
+    kind: Literal["global", "agent", "session", "user"] = "global"
+    id: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.kind not in ORDER:
+            msg = f"{self.kind!r} is no scope of a rule; 'global', 'agent', 'session' and 'user' are"
+            raise DefinitionError(msg)
+        if (self.kind == "global") != (self.id is None) and self.kind != "user":
+            msg = f"the scope {self.kind!r} " + (
+                "has no id" if self.kind == "global" else f"needs the id of the {self.kind}"
+            )
+            raise DefinitionError(msg)
+
+    def holds(self, request: Request) -> bool:
+        """Return whether rules of this scope are about a call at all."""
+        if self.kind == "agent":
+            return self.id is not None and _same(self.id) == _same(request.agent_id)
+        if self.kind == "session":
+            return self.id == request.session_id
+        return self.kind == "global" or self.id is None or self.id == request.user_id
+
+    def __str__(self) -> str:
+        return self.kind if self.id is None else f"{self.kind}:{self.id}"
+
+
+ORDER = {"user": 0, "session": 1, "agent": 2, "global": 3}
+"""Which scope is asked first."""
+
+
+def _scope(value: str | Scope) -> Scope:
+    """Return the scope that a string such as ``"agent:reviewer"`` stands for."""
+    if isinstance(value, Scope):
+        return value
+    kind, colon, identity = value.partition(":")
+    return Scope(kind, identity if colon else None)  # type: ignore[arg-type]  # checked by the class
+
+
+def _made_id(rule: Rule) -> str:
+    where = "" if rule.scope.kind == "global" else f" in {rule.scope}"
+    return f"{rule.decision} {rule.matcher}{where}"
+
+
+@attrs.frozen
+class Rule:
+    """
+    One rule of a policy. The class methods make the usual ones, such as ``Rule.allow_tool("read_files")``.
+
+    Attributes:
+        decision: ``"allow"``, ``"deny"`` or ``"ask"``.
+        matcher: Which calls it is about.
+        scope: Where it holds; a string such as ``"agent:reviewer"`` will do.
+        priority: Higher is asked first, within its scope.
+        id: Its name in explanations and events; made of the decision and the matcher when not given.
+        message: For a deny, what the model is told; for an ask, the question.
+        description: For people.
+    """
+
+    decision: Effect = attrs.field(validator=attrs.validators.in_(("allow", "deny", "ask")))
+    matcher: Matcher
+    scope: Scope = attrs.field(default=Scope(), converter=_scope, kw_only=True)
+    priority: int = attrs.field(default=0, kw_only=True)
+    id: str = attrs.field(default=attrs.Factory(_made_id, takes_self=True), kw_only=True)
+    message: str = attrs.field(default="", kw_only=True)
+    description: str = attrs.field(default="", kw_only=True)
+
+    @classmethod
+    def allow_tool(cls, name: str, **options: Any) -> Rule:
+        """Allow a tool; ``*`` in its name stands for anything. *options* are ``scope``, ``priority``, ``id``, ``description``."""
+        return cls("allow", ToolNamed(name), **options)
+
+    @classmethod
+    def deny_tool(cls, name: str, message: str = "", **options: Any) -> Rule:
+        """Deny a tool; the model is told *message*."""
+        return cls("deny", ToolNamed(name), message=message, **options)
+
+    @classmethod
+    def ask_for_tool(cls, name: str, message: str = "", **options: Any) -> Rule:
+        """Ask a person before a tool runs."""
+        return cls("ask", ToolNamed(name), message=message, **options)
+
+    @classmethod
+    def allow_category(cls, name: str, **options: Any) -> Rule:
+        """Allow the tools of a category, such as ``"read"``."""
+        return cls("allow", Category(name), **options)
+
+    @classmethod
+    def deny_category(cls, name: str, message: str = "", **options: Any) -> Rule:
+        """Deny the tools of a category; the model is told *message*."""
+        return cls("deny", Category(name), message=message, **options)
+
+    @classmethod
+    def ask_for_category(cls, name: str, message: str = "", **options: Any) -> Rule:
+        """Ask a person before a tool of a category runs."""
+        return cls("ask", Category(name), message=message, **options)
+
+    @classmethod
+    def allow_command(cls, prefix: str | Sequence[str], *, exact: bool = False, **options: Any) -> Rule:
+        """
+        Allow commands that begin with the words of *prefix*, such as ``["git", "status"]``.
+
+        That allows whatever the options after the prefix can do; *exact* allows nothing after it.
+        """
+        return cls("allow", Command(CommandForm(strings(prefix), exact)), **options)
+
+    @classmethod
+    def deny_command(cls, prefix: str | Sequence[str], message: str = "", **options: Any) -> Rule:
+        """Deny commands that begin with the words of *prefix*, also behind programs that start others. No boundary."""
+        return cls("deny", Command(CommandForm(strings(prefix))), message=message, **options)
+
+    @classmethod
+    def ask_for_command(cls, prefix: str | Sequence[str], message: str = "", **options: Any) -> Rule:
+        """Ask a person before a command that begins with the words of *prefix* runs."""
+        return cls("ask", Command(CommandForm(strings(prefix))), message=message, **options)
+
+    @classmethod
+    def allow_path(cls, glob: str, *, tool: str | None = None, **options: Any) -> Rule:
+        """Allow calls all of whose paths fit a glob, such as ``"docs/**"``; *tool* narrows it to one tool."""
+        return cls("allow", Path(glob, tool), **options)
+
+    @classmethod
+    def deny_path(cls, glob: str, message: str = "", *, tool: str | None = None, **options: Any) -> Rule:
+        """Deny calls one of whose paths fits a glob."""
+        return cls("deny", Path(glob, tool), message=message, **options)
+
+    @classmethod
+    def ask_for_path(cls, glob: str, message: str = "", *, tool: str | None = None, **options: Any) -> Rule:
+        """Ask a person before a call one of whose paths fits a glob."""
+        return cls("ask", Path(glob, tool), message=message, **options)
+
+    @classmethod
+    def allow_domain(cls, host: str, *, tool: str | None = None, **options: Any) -> Rule:
+        """Allow calls to a host, or with ``*.example.org`` to every host below it."""
+        return cls("allow", Domain(host, tool), **options)
+
+    @classmethod
+    def deny_domain(cls, host: str, message: str = "", *, tool: str | None = None, **options: Any) -> Rule:
+        """Deny calls to a host, or with ``*.example.org`` to every host below it."""
+        return cls("deny", Domain(host, tool), message=message, **options)

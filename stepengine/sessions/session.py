@@ -1,0 +1,196 @@
+"""
+What a stored conversation is, what a store can do, and how a history that another program broke is mended.
+
+A session is a frozen value: it is loaded, a run goes on from it, and the new one is saved. A loaded session does not change
+when the run goes on (requirements L14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import attrs
+
+from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.messages import AssistantMessage, Message, ToolMessage
+from stepengine.data.parts import ToolCallPart, strings
+from stepengine.data.state import AgentState
+from stepengine.data.transcript import Transcript
+from stepengine.errors import SessionError
+
+__all__ = ("CacheStore", "Session", "SessionInfo", "SessionStore", "StateStore", "VersionedStore", "check_id", "mended")
+
+T = TypeVar("T")
+Now: TypeAlias = T | Awaitable[T]
+ID_CHARS = 1_000
+LOST = "The result of this call is unavailable: it was not stored with the conversation."
+
+
+@attrs.frozen(kw_only=True)
+class SessionInfo:
+    """
+    What is known of a session beside its messages (requirements L10, L13).
+
+    Attributes:
+        session_id: Whatever the caller chose, such as ``"user:chat"``.
+        agent_id: The agent of the last run in it.
+        parent_session_id: The session that this one is a part of, for a sub-agent's.
+        parent_tool_call_id: The call in the parent's session that began it.
+        child_session_ids: Sessions that began in this one, in order.
+        model: The model string of the last run.
+        provider: Its provider.
+        created_at: When it was first saved (UTC).
+        updated_at: When it was last saved (UTC).
+        metadata: Free JSON.
+    """
+
+    session_id: str
+    agent_id: str = ""
+    parent_session_id: str | None = None
+    parent_tool_call_id: str | None = None
+    child_session_ids: tuple[str, ...] = attrs.field(default=(), converter=strings)
+    model: str | None = None
+    provider: str | None = None
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+    metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
+
+
+@attrs.frozen(kw_only=True)
+class Session:
+    """
+    A conversation as a store holds it.
+
+    Attributes:
+        info: What is known of it.
+        messages: The record: the whole conversation.
+        state: The state that its last run left, with *messages* as its history; ``None`` when only messages are known.
+        turns: How many root runs it has had.
+        journal: Where the last run is recorded when it waits for an answer; else ``None``.
+        version: How often it was saved; 0 for one that never was.
+        repairs: What was mended when it was loaded; never stored.
+    """
+
+    info: SessionInfo
+    messages: Transcript = attrs.field(factory=Transcript)
+    state: AgentState | None = None
+    turns: int = 0
+    journal: str | None = None
+    version: int = 0
+    repairs: tuple[str, ...] = attrs.field(default=(), eq=False)
+
+    @property
+    def session_id(self) -> str:
+        """The session's id."""
+        return self.info.session_id
+
+
+@runtime_checkable
+class SessionStore(Protocol):
+    """What every store can do; both methods may be ``async`` (requirements L1)."""
+
+    def get_history(self, session_id: str, /) -> Now[Sequence[Message]]:
+        """Return the messages of a session, none for an id that is not known."""
+
+    def save_history(self, session_id: str, messages: Sequence[Message], /) -> Now[None]:
+        """Store the messages of a session in place of what was stored."""
+
+
+@runtime_checkable
+class StateStore(Protocol):
+    """A store that also keeps the state of the last run, as JSON (requirements L2)."""
+
+    def get_state(self, session_id: str, /) -> Now[dict[str, Any] | None]:
+        """Return what ``save_state`` stored, or ``None``."""
+
+    def save_state(self, session_id: str, state: dict[str, Any], /) -> Now[None]:
+        """Store a state, ``AgentState`` as JSON."""
+
+
+@runtime_checkable
+class CacheStore(Protocol):
+    """A store that also caches JSON values (requirements L2)."""
+
+    def get_cached(self, key: str, /) -> Now[Any]:
+        """Return the value of a key, ``None`` when there is none or its time is over."""
+
+    def set_cached(self, key: str, value: Any, ttl: float | None = None, /) -> Now[None]:
+        """Store a JSON value, for *ttl* seconds or, without, for ever."""
+
+
+@runtime_checkable
+class VersionedStore(Protocol):
+    """A store that keeps whole sessions and never lets one writer overwrite another's (requirements L15)."""
+
+    def load(self, session_id: str, /) -> Now[Session]:
+        """Return a session, a new one of version 0 for an id that is not known."""
+
+    def save(self, session: Session, /) -> Now[Session]:
+        """
+        Store a session and return it with its new version.
+
+        Raises:
+            SessionConflict: when the stored version is not the one of *session*.
+        """
+
+
+def check_id(session_id: str) -> str:
+    """
+    Return *session_id*.
+
+    Raises:
+        SessionError: when it is empty, longer than 1,000 characters, or no text.
+    """
+    given: object = session_id
+    if not isinstance(given, str) or not 0 < len(given) <= ID_CHARS:
+        msg = (
+            f"a session id has 1 to {ID_CHARS:,} characters, such as 'user:chat'; this one is {str(session_id)[:80]!r}"
+        )
+        raise SessionError(msg)
+    try:
+        session_id.encode()
+    except UnicodeEncodeError:
+        msg = f"the session id {session_id!r} holds half of a surrogate pair, which is no text"
+        raise SessionError(msg) from None
+    return session_id
+
+
+def mended(messages: Iterable[Message]) -> tuple[Transcript, tuple[str, ...]]:
+    """
+    Return a transcript of *messages*, and what had to be mended to make it one (reliability SS04).
+
+    A call without a result gets one that says so; a result without a call, and a second use of a call id, is left out.
+    """
+    made: list[Message] = []
+    notes: list[str] = []
+    waiting: dict[str, ToolCallPart] = {}
+    known: set[str] = set()
+
+    def settle() -> None:
+        for call in waiting.values():
+            made.append(ToolMessage(call.tool_call_id, call.tool_name, LOST, "error"))
+            notes.append(f"the call {call.tool_call_id!r} of {call.tool_name} had no result")
+        waiting.clear()
+
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            if waiting.pop(message.tool_call_id, None) is None:
+                notes.append(f"a result for {message.tool_call_id!r} had no call")
+            else:
+                made.append(message)
+            continue
+        settle()
+        if isinstance(message, AssistantMessage):
+            again = [call for call in message.tool_calls if call.tool_call_id in known]
+            notes += [f"the call id {call.tool_call_id!r} was used twice" for call in again]
+            waiting.update({call.tool_call_id: call for call in message.tool_calls if call not in again})
+            known.update(waiting)
+            made.append(
+                attrs.evolve(message, content=[p for p in message.content if p not in again]) if again else message
+            )
+        else:
+            made.append(message)
+    settle()
+    return Transcript(made), tuple(notes)

@@ -1,0 +1,693 @@
+"""
+The stores that come with the package: in memory, in files, in SQLite (requirements L8-L15).
+
+All keep whole sessions, compare versions before they save, and may be used from several threads; files and SQLite also from
+several processes. Their methods block for as long as the disk takes; the engine calls them in a thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from typing_extensions import override
+
+from stepengine.data import codec
+from stepengine.data.json import canonical, compact, freeze
+from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from stepengine.data.state import AgentState
+from stepengine.data.transcript import Transcript
+from stepengine.errors import DataError, SessionConflict, SessionError, StepEngineError
+from stepengine.sessions.session import Session, SessionInfo, check_id, mended
+
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = ("FileSessions", "MemorySessions", "SqliteSessions")
+
+Clock = Callable[[], datetime]
+FOLDER = 0o700
+FILE = 0o600
+MAX_FILE_BYTES = 1024 * 1024 * 1024
+NAME_BYTES = 100
+PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
+BUSY_SECONDS = 10.0
+TRIES = 100
+
+
+def _utc() -> datetime:
+    return datetime.now(UTC)
+
+
+class Store(ABC):
+    """What all stores do alike: they differ in how a session is read and written."""
+
+    blocking = True
+    """Whether its methods wait for a disk, so that an event loop calls them in a thread."""
+
+    def __init__(self, *, clock: Clock = _utc) -> None:
+        self._clock = clock
+
+    @abstractmethod
+    def load(self, session_id: str) -> Session:
+        """
+        Return a session, a new one of version 0 for an id that is not known.
+
+        Raises:
+            SessionError: when what is stored cannot be read; it names the place.
+        """
+
+    @abstractmethod
+    def save(self, session: Session) -> Session:
+        """
+        Store a session and return it with its new version and time.
+
+        Raises:
+            SessionConflict: when somebody else saved it since it was loaded.
+        """
+
+    @abstractmethod
+    def list(self) -> list[SessionInfo]:
+        """Return what is known of all sessions, those that changed last first."""
+
+    @abstractmethod
+    def delete(self, session_id: str) -> None:
+        """Remove a session; one that is not known is no error."""
+
+    @abstractmethod
+    def get_cached(self, key: str) -> Any:
+        """Return the JSON value of a key; ``None`` when there is none or its time is over."""
+
+    @abstractmethod
+    def set_cached(self, key: str, value: Any, ttl: float | None = None) -> None:
+        """Store a JSON value, for *ttl* seconds or, without, for ever."""
+
+    def get_history(self, session_id: str) -> Transcript:
+        """Return the messages of a session; none for an id that is not known."""
+        return self.load(session_id).messages
+
+    def save_history(self, session_id: str, messages: Sequence[Message]) -> None:
+        """Store messages in place of those of a session, whoever saved it last."""
+        history = messages if isinstance(messages, Transcript) else Transcript(messages)
+        self._changed(session_id, lambda session: attrs.evolve(session, messages=history, state=None, journal=None))
+
+    def get_state(self, session_id: str) -> dict[str, Any] | None:
+        """Return the state that the last run left, as JSON."""
+        state = self.load(session_id).state
+        return None if state is None else codec.to_json(state)
+
+    def save_state(self, session_id: str, state: dict[str, Any]) -> None:
+        """Store a state and its history, whoever saved the session last."""
+        loaded: AgentState = codec.from_json(state)
+        self._changed(session_id, lambda s: attrs.evolve(s, messages=loaded.message_history, state=loaded))
+
+    def get_metadata(self, session_id: str) -> Mapping[str, Any]:
+        """Return the free JSON of a session."""
+        return self.load(session_id).info.metadata
+
+    def set_metadata(self, session_id: str, key: str, value: Any) -> None:
+        """Set a member of a session's free JSON; ``None`` removes it."""
+
+        def change(session: Session) -> Session:
+            members = {k: v for k, v in {**session.info.metadata, key: value}.items() if v is not None}
+            return attrs.evolve(session, info=attrs.evolve(session.info, metadata=members))
+
+        self._changed(session_id, change)
+
+    def add_child(self, session_id: str, child_id: str, *, tool_call_id: str | None = None) -> Session:
+        """Begin a session as part of another, which notes it; return the child's (requirements L13)."""
+        info = SessionInfo(
+            session_id=check_id(child_id), parent_session_id=session_id, parent_tool_call_id=tool_call_id
+        )
+        child = self.save(attrs.evolve(self.load(child_id), info=info))
+
+        def change(session: Session) -> Session:
+            children = session.info.child_session_ids
+            if child_id in children:
+                return session
+            return attrs.evolve(session, info=attrs.evolve(session.info, child_session_ids=(*children, child_id)))
+
+        self._changed(session_id, change)
+        return child
+
+    def _changed(self, session_id: str, change: Callable[[Session], Session]) -> Session:
+        """Change what is stored, again on top of what somebody else saved meanwhile."""
+        for _ in range(TRIES):
+            try:
+                return self.save(change(self.load(session_id)))
+            except SessionConflict:
+                time.sleep(0.001)
+        msg = f"the session {session_id!r} is saved by others all the time; it could not be changed in {TRIES} tries"
+        raise SessionConflict(msg)
+
+    def _next(self, session: Session, version: int) -> Session:
+        """Return *session* as it is to be stored over *version*, or refuse."""
+        check_id(session.session_id)
+        if version != session.version:
+            msg = (
+                f"the session {session.session_id!r} was saved by somebody else: it was loaded as version {session.version}, "
+                f"and version {version} is stored. Load it again and go on from there"
+            )
+            raise SessionConflict(msg)
+        now = self._clock()
+        info = attrs.evolve(session.info, created_at=session.info.created_at or now, updated_at=now)
+        return attrs.evolve(session, info=info, version=version + 1, repairs=())
+
+
+# --- in memory ------------------------------------------------------------------------------------------------------
+
+
+class MemorySessions(Store):
+    """Sessions of this process, gone with it."""
+
+    blocking = False
+
+    def __init__(self, *, clock: Clock = _utc) -> None:
+        super().__init__(clock=clock)
+        self._sessions: dict[str, Session] = {}
+        self._cache: dict[str, tuple[float | None, Any]] = {}
+        self._lock = threading.Lock()
+
+    @override
+    def load(self, session_id: str) -> Session:
+        found = self._sessions.get(check_id(session_id))
+        return found or Session(info=SessionInfo(session_id=session_id))
+
+    @override
+    def save(self, session: Session) -> Session:
+        with self._lock:
+            stored = self._sessions.get(session.session_id)
+            made = self._next(session, stored.version if stored else 0)
+            self._sessions[session.session_id] = made
+            return made
+
+    @override
+    def list(self) -> list[SessionInfo]:
+        return _newest_first([session.info for session in self._sessions.copy().values()])
+
+    @override
+    def delete(self, session_id: str) -> None:
+        with self._lock:
+            self._sessions.pop(session_id, None)
+
+    @override
+    def get_cached(self, key: str) -> Any:
+        until, value = self._cache.get(key, (None, None))
+        return None if _is_over(until, self._clock()) else value
+
+    @override
+    def set_cached(self, key: str, value: Any, ttl: float | None = None) -> None:
+        now = self._clock()
+        with self._lock:
+            for old in [k for k, (until, _) in self._cache.items() if _is_over(until, now)]:
+                del self._cache[old]
+            self._cache[key] = (_until(ttl, now), freeze(value))
+
+
+def _until(ttl: float | None, now: datetime) -> float | None:
+    return None if ttl is None else now.timestamp() + ttl
+
+
+def _is_over(until: float | None, now: datetime) -> bool:
+    return until is not None and until <= now.timestamp()
+
+
+def _newest_first(infos: list[SessionInfo]) -> list[SessionInfo]:
+    return sorted(infos, key=lambda i: (i.updated_at or datetime.min.replace(tzinfo=UTC), i.session_id), reverse=True)
+
+
+# --- how sessions are written ---------------------------------------------------------------------------------------
+
+
+def _line(message: Message) -> bytes:
+    return compact(codec.bare(message)).encode() + b"\n"
+
+
+def _lines(messages: Transcript) -> Sequence[bytes]:
+    """Return one line per message, made once for each."""
+    return messages.memo("session", _line)
+
+
+def _messages(lines: Iterator[bytes], where: str) -> list[Message]:
+    found: list[Message] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            message = codec.restored(json.loads(line))
+        except (ValueError, RecursionError, StepEngineError) as error:
+            msg = f"{where}, line {number}, is no stored message: {error}"
+            raise SessionError(msg) from None
+        if not isinstance(message, (UserMessage, AssistantMessage, ToolMessage)):
+            msg = f"{where}, line {number}, is a {type(message).__name__} and no message"
+            raise SessionError(msg)
+        found.append(message)
+    return found
+
+
+def _time(value: datetime | None) -> str | None:
+    return None if value is None else value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _metadata(session: Session) -> dict[str, Any]:
+    """Return the members that seed 003 fixes, and behind them what we need beside them."""
+    info = session.info
+    return {
+        "session_id": info.session_id,
+        "agent_type": info.agent_id,
+        "parent_session_id": info.parent_session_id,
+        "parent_tool_use_id": info.parent_tool_call_id,
+        "child_session_ids": list(info.child_session_ids),
+        "model": info.model,
+        "provider": info.provider,
+        "created_at": _time(info.created_at),
+        "updated_at": _time(info.updated_at),
+        "metadata": info.metadata,
+        "version": session.version,
+        "turns": session.turns,
+        "journal": session.journal,
+    }
+
+
+def _described(data: Any, session_id: str, where: str) -> Session:
+    """Return the session that ``_metadata`` described, without messages and state."""
+    try:
+        if data["session_id"] != session_id:
+            msg = f"{where} is about the session {data['session_id']!r}, not {session_id!r}"
+            raise SessionError(msg)
+        info = SessionInfo(
+            session_id=session_id,
+            agent_id=_typed(data.get("agent_type") or "", str),
+            parent_session_id=_typed(data.get("parent_session_id"), str, type(None)),
+            parent_tool_call_id=_typed(data.get("parent_tool_use_id"), str, type(None)),
+            child_session_ids=tuple([_typed(c, str) for c in data.get("child_session_ids") or ()]),
+            model=_typed(data.get("model"), str, type(None)),
+            provider=_typed(data.get("provider"), str, type(None)),
+            created_at=_instant(data.get("created_at")),
+            updated_at=_instant(data.get("updated_at")),
+            metadata=data.get("metadata") or {},
+        )
+        turns, version = _typed(data.get("turns", 0), int), _typed(data.get("version", 0), int)
+        journal = _typed(data.get("journal"), str, type(None))
+    except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
+        msg = f"{where} is no description of a session: {type(error).__name__}: {error}"
+        raise SessionError(msg) from None
+    return Session(info=info, turns=turns, journal=journal, version=version)
+
+
+def _typed(value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        msg = f"{str(value)[:80]!r} is a {type(value).__name__}, not {' or '.join(k.__name__ for k in kinds)}"
+        raise TypeError(msg)
+    return value
+
+
+def _instant(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    made = datetime.fromisoformat(text)
+    return made if made.tzinfo else made.replace(tzinfo=UTC)
+
+
+def _stored_state(session: Session) -> dict[str, Any] | None:
+    """Return the state without its history, which is stored beside it, and with the size and digest of that history."""
+    state = session.state
+    if state is None:
+        return None
+    own_view = None if state.view is state.message_history else state.view
+    bare = attrs.evolve(state, message_history=Transcript(), view=own_view or Transcript())
+    return {
+        "messages": len(session.messages),
+        "digest": _digest(_lines(session.messages)),
+        "has_view": own_view is not None,
+        "state": codec.to_json(bare),
+    }
+
+
+def _digest(lines: Sequence[bytes]) -> str:
+    made = hashlib.sha256()
+    for line in lines:
+        made.update(line)
+    return made.hexdigest()
+
+
+def _with_contents(session: Session, messages: list[Message], stored: Any, where: str) -> Session:
+    """Return a session with its messages, mended when need be, and its state when it is the state of just these messages."""
+    transcript, repairs = mended(messages)
+    session = attrs.evolve(session, messages=transcript, repairs=repairs)
+    if not isinstance(stored, dict) or repairs:
+        return session
+    if stored.get("messages") != len(transcript) or stored.get("digest") != _digest(_lines(transcript)):
+        return session  # of another save, one that broke off: the messages are all there is
+    try:
+        state: AgentState = codec.from_json(stored["state"])
+    except (KeyError, DataError, StepEngineError) as error:
+        msg = f"{where} holds a state that cannot be read: {error}"
+        raise SessionError(msg) from None
+    view = state.view if stored.get("has_view") else transcript
+    return attrs.evolve(session, state=attrs.evolve(state, message_history=transcript, view=view))
+
+
+# --- in files -------------------------------------------------------------------------------------------------------
+
+
+def folder_name(session_id: str) -> str:
+    """
+    Return the folder name of a session: different ids have different names, also where case does not count.
+
+    Everything but ``a-z``, ``0-9``, ``_`` and ``-`` is percent-encoded; past 100 bytes a digest stands for the rest.
+    """
+    encoded = "".join(chr(b) if b in PLAIN else f"%{b:02x}" for b in check_id(session_id).encode())
+    if len(encoded) <= NAME_BYTES:
+        return encoded
+    return f"{encoded[: NAME_BYTES - 66]}.{hashlib.sha256(session_id.encode()).hexdigest()}"
+
+
+class FileSessions(Store):
+    """
+    Sessions in a folder: ``<id>/metadata.json`` and ``<id>/history.jsonl``, one message per line (requirements L9-L11).
+
+    New messages are appended, and nothing else is written of a history that only grew. ``metadata.json`` is written last,
+    so a save that breaks off leaves the session as it was, with the complete lines that had been added. Folders are for
+    their owner only.
+
+    Args:
+        root: The folder, made when there is none.
+        clock: Gives the time of a save.
+
+    Raises:
+        SessionError: when *root* cannot be made, or is no folder of ours.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, clock: Clock = _utc) -> None:
+        super().__init__(clock=clock)
+        self.root = Path(root)
+        try:
+            self.root.mkdir(mode=FOLDER, parents=True, exist_ok=True)
+        except OSError as error:
+            msg = f"the folder {str(self.root)!r} for sessions cannot be made: {error.strerror}"
+            raise SessionError(msg) from None
+
+    def __repr__(self) -> str:
+        return f"FileSessions({str(self.root)!r})"
+
+    def folder(self, session_id: str) -> Path:
+        """Return the folder of a session, which need not exist."""
+        return self.root / folder_name(session_id)
+
+    @override
+    def load(self, session_id: str) -> Session:
+        folder = self.folder(session_id)
+        if not folder.is_dir():
+            return Session(info=SessionInfo(session_id=session_id))
+        with self._locked(folder):
+            return self._read(session_id, folder)
+
+    def _read(self, session_id: str, folder: Path) -> Session:
+        described = _read_json(folder / "metadata.json")
+        session = Session(info=SessionInfo(session_id=session_id))
+        if described is not None:
+            session = _described(described, session_id, str(folder / "metadata.json"))
+        history = folder / "history.jsonl"
+        content = _read_file(history) or b""
+        complete = content[: content.rfind(b"\n") + 1]
+        messages = _messages(iter(complete.splitlines()), str(history))
+        return _with_contents(session, messages, _read_json(folder / "state.json"), str(folder / "state.json"))
+
+    @override
+    def save(self, session: Session) -> Session:
+        folder = self.folder(session.session_id)
+        try:
+            folder.mkdir(mode=FOLDER, exist_ok=True)
+            with self._locked(folder):
+                described = _read_json(folder / "metadata.json")
+                stored = 0 if described is None else _described(described, session.session_id, str(folder)).version
+                made = self._next(session, stored)
+                self._write_history(folder / "history.jsonl", _lines(made.messages))
+                self._write_state(folder / "state.json", made)
+                _replace(folder / "metadata.json", json.dumps(_metadata(made), indent=2, ensure_ascii=False).encode())
+                return made
+        except OSError as error:
+            msg = f"the session {session.session_id!r} cannot be saved in {str(folder)!r}: {error.strerror}"
+            raise SessionError(msg) from error
+
+    def _write_history(self, path: Path, lines: Sequence[bytes]) -> None:
+        whole = b"".join(lines)
+        stored = _read_file(path)
+        if stored is not None and whole.startswith(stored[: stored.rfind(b"\n") + 1]):
+            kept = stored.rfind(b"\n") + 1
+            with path.open("r+b") as file:
+                file.truncate(kept)
+                file.seek(kept)
+                file.write(whole[kept:])
+                file.flush()
+                os.fsync(file.fileno())
+        else:
+            _replace(path, whole)
+
+    def _write_state(self, path: Path, session: Session) -> None:
+        stored = _stored_state(session)
+        if stored is None:
+            path.unlink(missing_ok=True)
+        else:
+            _replace(path, canonical(stored).encode())
+
+    @override
+    def list(self) -> list[SessionInfo]:
+        found = []
+        for folder in sorted(self.root.iterdir()):
+            data = _read_json(folder / "metadata.json") if folder.is_dir() else None
+            if isinstance(data, dict) and isinstance(data.get("session_id"), str):
+                found.append(_described(data, data["session_id"], str(folder / "metadata.json")).info)
+        return _newest_first(found)
+
+    @override
+    def delete(self, session_id: str) -> None:
+        folder = self.folder(session_id)
+        if not folder.is_dir():
+            return
+        with self._locked(folder):
+            for name in ("metadata.json", "state.json", "history.jsonl"):
+                (folder / name).unlink(missing_ok=True)
+
+    @override
+    def get_cached(self, key: str) -> Any:
+        found = _read_json(self._cache_file(key))
+        if not isinstance(found, dict) or found.get("key") != key or _is_over(found.get("until"), self._clock()):
+            return None
+        return freeze(found.get("value"))
+
+    @override
+    def set_cached(self, key: str, value: Any, ttl: float | None = None) -> None:
+        path = self._cache_file(key)
+        path.parent.mkdir(mode=FOLDER, exist_ok=True)
+        _replace(path, canonical({"key": key, "until": _until(ttl, self._clock()), "value": freeze(value)}).encode())
+
+    def _cache_file(self, key: str) -> Path:
+        return self.root / ".cache" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+
+    @contextmanager
+    def _locked(self, folder: Path) -> Iterator[None]:
+        """Hold the session; whoever comes second waits, threads of one process too."""
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _read_file(path: Path) -> bytes | None:
+    """Return the bytes of a regular file of bounded size, ``None`` when there is none; links are not followed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        msg = f"{str(path)!r} cannot be read: {error.strerror}"
+        raise SessionError(msg) from None
+    with open(descriptor, "rb") as file:  # noqa: PTH123  (it is open already)
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE_BYTES:
+            msg = f"{str(path)!r} is no regular file of at most {MAX_FILE_BYTES:,} bytes"
+            raise SessionError(msg)
+        return file.read()
+
+
+def _read_json(path: Path) -> Any:
+    content = _read_file(path)
+    if content is None:
+        return None
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        msg = f"{str(path)!r} is no JSON: {error}"
+        raise SessionError(msg) from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file, all of it or nothing, durably."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
+        with open(descriptor, "wb") as file:  # noqa: PTH123  (it is open already)
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+# --- in SQLite ------------------------------------------------------------------------------------------------------
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, version INTEGER NOT NULL, updated TEXT, described TEXT NOT NULL, state TEXT);
+CREATE TABLE IF NOT EXISTS messages (id TEXT NOT NULL, number INTEGER NOT NULL, line BLOB NOT NULL, PRIMARY KEY (id, number)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS cache (key TEXT PRIMARY KEY, until REAL, value TEXT NOT NULL);
+"""
+
+
+class SqliteSessions(Store):
+    """
+    Sessions in one SQLite file, for threads and processes of one machine.
+
+    Args:
+        path: The file, made for its owner only when there is none.
+        clock: Gives the time of a save.
+
+    Raises:
+        SessionError: when it cannot be opened, or is no database.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, clock: Clock = _utc) -> None:
+        super().__init__(clock=clock)
+        self.path = Path(path)
+        with self._open() as database:
+            database.executescript(SCHEMA)
+
+    def __repr__(self) -> str:
+        return f"SqliteSessions({str(self.path)!r})"
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """Open the file for one operation, which is one transaction: a connection belongs to one thread."""
+        import sqlite3
+
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
+            os.close(descriptor)
+            database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+        except (OSError, sqlite3.Error) as error:
+            msg = f"{str(self.path)!r} cannot be opened: {getattr(error, 'strerror', None) or error}"
+            raise SessionError(msg) from None
+        try:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=FULL")
+            yield database
+        except sqlite3.Error as error:
+            msg = f"{str(self.path)!r}: {error}"
+            raise SessionError(msg) from error
+        finally:
+            database.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._open() as database:
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                yield database
+            except BaseException:
+                database.execute("ROLLBACK")
+                raise
+            database.execute("COMMIT")
+
+    @override
+    def load(self, session_id: str) -> Session:
+        check_id(session_id)
+        with self._open() as database:
+            database.execute("BEGIN")
+            row = database.execute("SELECT described, state FROM sessions WHERE id = ?", (session_id,)).fetchone()
+            if row is None:
+                return Session(info=SessionInfo(session_id=session_id))
+            found = database.execute("SELECT line FROM messages WHERE id = ? ORDER BY number", (session_id,))
+            lines = [bytes(line) for (line,) in found]
+        where = f"{str(self.path)!r}, session {session_id!r}"
+        session = _described(_parsed(row[0], where), session_id, where)
+        return _with_contents(session, _messages(iter(lines), where), _parsed(row[1], where), where)
+
+    @override
+    def save(self, session: Session) -> Session:
+        identity = session.session_id
+        with self._transaction() as database:
+            row = database.execute("SELECT version FROM sessions WHERE id = ?", (identity,)).fetchone()
+            made = self._next(session, row[0] if row else 0)
+            self._write_messages(database, identity, _lines(made.messages))
+            state = _stored_state(made)
+            database.execute(
+                "REPLACE INTO sessions (id, version, updated, described, state) VALUES (?, ?, ?, ?, ?)",
+                (
+                    identity, made.version, _time(made.info.updated_at), canonical(_metadata(made)),
+                    None if state is None else canonical(state),
+                ),
+            )  # fmt: skip
+            return made
+
+    def _write_messages(self, database: sqlite3.Connection, identity: str, lines: Sequence[bytes]) -> None:
+        stored = database.execute("SELECT line FROM messages WHERE id = ? ORDER BY number", (identity,))
+        same = 0
+        for (line,) in stored:
+            if same == len(lines) or bytes(line) != lines[same]:
+                break
+            same += 1
+        database.execute("DELETE FROM messages WHERE id = ? AND number >= ?", (identity, same))
+        rows = [(identity, number, line) for number, line in enumerate(lines[same:], start=same)]
+        database.executemany("INSERT INTO messages (id, number, line) VALUES (?, ?, ?)", rows)
+
+    @override
+    def list(self) -> list[SessionInfo]:
+        with self._open() as database:
+            rows = database.execute("SELECT id, described FROM sessions").fetchall()
+        where = repr(str(self.path))
+        return _newest_first([_described(_parsed(text, where), identity, where).info for identity, text in rows])
+
+    @override
+    def delete(self, session_id: str) -> None:
+        with self._transaction() as database:
+            for table in ("sessions", "messages"):
+                database.execute(f"DELETE FROM {table} WHERE id = ?", (session_id,))  # noqa: S608  (names of ours)
+
+    @override
+    def get_cached(self, key: str) -> Any:
+        with self._open() as database:
+            row = database.execute("SELECT until, value FROM cache WHERE key = ?", (key,)).fetchone()
+        if row is None or _is_over(row[0], self._clock()):
+            return None
+        return freeze(_parsed(row[1], f"{str(self.path)!r}, cache {key!r}"))
+
+    @override
+    def set_cached(self, key: str, value: Any, ttl: float | None = None) -> None:
+        now = self._clock()
+        with self._transaction() as database:
+            database.execute("DELETE FROM cache WHERE until <= ?", (now.timestamp(),))
+            database.execute("REPLACE INTO cache VALUES (?, ?, ?)", (key, _until(ttl, now), canonical(freeze(value))))
+
+
+def _parsed(text: str | None, where: str) -> Any:
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        msg = f"{where} holds what is no JSON: {error}"
+        raise SessionError(msg) from None

@@ -1,0 +1,194 @@
+"""
+Configuration: which place wins, what a foreign repository may not set, and what is said of it.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from stepengine.cli.app import app
+from stepengine.cli.options import UsageProblem
+from stepengine.cli.settings import KEYS, Settings
+
+
+@pytest.fixture
+def home(tmp_path):
+    (tmp_path / "home/stepengine").mkdir(parents=True)
+    (tmp_path / "work/.git").mkdir(parents=True)
+    return tmp_path
+
+
+def load(home, *, user="", project="", name="stepengine.toml", config=None, **environ):
+    (home / "home/stepengine/config.toml").write_text(user)
+    (home / "work" / name).write_text(project)
+    if config is not None:
+        (home / "given.toml").write_text(config)
+    environ = {"XDG_CONFIG_HOME": str(home / "home"), **environ}
+    return Settings.load(home / "work", environ, config=home / "given.toml" if config is not None else None)
+
+
+PLACES = ("user", "project", "config", "environment", "argument")
+
+
+@pytest.mark.spec("requirements:P10", "requirements:X62", "interfaces:IF103")
+@given(st.sets(st.sampled_from(PLACES)))
+def test_the_nearest_place_wins_leaf_by_leaf_and_says_where_it_is(tmp_path_factory, places):
+    home = tmp_path_factory.mktemp("any")
+    (home / "home/stepengine").mkdir(parents=True)
+    (home / "work/.git").mkdir(parents=True)
+    levels = dict(zip(PLACES, ("debug", "info", "warning", "error", "off"), strict=True))
+    files = {p: f'[display]\nlog = "{levels[p]}"\n' if p in places else "" for p in ("user", "project", "config")}
+    files["user"] += '[aliases]\nmine = "a/b"\n'
+    environ = {"STEPENGINE_DISPLAY__LOG": levels["environment"]} if "environment" in places else {}
+    settings = load(home, **files, **environ).with_arguments(
+        display__log=levels["argument"] if "argument" in places else None
+    )
+    winner = next((p for p in reversed(PLACES) if p in places), None)
+
+    assert (levels[winner] if winner else "warning") == settings.get("display.log")
+    shown = {
+        None: "default", "user": f"{home}/home/stepengine/config.toml:2", "project": f"{home}/work/stepengine.toml:2",
+        "config": f"{home}/given.toml:2", "environment": "STEPENGINE_DISPLAY__LOG", "argument": "argument",
+    }  # fmt: skip
+    assert shown[winner] == str(settings.origin("display.log"))
+    assert {"mine": "a/b"} == settings.table("aliases")
+
+
+FORBIDDEN = [
+    'base_urls.openai = "http://evil.test"', 'providers.openai.key = { env = "HOME" }', '[permissions]\nmode = "bypass"',
+    'agents = ["./evil"]', '[mcp.servers.x]\ncommand = "sh"', 'hooks = ["evil:run"]', "[tools]\nshell = true",
+    'web.search = "http://evil.test"', "memory.on = true", 'model = "evil/model"', 'models.editor = "evil/model"', "journal.keep_runs = 1",
+]  # fmt: skip
+
+
+@pytest.mark.spec("requirements:X62", "interfaces:IF102", "interfaces:IF104", "reliability:PM27")
+@pytest.mark.parametrize("line", FORBIDDEN, ids=str)
+@pytest.mark.parametrize("name", ["stepengine.toml", "pyproject.toml"])
+def test_what_a_project_may_not_set_is_refused_by_name_and_changes_nothing(home, line, name):
+    project = line if name == "stepengine.toml" else f"[tool.stepengine]\n{line}".replace("\n[", "\n[tool.stepengine.")
+    if name == "pyproject.toml":
+        project = project.replace("[tool.stepengine]\n[tool", "[tool")
+    settings = load(home, project=project, name=name)
+
+    assert {} == settings.values
+    (note,) = settings.notes
+    assert "may not be set by a project" in note
+    assert f"{name}:" in note
+
+
+@pytest.mark.spec("requirements:X62")
+def test_a_file_that_the_user_names_may_set_what_a_project_may_not(home):
+    settings = load(
+        home, config='base_urls.openai = "http://a.test"\nproviders.openai.key = { env = "MINE" }\nagents = ["x"]\n'
+    )
+
+    assert {"openai": "http://a.test"} == settings.table("base_urls")
+    assert "MINE" == settings.get("providers.openai.key")
+    assert ("x",) == settings.get("agents")
+    assert () == settings.notes
+
+
+@pytest.mark.spec("requirements:X62", "interfaces:IF99")
+def test_a_project_only_lowers_limits(home):
+    settings = load(home, user="limits.max_steps = 20\n", project="limits.max_steps = 30\nlimits.max_depth = 2\n")
+    lower = load(home, user="limits.max_steps = 20\n", project="limits.max_steps = 10\n")
+
+    assert (20, 2) == (settings.get("limits.max_steps"), settings.get("limits.max_depth"))
+    assert "stepengine.toml:1: limits.max_steps = 30 is above your own 20, which holds" in settings.notes[0]
+    assert 10 == lower.get("limits.max_steps")
+    assert 40 == load(home, project="limits.max_steps = 10\n", STEPENGINE_LIMITS__MAX_STEPS="40").get(
+        "limits.max_steps"
+    )
+
+
+WRONG = {
+    "limit.max_steps = 3": "did you mean 'limits.max_steps'?", "[display]\ncolour = 1": ":2: there is no setting 'display.colour'; did you mean 'display.color'?",
+    "limits.max_steps = 0": "a whole number from 1 would be fine", 'limits.max_cost_usd = "much"': "a number above 0 would be fine",
+    "limits.max_cost_usd = inf": "a number above 0", "limits.max_steps = true": "a whole number", 'display.plain = "yes"': "true or false would be fine",
+    'display.log = "loud"': "one of debug", "model = 3": "text would be fine", "x": "is no TOML", "a = [" + "[" * 5_000: "is no TOML",
+    'agents = "x"': "a list of folders", "permissions = 3": "a table",
+}  # fmt: skip
+
+
+@pytest.mark.spec("interfaces:IF104")
+@pytest.mark.parametrize("text", WRONG, ids=lambda text: text[:30])
+def test_what_cannot_be_used_is_refused_with_file_line_and_what_would_be_fine(home, text):
+    with pytest.raises(UsageProblem) as caught:
+        load(home, user=text)
+
+    assert "config.toml" in str(caught.value)
+    assert WRONG[text] in str(caught.value)
+
+
+@pytest.mark.spec("requirements:G23", "interfaces:IF104")
+@pytest.mark.parametrize(
+    "line", ['providers.openai.key = "sk-abcdef0123456789"', 'providers.openai.key = { value = "sk-abcdef0123456789" }']
+)
+def test_a_key_in_a_file_is_refused_and_not_printed(home, line):
+    with pytest.raises(UsageProblem, match="Keys stand in variables") as caught:
+        load(home, user=line)
+
+    assert "sk-abc" not in str(caught.value)
+
+
+def test_files_that_are_no_text_or_too_large_are_refused(home):
+    path = home / "home/stepengine/config.toml"
+    for content, why in ((b"\xff", "not UTF-8"), (b"#" * 300_000, "more than")):
+        path.write_bytes(content)
+        with pytest.raises(UsageProblem, match=why):
+            Settings.load(home / "work", {"XDG_CONFIG_HOME": str(home / "home")})
+    path.unlink()
+    with pytest.raises(UsageProblem, match="cannot be read"):
+        Settings.load(home / "work", {}, config=home / "missing.toml")
+
+
+@pytest.mark.spec("interfaces:IF103")
+def test_the_project_s_file_is_looked_for_up_to_the_top_of_the_repository(home):
+    (home / "stepengine.toml").write_text('display.log = "off"\n')
+    (home / "work/deep/er").mkdir(parents=True)
+
+    assert "warning" == Settings.load(home / "work/deep/er", {}).get("display.log")
+    (home / "work/stepengine.toml").write_text('display.log = "debug"\n')
+    assert "debug" == Settings.load(home / "work/deep/er", {}).get("display.log")
+    (home / "work/pyproject.toml").write_text("[tool.stepengine]\n")
+    with pytest.raises(UsageProblem, match="keep one of them"):
+        Settings.load(home / "work/deep/er", {})
+
+
+def test_older_variables_and_those_of_others_keep_their_meaning(home):
+    settings = load(
+        home,
+        STEPENGINE_LOG="debug",
+        STEPENGINE_MODEL="a/b",
+        STEPENGINE_KEY_HOSTS="x",
+        STEPENGINE_MODELS__CODE_REVIEWER="c/d",
+    )
+
+    assert ("debug", "a/b", {"code-reviewer": "c/d"}) == (
+        settings.get("display.log"),
+        settings.get("model"),
+        settings.table("models"),
+    )
+    with pytest.raises(UsageProblem, match="STEPENGINE_LIMITS__MAX_STEP: there is no setting"):
+        load(home, STEPENGINE_LIMITS__MAX_STEP="3")
+
+
+@pytest.mark.spec("requirements:P10", "interfaces:IF103")
+def test_the_command_shows_every_setting_its_value_and_its_place(home, monkeypatch):
+    load(home, user='aliases.fast = "a/b"\n', project='display.log = "info"\nmodel = "evil/m"\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "home"))
+    monkeypatch.chdir(home / "work")
+    shown = CliRunner().invoke(app, ["config"])
+    data = json.loads(CliRunner().invoke(app, ["config", "--json"]).stdout)
+
+    assert 0 == shown.exit_code
+    assert {k.name for k in KEYS if "<" not in k.name} | {"aliases.fast"} == set(data)
+    assert {"value": "info", "source": "project", "place": f"{home}/work/stepengine.toml:1"} == data["display.log"]
+    assert f"{home}/home/stepengine/config.toml:1" in shown.stdout
+    assert "model may not be set by a project" in shown.stderr
+    assert 2 == CliRunner().invoke(app, ["config", "limits.max_step"]).exit_code

@@ -1,0 +1,354 @@
+"""
+Policies: which rule decides, what never happens whatever the rules, and their form as a file.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import json
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.data.json import freeze_object
+from stepengine.data.tools import ToolAnnotations, ToolSpec
+from stepengine.errors import DefinitionError
+from stepengine.permissions import Policy, Request, Rule, Scope, When, read_only_commands
+from stepengine.permissions.rules import Domain, Path, Regex, ToolNamed, _starred
+
+READS = ToolSpec("read_files", category="read", annotations=ToolAnnotations(read_only=True))
+WRITES = ToolSpec("write_file", category="write")
+RUNS = ToolSpec("run_terminal_command", category="execute")
+FETCHES = ToolSpec("read_url", category="network")
+CONTROL = ToolSpec("set_output", requires_permission=False)
+TOOLS = (READS, WRITES, RUNS, FETCHES, CONTROL)
+MODES = ("default", "plan", "accept_edits", "dont_ask", "bypass")
+
+
+def request(tool=READS, *, agent_id="lead", session_id=None, user_id=None, **members):
+    return Request(
+        tool=tool, input=freeze_object(members), agent_id=agent_id, session_id=session_id, user_id=user_id
+    )  # fmt: skip
+
+
+def decided(policy, *args, **kwargs):
+    return policy.check(request(*args, **kwargs)).decision
+
+
+@pytest.mark.spec("requirements:M7", "requirements:M9", "reliability:HP6", "reliability:WP6")
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("default", "ask ask ask ask allow"),
+        ("plan", "allow deny deny deny allow"),
+        ("accept_edits", "ask allow ask ask allow"),
+        ("dont_ask", "deny deny deny deny allow"),
+        ("bypass", "allow allow allow allow allow"),
+    ],
+)
+def test_where_no_rule_matches_the_mode_decides(mode, expected):
+    policy = Policy(mode=mode)
+
+    assert expected.split() == [decided(policy, tool) for tool in TOOLS]
+
+
+@pytest.mark.spec("requirements:M9")
+def test_plan_mode_names_itself_to_the_model():
+    assert "plan mode" in Policy(mode="plan").check(request(WRITES)).message
+
+
+@pytest.mark.spec("requirements:M9")
+@pytest.mark.parametrize("mode", MODES)
+def test_allow_rules_hold_in_every_mode(mode):
+    assert "allow" == decided(Policy([Rule.allow_tool("write_file")], mode), WRITES)
+
+
+SCOPES = st.sampled_from([Scope("user"), Scope("session", "s"), Scope("agent", "lead"), Scope()])
+ANY = st.builds(
+    lambda decision, scope, priority, name: Rule(decision, ToolNamed(name), scope=scope, priority=priority, id=""),
+    st.sampled_from(["allow", "deny", "ask"]), SCOPES, st.integers(-1000, 1000), st.sampled_from(["*", "write_*", "read_files"]),
+)  # fmt: skip
+
+
+@pytest.mark.spec("reliability:R7", "reliability:PM31", "reliability:PM34", "requirements:M6")
+@given(st.lists(ANY, max_size=8), st.sampled_from(MODES), st.permutations(range(8)))
+def test_a_matching_deny_wins_and_otherwise_the_first_rule_by_scope_priority_and_order(rules, mode, order):
+    rules = [attrs.evolve(rule, id=f"r{n}") for n, rule in enumerate(rules)]
+    verdict = Policy(rules, mode).check(request(WRITES, session_id="s"))
+    matching = [rule for rule in rules if rule.matcher.name in ("*", "write_*")]
+
+    if any(rule.decision == "deny" for rule in matching):
+        assert "deny" == verdict.decision
+        assert verdict.rule in matching
+    elif matching:
+        scopes = ["user", "session", "agent", "global"]
+        first = min(matching, key=lambda r: (scopes.index(r.scope.kind), -r.priority, rules.index(r)))
+        assert first == verdict.rule
+    else:
+        assert verdict.rule is None
+    # Deny does not depend on where a rule stands.
+    shuffled = [rules[i] for i in order if i < len(rules)]
+    assert (verdict.decision == "deny") == (decided(Policy(shuffled, mode), WRITES, session_id="s") == "deny")
+
+
+@pytest.mark.spec("requirements:M2", "reliability:SP14")
+def test_rules_of_a_scope_hold_only_there():
+    policy = Policy(
+        [
+            Rule.allow_tool("read_files", scope="agent:code-reviewer"),
+            Rule.allow_tool("write_file", scope="session:one"),
+            Rule.allow_tool("read_url", scope="user:ada"),
+        ],
+        "dont_ask",
+    )
+
+    assert ["allow", "deny"] == [decided(policy, READS, agent_id=a) for a in ("code_reviewer", "lead")]
+    assert ["allow", "deny", "deny"] == [decided(policy, WRITES, session_id=s) for s in ("one", "two", None)]
+    assert ["allow", "deny", "deny"] == [decided(policy, FETCHES, user_id=u) for u in ("ada", "bob", None)]
+
+
+@pytest.mark.spec("requirements:M10")
+def test_rules_of_a_session_are_added_and_cleared_without_touching_another():
+    rule = Rule.allow_tool("write_file")
+    policy = Policy(mode="dont_ask").with_session_rule("one", rule).with_session_rule("two", rule)
+
+    assert ["allow", "allow"] == [decided(policy, WRITES, session_id=s) for s in ("one", "two")]
+    cleared = policy.without_session_rules("one")
+    assert ["deny", "allow"] == [decided(cleared, WRITES, session_id=s) for s in ("one", "two")]
+
+
+@pytest.mark.spec("reliability:PM33")
+@pytest.mark.parametrize("answer", [ZeroDivisionError("no"), None, 1, "yes"])
+@pytest.mark.parametrize("decision", ["allow", "ask", "deny"])
+def test_a_predicate_that_fails_denies_whatever_its_rule_says(answer, decision):
+    def odd(_):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    verdict = Policy([Rule(decision, When(odd), id="mine")], "bypass").check(request())
+
+    assert "deny" == verdict.decision
+    assert "mine" in verdict.message
+
+
+@pytest.mark.spec("requirements:M3")
+def test_a_predicate_decides_by_the_request():
+    policy = Policy([Rule("allow", When(lambda r: r.input.get("n", 0) < 3), id="small")], "dont_ask")
+
+    assert ["allow", "deny"] == [decided(policy, n=n) for n in (1, 5)]
+
+
+@pytest.mark.spec("requirements:M3", "reliability:PM36")
+def test_a_tool_goes_by_its_name_however_it_is_hyphenated_with_stars_for_anything():
+    policy = Policy([Rule.deny_tool("mcp__git*__push*")], "bypass")
+
+    for name, expected in {
+        "mcp__github__push_files": "deny", "mcp--gitlab--push": "deny", "mcp__github__pull": "allow", "mcp__git": "allow",
+    }.items():  # fmt: skip
+        assert expected == decided(policy, ToolSpec(name)), name
+
+
+@given(st.text("ab*", max_size=8), st.text("ab", max_size=10))
+def test_stars_stand_for_anything(pattern, name):
+    assert fnmatch.fnmatchcase(name, pattern) == _starred(pattern, name)
+
+
+# --- paths, domains, expressions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:M3")
+def test_a_path_is_denied_when_one_fits_and_allowed_when_all_do():
+    policy = Policy([Rule.deny_path("**/.env"), Rule.allow_path("docs/**")], "dont_ask")
+
+    for paths, expected in {
+        ("docs/a.md",): "allow", ("docs/a.md", "./docs/b/c.md"): "allow", ("docs/a.md", "src/a.py"): "deny",
+        ("docs/.env",): "deny", ("docs/.ENV",): "deny", (".env",): "deny", ("/somewhere/below/.env",): "deny",
+        ("/docs/a.md",): "deny", (): "deny",
+    }.items():  # fmt: skip
+        assert expected == decided(policy, READS, paths=list(paths)), paths
+    assert "deny" == decided(policy, READS, paths=[{"path": "docs/.env", "offset": 1}])
+    assert "deny" == decided(policy, READS, note="docs/a.md")
+
+
+@pytest.mark.spec("requirements:M3", "reliability:PM43")
+def test_a_domain_is_the_host_and_nothing_that_looks_like_it():
+    policy = Policy([Rule.allow_domain("docs.example.org"), Rule.allow_domain("*.test.org")], "dont_ask")
+
+    for url, expected in {
+        "https://docs.example.org/a": "allow", "https://DOCS.example.org./": "allow", "https://x.test.org": "allow",
+        "https://example.org": "deny", "https://docs.example.org.evil.com": "deny", "https://docs.example.org@evil.com/": "deny",
+        "https://evil.com/docs.example.org": "deny", "https://test.org": "deny", "https://eviltest.org": "deny",
+        "https://[": "deny", "": "deny",
+    }.items():  # fmt: skip
+        assert expected == decided(policy, FETCHES, url=url), url
+    assert "deny" == decided(Policy([Rule.deny_domain("evil.com")], "bypass"), FETCHES, url="https://[")
+
+
+@pytest.mark.spec("requirements:M14", "reliability:PM32")
+def test_an_expression_is_searched_in_the_input_and_never_allows_a_command():
+    asks = Policy([Rule("deny", Regex("rm +-rf"))], "bypass")
+    allows = Policy([Rule("allow", Regex("^"))], "dont_ask")
+
+    assert "deny" == decided(asks, RUNS, command="x" * 100_000 + "; rm  -rf /")
+    assert "allow" == decided(asks, RUNS, command="rm x")
+    assert ["allow", "deny"] == [decided(allows, tool, command="ls") for tool in (WRITES, RUNS)]
+
+
+@pytest.mark.spec("reliability:PM32")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Regex("("), lambda: Regex(""), lambda: Regex(r"(?=a)"), lambda: Rule.allow_tool(""), lambda: Rule.allow_command([]),
+        lambda: Rule.allow_command("git status"), lambda: Domain("https://a.org"), lambda: Domain("a.*.org"), lambda: Path("../x"),
+        lambda: Rule.allow_tool("a", scope="everywhere"), lambda: Rule.allow_tool("a", scope="session"), lambda: Scope("global", "x"),
+        lambda: Policy(mode="yolo"), lambda: Policy(["allow all"]), lambda: Policy([Rule.allow_tool("a"), Rule.allow_tool("a")]),
+    ],
+    ids=map(str, itertools.count()),
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused_where_it_is_written(make):
+    with pytest.raises(DefinitionError):
+        make()
+
+
+def test_a_catastrophic_expression_is_searched_in_no_time():
+    policy = Policy([Rule("deny", Regex("(a+)+$|(.*){40}b|(x|xx)*y"))], "bypass")
+
+    assert "allow" == decided(policy, WRITES, content="a" * 200_000 + "!")
+
+
+# --- explaining -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:M5")
+def test_an_explanation_names_the_rule_that_decided_and_what_the_others_said():
+    policy = Policy([Rule.allow_category("write"), Rule.deny_tool("write_file", id="frozen"), Rule.allow_tool("glob")])
+    text = policy.explain(request(WRITES))
+
+    assert text.startswith("deny: the rule 'frozen' denies it")
+    assert "allow category write: matches, allow" in text
+    assert "allow tool glob: does not match" in text
+    assert "the mode 'default'" in Policy().explain(request())
+
+
+# --- as a file ------------------------------------------------------------------------------------------------------
+
+RULES = st.lists(
+    st.sampled_from(
+        [
+            Rule.allow_tool("read_files", scope="agent:reviewer", priority=3),
+            Rule.deny_category("network", "Work offline.", description="no web"),
+            Rule.ask_for_command(["git", "push"], "Push?"),
+            Rule.allow_command("pwd", exact=True),
+            Rule.allow_path("docs/**", tool="write_file"),
+            Rule.deny_domain("*.evil.com", scope="session:user:chat"),
+            Rule("deny", Regex("secret", "write_file"), scope="user"),
+            *read_only_commands(),
+        ]
+    ),
+    unique=True,
+)
+
+
+@pytest.mark.spec("requirements:M12")
+@given(RULES, st.sampled_from([m for m in MODES if m != "bypass"]))
+def test_a_policy_is_read_back_as_it_was_saved(tmp_path_factory, rules, mode):
+    policy, path = Policy(rules, mode), tmp_path_factory.getbasetemp() / "policy.json"
+    policy.save(path)
+
+    assert policy == Policy.load(path)
+
+
+@pytest.mark.spec("requirements:M12")
+def test_a_rule_with_a_function_is_not_saved_and_named(tmp_path):
+    with pytest.raises(DefinitionError, match="'mine'"):
+        Policy([Rule("allow", When(bool), id="mine")]).save(tmp_path / "p.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_file_sets_the_mode_that_allows_everything(tmp_path):
+    (tmp_path / "p.json").write_text('{"mode": "bypass"}')
+
+    with pytest.raises(DefinitionError, match="only code may set"):
+        Policy.load(tmp_path / "p.json")
+    with pytest.raises(DefinitionError, match="no file may set"):
+        Policy(mode="bypass").save(tmp_path / "q.json")
+
+
+GOOD = {"version": 1, "mode": "default", "rules": [{"decision": "deny", "match": {"tool": "x"}, "id": "one"}]}
+WRONG = [
+    None,
+    3,
+    "x",
+    [],
+    {},
+    {"nope": 1},
+    True,
+    {"tool": 3},
+    {"command": {"prefix": 3}},
+    "bypass",
+    -1,
+    [[]],
+    {"tool": "a", "category": "b"},
+]
+
+
+@pytest.mark.spec("reliability:PM32")
+@given(st.sampled_from(["version", "mode", "rules", "rules/0", *[f"rules/0/{k}" for k in ("decision", "match", "scope", "priority", "id", "oops")]]), st.sampled_from(WRONG))  # fmt: skip
+def test_a_broken_file_is_refused_with_its_place_or_read_as_it_says(place, value):
+    data = json.loads(json.dumps(GOOD))
+    *outer, last = place.split("/")
+    target = data
+    for step in outer:
+        target = target[int(step) if step.isdigit() else step]
+    target[int(last) if last.isdigit() else last] = value
+    refused, policy = "", None
+    try:
+        policy = Policy.from_json(data, where="the file")
+    except DefinitionError as error:
+        refused = error.message
+
+    assert refused.startswith("the file") if policy is None else policy == Policy.from_json(policy.to_json())
+
+
+def test_an_unknown_member_names_its_neighbour(tmp_path):
+    (tmp_path / "p.json").write_text('{"rules": [{"decison": "deny", "match": {"tool": "x"}}]}')
+
+    with pytest.raises(
+        DefinitionError, match=r"p\.json.*rule 1 has the unknown member 'decison' \(did you mean 'decision'\?\)"
+    ):
+        Policy.load(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"rules": NaN'])
+def test_a_file_that_is_no_json_is_refused(tmp_path, text):
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(DefinitionError, match=r"p\.json"):
+        Policy.load(tmp_path / "p.json")
+    with pytest.raises(DefinitionError, match="cannot be read"):
+        Policy.load(tmp_path / "missing.json")
+
+
+def test_rules_are_listed_replaced_and_removed_by_id():
+    policy = Policy([Rule.allow_tool("a", id="one"), Rule.allow_tool("b", id="two")]).with_rules(
+        Rule.deny_tool("a", id="one")
+    )
+
+    assert [("one", "deny"), ("two", "allow")] == [(r.id, r.decision) for r in policy.rules]
+    assert ["two"] == [r.id for r in policy.without("one").rules]
+    with pytest.raises(DefinitionError, match="did you mean 'two'"):
+        policy.without("twoo")
+
+
+def test_every_scope_and_decision_can_be_stored():
+    rules = [
+        Rule(d, ToolNamed("x"), scope=s, id=f"{d} {s}")
+        for d, s in itertools.product(
+            ("allow", "deny", "ask"), ("global", "user", "user:a:b", "agent:x", "session:u:c")
+        )
+    ]
+
+    assert Policy(rules) == Policy.from_json(json.loads(json.dumps(Policy(rules).to_json())))

@@ -1,0 +1,475 @@
+"""
+The stores of conversations: what is saved is loaded, nobody overwrites anybody, and what broke is mended or refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.parts import TextPart, ToolCallPart
+from stepengine.data.questions import Question
+from stepengine.data.state import AgentState
+from stepengine.data.transcript import Transcript
+from stepengine.errors import SessionConflict, SessionError
+from stepengine.sessions import (
+    CacheStore,
+    FileSessions,
+    MemorySessions,
+    SessionStore,
+    SqliteSessions,
+    StateStore,
+    VersionedStore,
+    mended,
+)
+from stepengine.sessions.stores import folder_name
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Clock:
+    def __init__(self):
+        self.now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+    def __call__(self):
+        self.now += timedelta(seconds=1)
+        return self.now
+
+
+def made(kind, folder, clock=None):
+    clock = clock or Clock()
+    if kind == "memory":
+        return MemorySessions(clock=clock)
+    return FileSessions(folder / "s", clock=clock) if kind == "files" else SqliteSessions(folder / "s.db", clock=clock)
+
+
+@pytest.fixture(params=["memory", "files", "sqlite"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def store(kind, tmp_path):
+    return made(kind, tmp_path)
+
+
+def talk(*texts):
+    return Transcript([(UserMessage if n % 2 == 0 else AssistantMessage)(t) for n, t in enumerate(texts)])
+
+
+def call(n=1, name="add"):
+    return AssistantMessage([TextPart("so"), ToolCallPart(f"c{n}", name, {"a": n})])
+
+
+def result(n=1, name="add"):
+    return ToolMessage(f"c{n}", name, "3")
+
+
+def with_messages(session, messages, **changes):
+    return attrs.evolve(session, messages=messages, **changes)
+
+
+@pytest.mark.spec("requirements:L1", "requirements:L2", "requirements:L8")
+def test_every_store_has_all_abilities(store):
+    assert all(isinstance(store, p) for p in (SessionStore, StateStore, CacheStore, VersionedStore))
+    assert () == tuple(store.get_history("nobody"))
+    assert None is store.get_state("nobody")
+
+
+MESSAGES = st.lists(
+    st.one_of(
+        st.builds(UserMessage, st.text(max_size=20), st.sampled_from([(), ("USER_PROMPT",)])),
+        st.builds(AssistantMessage, st.text(max_size=20)),
+    ),
+    max_size=6,
+)
+
+
+@pytest.mark.spec("requirements:L3", "requirements:L11", "requirements:L14", "requirements:D18")
+@given(st.lists(MESSAGES, min_size=1, max_size=4), st.sampled_from(["memory", "files", "sqlite"]))
+def test_what_was_saved_is_loaded_however_the_history_changed(tmp_path_factory, histories, kind):
+    clock, folder = Clock(), tmp_path_factory.mktemp("any")
+    store = made(kind, folder, clock)
+    for turns, messages in enumerate(histories):
+        transcript = Transcript([*messages, call(turns), result(turns)])
+        state = AgentState(
+            run_id="r", agent_id="a", message_history=transcript, context={"n": turns}, next_call=turns + 2
+        )
+        before = store.load("user:chat")
+        saved = store.save(with_messages(before, transcript, state=state, turns=turns + 1))
+        again = (store if kind == "memory" else made(kind, folder, clock)).load("user:chat")
+
+        assert saved == again
+        assert again.state.view is again.state.message_history is again.messages
+        assert (turns, turns + 1, turns + 1) == (before.version, again.version, again.turns)
+        assert () == again.repairs
+
+
+def test_a_view_that_differs_from_the_record_is_kept(store):
+    record, view = talk("a", "b", "c"), talk("short")
+    state = AgentState(agent_id="a", message_history=record, view=view)
+    store.save(with_messages(store.load("x"), record, state=state))
+    found = store.load("x").state
+
+    assert (record, view) == (found.message_history, found.view)
+
+
+@pytest.mark.spec("requirements:L15", "reliability:SS01")
+def test_the_second_of_two_saves_of_one_version_is_refused_and_changes_nothing(store):
+    store.save(with_messages(store.load("x"), talk("a")))
+    first, second = store.load("x"), store.load("x")
+    store.save(with_messages(first, talk("a", "b")))
+    with pytest.raises(SessionConflict, match="loaded as version 1, and version 2 is stored"):
+        store.save(with_messages(second, talk("a", "c")))
+
+    assert talk("a", "b") == store.load("x").messages
+
+
+@pytest.mark.spec("requirements:L15", "reliability:SS01")
+def test_of_many_threads_that_save_one_version_exactly_one_wins(store):
+    loaded, won, lost = store.load("x"), [], []
+
+    def save(n):
+        try:
+            won.append(store.save(with_messages(loaded, talk(str(n)))))
+        except SessionConflict:
+            lost.append(n)
+
+    threads = [threading.Thread(target=save, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert (1, 7) == (len(won), len(lost))
+    assert won[0] == store.load("x")
+
+
+ADDS = """
+import sys, attrs
+from stepengine.data.messages import UserMessage
+from stepengine.errors import SessionConflict
+from stepengine.sessions import FileSessions, SqliteSessions
+kind, place, who = sys.argv[1:]
+store = FileSessions(place) if kind == "files" else SqliteSessions(place)
+print("ready", flush=True)
+sys.stdin.readline()
+for n in range(15):
+    while True:
+        session = store.load("shared")
+        try:
+            store.save(attrs.evolve(session, messages=session.messages.append(UserMessage(f"{who}{n}"))))
+            break
+        except SessionConflict:
+            pass
+"""
+
+
+@pytest.mark.spec("requirements:L15", "reliability:SS01")
+@pytest.mark.parametrize("kind", ["files", "sqlite"])
+def test_processes_that_save_one_session_at_once_lose_nothing(kind, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    place = str(tmp_path / "s")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ADDS, kind, place, who], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for who in "abc"
+    ]  # fmt: skip
+    for process in processes:
+        assert "ready\n" == process.stdout.readline()
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=50)
+        assert 0 == process.returncode
+    store = FileSessions(place) if kind == "files" else SqliteSessions(place)
+    texts = [m.text for m in store.load("shared").messages]
+
+    assert sorted(f"{who}{n}" for who in "abc" for n in range(15)) == sorted(texts)
+    for who in "abc":
+        assert [f"{who}{n}" for n in range(15)] == [t for t in texts if t.startswith(who)]
+
+
+# --- ids ------------------------------------------------------------------------------------------------------------
+
+IDS = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=60)
+
+
+@pytest.mark.spec("requirements:L6", "reliability:SS05")
+@given(IDS, IDS)
+def test_folder_names_are_safe_and_different_for_different_ids(one, other):
+    name = folder_name(one)
+
+    assert set() == set(name) & set("/\\:\0")
+    assert name == name.strip(".")
+    assert name == name.lower()
+    assert len(name) <= 100
+    assert (one == other) == (name == folder_name(other))
+
+
+@pytest.mark.spec("requirements:L6", "reliability:SS05", "reliability:SS06")
+def test_odd_ids_never_meet(store):
+    ids = [
+        "alice:1",
+        "alice:1/../bob:2",
+        "../x",
+        "A",
+        "a",
+        "\u0430",
+        "e\u0301",
+        "\u00e9",
+        ".",
+        "..",
+        "x" * 900,
+        "x" * 901,
+        "con",
+        "a/b",
+        "a%2fb",
+    ]
+    for number, identity in enumerate(ids):
+        store.save(with_messages(store.load(identity), talk(f"canary {number}")))
+
+    assert [f"canary {n}" for n in range(len(ids))] == [store.load(i).messages[0].text for i in ids]
+    assert list(reversed(ids)) == [info.session_id for info in store.list()]
+
+
+@pytest.mark.parametrize("identity", ["", "x" * 1_001, "\ud800", None, 3])
+def test_an_id_that_is_none_is_refused(store, identity):
+    with pytest.raises(SessionError):
+        store.load(identity)
+
+
+# --- lineage, metadata, lists, cache --------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:L12", "requirements:L13")
+def test_metadata_lineage_and_lists_survive(kind, tmp_path):
+    clock = Clock()
+    store = made(kind, tmp_path, clock)
+    store.set_metadata("lead", "title", "Shop")
+    store.set_metadata("lead", "tags", ["a", {"b": None}])
+    for n in range(2):
+        store.add_child("lead", f"child{n}", tool_call_id=f"c{n}")
+    store.set_metadata("lead", "title", None)
+    store = store if kind == "memory" else made(kind, tmp_path, clock)
+
+    assert {"tags": ["a", {"b": None}]} == store.get_metadata("lead")
+    assert ("child0", "child1") == store.load("lead").info.child_session_ids
+    assert ("lead", "c1") == (
+        store.load("child1").info.parent_session_id,
+        store.load("child1").info.parent_tool_call_id,
+    )
+    assert ["lead", "child1", "child0"] == [info.session_id for info in store.list()]
+    store.delete("child0")
+    store.delete("child0")
+    assert 0 == store.load("child0").version
+
+
+@pytest.mark.spec("requirements:L10", "requirements:L9")
+def test_the_files_are_those_of_the_layout(tmp_path):
+    store = FileSessions(tmp_path, clock=Clock())
+    session = with_messages(store.load("user:chat"), talk("hi", "hello"))
+    store.save(attrs.evolve(session, info=attrs.evolve(session.info, agent_id="bot", model="test/m", provider="test")))
+    folder = tmp_path / "user%3achat"
+    described = json.loads((folder / "metadata.json").read_text())
+
+    assert {
+        "session_id": "user:chat", "agent_type": "bot", "parent_session_id": None, "parent_tool_use_id": None,
+        "child_session_ids": [], "model": "test/m", "provider": "test", "created_at": "2026-01-02T03:04:06.000000Z",
+        "updated_at": "2026-01-02T03:04:06.000000Z", "metadata": {}, "version": 1, "turns": 0, "journal": None,
+    } == described  # fmt: skip
+    assert ["hi", "hello"] == [
+        json.loads(line)["content"][0]["text"] for line in (folder / "history.jsonl").read_text().splitlines()
+    ]
+    assert {0o600} == {f.stat().st_mode & 0o777 for f in folder.iterdir()}
+    assert 0o700 == folder.stat().st_mode & 0o777
+
+
+@pytest.mark.spec("requirements:L2")
+def test_the_cache_forgets_when_the_time_is_over(kind, tmp_path):
+    clock = Clock()
+    store = made(kind, tmp_path, clock)
+    store.set_cached("for ever", {"a": [1]})
+    store.set_cached("short", "x", 10)
+
+    assert ({"a": [1]}, "x", None) == tuple(store.get_cached(k) for k in ("for ever", "short", "never"))
+    clock.now += timedelta(seconds=10)
+    assert ({"a": [1]}, None) == tuple(store.get_cached(k) for k in ("for ever", "short"))
+    store.set_cached("short", "y", None)
+    assert "y" == store.get_cached("short")
+
+
+# --- what breaks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:L11", "reliability:SS02")
+def test_an_unchanged_prefix_is_not_rewritten_and_a_torn_line_is_dropped(tmp_path):
+    store = FileSessions(tmp_path, clock=Clock())
+    history = tmp_path / "x" / "history.jsonl"
+    first = store.save(with_messages(store.load("x"), talk("a", "b"), state=AgentState(message_history=talk("a", "b"))))
+    inode = history.stat().st_ino
+    store.save(with_messages(first, talk("a", "b", "c")))
+    assert inode == history.stat().st_ino
+    whole = history.read_bytes()
+
+    for cut in range(len(whole)):
+        history.write_bytes(whole[:cut])
+        loaded = store.load("x")
+        assert whole[:cut].count(b"\n") == len(loaded.messages)
+    saved = store.save(with_messages(store.load("x"), talk("a", "b", "d")))
+    assert talk("a", "b", "d") == store.load("x").messages == saved.messages
+
+
+DIES = """
+import os, sys, attrs
+from stepengine.data.messages import UserMessage
+from stepengine.sessions import FileSessions
+import stepengine.sessions.stores as stores
+store, at = FileSessions(sys.argv[1]), int(sys.argv[2])
+calls = 0
+def dying(real):
+    def call(*args, **kwargs):
+        global calls
+        calls += 1
+        if calls == at:
+            os.kill(os.getpid(), 9)
+        return real(*args, **kwargs)
+    return call
+for name in ("open", "fsync", "close", "fdopen"):
+    if hasattr(os, name):
+        setattr(os, name, dying(getattr(os, name)))
+session = store.load("x")
+store.save(attrs.evolve(session, messages=session.messages.extend([UserMessage("b"), UserMessage("c")]), turns=2))
+print(calls)
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:SS02", "requirements:L11")
+def test_a_process_killed_anywhere_in_a_save_leaves_a_session_that_loads_and_can_be_saved(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    seen = set()
+    for at in range(1, 60):
+        store = FileSessions(tmp_path / str(at), clock=Clock())
+        store.save(with_messages(store.load("x"), talk("a"), turns=1))
+        command = [sys.executable, "-c", DIES, str(tmp_path / str(at)), str(at)]
+        done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=50)
+        session = store.load("x")
+        texts = [m.text for m in session.messages]
+        seen.add((session.version, len(texts)))
+        assert texts in (["a"], ["a", "b", "c"])
+        assert session.version == session.turns
+        again = store.save(with_messages(session, Transcript([*session.messages, UserMessage("after")])))
+        assert again.messages == store.load("x").messages
+        if done.returncode == 0:
+            break
+
+    assert 0 == done.returncode
+    assert {(1, 1), (2, 3)} <= seen
+
+
+@pytest.mark.spec("reliability:SS04")
+@given(
+    st.lists(
+        st.sampled_from([call(1), call(2), result(1), result(2), UserMessage("u"), AssistantMessage("a")]), max_size=8
+    )
+)
+def test_any_history_is_mended_to_one_that_pairs_and_nothing_else_changes(messages):
+    transcript, notes = mended(messages)
+
+    try:
+        Transcript(messages)
+    except Exception:
+        assert notes
+    else:
+        assert (Transcript(messages), ()) == (transcript, notes)
+    said = [m for m in messages if isinstance(m, UserMessage)]
+    assert said == [m for m in transcript if isinstance(m, UserMessage)]
+    assert {m.text for m in messages if isinstance(m, AssistantMessage)} == {
+        m.text for m in transcript if isinstance(m, AssistantMessage)
+    }
+
+
+@pytest.mark.spec("reliability:SS04")
+def test_a_broken_history_of_another_program_is_mended_when_it_is_loaded_and_named(tmp_path):
+    store = FileSessions(tmp_path, clock=Clock())
+    store.save(
+        with_messages(store.load("x"), Transcript([UserMessage("u"), call(1), result(1), AssistantMessage("done")]))
+    )
+    history = tmp_path / "x" / "history.jsonl"
+    lines = history.read_bytes().splitlines(keepends=True)
+    history.write_bytes(b"".join([lines[0], lines[1], lines[3], lines[2]]))
+    session = store.load("x")
+
+    assert ("the call 'c1' of add had no result", "a result for 'c1' had no call") == session.repairs
+    assert ["user", "assistant", "tool", "assistant"] == [m.role for m in session.messages]
+    assert () == store.save(session).repairs
+    assert () == store.load("x").repairs
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "state.json", "history.jsonl"])
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\n", b"{\n", b"[" * 100_000 + b"\n", b"3\n", b'{"type": "UserMessage"}\n', b'{"session_id": 3}\n', b"{}\n"],
+    ids=str,
+)
+def test_a_damaged_file_is_named_and_never_read_as_something_else(tmp_path, name, content):
+    store = FileSessions(tmp_path, clock=Clock())
+    store.save(with_messages(store.load("x"), talk("a"), state=AgentState(message_history=talk("a"))))
+    (tmp_path / "x" / name).write_bytes(content)
+    session, refused = None, ""
+    try:
+        session = store.load("x")
+    except SessionError as error:
+        refused = error.message
+
+    assert (
+        name in refused
+        if session is None
+        else (name, None, talk("a")) == ("state.json", session.state, session.messages)
+    )
+
+
+def test_links_and_things_that_are_no_files_are_refused(tmp_path):
+    store = FileSessions(tmp_path / "s", clock=Clock())
+    store.save(with_messages(store.load("x"), talk("a")))
+    (tmp_path / "elsewhere").write_text("{}")
+    for name in ("metadata.json", "history.jsonl"):
+        path = tmp_path / "s" / "x" / name
+        kept = path.read_bytes()
+        path.unlink()
+        path.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(SessionError, match="cannot be read"):
+            store.load("x")
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(SessionError, match="no regular file"):
+            store.load("x")
+        path.unlink()
+        path.write_bytes(kept)
+    with pytest.raises(SessionError, match="cannot be opened"):
+        SqliteSessions(tmp_path / "missing" / "x.db")
+    (tmp_path / "no.db").write_text("this is no database, but it is long enough to be taken for one" * 20)
+    with pytest.raises(SessionError):
+        SqliteSessions(tmp_path / "no.db").load("x")
+
+
+def test_a_waiting_question_and_its_journal_are_kept(store):
+    question = Question("q1", "Really?", ["yes", "no"])
+    state = AgentState(message_history=talk("a"), pending=[question])
+    store.save(with_messages(store.load("x"), talk("a"), state=state, journal="turns/1.jsonl"))
+
+    assert ((question,), "turns/1.jsonl") == (store.load("x").state.pending, store.load("x").journal)
