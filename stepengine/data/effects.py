@@ -15,19 +15,32 @@ import attrs
 from stepengine.data.estimate import Measured
 from stepengine.data.events import Event
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
+from stepengine.data.makers import maker_of
 from stepengine.data.models import ModelRequest
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState
 from stepengine.data.yields import Perform as PerformCall
 
-__all__ = ("Ask", "CallModel", "CallTool", "Effect", "Gather", "Leaf", "Notify", "Perform", "Spawn")
+__all__ = (
+    "Ask",
+    "CallModel",
+    "CallTool",
+    "Effect",
+    "Gather",
+    "Leaf",
+    "Notify",
+    "Perform",
+    "Spawn",
+    "quick_call_model",
+    "quick_call_tool",
+)
 
 
 def _hidden(**kwargs: Any) -> Any:
     return attrs.field(eq=False, repr=False, kw_only=True, **kwargs)
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class CallModel:
     """
     One model call. Outcome: ``Value(ModelReply)`` or ``Failure(ModelError | LimitExceeded)``.
@@ -43,7 +56,10 @@ class CallModel:
     purpose: Literal["step", "final_answer", "candidate", "complete"] = "step"
 
 
-@attrs.frozen
+quick_call_model = maker_of(CallModel)
+
+
+@attrs.frozen(weakref_slot=False)
 class CallTool:
     """
     One call of an ordinary tool. Outcome: ``Value(ToolResult)`` or ``Failure(UnknownOutcome | LimitExceeded)``.
@@ -69,6 +85,9 @@ class CallTool:
     state: Callable[[], AgentState] = _hidden(default=AgentState)
     step_index: int = _hidden(default=0)
     measured: Measured | None = _hidden(default=None)
+
+
+quick_call_tool = maker_of(CallTool)
 
 
 @attrs.frozen

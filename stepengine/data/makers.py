@@ -25,7 +25,8 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
     """
     Return a function with the parameters of a frozen attrs class that makes its instances unconverted and unchecked.
 
-    The class needs ``weakref_slot=False`` (a twin with that slot has another layout) and no defaults that are computed.
+    The class needs ``weakref_slot=False``: a twin with that slot has another layout. A default that is computed has no place
+    in a maker, so such a field must be given, by name.
 
     Raises:
         TypeError: for a class that has no such maker.
@@ -33,8 +34,8 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
     frozen = cast("type[Any]", cls)
     slots = frozen.__dict__.get("__slots__", ("__dict__",))
     fields = attrs.fields(frozen)
-    if set(slots) != {field.name for field in fields} or any(isinstance(f.default, attrs.Factory) for f in fields):  # type: ignore[arg-type]
-        msg = f"{frozen.__qualname__} has no quick maker: it needs slots for its fields alone, without weakref_slot, and plain defaults"
+    if set(slots) != {field.name for field in fields}:
+        msg = f"{frozen.__qualname__} has no quick maker: it needs slots for its fields and for nothing else (weakref_slot=False)"
         raise TypeError(msg)
     twin = type(f"Open{frozen.__name__}", frozen.__bases__, {"__slots__": slots, "__setattr__": object.__setattr__})
     known: dict[str, Any] = {"_twin": twin, "_frozen": frozen}
@@ -43,7 +44,7 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
         value = field.alias if field.init else f"_default_{field.name}"
         known[f"_default_{field.name}"] = field.default
         lines.append(f"    made.{field.name} = {value}")
-        if field.init and field.default is attrs.NOTHING:
+        if field.init and (field.default is attrs.NOTHING or isinstance(field.default, attrs.Factory)):  # type: ignore[arg-type]
             required.append(field.alias)
         elif field.init:
             optional.append(f"{field.alias}=_default_{field.name}")

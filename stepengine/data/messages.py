@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import attrs
 
+from stepengine.data.makers import maker_of
 from stepengine.data.parts import (
     AssistantPart,
     ResultPart,
@@ -27,7 +28,16 @@ from stepengine.data.results import ResultStatus, ToolResult
 from stepengine.data.thoughts import parted
 from stepengine.errors import DataError
 
-__all__ = ("AssistantMessage", "Message", "TimeToLive", "ToolMessage", "UserMessage", "system_reminder")
+__all__ = (
+    "AssistantMessage",
+    "Message",
+    "TimeToLive",
+    "ToolMessage",
+    "UserMessage",
+    "quick_assistant",
+    "quick_tool",
+    "system_reminder",
+)
 
 TimeToLive: TypeAlias = Literal["agent_step", "user_prompt"]
 """When a message leaves the history: at the end of the step that it is there for, or of the run (generator-contract L34)."""
@@ -67,7 +77,7 @@ class UserMessage:
         return joined_text(self.content)
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class AssistantMessage:
     """
     One reply of a model, its parts in the order received (requirements B12).
@@ -105,7 +115,10 @@ class AssistantMessage:
         return tuple([p.text for p in self.content if type(p) is ThinkingPart and p.text])
 
 
-@attrs.frozen
+quick_assistant = maker_of(AssistantMessage)
+
+
+@attrs.frozen(weakref_slot=False)
 class ToolMessage:
     """
     The result of one tool call, as the history holds it (requirements B13).
@@ -144,6 +157,9 @@ class ToolMessage:
     def result(self) -> ToolResult:
         """The stored result."""
         return ToolResult(self.content, status=self.status, tool_name=self.tool_name, tool_call_id=self.tool_call_id)
+
+
+quick_tool = maker_of(ToolMessage)
 
 
 Message: TypeAlias = UserMessage | AssistantMessage | ToolMessage

@@ -11,6 +11,7 @@ import attrs
 
 from stepengine.data.checks import CHOICE, COUNT, FLAG, NUMBER, Fine, an_instance, fine, one_of, or_none
 from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.makers import maker_of
 from stepengine.data.messages import Message
 from stepengine.data.parts import AssistantPart, ToolCallPart, assistant_parts, joined_text, strings, tuple_of
 from stepengine.data.thoughts import parted
@@ -31,6 +32,8 @@ __all__ = (
     "ToolCallChunk",
     "ToolCallEnded",
     "ToolCallStarted",
+    "quick_reply",
+    "quick_request",
 )
 
 
@@ -121,7 +124,7 @@ class ModelSettings:
         return attrs.evolve(self, **{k: v for k, v in values.items() if v != getattr(default, k)})
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class ModelRequest:
     """
     One request to a model (requirements G2).
@@ -150,6 +153,9 @@ class ModelRequest:
         return (*self.messages, *self.tail)
 
 
+quick_request = maker_of(ModelRequest)
+
+
 def _stop_reason(self: Any) -> StopReason:
     return StopReason.TOOL_USE if ToolCallPart in map(type, self.content) else StopReason.END_TURN
 
@@ -158,7 +164,7 @@ def _as_stop_reason(value: str) -> StopReason:
     return value if type(value) is StopReason else StopReason(value)
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class ModelReply:
     """
     One completed reply (requirements G3).
@@ -199,6 +205,9 @@ class ModelReply:
     def tool_calls(self) -> tuple[ToolCallPart, ...]:
         """The tool call parts in order."""
         return tuple([p for p in self.content if type(p) is ToolCallPart])
+
+
+quick_reply = maker_of(ModelReply)
 
 
 @attrs.frozen

@@ -11,17 +11,18 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from stepengine.data.makers import maker_of
 from stepengine.data.messages import UserMessage
 from stepengine.data.questions import Question
 from stepengine.data.run import ChildResult
 from stepengine.errors import StepEngineError
 
-__all__ = ("Failure", "Gathered", "Outcome", "Single", "Stop", "StopKind", "Value")
+__all__ = ("Failure", "Gathered", "Outcome", "Single", "Stop", "StopKind", "Value", "quick_value")
 
 StopKind: TypeAlias = Literal["suspended", "cancelled", "shutdown", "limit", "diverged", "crashed"]
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class Value:
     """
     An effect happened.
@@ -36,6 +37,9 @@ class Value:
     value: Any
     at: int = 0
     inputs: tuple[UserMessage, ...] = ()
+
+
+quick_value = maker_of(Value)
 
 
 @attrs.frozen

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, text_of
+from stepengine.data.makers import maker_of
 from stepengine.errors import DataError
 
 __all__ = (
@@ -31,6 +32,9 @@ __all__ = (
     "assistant_parts",
     "joined_text",
     "parts_of",
+    "quick_call",
+    "quick_json",
+    "quick_text",
     "result_parts",
     "strings",
     "tuple_of",
@@ -46,12 +50,15 @@ def _text_or_none(value: str | None) -> str | None:
     return None if value is None else text_of(value)
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class TextPart:
     """Plain text."""
 
     text: str = attrs.field(converter=text_of)
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+
+
+quick_text = maker_of(TextPart)
 
 
 @attrs.frozen
@@ -70,7 +77,7 @@ class RefusalPart:
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class ToolCallPart:
     """
     A tool call inside an assistant message (requirements B13).
@@ -91,6 +98,9 @@ class ToolCallPart:
     raw_input: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
     input_error: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+
+
+quick_call = maker_of(ToolCallPart)
 
 
 def _check_source(part: ImagePart | DocumentPart) -> None:
@@ -129,11 +139,14 @@ class DocumentPart:
         _check_source(self)
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class JsonPart:
     """A JSON value inside a tool result."""
 
     value: JsonValue = attrs.field(converter=freeze)
+
+
+quick_json = maker_of(JsonPart)
 
 
 @attrs.frozen

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 import attrs
 
 from stepengine.data.json import JsonValue, freeze, mended
+from stepengine.data.makers import maker_of
 from stepengine.data.parts import (
     DocumentPart,
     ImagePart,
@@ -22,7 +23,7 @@ from stepengine.data.parts import (
 if TYPE_CHECKING:
     from stepengine.data.hooks import Change
 
-__all__ = ("ResultStatus", "SideEffect", "ToolCallLog", "ToolResult", "result_parts")
+__all__ = ("ResultStatus", "SideEffect", "ToolCallLog", "ToolResult", "quick_log", "quick_result", "result_parts")
 
 ResultStatus: TypeAlias = Literal["ok", "error", "pending", "skipped", "denied", "cancelled"]
 
@@ -56,7 +57,7 @@ class SideEffect:
     details: JsonValue = attrs.field(default=None, converter=freeze)
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class ToolResult:
     """
     The result of one tool call (requirements B15, generator-contract G24).
@@ -125,7 +126,10 @@ class ToolResult:
         return tuple([p for p in self.content if isinstance(p, ImagePart | DocumentPart)])
 
 
-@attrs.frozen
+quick_result = maker_of(ToolResult)
+
+
+@attrs.frozen(weakref_slot=False)
 class ToolCallLog:
     """
     One tool call of a run as the result lists it (requirements D10).
@@ -152,3 +156,6 @@ class ToolCallLog:
     def is_error(self) -> bool:
         """Whether the call failed."""
         return self.result.is_error
+
+
+quick_log = maker_of(ToolCallLog)

@@ -11,6 +11,7 @@ import attrs
 
 from stepengine.data.estimate import Measured, estimate_tokens, tool_tokens, transcript_tokens
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
+from stepengine.data.makers import maker_of
 from stepengine.data.messages import Message, ToolMessage, UserMessage
 from stepengine.data.parts import tuple_of
 from stepengine.data.questions import Question
@@ -18,7 +19,7 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 
-__all__ = ("AgentState", "prompt_tokens", "suspended_at")
+__all__ = ("AgentState", "prompt_tokens", "quick_state", "suspended_at")
 
 OWN_CALL_ID = re.compile(r"c([0-9]{1,9})")
 
@@ -32,7 +33,7 @@ def _record(self: Any) -> Transcript:
     return record
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class AgentState:
     """
     The state of one run, an immutable value (requirements B1-B9).
@@ -111,6 +112,9 @@ class AgentState:
 
         history = read_history(messages)
         return cls.from_messages(history.transcript, system_prompt=history.system_prompt, **fields)
+
+
+quick_state = maker_of(AgentState)
 
 
 def suspended_at(record: Sequence[Message]) -> int | None:

@@ -10,8 +10,18 @@ import attrs
 
 from stepengine.data.checks import FLAG, fine
 from stepengine.data.json import JsonDict, compact, freeze_object
+from stepengine.data.makers import maker_of
 
-__all__ = ("ToolAnnotations", "ToolBinding", "ToolChoice", "ToolKind", "ToolLike", "ToolSpec", "Validated")
+__all__ = (
+    "ToolAnnotations",
+    "ToolBinding",
+    "ToolChoice",
+    "ToolKind",
+    "ToolLike",
+    "ToolSpec",
+    "Validated",
+    "quick_validated",
+)
 
 ToolKind: TypeAlias = Literal["ordinary", "control", "expanding"]
 ToolChoice: TypeAlias = str
@@ -80,7 +90,7 @@ class ToolSpec:
         return len(self.name) + len(self.description) + len(compact(self.input_schema))
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class Validated:
     """
     The input of a tool call after validation.
@@ -92,6 +102,9 @@ class Validated:
 
     input: JsonDict
     arguments: Mapping[str, Any]
+
+
+quick_validated = maker_of(Validated)
 
 
 @attrs.frozen

@@ -9,11 +9,12 @@ from typing import Any
 import attrs
 
 from stepengine.data.json import JsonDict
+from stepengine.data.makers import maker_of
 
-__all__ = ("Spending", "Usage", "add_cost")
+__all__ = ("Spending", "Usage", "add_cost", "quick_usage")
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class Usage:
     """
     Tokens of model calls in disjoint buckets that add up to the total (requirements G16).
@@ -63,6 +64,9 @@ class Usage:
             self.requests + other.requests,
             self.at_least or other.at_least,
         )
+
+
+quick_usage = maker_of(Usage)
 
 
 def add_cost(a: Decimal | None, b: Decimal | None) -> Decimal | None:

@@ -17,6 +17,7 @@ from typing_extensions import TypeVar
 from stepengine.data.calls import AgentCall, Ask, Member, Parallel, Perform, ToolCall, tool_name_of
 from stepengine.data.checks import CHOICE, TEXT, Fine, an_instance, fine, or_none
 from stepengine.data.json import text_of
+from stepengine.data.makers import maker_of
 from stepengine.data.messages import Message, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings
 from stepengine.data.parts import tuple_of
@@ -43,6 +44,7 @@ __all__ = (
     "Steps",
     "ToolCall",
     "Yieldable",
+    "quick_step_result",
 )
 
 Ret = TypeVar("Ret", default=None)
@@ -57,7 +59,7 @@ SPECS = Fine(
 )
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class StepResult:
     """
     What every bare ``yield`` is sent (generator-contract G22-G28).
@@ -80,6 +82,9 @@ class StepResult:
     def tool_result(self) -> ToolResult | None:
         """The last tool result, or ``None`` when there is none."""
         return self.tool_results[-1] if self.tool_results else None
+
+
+quick_step_result = maker_of(StepResult)
 
 
 @final

@@ -88,7 +88,7 @@ def _answer(live: Live, author: Author, asked: Any) -> Answer:
 
 
 def _result(live: Live, results: tuple[ToolResult, ...] = (), value: Any = None) -> y.StepResult:
-    return y.StepResult(live.state(), results, live.steps_complete, value=value)
+    return y.quick_step_result(live.state(), results, live.steps_complete, value=value)
 
 
 def _steps(live: Live, asked: Any) -> Steps:

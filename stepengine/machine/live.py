@@ -21,13 +21,13 @@ from stepengine.data.estimate import Measured
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage, quick_tool
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.results import ToolCallLog, ToolResult
 from stepengine.data.run import ChildResult, RunPhase
-from stepengine.data.state import AgentState, suspended_at
+from stepengine.data.state import AgentState, quick_state, suspended_at
 from stepengine.data.tools import ToolBinding, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
@@ -42,6 +42,7 @@ from stepengine.machine.spent import Spent
 __all__ = ("Live", "Machine")
 
 Machine: TypeAlias = Generator[Effect, Outcome | None, None]
+OF_A_STEP = ("step", "final_answer")
 REFUSALS = ("depth", "children", "questions")
 """Kinds of limits that refuse one effect and leave the run what it has (requirements J16, reliability SP01)."""
 
@@ -147,7 +148,7 @@ class Live:
         """Return the state of this moment; during a step it is the state before the step."""
         if self._state is None:
             base, spent = self.base, self.spent
-            self._state = AgentState(
+            self._state = quick_state(
                 run_id=base.run_id,
                 agent_id=base.agent_id,
                 parent_id=base.parent_id,
@@ -319,9 +320,14 @@ class Live:
             raise OutputMissing(msg, issues=(issue,)) from error
 
     def call_model(self, effect: CallModel) -> Generator[Effect, Outcome | None, ModelReply]:
-        """Call a model and count what it used."""
-        reply: ModelReply = yield from self.perform(effect)
+        """Call a model, count what it used, and take note of how large it found the prompt of a step (requirements X45)."""
+        if self.stop is not None or self.notes.waiting or self.plan.watched():
+            yield from self._before(effect)
+        reply: ModelReply = self.unwrap((yield effect), effect)
         self.count_reply(effect, reply)
+        used, request = reply.usage, effect.request
+        if used is not None and used.prompt_tokens and effect.purpose in OF_A_STEP:
+            self.measured = Measured(request.system_prompt, request.messages, used.prompt_tokens)
         return reply
 
     def count_reply(self, effect: CallModel, reply: ModelReply) -> None:
@@ -348,7 +354,7 @@ class Live:
 
     def commit(self, message: AssistantMessage, results: Iterable[ToolResult]) -> None:
         """Append a reply and the results of its calls together."""
-        self.add([message, *[ToolMessage(r.tool_call_id, r.tool_name, r.content, r.status) for r in results]])
+        self.add([message, *[quick_tool(r.tool_call_id, r.tool_name, r.content, r.status) for r in results]])
 
     def take_inbox(self) -> bool:
         """Append what was sent to the run meanwhile; return whether there was anything (generator-contract G54)."""
@@ -381,7 +387,7 @@ class Live:
 
     def set_output(self, output: Any) -> None:
         """Replace the output."""
-        self.output = output
+        self.output = freeze(output)
         self.has_output = True
         self.output_issues = ()
         self._state = None

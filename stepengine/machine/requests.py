@@ -8,7 +8,7 @@ from typing import Any
 from stepengine.data import yields as y
 from stepengine.data.effects import Ask, CallModel, Leaf, Perform
 from stepengine.data.messages import Message, UserMessage, system_reminder
-from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.models import ModelReply, ModelRequest, quick_request
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Answer, Question
 from stepengine.data.transcript import Transcript
@@ -46,8 +46,15 @@ def step_request(live: Live, over: y.StepWith, tail: Sequence[Message]) -> Model
     settings = live.agent.settings if over.settings is None else live.agent.settings.merged(over.settings)
     specs = live.specs if over.tools is None else tuple([live.bindings[name].spec for name in over.tools])
     choice = (over.tool_choice or settings.tool_choice) if specs else None
-    ends = (*live.tail, *tail)
-    return ModelRequest(model_of(live, over.model), live.system_prompt, live.view, specs, choice, settings, ends)
+    return quick_request(
+        model=over.model or live.plan.model or model_of(live, None),
+        system_prompt=live.system_prompt,
+        messages=live.view,
+        tools=specs,
+        tool_choice=choice,
+        settings=settings,
+        tail=(*live.tail, *tail),
+    )
 
 
 def step_prompt(live: Live) -> list[Message]:

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import attrs
 
 from stepengine.data import events as ev
-from stepengine.data.effects import CallTool, Leaf, Spawn
+from stepengine.data.effects import Leaf, Spawn, quick_call_tool
 from stepengine.data.json import JsonDict
 from stepengine.data.outcomes import Single, Stop
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Answer, Question
-from stepengine.data.results import ToolCallLog, ToolResult
+from stepengine.data.results import ToolResult, quick_log, quick_result
 from stepengine.data.run import ChildResult
 from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.data.yields import ToolCall
@@ -151,7 +151,7 @@ def named(result: ToolResult, call: ToolCallPart) -> ToolResult:
     """Return *result* as the result of *call*."""
     if result.tool_name == call.tool_name and result.tool_call_id == call.tool_call_id:
         return result
-    return ToolResult(
+    return quick_result(
         result.content,
         status=result.status,
         tool_name=call.tool_name,
@@ -185,7 +185,7 @@ def start(live: Live, slot: Slot) -> list[Leaf]:
     slot.started = live.now
     call, value = slot.call, slot.validated.input
     if slot.binding.spec.kind == "ordinary":
-        effect = CallTool(
+        effect = quick_call_tool(
             live.number(),
             call.tool_name,
             value,
@@ -367,9 +367,7 @@ def log(live: Live, slot: Slot) -> None:
     result = slot.result
     if result is not None:
         call = slot.call
-        entry = ToolCallLog(
-            call.tool_name, slot.input, result, live.step, slot.duration, call.tool_call_id, slot.source
-        )
+        entry = quick_log(call.tool_name, slot.input, result, live.step, slot.duration, call.tool_call_id, slot.source)
         live.tool_log.append(entry)
 
 

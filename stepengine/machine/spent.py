@@ -6,9 +6,13 @@ from decimal import Decimal
 from typing import Any
 
 from stepengine.data.run import ChildResult
-from stepengine.data.usage import Spending, Usage, add_cost
+from stepengine.data.usage import Spending, Usage, add_cost, quick_usage
 
 __all__ = ("Spent",)
+
+NOTHING = Usage()
+UNKNOWN = Usage(at_least=True)
+ZERO = Decimal(0)
 
 
 class Spent:
@@ -23,9 +27,9 @@ class Spent:
 
     def count(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
         """Add what one attempt of a model call used; *requests* is 1 when it gave a reply, else 0."""
-        known = usage or Usage(at_least=True)
-        old = self.by_model.get(model) or Usage()
-        self.by_model[model] = Usage(
+        known = usage or UNKNOWN
+        old = self.by_model.get(model) or NOTHING
+        self.by_model[model] = quick_usage(
             old.input_tokens + known.input_tokens,
             old.output_tokens + known.output_tokens,
             old.cache_read_tokens + known.cache_read_tokens,
@@ -34,7 +38,8 @@ class Spent:
             old.requests + requests,
             old.at_least or known.at_least,
         )
-        self.own_cost = add_cost(self.own_cost, cost)
+        if cost is not ZERO:
+            self.own_cost = add_cost(self.own_cost, cost)
 
     def count_child(self, child: ChildResult[Any]) -> None:
         """Add a child and what it spent."""

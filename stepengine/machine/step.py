@@ -13,12 +13,18 @@ from typing import Any, NamedTuple
 import attrs
 
 from stepengine.data import events as ev
-from stepengine.data.effects import CallModel
-from stepengine.data.estimate import Measured
+from stepengine.data.effects import quick_call_model
 from stepengine.data.json import compact
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage, system_reminder
+from stepengine.data.messages import (
+    AssistantMessage,
+    Message,
+    ToolMessage,
+    UserMessage,
+    quick_assistant,
+    system_reminder,
+)
 from stepengine.data.models import ModelReply, ModelRequest, StopReason
-from stepengine.data.parts import AssistantPart, TextPart, ThinkingPart, ToolCallPart
+from stepengine.data.parts import AssistantPart, TextPart, ThinkingPart, ToolCallPart, quick_call
 from stepengine.data.results import ToolResult
 from stepengine.data.thoughts import parted
 from stepengine.data.usage import Usage, add_cost
@@ -101,7 +107,9 @@ def _final_answer(live: Live) -> Steps:
     except (StepEngineError, LimitReached):
         return
     numbered = _numbered(live, reply)
-    yield from _show(live, numbered)
+    _note_thinking(live, numbered.message)
+    if live.plan.watched():
+        yield from _show(live, numbered)
     slots = model_slots(live, numbered.calls, ())
     for slot in slots:
         slot.finish(ToolResult.error("Skipped: the step budget of this run is spent.", status="skipped"))
@@ -111,20 +119,25 @@ def _final_answer(live: Live) -> Steps:
 
 
 def _step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
-    path, live.step = live.plan.path, live.step_index
+    plan = live.plan
+    path, live.step = plan.path, live.step_index
     try:
-        if live.plan.watched():
+        if plan.watched():
             yield from live.notify(
                 ev.StepStarted(path=path, seq=live.seq, step=live.step, steps_remaining=live.steps_remaining)
             )
         reply, slots = yield from _ask_model(live, over)
-        yield from _show(live, reply)
+        _note_thinking(live, reply.message)
+        if plan.watched():
+            yield from _show(live, reply)
         spent = yield from _run_tools(live, reply, slots)
-        yield from hooks.post_step(live, reply.model)
-        ended = yield from _end_decision(live, reply, slots)
+        if plan.hooks.post_step:
+            yield from hooks.post_step(live, reply.model)
+        ended = _ends(live, slots) and (not plan.hooks.on_stop or (yield from _may_end(live)))
         if ended:
+            live.refusals = 0
             take_last_word(live, slots)
-        if live.plan.watched():
+        if plan.watched():
             yield from live.notify(
                 ev.StepFinished(path=path, seq=live.seq, step=live.step, ended_turn=ended, usage=live.spent.usage)
             )
@@ -150,17 +163,23 @@ def reopened_step(live: Live, message: AssistantMessage, stored: Sequence[ToolMe
     reply = Reply(ModelReply(message.content), message, message.tool_calls)
     spent = yield from _run_tools(live, reply, slots)
     yield from hooks.post_step(live, reply.model)
-    live.steps_complete = yield from _end_decision(live, reply, slots)
+    live.steps_complete = _ends(live, slots) and (yield from _may_end(live))
+    if live.steps_complete:
+        live.refusals = 0
     if spent:
         raise spent
     return live.steps_complete
 
 
 def _ask_model(live: Live, over: StepWith) -> Generator[Any, Any, tuple[Reply, list[Slot]]]:
-    _expire(live)
-    live.take_inbox()
-    tail = yield from hooks.pre_step(live)
-    live.take_inbox()
+    if live.ephemeral:
+        _expire(live)
+    if live.inbox:
+        live.take_inbox()
+    tail: Sequence[Message] = ()
+    if live.plan.hooks.pre_step:
+        tail = yield from hooks.pre_step(live)
+        live.take_inbox()
     request = requests.step_request(live, over, [*tail, *requests.step_prompt(live)])
     try:
         reply = yield from _call(live, request, "step")
@@ -207,13 +226,9 @@ def _shorter(live: Live, over: StepWith, error: ContextOverflow) -> Generator[An
 
 def _call(live: Live, request: ModelRequest, purpose: Any) -> Generator[Any, Any, ModelReply]:
     """Call the model; a reply that the provider paused is continued (reliability MP56)."""
-    reply = yield from _asked(live, request, purpose)
-    for _ in range(MAX_CONTINUES):
-        if reply.stop_reason is not StopReason.PAUSE:
-            break
-        tail = (*request.tail, AssistantMessage(reply.content))
-        again = attrs.evolve(request, tail=tail)
-        reply = _joined(reply, (yield from _asked(live, again, purpose)))
+    reply: ModelReply = yield from live.call_model(quick_call_model(live.number(), request, purpose))
+    if reply.stop_reason is StopReason.PAUSE:
+        reply = yield from _continued(live, request, reply, purpose)
     if reply.stop_reason is StopReason.ERROR:
         msg = (
             f"the model {request.model!r} ended its reply with an error ({reply.raw_stop_reason or 'no reason given'})"
@@ -222,11 +237,13 @@ def _call(live: Live, request: ModelRequest, purpose: Any) -> Generator[Any, Any
     return reply
 
 
-def _asked(live: Live, request: ModelRequest, purpose: Any) -> Generator[Any, Any, ModelReply]:
-    """Call the model once, and take note of how large it found the prompt (requirements X45)."""
-    reply = yield from live.call_model(CallModel(live.number(), request, purpose))
-    if reply.usage is not None and reply.usage.prompt_tokens:
-        live.measured = Measured(request.system_prompt, request.messages, reply.usage.prompt_tokens)
+def _continued(live: Live, request: ModelRequest, reply: ModelReply, purpose: Any) -> Generator[Any, Any, ModelReply]:
+    for _ in range(MAX_CONTINUES):
+        again = attrs.evolve(request, tail=(*request.tail, AssistantMessage(reply.content)))
+        more = yield from live.call_model(quick_call_model(live.number(), again, purpose))
+        reply = _joined(reply, more)
+        if reply.stop_reason is not StopReason.PAUSE:
+            break
     return reply
 
 
@@ -249,7 +266,7 @@ def _numbered(live: Live, reply: ModelReply) -> Reply:
         elif index == last and reply.stop_reason is StopReason.MAX_TOKENS:
             parts.append(TextPart(f"[cut off: {part.tool_name} {part.raw_input or compact(part.input)}]"))
         else:
-            call = ToolCallPart(
+            call = quick_call(
                 live.new_call_id(),
                 part.tool_name,
                 part.input,
@@ -259,7 +276,7 @@ def _numbered(live: Live, reply: ModelReply) -> Reply:
             )
             parts.append(call)
             calls.append(call)
-    return Reply(reply, AssistantMessage(tuple(parts)), tuple(calls))
+    return Reply(reply, quick_assistant(tuple(parts)), tuple(calls))
 
 
 def _run_tools(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any, Any, LimitReached | None]:
@@ -284,15 +301,17 @@ def _run_tools(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any
     return spent
 
 
+def _note_thinking(live: Live, message: AssistantMessage) -> None:
+    thinking, text = message.thinking, message.text
+    if thinking or text:
+        live.thinking.extend((*thinking, *parted(text).thoughts))
+
+
 def _show(live: Live, reply: Reply) -> Steps:
     path, seq = live.plan.path, live.seq
-    thinking = reply.message.thinking
-    live.thinking.extend((*thinking, *parted(reply.message.text).thoughts))
-    if not live.plan.watched():
-        return
+    thinking, text = reply.message.thinking, reply.message.text
     if thinking:
         yield from live.notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))
-    text = reply.message.text
     if text:
         yield from live.notify(ev.TextCompleted(path=path, seq=seq, text=text))
     if _is_empty(reply.model.content):
@@ -303,32 +322,29 @@ def _results(slots: Sequence[Slot]) -> list[ToolResult]:
     return [slot.result for slot in slots if slot.result is not None]
 
 
-def _end_decision(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any, Any, bool]:
-    if live.take_inbox():
+def _ends(live: Live, slots: Sequence[Slot]) -> bool:
+    """Return whether a step ends the turn, hooks aside (design 3, generator-contract G51)."""
+    if live.inbox and live.take_inbox():
         return False
-    ends = _ends(live, reply, slots)
-    if ends and live.plan.hooks.on_stop and live.steps_remaining > 0 and not live.truncated:
-        ends = not (yield from hooks.on_stop(live))
-        if not ends:
-            return False
-    live.refusals = 0
-    return ends
-
-
-def _ends(live: Live, reply: Reply, slots: Sequence[Slot]) -> bool:
-    """Return whether a step ends the turn (design 3, generator-contract G51)."""
     if live.truncated:
         return True
-    # The model must see what was wrong with a call, also when it took its work for done.
-    if any(slot.fault for slot in slots):
-        return False
-    if any(slot.ended_turn for slot in slots):
+    ended, forced = False, False
+    for slot in slots:
+        # The model must see what was wrong with a call, also when it took its work for done.
+        if slot.fault:
+            return False
+        ended = ended or slot.ended_turn
+        forced = forced or slot.binding is None or slot.binding.spec.forces_next_step
+    if ended or "task_completed" in live.offered:
+        return ended
+    return not forced if slots else not live.only_thoughts
+
+
+def _may_end(live: Live) -> Generator[Any, Any, bool]:
+    """Ask the ``on_stop`` hooks whether a turn that would end may; one whose budget is spent or reply was cut does."""
+    if not live.plan.hooks.on_stop or live.steps_remaining <= 0 or live.truncated:
         return True
-    if "task_completed" in live.offered:
-        return False
-    if slots:
-        return not any(slot.spec is None or slot.spec.forces_next_step for slot in slots)
-    return not _is_only_thoughts(reply.message)
+    return not (yield from hooks.on_stop(live))
 
 
 def _is_empty(parts: Sequence[AssistantPart]) -> bool:
@@ -338,7 +354,11 @@ def _is_empty(parts: Sequence[AssistantPart]) -> bool:
 
 def _is_only_thoughts(message: AssistantMessage) -> bool:
     """Return whether a reply holds something, but neither a call nor anything said (requirements X53)."""
-    if _is_empty(message.content) or any(type(p) not in (TextPart, ThinkingPart) for p in message.content):
+    for part in message.content:
+        kind = type(part)
+        if kind is not TextPart and kind is not ThinkingPart:
+            return False
+    if _is_empty(message.content):
         return False
     return not message.said.strip()
 

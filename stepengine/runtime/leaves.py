@@ -16,7 +16,7 @@ import attrs
 
 from stepengine.data.effects import Ask, CallModel, CallTool, Perform, Spawn
 from stepengine.data.json import freeze
-from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.outcomes import Failure, Single, Stop, quick_value
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.errors import DataError, LimitExceeded, PerformError, StepEngineError
 from stepengine.runtime.performer import IO, Item, child_path
@@ -64,9 +64,8 @@ class Leaves:
         if late is not None:
             # What did not end in time is cut off, also where nothing could cut it off in time.
             return late
-        if self._inbox and not item.path:
-            return Value(value, self._elapsed(), self._take_inbox())
-        return Value(value, self._elapsed())
+        inputs = self._take_inbox() if self._inbox and not item.path else ()
+        return quick_value(value, self._elapsed(), inputs)
 
     def _failure(self, item: Item, error: StepEngineError) -> Single:
         late = self._tree.too_late(item.path)

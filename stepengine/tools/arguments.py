@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from stepengine.data.json import JsonDict, JsonList, compact, freeze, freeze_object
-from stepengine.data.tools import Validated
+from stepengine.data.tools import Validated, quick_validated
 from stepengine.errors import DataError, DefinitionError
 from stepengine.tools.places import place_of
 from stepengine.tools.refusals import refusal
@@ -143,7 +143,7 @@ class FunctionInputs:
             arguments = self._validate(value)
         except self._refused as error:
             arguments = self._as_json_text(value, error)
-        return Validated(self._as_input(value, arguments), arguments)
+        return quick_validated(self._as_input(value, arguments), arguments)
 
     def _as_json_text(self, value: JsonDict, first: ValidationError) -> Any:
         """Validate the same input as JSON text: strict types take more forms from JSON than from Python objects."""

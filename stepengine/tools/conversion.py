@@ -7,9 +7,9 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.json import compact
-from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, ResultPart, TextPart
-from stepengine.data.results import ToolResult
+from stepengine.data.json import compact, freeze
+from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, ResultPart, TextPart, quick_json, quick_text
+from stepengine.data.results import ToolResult, quick_result
 from stepengine.errors import DataError, ToolError
 from stepengine.redaction import KNOWN
 from stepengine.tools._caps import DOCUMENT_BYTES, ERROR_CHARS, IMAGE_BYTES, RESULT_CHARS
@@ -40,10 +40,10 @@ def as_result(value: Any, max_chars: int | None = None) -> ToolResult:
     limit = RESULT_CHARS if max_chars is None else min(max_chars, RESULT_CHARS)
     kind = type(value)
     if kind is str and len(value) <= limit:
-        return ToolResult((TextPart(value if value.isascii() else clean(value)),))
+        return quick_result((quick_text(value if value.isascii() else clean(value)),))
     try:
         if kind in SMALL and limit == RESULT_CHARS:
-            return ToolResult((JsonPart(value),))
+            return quick_result((quick_json(freeze(value)),))
         result = _result(value)
         useless = result.change.useless_at("tool") if result.change is not None else ""
         return ToolResult.error(f"the tool returned {useless}") if useless else _capped(result, limit)
