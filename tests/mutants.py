@@ -344,8 +344,8 @@ MUTANTS = (
     Mutant(
         "an unknown call lets the turn end",
         "stepengine/machine/step.py",
-        "    if fault or ",
-        "    if ",
+        "    if any(slot.fault for slot in slots):\n        return False\n",
+        "",
         ("tests/machine/test_batches.py", "tests/machine/test_replies.py"),
     ),
     Mutant(
@@ -455,8 +455,9 @@ MUTANTS = (
     Mutant(
         "outcomes of a Gather come in the order of their ends",
         "stepengine/runtime/driver.py",
-        "            outcomes[index] = outcome = await _perform(scope, item, alone=False)\n",
-        "            outcome = await _perform(scope, item, alone=False)\n            outcomes[outcomes.index(None)] = outcome\n",
+        "        self.outcomes[index] = outcome = await _perform(self._scope, item, alone=False)\n",
+        "        outcome = await _perform(self._scope, item, alone=False)\n"
+        "        self.outcomes[self.outcomes.index(None)] = outcome\n",
         DRIVER,
     ),
     Mutant(
@@ -497,15 +498,15 @@ MUTANTS = (
     Mutant(
         "children do not count above their parent",
         "stepengine/runtime/limits.py",
-        "            ledger.children += count\n            ledger = ledger.parent\n",
-        "            ledger.children += count\n            ledger = None\n",
+        "                ledger.asked += count\n            ledger = ledger.parent\n",
+        "                ledger.asked += count\n            ledger = None\n",
         LIMITS,
     ),
     Mutant(
-        "a run is not stopped when its time is over",
+        "a run whose time is over is told that its steps are",
         "stepengine/runtime/tree.py",
-        "        if seconds is not None:\n            timer =",
-        "        if seconds is None:\n            timer =",
+        'LimitExceeded(msg, kind="seconds", limit=seconds)',
+        'LimitExceeded(msg, kind="steps", limit=seconds)',
         (*LIMITS, *DRIVER),
     ),
     # --- the kernel: engine -----------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 __all__ = ("BoundedMatcher",)
 
 T = TypeVar("T")
-COMPARISONS = 3_000_000
+PER_ITEM, AT_LEAST = 20, 20_000
 
 
 class BoundedMatcher(difflib.SequenceMatcher[T]):
     """
-    A ``SequenceMatcher`` that looks for the longest blocks only for a number of comparisons.
+    A ``SequenceMatcher`` that looks for the longest blocks only for a number of comparisons: 20 for each item.
 
     Sequences can be made that need any number of them: repeated items take cubic time. After that only what is equal at
     the beginning and the end of a stretch is found; the rest of it counts as replaced.
@@ -29,7 +29,7 @@ class BoundedMatcher(difflib.SequenceMatcher[T]):
     def __init__(self, a: Sequence[T], b: Sequence[T], *, autojunk: bool = True) -> None:
         super().__init__(None, a, b, autojunk)
         self._ours, self._theirs = a, b
-        self._left = COMPARISONS
+        self._left = PER_ITEM * (len(a) + len(b)) + AT_LEAST
         places: dict[T, list[int]] = self.b2j  # type: ignore[attr-defined]  # documented, and not in the stubs
         self._needed = [0, *accumulate([len(places.get(item, ())) + 1 for item in a])]
 

@@ -21,6 +21,8 @@ FENCE = "```"
 OPEN = re.compile(r"```|<(tool_call|codebuff_tool_call)>")
 BLANK = re.compile(r"\s*")
 DECODER = json.JSONDecoder()
+BROKEN = 100
+"""How many blocks that cannot be read are told of: to say where each one is wrong, the whole text is gone over."""
 
 
 class Text(NamedTuple):
@@ -47,8 +49,8 @@ def split_blocks(text: str) -> list[Text | Block | Broken]:
     """Return the pieces of *text* in order."""
     pieces: list[Text | Block | Broken] = []
     unclosed: set[str] = set()
-    shown = position = 0
-    while (match := OPEN.search(text, position)) is not None:
+    shown = position = broken = 0
+    while broken < BROKEN and (match := OPEN.search(text, position)) is not None:
         tag = match[1]
         if tag is None:
             closing = text.find(FENCE, match.end())
@@ -60,6 +62,7 @@ def split_blocks(text: str) -> list[Text | Block | Broken]:
             position = match.end()
             continue
         piece, position = _block(tag, text, match.end(), closing)
+        broken += isinstance(piece, Broken)
         _add_text(pieces, text[shown : match.start()])
         pieces.append(piece)
         shown = position

@@ -394,7 +394,7 @@ async def test_an_observer_may_stop_the_run_that_it_watches(world):
     assert "cancelled" == finished.output
 
 
-async def test_a_machine_that_somebody_holds_is_closed_when_an_observer_is_interrupted(world):
+async def test_a_machine_that_somebody_holds_is_closed_when_the_driver_breaks(world):
     kept, closed = [], []
 
     def steps(state):
@@ -408,14 +408,15 @@ async def test_a_machine_that_somebody_holds_is_closed_when_an_observer_is_inter
         kept.append(steps(state))
         return kept[0]
 
-    def interrupt(event):
-        raise KeyboardInterrupt
+    def broken(event):
+        raise RuntimeError("a bug")
 
-    tree = world.tree(machine, observers=[interrupt])
+    tree = world.tree(machine)
+    tree.emit = broken
     finished = await tree.run()
 
-    assert (RunStatus.CANCELLED, [True]) == (finished.status, closed)
-    assert isinstance(tree.reraise, KeyboardInterrupt)
+    assert (RunStatus.FAILED, [True]) == (finished.status, closed)
+    assert "a bug" in finished.error.message
 
 
 @pytest.mark.spec("reliability:TL02")
