@@ -120,13 +120,29 @@ def freeze_object(value: Any, path: str = "$") -> JsonDict:
     Raises:
         DataError: as ``freeze``, and for what is no mapping.
     """
-    if type(value) is JsonDict and (hasattr(value, "_levels") or not value):
-        return value
+    kind = type(value)
+    if kind is JsonDict and (hasattr(value, "_levels") or not value):
+        return value  # type: ignore[no-any-return]
+    if kind is dict and _is_flat(value):
+        made = JsonDict(value)
+        made._levels = 1  # noqa: SLF001 - made here
+        return made
     frozen = freeze(value, path)
     if type(frozen) is not JsonDict:
         msg = f"expected a JSON object at {path}, not {_kind(value)}"
         raise DataError(msg, path=path)
     return frozen
+
+
+def _is_flat(value: dict[Any, Any]) -> bool:
+    """Return whether an object holds nothing but plain texts in ASCII and numbers, so that a copy of it is frozen."""
+    for key, item in value.items():
+        kind = type(item)
+        if type(key) is not str or not key.isascii():
+            return False
+        if not ((kind is str and item.isascii()) or (kind is int and MIN_INT <= item <= MAX_INT)):
+            return False
+    return True
 
 
 def text_of(value: str, path: str = "$") -> str:

@@ -25,8 +25,9 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
     """
     Return a function with the parameters of a frozen attrs class that makes its instances unconverted and unchecked.
 
-    The class needs ``weakref_slot=False``: a twin with that slot has another layout. A default that is computed has no place
-    in a maker, so such a field must be given, by name.
+    The class needs ``weakref_slot=False``: a twin with that slot has another layout. A default that a factory makes is made
+    once, so it must be frozen; one that depends on other fields has no place in a maker, and that field must be given, by
+    name.
 
     Raises:
         TypeError: for a class that has no such maker.
@@ -42,9 +43,13 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
     required, optional, lines = [], [], ["    made = _twin()"]
     for field in fields:
         value = field.alias if field.init else f"_default_{field.name}"
-        known[f"_default_{field.name}"] = field.default
         lines.append(f"    made.{field.name} = {value}")
-        if field.init and (field.default is attrs.NOTHING or isinstance(field.default, attrs.Factory)):  # type: ignore[arg-type]
+        default: Any = field.default
+        depends = isinstance(default, attrs.Factory) and default.takes_self  # type: ignore[arg-type]
+        if isinstance(default, attrs.Factory) and not depends:  # type: ignore[arg-type]
+            default = default.factory()
+        known[f"_default_{field.name}"] = default
+        if field.init and (default is attrs.NOTHING or depends):
             required.append(field.alias)
         elif field.init:
             optional.append(f"{field.alias}=_default_{field.name}")

@@ -22,7 +22,7 @@ from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks, requests
 from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped, merged
-from stepengine.machine.slots import Slot, execute, log, named, settle, show, start, unavailable
+from stepengine.machine.slots import Slot, execute, execute_ordinary, log, named, settle, show, start, unavailable
 from stepengine.machine.spawning import SpawnBinding
 
 __all__ = ("Beside", "model_slots", "run_batch")
@@ -130,7 +130,7 @@ def _one(live: Live, slot: Slot) -> Steps:
     if slot.result is not None:
         yield from show(live, slot)
         return
-    yield from execute(live, slot)
+    yield from execute_ordinary(live, slot) if slot.binding.spec.kind == "ordinary" else execute(live, slot)  # type: ignore[union-attr]
     if live.plan.hooks.post_tool:
         yield from _after(live, slot)
 

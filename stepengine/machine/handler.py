@@ -50,8 +50,9 @@ def run_alone(live: Live) -> Steps:
     """Run an agent without a handler as ``default_handler`` would, with nobody to look at states and steps."""
     try:
         if live.open_step is None or not (yield from reopened_step(live, *live.open_step)):
-            yield from _steps(live, y.STEP_ALL)
+            yield from run_turn(live)
     except StepEngineError as error:
+        live.count_actions(1)
         raise noted(error) from error.__cause__
 
 

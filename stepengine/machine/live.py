@@ -224,7 +224,8 @@ class Live:
             self.phase = (phase, detail)
             yield Notify(ev.PhaseChanged(path=self.plan.path, seq=seq, phase=phase, detail=detail))
 
-    def _before(self, effect: Leaf) -> Machine:
+    def prepare(self, effect: Leaf) -> Machine:
+        """Show what an effect is preceded by; refuse it once the run is stopped."""
         if self.stop is not None:
             raise Stopped(self.stop)
         if self.notes.waiting:
@@ -244,14 +245,14 @@ class Live:
     def perform(self, effect: Leaf) -> Generator[Effect, Outcome | None, Any]:
         """Hand out one effect and return its value, or raise what happened instead."""
         if self.stop is not None or self.notes.waiting or self.plan.watched():
-            yield from self._before(effect)
+            yield from self.prepare(effect)
         return self.unwrap((yield effect), effect)
 
     def gather(self, effects: Sequence[Leaf], **how: Any) -> Generator[Effect, Any, list[Single]]:
         """Hand out several effects at once, *how* as ``Gather`` says, and return one outcome per effect, in their order."""
         if not effects:
             return []
-        yield from self._before(effects[0])
+        yield from self.prepare(effects[0])
         outcome = yield Gather(tuple(effects), **how)
         if type(outcome) is not Gathered or len(outcome.outcomes) != len(effects):
             msg = f"the driver answered a Gather of {len(effects)} with {outcome!r}"
@@ -322,7 +323,7 @@ class Live:
     def call_model(self, effect: CallModel) -> Generator[Effect, Outcome | None, ModelReply]:
         """Call a model, count what it used, and take note of how large it found the prompt of a step (requirements X45)."""
         if self.stop is not None or self.notes.waiting or self.plan.watched():
-            yield from self._before(effect)
+            yield from self.prepare(effect)
         reply: ModelReply = self.unwrap((yield effect), effect)
         self.count_reply(effect, reply)
         used, request = reply.usage, effect.request

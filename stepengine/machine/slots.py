@@ -30,7 +30,19 @@ from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.spawning import SpawnBinding, children_of
 
-__all__ = ("Slot", "execute", "hook_call", "log", "named", "settle", "show", "start", "take_last_word", "unavailable")
+__all__ = (
+    "Slot",
+    "execute",
+    "execute_ordinary",
+    "hook_call",
+    "log",
+    "named",
+    "settle",
+    "show",
+    "start",
+    "take_last_word",
+    "unavailable",
+)
 
 Steps = Generator[Any, Any, Any]
 Source = Literal["model", "handler", "hook"]
@@ -209,6 +221,11 @@ def start(live: Live, slot: Slot) -> list[Leaf]:
     return slot.effects
 
 
+def execute_ordinary(live: Live, slot: Slot) -> Steps:
+    """Carry out one allowed call of an ordinary tool, as ``execute`` does; whoever performs it shows its start and end."""
+    return _perform(live, slot, start(live, slot)[0])
+
+
 def execute(live: Live, slot: Slot) -> Steps:
     """
     Carry out one allowed call and set its result.
@@ -220,8 +237,7 @@ def execute(live: Live, slot: Slot) -> Steps:
     """
     assert slot.binding is not None  # noqa: S101
     if slot.binding.spec.kind == "ordinary":
-        # Whoever performs the effect shows its start and end.
-        yield from _perform(live, slot, start(live, slot)[0])
+        yield from execute_ordinary(live, slot)
         return
     yield from _show_start(live, slot)
     effects = start(live, slot)
@@ -239,7 +255,9 @@ def execute(live: Live, slot: Slot) -> Steps:
 
 def _perform(live: Live, slot: Slot, effect: Leaf) -> Steps:
     try:
-        value = yield from live.perform(effect)
+        if live.stop is not None or live.notes.waiting or live.plan.watched():
+            yield from live.prepare(effect)
+        value = live.unwrap((yield effect), effect)
     except Stopped as stopped:
         stop = requests.with_questions(stopped.stop, effect)
         slot.close(stop)

@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeAlias, assert_never, cast
 
 import attrs
 
-from stepengine.data.effects import CallModel
 from stepengine.data.events import (
     ModelRetry,
     RateLimited,
@@ -102,13 +101,14 @@ class ModelCaller:
         Raises:
             ModelError: the last attempt's, with the usage of all of them.
         """
-        request = cast("CallModel", item.effect).request
+        request: ModelRequest = item.effect.request  # type: ignore[union-attr]
         provider = self._provider(item, io, request)
         spent: Usage | None = None
         attempt = 1
         while True:
             try:
-                return self._priced(request.model, await _asked(provider, request, item, io), spent)
+                reply = await (_streamed(provider, request, item, io) if io.watched else provider.complete(request))
+                return self._priced(request.model, _checked(reply, request), spent)
             except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001
                 error = _model_error(request.model, raised)
                 used = known_usage(error)
@@ -151,13 +151,11 @@ class ModelCaller:
             return None
 
 
-async def _asked(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
-    """Ask a provider once; in pieces when somebody watches."""
-    reply = await (_streamed(provider, request, item, io) if io.watched else provider.complete(request))
-    if not isinstance(reply, ModelReply):
-        msg = f"the provider of {request.model!r} gave a {type(reply).__name__} instead of a ModelReply"
-        raise ModelError(msg, kind="provider")
-    return reply
+def _checked(reply: object, request: ModelRequest) -> ModelReply:
+    if isinstance(reply, ModelReply):
+        return reply
+    msg = f"the provider of {request.model!r} gave a {type(reply).__name__} instead of a ModelReply"
+    raise ModelError(msg, kind="provider")
 
 
 async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:

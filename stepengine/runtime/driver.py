@@ -46,13 +46,13 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], scope: Scope)
                 emit(effect.event)
                 outcome = None
                 continue
-            if scope.must_stop():
+            if (scope.stopping is not None or scope.tree.deadlines) and scope.must_stop():
                 outcome = scope.refuse(effect)
                 continue
             if type(effect) is Gather:
                 outcome = await _gather(scope, effect)
             else:
-                outcome = await _perform(scope, Item(scope.path, effect, scope.plan), alone=True)
+                outcome = await _alone(scope, Item(scope.path, effect, scope.plan))
             count += 1
             if count % BREATH == 0:
                 await _breathe(scope)
@@ -63,26 +63,40 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], scope: Scope)
         machine.close()
 
 
-async def _perform(scope: Scope, item: Item, *, alone: bool) -> Single:
-    """Perform one effect and show it; whatever happens is an outcome. *alone* says that this is the run's own task."""
+async def _alone(scope: Scope, item: Item) -> Single:
+    """Perform one effect in the run's own task, and show it; whatever happens is an outcome."""
+    tree = scope.tree
+    began = _show_start(tree, item) if tree.hub.watched else None
+    outcome: Single
+    scope.busy = True
+    try:
+        if began is None and tree.passes(item):
+            outcome = await tree.leaves.perform(item, tree)
+        else:
+            await tree.performer.begin((item,))
+            outcome = await tree.performer.perform(item, tree)
+        if scope.task.cancelling():  # type: ignore[union-attr]
+            scope.notice_cancel()
+    except BaseException as error:  # noqa: BLE001
+        outcome = _instead(scope, item, error, alone=True)
+    finally:
+        scope.busy = False
+    if began is not None:
+        _show_end(tree, item, outcome, began)
+    return outcome
+
+
+async def _perform(scope: Scope, item: Item) -> Single:
+    """Perform a member of a ``Gather`` that has begun, and show it; whatever happens is an outcome."""
     tree = scope.tree
     began = _show_start(tree, item) if tree.hub.watched else None
     outcome: Single
     try:
-        if alone:
-            scope.busy = True
-            await tree.performer.begin((item,))
         outcome = await tree.performer.perform(item, tree)
-        if alone and scope.task.cancelling():  # type: ignore[union-attr]
-            scope.notice_cancel()
     except BaseException as error:  # noqa: BLE001
-        outcome = _instead(scope, item, error, alone=alone)
-    finally:
-        if alone:
-            scope.busy = False
+        outcome = _instead(scope, item, error, alone=False)
     if began is not None:
-        for event in finished(item, outcome, tree.elapsed() - began):
-            tree.emit(event)
+        _show_end(tree, item, outcome, began)
     return outcome
 
 
@@ -90,6 +104,11 @@ def _show_start(tree: Tree, item: Item) -> int:
     for event in started(item):
         tree.emit(event)
     return tree.elapsed()
+
+
+def _show_end(tree: Tree, item: Item, outcome: Single, began: int) -> None:
+    for event in finished(item, outcome, tree.elapsed() - began):
+        tree.emit(event)
 
 
 def _instead(scope: Scope, item: Item, error: BaseException, *, alone: bool) -> Single:
@@ -185,7 +204,7 @@ class _Together:
             return
         if self._group is not None:
             self._group.begins(item)
-        self.outcomes[index] = outcome = await _perform(self._scope, item, alone=False)
+        self.outcomes[index] = outcome = await _perform(self._scope, item)
         if self._group is not None:
             self._group.ended(outcome)
 

@@ -95,6 +95,11 @@ class Brake:
         self._stopped_by: dict[str, asyncio.Future[None]] = {}
         self.begin = inner.begin
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether any children are looked at."""
+        return bool(self._watched)
+
     def watch(self, paths: Iterable[str]) -> None:
         """Look at the children at these paths from now on."""
         loop = asyncio.get_running_loop()

@@ -60,7 +60,7 @@ class Leaves:
         return BY_KIND[type(item.effect)](self, item, io)
 
     def _value(self, item: Item, value: Any) -> Single:
-        late = self._tree.too_late(item.path)
+        late = self._tree.too_late(item.path) if self._tree.deadlines else None
         if late is not None:
             # What did not end in time is cut off, also where nothing could cut it off in time.
             return late

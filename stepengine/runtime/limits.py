@@ -189,7 +189,7 @@ class Meter:
         self._refusals = refusals
         self._ledgers = ledgers
         self._price = price
-        self._reserved: dict[tuple[str, int], tuple[int, Decimal]] = {}
+        self._reserved: dict[str, dict[int, tuple[int, Decimal]]] = {}
         # Children that were counted and have not started, by path: their numbers, and whether a model asked for them.
         self._admitted: dict[str, dict[int, bool]] = {}
 
@@ -211,7 +211,7 @@ class Meter:
         """Pass an effect on, and count it if it was reserved for."""
         if type(item.effect) is Spawn:
             return self._spawned(item, io)
-        if self._reserved and (item.path, item.effect.seq) in self._reserved:
+        if self._reserved and item.effect.seq in self._reserved.get(item.path, ()):
             return self._counted(item, io)
         return self._inner.perform(item, io)
 
@@ -219,8 +219,7 @@ class Meter:
         """Give back what was reserved for effects of a run that ended before they were performed."""
         for by_model in self._admitted.pop(path, {}).values():
             self._ledgers[path].count_children(-1, by_model=by_model)
-        for address in [a for a in self._reserved if a[0] == path]:
-            tokens, cost = self._reserved.pop(address)
+        for tokens, cost in self._reserved.pop(path, {}).values():
             self._ledgers[path].reserve(-tokens, -cost)
 
     def _reserve(self, item: Item) -> None:
@@ -237,7 +236,7 @@ class Meter:
             return
         room = (prompt + output, cost or Decimal(0))
         ledger.reserve(*room)
-        self._reserved[address] = room
+        self._reserved.setdefault(item.path, {})[item.effect.seq] = room
 
     def _admit(self, item: Item, effect: Spawn, spawned: dict[str, int]) -> None:
         """Count a child that a model asked for, or refuse it alone."""
@@ -285,7 +284,7 @@ class Meter:
         return outcome
 
     async def _counted(self, item: Item, io: IO) -> Single:
-        tokens, cost = self._reserved.pop((item.path, item.effect.seq))
+        tokens, cost = self._reserved[item.path].pop(item.effect.seq)
         ledger = self._ledgers[item.path]
         used: tuple[int, Decimal] = (0, Decimal(0))
         try:

@@ -52,7 +52,7 @@ class ToolSetting:
 
 async def call_tool(item: Item, tree: Tree) -> ToolResult:
     """Run one tool; a failing body is an error result."""
-    effect = cast("CallTool", item.effect)
+    effect: CallTool = item.effect  # type: ignore[assignment]
     binding = item.plan.tools.get(effect.tool_name)
     tool = getattr(binding, "tool", None)
     if binding is None or tool is None:
@@ -61,7 +61,7 @@ async def call_tool(item: Item, tree: Tree) -> ToolResult:
     arguments = effect.arguments
     if arguments is None:
         arguments = binding.validate(effect.input).arguments
-    ctx = cast("ToolContext", _Unmade(item, effect, tree))
+    ctx: ToolContext = _Unmade(item, effect, tree)  # type: ignore[assignment]
     result: ToolResult = await tool.execute(arguments, ctx, overrides=tree.services.tools.overrides)
     return result
 

@@ -35,7 +35,7 @@ from stepengine.runtime.failfast import Brake
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.leaves import Leaves
 from stepengine.runtime.limits import Gate, Ledger, Meter, Refusals
-from stepengine.runtime.performer import Middleware, Performer
+from stepengine.runtime.performer import Item, Middleware, Performer
 from stepengine.runtime.rates import RateLimits
 from stepengine.runtime.repeats import Repeats
 from stepengine.runtime.retry import Retries, RetryPolicy
@@ -147,7 +147,7 @@ class Tree:
         self._now_ms = services.clock.now_ms
         self._start = self._now_ms()
         self._ledgers: dict[str, Ledger] = {}
-        self._deadlines: dict[str, tuple[float, float]] = {}
+        self.deadlines: dict[str, tuple[float, float]] = {}
         self._belongings: dict[str, Belongings] = {}
         self.performer: Performer = self._wrapped(plan)
 
@@ -156,7 +156,9 @@ class Tree:
         retries = Retries(services.retry, services.seed or plan.run_id)
         clock, rates = services.clock, services.rates
         caller = ModelCaller(services.models, services.pricing, retries, clock, self.now, rates=rates)
-        leaves = Leaves(self, caller)
+        self.leaves = leaves = Leaves(self, caller)
+        self._refusals = refusals
+        self._is_wrapped = bool(services.middlewares or services.outermost)
         self.brake = Brake(leaves, refusals, self.elapsed)
         performer: Performer = Gate(self.brake, refusals, self.elapsed)
         for wrap in services.middlewares:
@@ -166,6 +168,18 @@ class Tree:
         for wrap in services.outermost:
             performer = wrap(performer)
         return performer
+
+    def passes(self, item: Item) -> bool:
+        """
+        Return whether every wrapper would hand an effect on as it is, so that it may go to the leaves at once.
+
+        That is so for all but children while nothing records or traces, no budget is set, nothing was refused, no group may
+        fail fast, and repeated calls are not counted.
+        """
+        if self._is_wrapped or type(item.effect) is Spawn or self._refusals.known or self.brake.is_watching:
+            return False
+        ledger = self._ledgers.get(item.path)
+        return (ledger is None or not ledger.bounded) and item.plan.limits.max_identical_calls is None
 
     def _price(self, model: str, usage: Usage) -> Decimal | None:
         return None if self.services.pricing is None else self.services.pricing(model, usage, self.now())
@@ -202,7 +216,7 @@ class Tree:
 
     def _let_go(self) -> None:
         """Cut the circles, so that a finished tree is freed at once and not by the collector."""
-        del self.performer, self._meter, self._repeats, self.brake
+        del self.performer, self.leaves, self._meter, self._repeats, self.brake
         self.hub.on_crash = None
         self.root.release()
 
@@ -261,7 +275,7 @@ class Tree:
         timer = None
         if seconds is not None:
             loop = asyncio.get_running_loop()
-            self._deadlines[scope.path] = (loop.time() + seconds, seconds)
+            self.deadlines[scope.path] = (loop.time() + seconds, seconds)
             timer = loop.call_later(max(0.0, seconds), scope.stop, _too_late(seconds))
         try:
             return await drive(self.services.machine(plan, scope.state), scope)
@@ -289,8 +303,8 @@ class Tree:
         Timers say so, too, but not while synchronous code keeps the loop from turning, such as a scripted model's.
         """
         own = True
-        while self._deadlines and self._loop is not None:
-            deadline = self._deadlines.get(path)
+        while self.deadlines and self._loop is not None:
+            deadline = self.deadlines.get(path)
             if deadline is not None and self._loop.time() >= deadline[0]:
                 return _too_late(deadline[1], self.elapsed()) if own else Stop("cancelled", self.elapsed())
             if not path:
@@ -300,7 +314,7 @@ class Tree:
 
     def _forget(self, path: str) -> None:
         """Keep nothing of a run that has ended, so that ten thousand children leave no more behind than one."""
-        self._deadlines.pop(path, None)
+        self.deadlines.pop(path, None)
         self._meter.forget(path)
         self._repeats.forget(path)
         if path:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from stepengine.data.json import compact
+from stepengine.data.json import compact, freeze_object
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -22,8 +22,9 @@ from stepengine.data.models import (
     TextChunk,
     ThinkingChunk,
     ToolCallChunk,
+    quick_reply,
 )
-from stepengine.data.parts import AssistantPart, TextPart, ThinkingPart, ToolCallPart
+from stepengine.data.parts import AssistantPart, TextPart, ThinkingPart, ToolCallPart, quick_call
 from stepengine.data.tools import ToolLike
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, ModelError
@@ -69,7 +70,7 @@ def tool_call(
 ) -> ModelReply:
     """Return a reply with one call of *tool*, after *text* if there is some; join several with ``tool_calls``."""
     name = tool if isinstance(tool, str) else tool.spec.name
-    call = ToolCallPart("", name, input or {})
+    call = quick_call("", name, freeze_object(input or {}))
     return _reply((TextPart(text), call) if text else (call,), usage, stop_reason)
 
 
@@ -96,7 +97,8 @@ def failure(error: BaseException, *, after: str = "") -> Failing:
 
 def _reply(content: tuple[AssistantPart, ...], usage: Usage | None, stop_reason: StopReason | str | None) -> ModelReply:
     if stop_reason is None:
-        return ModelReply(content, usage=usage)
+        calls = any(type(part) is ToolCallPart for part in content)
+        return quick_reply(content, usage=usage, stop_reason=StopReason.TOOL_USE if calls else StopReason.END_TURN)
     return ModelReply(content, usage=usage, stop_reason=StopReason(stop_reason))
 
 
