@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import attrs
@@ -66,11 +67,15 @@ class Limits:
 
     def over(self, lower: Limits | None) -> Limits:
         """Return these limits with the gaps filled from *lower*."""
-        if lower is None:
-            return self
-        gaps = {name: getattr(lower, name) for name in NAMES if getattr(self, name) is None}
-        filled = {name: value for name, value in gaps.items() if value is not None}
-        return attrs.evolve(self, **filled) if filled else self
+        return self if lower is None else _filled(self, lower)
+
+
+@lru_cache(256)
+def _filled(limits: Limits, lower: Limits) -> Limits:
+    """Return limits with the gaps filled; kept, since most runs of a process have the same few."""
+    gaps = {name: getattr(lower, name) for name in NAMES if getattr(limits, name) is None}
+    filled = {name: value for name, value in gaps.items() if value is not None}
+    return attrs.evolve(limits, **filled) if filled else limits
 
 
 NAMES = tuple([field.name for field in attrs.fields(Limits)])

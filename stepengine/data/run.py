@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from decimal import Decimal
 from enum import StrEnum
@@ -172,6 +173,12 @@ class RunResult(Generic[Out]):
     def usage_by_model(self) -> Mapping[str, Usage]:
         """Usage per model string."""
         return self.spending.by_model
+
+    def __repr__(self) -> str:
+        """Return one line: ``asyncio`` formats what a task returned, however long a history is."""
+        error = "" if self.error is None else f", error {type(self.error).__name__}: {reprlib.repr(str(self.error))}"
+        what = f"{self.status.value}, output {reprlib.repr(self.output)}{error}"
+        return f"<RunResult of {self.state.agent_id!r}: {what}, {len(self.state.message_history)} messages>"
 
     def unwrap(self) -> Out:
         """

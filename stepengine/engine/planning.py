@@ -241,7 +241,7 @@ class Planner:
         return RunPlan(
             definition=agent.definition,
             path=path,
-            random=Random(f"{self.seed}:{path}"),  # noqa: S311
+            random=Random(f"{self.seed}:{path}") if agent.definition.handle_steps is not None else None,  # noqa: S311
             model=model,
             tools=agent.tools,
             offered=agent.offered,

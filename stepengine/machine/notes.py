@@ -20,8 +20,12 @@ class Notes:
     """The logger and notifier of one run; it only remembers, the machine shows."""
 
     def __init__(self, live: Live) -> None:
-        self._live = live
+        self._live: Live | None = live
         self.waiting: list[ev.Event] = []
+
+    def close(self) -> None:
+        """Let go of the run, which has ended, so that it is freed at once and not by the collector."""
+        self._live = None
 
     def take(self) -> list[ev.Event]:
         """Return what waits and forget it."""
@@ -30,6 +34,9 @@ class Notes:
 
     def _speaker(self, what: str) -> Live:
         live = self._live
+        if live is None:
+            msg = f"{what} was used after its run had ended, when nobody is told of anything any more"
+            raise AgentError(msg)
         if not live.plan.here():
             msg = (
                 f"{what} of agent {live.agent.id!r} was used from another thread; a run is told of things in its own thread "
@@ -46,7 +53,7 @@ class Notes:
     def compacted(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
         """Remember that *by* made what the model sees smaller, if it did (requirements I11)."""
         live, tokens = self._live, (transcript_tokens(before), transcript_tokens(after))
-        if tokens[1] >= tokens[0]:
+        if live is None or tokens[1] >= tokens[0]:
             return
         event = ev.Compacted(
             path=live.plan.path,

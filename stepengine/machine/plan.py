@@ -48,7 +48,7 @@ class RunPlan:
         run_id: The run's id.
         path: Its path in the tree; ``""`` for the root.
         created: When the root run was created (UTC); outcomes count milliseconds from here.
-        random: The run's random source, seeded from (seed, path).
+        random: The run's random source, seeded from (seed, path); only a handler needs one.
         model: The model string in force, or ``None``.
         tools: Every tool of the engine and the agent by name, ordinary and expanding ones; control tools are built in.
         offered: Names of the tools that the agent itself has, in order.
@@ -81,7 +81,7 @@ class RunPlan:
     run_id: str
     path: str = ""
     created: datetime
-    random: Random
+    random: Random | None = None
     model: str | None = None
     tools: Mapping[str, ToolBinding] = attrs.field(factory=dict)
     offered: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)

@@ -64,9 +64,12 @@ def run_agent(plan: RunPlan, state: AgentState) -> Generator[Effect, Outcome | N
     started = ev.RunStarted(
         path=plan.path, run_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt, params=plan.params_json
     )
-    yield from live.notify(started)
-    ending = yield from _until_end(live)
-    return (yield from _finish(live, ending))
+    try:
+        yield from live.notify(started)
+        ending = yield from _until_end(live)
+        return (yield from _finish(live, ending))
+    finally:
+        live.notes.close()
 
 
 def _until_end(live: Live) -> Generator[Any, Any, _Ending]:
@@ -196,6 +199,7 @@ def _started(what: str, handler: Any, ctx: StepContext) -> Any:
 
 def _context(live: Live) -> StepContext:
     plan = live.plan
+    assert plan.random is not None  # noqa: S101
     return StepContext(
         prompt=plan.prompt,
         params=plan.params,

@@ -20,7 +20,7 @@ from stepengine.tools._caps import RETRY_WAIT_SECONDS, RETRY_WAIT_SECONDS_MAX, T
 from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import as_result, error_text
 from stepengine.tools.depends import Overrides, Resolver, is_asynchronous
-from stepengine.tools.leftovers import Mark, end_tasks
+from stepengine.tools.leftovers import Checks, Mark, end_tasks
 from stepengine.tools.signatures import Body
 from stepengine.tools.threads import ThreadPool
 from stepengine.tools.worker import OnLoop, context_for_thread
@@ -49,16 +49,10 @@ async def execute(
     tries = spec.retries
     while True:
         scoped = ctx.for_call(spec.name) if body.wants_context or body.needs else ctx
-        mark = Mark()
-        try:
-            with mark:
-                if tool.runs_inline:
-                    outcome = _caught(_bound(body, scoped, arguments))
-                else:
-                    outcome = await _outcome(tool, arguments, scoped, overrides)
-        finally:
-            if left := mark.tasks():
-                await end_tasks(left, spec.name, ctx)
+        if tool.runs_inline and not Checks.inline:
+            outcome = _caught(_bound(body, scoped, arguments))
+        else:
+            outcome = await _marked(tool, arguments, scoped, overrides)
         if type(outcome) is not Raised:
             return as_result(outcome, scoped.max_chars if body.wants_context else None)
         _log(spec.name, outcome, ctx, tries)
@@ -66,6 +60,19 @@ async def execute(
             return _failure(spec.name, outcome)
         await ctx.pause(min(RETRY_WAIT_SECONDS * 2 ** (spec.retries - tries), RETRY_WAIT_SECONDS_MAX))
         tries -= 1
+
+
+async def _marked(tool: Tool[..., Any], arguments: Mapping[str, Any], ctx: ToolContext, overrides: Overrides) -> Any:
+    """Run the body once, and end what it leaves behind."""
+    mark = Mark()
+    try:
+        with mark:
+            if tool.runs_inline:
+                return _caught(_bound(tool.body, ctx, arguments))
+            return await _outcome(tool, arguments, ctx, overrides)
+    finally:
+        if left := mark.tasks():
+            await end_tasks(left, tool.spec.name, ctx)
 
 
 def _log(tool_name: str, raised: Raised, ctx: ToolContext, tries: int) -> None:

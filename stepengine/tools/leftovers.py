@@ -19,7 +19,7 @@ from stepengine.data.events import Warned
 from stepengine.tools._caps import CANCEL_GRACE_SECONDS
 from stepengine.tools.context import ToolContext
 
-__all__ = ("Mark", "end_tasks")
+__all__ = ("Checks", "Mark", "end_tasks")
 
 
 class Owner:
@@ -29,6 +29,13 @@ class Owner:
 
 
 OWNER: ContextVar[Owner | None] = ContextVar("stepengine_tool_call", default=None)
+
+
+class Checks:
+    """What is looked after beside what can be left behind in production; the test kit switches it on."""
+
+    inline = False
+    """Whether bodies that run on the loop's own thread, in one go, are watched for tasks that they start."""
 
 
 class Mark:
