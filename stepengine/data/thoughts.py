@@ -35,6 +35,8 @@ def parted(text: str) -> Parted:
     or never. Some servers swallow the opening tag: then they end with the first closing tag that has no opening one, if it
     stands on a line of its own or directly before a line break, and not in code.
     """
+    if "<" not in text:
+        return Parted((), text)
     if "</" not in text and not text.lstrip().startswith(OPENING):
         return Parted((), text)
     thoughts: list[str] = []

@@ -45,8 +45,10 @@ def _last_words(live: Live) -> str:
         return live.last_word
     for index in range(len(live.record) - 1, live.start - 1, -1):
         message = live.record[index]
-        if type(message) is AssistantMessage and message.said.strip():
-            return message.said
+        if type(message) is AssistantMessage:
+            said = message.said
+            if said.strip():
+                return said
     return ""
 
 

@@ -303,7 +303,7 @@ def _run_tools(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any
 
 def _note_thinking(live: Live, message: AssistantMessage) -> None:
     thinking, text = message.thinking, message.text
-    if thinking or text:
+    if thinking or "<" in text:
         live.thinking.extend((*thinking, *parted(text).thoughts))
 
 

@@ -320,7 +320,6 @@ class _Renamed(Provider):
 
 def _split(model: str) -> tuple[str, str, str]:
     """Split at the first slash or colon, whichever comes first."""
-    for position, character in enumerate(model):
-        if character in "/:":
-            return model[:position], character, model[position + 1 :]
-    return model, "", ""
+    slash, colon = model.find("/"), model.find(":")
+    at = max(slash, colon) if slash < 0 or colon < 0 else min(slash, colon)
+    return (model, "", "") if at < 0 else (model[:at], model[at], model[at + 1 :])
