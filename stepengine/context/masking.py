@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 import attrs
 from typing_extensions import override
@@ -12,7 +13,7 @@ from stepengine.context.placeholders import is_placeholder, placeholder
 from stepengine.context.policy import ContextPolicy, check_policy
 from stepengine.context.sizes import ContextLimits, grouped
 from stepengine.data.estimate import message_tokens, transcript_tokens
-from stepengine.data.messages import ToolMessage
+from stepengine.data.messages import Message, ToolMessage
 from stepengine.data.parts import DocumentPart, ImagePart, strings
 from stepengine.data.results import ToolResult
 from stepengine.data.transcript import Transcript
@@ -30,6 +31,20 @@ def _masked(message: ToolMessage) -> ToolResult:
     return placeholder(message, MARK, text)
 
 
+def _saved(message: ToolMessage) -> int:
+    """Return how many tokens a note in the place of a result saves; 0 for what is a note."""
+    if is_placeholder(message, MARK):
+        return 0
+    return message_tokens(message) - message_tokens(ToolMessage("", "", _masked(message).content))
+
+
+class Left(NamedTuple):
+    """How many results could still be masked: long ones, and those of the tools that go first."""
+
+    long: int = 0
+    named: int = 0
+
+
 @attrs.frozen(kw_only=True)
 class MaskToolResults(ContextPolicy):
     """What ``mask_tool_results`` returns; see there."""
@@ -44,6 +59,9 @@ class MaskToolResults(ContextPolicy):
         """Return *transcript* with notes in place of results, or ``None`` when it fits or nothing is left to mask."""
         if limits.fits(transcript):
             return None
+        left = transcript.fold((MARK, self.tools, self.max_chars), self._counted, Left())
+        if not left.long and left.named <= self.keep_last:
+            return None  # found without looking through the history at every step
         total, room = transcript_tokens(transcript), limits.room
         target = int(room * (1 - self.free_ratio))
         masked: dict[str, ToolResult] = {}
@@ -51,12 +69,17 @@ class MaskToolResults(ContextPolicy):
             if total <= enough:
                 break
             for message in chosen:
-                note = _masked(message)
-                saved = message_tokens(message) - message_tokens(ToolMessage("", "", note.content))
-                if message.tool_call_id not in masked and not is_placeholder(message, MARK) and saved > 0:
-                    masked[message.tool_call_id] = note
+                saved = _saved(message)
+                if message.tool_call_id not in masked and saved > 0:
+                    masked[message.tool_call_id] = _masked(message)
                     total -= saved
         return transcript.resolve_all(masked) if masked else None
+
+    def _counted(self, left: Left, message: Message) -> Left:
+        """Count what could still be masked, one message on."""
+        if type(message) is not ToolMessage or _saved(message) <= 0:
+            return left
+        return Left(left.long + self._is_long(message), left.named + (message.tool_name in self.tools))
 
     def _passes(self, transcript: Transcript, target: int, room: int) -> Iterator[tuple[int, list[ToolMessage]]]:
         """Give the results to mask in passes, each with the size that makes it unnecessary."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.context import ContextLimits, mask_tool_results, truncate
+from stepengine.context import ContextLimits, mask_tool_results, masking, truncate
 from stepengine.data.messages import AssistantMessage, ToolMessage
 from stepengine.data.transcript import Transcript
 from tests.context.conversations import NOW, PNG, prompt, step
@@ -111,3 +111,20 @@ def test_the_older_pruner_is_the_masks_and_then_truncate() -> None:
     assert [False, False] == pruned(16_000)
     assert [True, False] == pruned(12_000)
     assert [True, True] == pruned(4_000)
+
+
+@pytest.mark.spec("performance:Q1")
+def test_a_history_with_nothing_left_to_mask_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    It stays over its limit, so the policy is asked at every step; a look through everything would grow with the history.
+    """
+    looked = []
+    real = masking._saved
+    monkeypatch.setattr(masking, "_saved", lambda message: looked.append(1) or real(message))
+    policy, limits = mask_tool_results(), ContextLimits(max_tokens=50)
+    transcript = Transcript([prompt("go")])
+    for number in range(60):
+        transcript = transcript.extend(step(number, "look", result="short"))
+        assert policy.rewrite(transcript, limits, NOW) is None
+
+    assert 60 == len(looked)
