@@ -344,7 +344,7 @@ MUTANTS = (
     Mutant(
         "an unknown call lets the turn end",
         "stepengine/machine/step.py",
-        "    if any(slot.fault for slot in slots):\n        return False\n",
+        "        if slot.fault:\n            return False\n",
         "",
         ("tests/machine/test_batches.py", "tests/machine/test_replies.py"),
     ),
@@ -455,8 +455,8 @@ MUTANTS = (
     Mutant(
         "outcomes of a Gather come in the order of their ends",
         "stepengine/runtime/driver.py",
-        "        self.outcomes[index] = outcome = await _perform(self._scope, item, alone=False)\n",
-        "        outcome = await _perform(self._scope, item, alone=False)\n"
+        "        self.outcomes[index] = outcome = await _perform(self._scope, item)\n",
+        "        outcome = await _perform(self._scope, item)\n"
         "        self.outcomes[self.outcomes.index(None)] = outcome\n",
         DRIVER,
     ),
@@ -527,9 +527,37 @@ MUTANTS = (
     Mutant(
         "runs of one path share their chance",
         "stepengine/engine/planning.py",
-        'random=Random(f"{self.seed}:{path}"),',
-        'random=Random(f"{path}"),',
+        'random=Random(f"{self.seed}:{path}")',
+        'random=Random(f"{path}")',
         ("tests/engine/test_handlers.py",),
+    ),
+    Mutant(
+        "a spent budget is passed by on the short way",
+        "stepengine/runtime/tree.py",
+        "        return (ledger is None or not ledger.bounded) and item.plan.limits.max_identical_calls is None\n",
+        "        return item.plan.limits.max_identical_calls is None\n",
+        ("tests/runtime/test_limits.py", "tests/engine/test_spawn_limits.py"),
+    ),
+    Mutant(
+        "a recorder is passed by on the short way",
+        "stepengine/runtime/tree.py",
+        "        if self._is_wrapped or type(item.effect) is Spawn or self._refusals.known or self.brake.is_watching:\n",
+        "        if type(item.effect) is Spawn or self._refusals.known or self.brake.is_watching:\n",
+        ("tests/journal/test_records.py",),
+    ),
+    Mutant(
+        "a flat object may hold what is no JSON",
+        "stepengine/data/json.py",
+        "        if not ((kind is str and item.isascii()) or (kind is int and MIN_INT <= item <= MAX_INT)):\n            return False\n",
+        "",
+        ("tests/data/test_json_values.py",),
+    ),
+    Mutant(
+        "a history is taken for masked after its first look",
+        "stepengine/context/masking.py",
+        "        return Left(left.long + self._is_long(message), left.named + (message.tool_name in self.tools))\n",
+        "        return left\n",
+        ("tests/context/test_masking.py",),
     ),
 )
 
