@@ -303,3 +303,22 @@ def test_thawing_copies_containers_of_every_kind_and_leaves_the_rest_alone() -> 
     thawed = thaw({"a": (1, odd), "b": MappingProxyType({"c": [marker]})})
     assert thawed == {"a": [1, "odd"], "b": {"c": [marker]}}
     assert thawed["a"][1] is odd
+
+
+MEMBERS = st.one_of(
+    st.text(max_size=3), st.integers(), st.floats(), st.none(), st.booleans(), st.binary(max_size=1), st.just("\ud800"), st.just([1]),
+    st.just({"deep": 1}),
+)  # fmt: skip
+
+
+@pytest.mark.spec("reliability:JR43")
+@given(st.dictionaries(st.one_of(st.text(max_size=3), st.integers(), st.just("\ud800")), MEMBERS, max_size=3))
+def test_an_object_is_frozen_or_refused_as_any_value_is(value):
+    def outcome(fn):
+        try:
+            frozen = fn(value)
+        except DataError as error:
+            return error.message
+        return frozen, type(frozen), frozen._levels
+
+    assert outcome(freeze) == outcome(freeze_object)
