@@ -199,14 +199,13 @@ def _started(what: str, handler: Any, ctx: StepContext) -> Any:
 
 def _context(live: Live) -> StepContext:
     plan = live.plan
-    assert plan.random is not None  # noqa: S101
     return StepContext(
         prompt=plan.prompt,
         params=plan.params,
         agent_state=live.state(),
         model=plan.model,
         logger=live.notes,
-        random=plan.random,
+        random=plan.random,  # type: ignore[arg-type]  # whoever plans for a handler gives one
         created=plan.created,
         elapsed=lambda: live.now,
         notify=live.notes.notify,
