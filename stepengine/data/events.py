@@ -195,11 +195,18 @@ class AnswerReceived(Event):
 
 @attrs.frozen(kw_only=True)
 class PermissionRequested(Event):
-    """A tool call waits for a person's permission."""
+    """
+    A tool call waits for a person's permission.
+
+    *input* is what would run; *preview* and *remember* are those of the question.
+    """
 
     question: Question
     tool_name: str
     tool_call_id: str = ""
+    input: JsonValue = attrs.field(default=None, converter=freeze)
+    preview: JsonValue = attrs.field(default=None, converter=freeze)
+    remember: JsonValue = attrs.field(default=None, converter=freeze)
 
 
 @attrs.frozen(kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import attrs
 
 from stepengine.data.functions import takes_one_argument
-from stepengine.data.json import JsonValue, freeze
+from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.parts import strings
 from stepengine.errors import DefinitionError
 
@@ -27,6 +27,10 @@ MAX_QUESTIONS = 100
 """How many questions of a run may wait for an answer at once (reliability R23, section 4.9)."""
 
 
+def _object_or_none(value: Any) -> JsonDict | None:
+    return None if value is None else freeze_object(value)
+
+
 def _options(value: str | Iterable[Any]) -> tuple[str, ...]:
     return tuple([str(o["label"] if isinstance(o, Mapping) and "label" in o else o) for o in strings(value)])
 
@@ -42,8 +46,12 @@ class Question:
         options: Choices; empty means free text. With choices a free text is still possible.
         multi_select: Whether several options may be chosen.
         tool_name: For a permission question, the tool that wants to run.
-        details: Free JSON to show, such as the tool's input.
+        details: Free JSON to show; for a permission question, the input that would run.
         path: The path of the run that asks.
+        preview: For a permission question, what the tool's own ``preview`` says of the call, as ``action`` and ``details``;
+            ``None`` when it says nothing. It is made when somebody is asked, so it does not count when questions are compared.
+        remember: For a permission question, the rule that ``Answer(remember="session")`` adds, as a policy file has it;
+            ``None`` when a rule would not keep the question from being asked again.
     """
 
     id: str
@@ -53,6 +61,8 @@ class Question:
     tool_name: str | None = None
     details: JsonValue = attrs.field(default=None, converter=freeze)
     path: str = ""
+    preview: JsonDict | None = attrs.field(default=None, converter=_object_or_none, eq=False, kw_only=True)
+    remember: JsonDict | None = attrs.field(default=None, converter=_object_or_none, eq=False, kw_only=True)
 
 
 @attrs.frozen
@@ -137,12 +147,14 @@ class Decision:
         message: For a deny, what the model is told; for an ask, the question.
         rule_id: The rule that decided, for the log.
         options: For an ask, the choices; ``yes`` and ``no`` by default.
+        remember: For an ask, the rule that keeps such calls from being asked about again; see ``Question.remember``.
     """
 
     kind: Literal["allow", "deny", "ask"]
     message: str = ""
     rule_id: str | None = None
     options: tuple[str, ...] = attrs.field(default=("yes", "no"), converter=_options)
+    remember: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
 
     @classmethod
     def allow(cls, *, rule_id: str | None = None) -> Decision:

@@ -173,7 +173,8 @@ def _deny(slot: Slot, message: str) -> None:
 
 def _permission_question(slot: Slot, decision: Decision) -> Question:
     name = slot.own_call.tool_name
-    return Question("", decision.message or f"May {name} run?", decision.options, tool_name=name, details=slot.input)
+    text = decision.message or f"May {name} run?"
+    return Question("", text, decision.options, tool_name=name, details=slot.input, remember=decision.remember)
 
 
 def _permit(live: Live, slot: Slot, answers: Sequence[Answer]) -> Steps:

@@ -1,20 +1,28 @@
-"""Who answers a question: answers given up front, an interactor, whoever holds the run's handle, or nobody (requirements K)."""
+"""
+What people are shown of a question, and who answers it (requirements K).
+
+Answers come from what was given up front, from an interactor, from whoever holds the run's handle, or from nobody.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
+from stepengine.data.effects import Ask
+from stepengine.data.json import JsonDict, freeze
 from stepengine.data.questions import MAX_QUESTIONS, Answer, AnswerLike, Interactor, Question, answered
 from stepengine.errors import AnswerRejected, LimitExceeded
 from stepengine.runtime.logs import LOGGER
+from stepengine.runtime.performer import Item
+from stepengine.tools.definition import ToolPreview
 from stepengine.tools.threads import ThreadPool
 
-__all__ = ("Desk",)
+__all__ = ("Desk", "shown_questions")
 
 
 class Desk:
@@ -165,3 +173,30 @@ def _check(value: Any, whose: str) -> None:
 def _resolve(future: asyncio.Future[Answer | None], answer: Answer | None) -> None:
     if not future.done():
         future.set_result(answer)
+
+
+def shown_questions(item: Item) -> tuple[Question, ...]:
+    """
+    Return the questions of an ``Ask`` as people are shown them.
+
+    A preview is rendered here and not by the machine: it is the tool's code, may change from version to version, and is no
+    part of what was approved, so no record and no fingerprint holds it.
+    """
+    effect = cast("Ask", item.effect)
+    if effect.purpose != "permission":
+        return effect.questions
+    return tuple([attrs.evolve(question, preview=_preview(item, question)) for question in effect.questions])
+
+
+def _preview(item: Item, question: Question) -> JsonDict | None:
+    """Return what the tool says of the call; what is wrong with that is logged, and keeps nobody from being asked."""
+    tool: Any = getattr(item.plan.tools.get(question.tool_name or ""), "tool", None)
+    render = getattr(tool, "preview", None)
+    if render is None:
+        return None
+    try:
+        shown: ToolPreview | None = render(question.details)
+        return None if shown is None else JsonDict({"action": str(shown.action), "details": freeze(shown.details)})
+    except Exception as error:  # noqa: BLE001  (a preview is the tool author's code)
+        LOGGER.warning("the preview of %r failed at question %r", question.tool_name, question.id, exc_info=error)
+        return None

@@ -21,13 +21,13 @@ from stepengine import (
     ToolCall,
     tool,
 )
-from stepengine.data.events import PermissionDecided
+from stepengine.data.events import PermissionDecided, PermissionRequested
 from stepengine.data.run import RunStatus
 from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import spawn_tools
+from stepengine.tools import ToolPreview, spawn_tools
 
 
 class World:
@@ -261,3 +261,56 @@ def test_a_result_that_says_otherwise_changes_no_rule(world, payload):
 def test_what_is_no_policy_is_refused_where_it_is_written():
     with pytest.raises(DefinitionError, match="Policy"):
         Engine(permissions="plan")
+
+
+def edited_preview(input):
+    return ToolPreview(f"Put {input['x']}", {"was": 0, "will be": input["x"]})
+
+
+def broken_preview(input):
+    raise RuntimeError("no terminal")
+
+
+@pytest.mark.spec("requirements:E19")
+@pytest.mark.parametrize(
+    ("preview", "shown"),
+    [
+        (edited_preview, {"action": "Put 1", "details": {"was": 0, "will be": 1}}),
+        (None, None),
+        (broken_preview, None),
+        (lambda given: "Put", None),
+    ],
+    ids=["says", "none", "raises", "wrong"],
+)
+def test_a_permission_question_shows_the_tool_s_own_preview_and_no_record_holds_it(world, preview, shown):
+    @tool(category="write", preview=preview)
+    def put(x: int) -> str:
+        """Put."""
+        return "put"
+
+    world.tools[0] = put
+    journal, told = MemoryJournal(), []
+    asked = world.run([PUT, text("ok")], Policy(), journal=journal)
+    (event,) = [e for e in world.events if isinstance(e, PermissionRequested)]
+    (question,) = asked.pending_questions
+
+    assert (shown, {"x": 1}, "c1") == (event.preview, event.input, event.tool_call_id)
+    assert (shown, {"x": 1}) == (question.preview, question.details)
+    assert b"will be" not in b"".join(journal.lines())
+
+    @tool(category="write", preview=lambda given: ToolPreview("In other words"))
+    def put(x: int) -> str:
+        """Put."""
+        return "put"
+
+    class Listener:
+        def ask(self, question):
+            told.append(question.preview)
+            return True
+
+    agent = AgentDefinition("lead", model="m/m", tools=["put", "get", "spawn_agents"])
+    model = ScriptedModel([text("ok")])
+    with Engine([agent], [put, *world.tools[1:]], model, permissions=Policy(), interactor=Listener()) as engine:
+        assert RunStatus.COMPLETED is engine.resume_sync(journal).status
+        assert [{"action": "In other words", "details": None}] == told
+        assert RunStatus.COMPLETED is engine.replay_sync(journal).status
