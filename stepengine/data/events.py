@@ -211,12 +211,17 @@ class PermissionRequested(Event):
 
 @attrs.frozen(kw_only=True)
 class PermissionDecided(Event):
-    """A tool call was allowed or denied; *rule_id* names the rule, if one decided."""
+    """
+    A tool call was allowed or denied; *rule_id* names the rule, if one decided, *by* who answered, if somebody said so.
+
+    A rule that "always allow this" made is one that decided.
+    """
 
     tool_name: str
     tool_call_id: str = ""
     decision: str
     rule_id: str | None = None
+    by: str = ""
 
 
 @attrs.frozen(kw_only=True)

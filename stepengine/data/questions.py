@@ -23,6 +23,8 @@ __all__ = (
     "checked_interactor",
 )
 
+REMEMBERED = "remembered"
+"""The ``by`` of an answer that an earlier one with ``remember`` gave."""
 MAX_QUESTIONS = 100
 """How many questions of a run may wait for an answer at once (reliability R23, section 4.9)."""
 
@@ -74,13 +76,16 @@ class Answer:
         selected: The chosen options; a string is one.
         text: Free text.
         declined: The person did not want to answer.
-        remember: ``"session"`` turns an approval into a rule (requirements M11).
+        remember: ``"session"`` turns an approval into a rule: such calls are not asked about again for the rest of the
+            session, or of the run tree where there is none (requirements M11). By itself it is a yes.
+        by: Who answered, for the record.
     """
 
     selected: tuple[str, ...] = attrs.field(default=(), converter=strings)
     text: str = ""
     declined: bool = False
     remember: Literal["session"] | None = None
+    by: str = attrs.field(default="", kw_only=True)
 
     @property
     def value(self) -> str:
@@ -90,7 +95,9 @@ class Answer:
     @property
     def agrees(self) -> bool:
         """Whether this is a yes to a permission question."""
-        return not self.declined and self.value.strip().lower() in ("yes", "y", "allow", "true")
+        if self.declined or not self.value:
+            return not self.declined and self.remember is not None
+        return self.value.strip().lower() in ("yes", "y", "allow", "true")
 
 
 AnswerLike: TypeAlias = "str | bool | Answer"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Container, Generator, Sequence
 from typing import Any
 
 from stepengine.data import events as ev
-from stepengine.data.effects import Leaf
+from stepengine.data.effects import Ask, Leaf
 from stepengine.data.outcomes import Failure, Single, Stop
 from stepengine.data.parts import ToolCallPart
-from stepengine.data.questions import Answer, Decision, Question
+from stepengine.data.questions import REMEMBERED, Answer, Decision, Question
 from stepengine.data.results import ToolResult
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
@@ -177,15 +177,17 @@ def _permission_question(slot: Slot, decision: Decision) -> Question:
     return Question("", text, decision.options, tool_name=name, details=slot.input, remember=decision.remember)
 
 
-def _permit(live: Live, slot: Slot, answers: Sequence[Answer]) -> Steps:
+def _permit(live: Live, slot: Slot, effect: Ask, answers: Sequence[Answer]) -> Steps:
     answer = answers[0]
-    yield from _decided(live, slot, "allow" if answer.agrees else "deny", None)
+    remembered = effect.questions[0].remember if answer.by == REMEMBERED else None
+    rule_id = None if remembered is None else str(remembered["id"])
+    yield from _decided(live, slot, "allow" if answer.agrees else "deny", rule_id, answer.by)
     if not answer.agrees:
         said = f": {answer.text}" if answer.text and answer.text.lower() not in ("no", "n") else "."
         _deny(slot, f"A person denied the call of {slot.call.tool_name}{said}")
 
 
-def _decided(live: Live, slot: Slot, decision: str, rule_id: str | None) -> Steps:
+def _decided(live: Live, slot: Slot, decision: str, rule_id: str | None, by: str = "") -> Steps:
     event = ev.PermissionDecided(
         path=live.plan.path,
         seq=live.seq,
@@ -193,6 +195,7 @@ def _decided(live: Live, slot: Slot, decision: str, rule_id: str | None) -> Step
         tool_call_id=slot.call.tool_call_id,
         decision=decision,
         rule_id=rule_id,
+        by=by,
     )
     yield from live.notify(event)
 
@@ -278,7 +281,7 @@ def _ask_one(live: Live, slot: Slot, question: Question) -> Steps:
     except (StepEngineError, LimitReached) as error:
         _deny(slot, f"Nobody could be asked: {error}")
     else:
-        yield from _permit(live, slot, answers)
+        yield from _permit(live, slot, effect, answers)
 
 
 def _ask_all(live: Live, asking: Sequence[tuple[Slot, Question]]) -> Steps:
@@ -299,6 +302,6 @@ def _ask_all(live: Live, asking: Sequence[tuple[Slot, Question]]) -> Steps:
         except (StepEngineError, LimitReached) as error:
             _deny(slot, f"Nobody could be asked: {error}")
         else:
-            yield from _permit(live, slot, answers)
+            yield from _permit(live, slot, effect, answers)
     if stops:
         raise Stopped(merged(stops))

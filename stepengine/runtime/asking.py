@@ -8,21 +8,54 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import attrs
 
 from stepengine.data.effects import Ask
-from stepengine.data.json import JsonDict, freeze
-from stepengine.data.questions import MAX_QUESTIONS, Answer, AnswerLike, Interactor, Question, answered
+from stepengine.data.json import JsonDict, canonical, freeze
+from stepengine.data.questions import MAX_QUESTIONS, REMEMBERED, Answer, AnswerLike, Interactor, Question, answered
 from stepengine.errors import AnswerRejected, LimitExceeded
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import Item
 from stepengine.tools.definition import ToolPreview
 from stepengine.tools.threads import ThreadPool
 
-__all__ = ("Desk", "shown_questions")
+__all__ = ("Desk", "Remembered", "shown_questions")
+
+
+class Remembered:
+    """
+    The rules of people who answered "always allow this".
+
+    They apply as answers to the questions that they are about: so each call that they let through has its own recorded
+    answer, and a replay or resume depends on nothing but the record.
+    """
+
+    def __init__(self) -> None:
+        self._rules: dict[str, JsonDict] = {}
+
+    @property
+    def rules(self) -> tuple[JsonDict, ...]:
+        """The rules as policy files have them, in the order in which they were made."""
+        return tuple(self._rules.values())
+
+    def take(self, question: Question, answer: Answer) -> None:
+        """Add the rule that an answer makes, if it makes one."""
+        rule = question.remember
+        if rule is not None and answer.agrees and answer.remember is not None:
+            self._rules[canonical(rule)] = rule
+
+    def allow(self, question: Question) -> bool:
+        """Return whether a question has its answer already."""
+        return question.remember is not None and canonical(question.remember) in self._rules
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Drop the rules of these ids, all without one."""
+        for key, rule in list(self._rules.items()):
+            if not ids or rule["id"] in ids:
+                self._rules.pop(key, None)
 
 
 class Desk:
@@ -34,6 +67,10 @@ class Desk:
         interactor: Somebody who answers in process.
         threads: Where an interactor without ``async`` is asked.
         earlier: Questions of the run that this one continues, with their answers; they are asked again under other ids.
+        of_session: What people allowed for good in earlier runs of the conversation, and where that is kept for later ones.
+
+    Attributes:
+        remembered: What people allowed for good in this run tree, recorded answers included.
 
     Raises:
         AnswerRejected: when an answer given up front is none.
@@ -45,9 +82,12 @@ class Desk:
         interactor: Interactor | None,
         threads: ThreadPool,
         earlier: Sequence[tuple[Question, AnswerLike]] = (),
+        of_session: Remembered | None = None,
     ) -> None:
         for key, value in (*given.items(), *[(question.id, value) for question, value in earlier]):
             _check(value, f"for the question {key!r}")
+        self.remembered = Remembered()
+        self._of_session = Remembered() if of_session is None else of_session
         self._given = given
         self._earlier = list(earlier)
         self._unused = set(given)
@@ -75,6 +115,17 @@ class Desk:
         Raises:
             LimitExceeded: when more questions than a run tree may have would wait for an answer.
         """
+        answers = await self._asked(questions, interactor)
+        for question, answer in zip(questions, answers, strict=True):
+            if answer is not None:
+                self._of_session.take(question, answer)
+        return answers
+
+    def knows(self, question: Question) -> bool:
+        """Return whether somebody allowed what is asked for good, so that nobody is asked."""
+        return self.remembered.allow(question) or self._of_session.allow(question)
+
+    async def _asked(self, questions: Sequence[Question], interactor: Interactor | None) -> list[Answer | None]:
         answers = [self._up_front(question) for question in questions]
         somebody = interactor or self._interactor
         if somebody is not None:
@@ -113,7 +164,7 @@ class Desk:
             if key in self._given:
                 self._unused.discard(key)
                 return answered(self._given[key], question)
-        return None
+        return Answer(text="yes", by=REMEMBERED) if self.knows(question) else None
 
     def _opened(self, question: Question) -> asyncio.Future[Answer | None]:
         future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()

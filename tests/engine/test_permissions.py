@@ -12,6 +12,7 @@ from stepengine import (
     STEP_ALL,
     AgentCall,
     AgentDefinition,
+    Answer,
     Change,
     Decision,
     Engine,
@@ -25,7 +26,7 @@ from stepengine.data.events import PermissionDecided, PermissionRequested
 from stepengine.data.run import RunStatus
 from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
-from stepengine.permissions import Policy, Rule
+from stepengine.permissions import Call, Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools import ToolPreview, spawn_tools
 
@@ -314,3 +315,124 @@ def test_a_permission_question_shows_the_tool_s_own_preview_and_no_record_holds_
         assert RunStatus.COMPLETED is engine.resume_sync(journal).status
         assert [{"action": "In other words", "details": None}] == told
         assert RunStatus.COMPLETED is engine.replay_sync(journal).status
+
+
+class Person:
+    """
+    Answers by tool, and remembers what it was asked.
+    """
+
+    def __init__(self, **answers):
+        self.answers = answers
+        self.asked = []
+
+    def ask(self, question):
+        self.asked.append((question.tool_name, dict(question.details)))
+        return self.answers.get(question.tool_name)
+
+
+ALWAYS = Answer(remember="session")
+
+
+def puts(*numbers):
+    return [tool_call("put", {"x": n}) for n in numbers]
+
+
+@pytest.mark.spec("requirements:M11", "requirements:X29", "reliability:PM31")
+def test_what_a_person_always_allows_is_asked_once_and_a_deny_still_wins(world):
+    policy = Policy([Rule("deny", only(9), id="never nine", scope="agent:lead")])
+    person = Person(put=ALWAYS, get=True)
+    result = world.run([*puts(1), *puts(2, 9), GET, *puts(3), text("ok")], policy, interactor=person)
+
+    assert RunStatus.COMPLETED is result.status
+    assert [("put", {"x": 1}), ("get", {"x": 2})] == person.asked
+    assert [("put", 1), ("put", 2), ("get", 2), ("put", 3)] == world.done
+    rule = "allow calls of put in user"
+    expected = [("allow", None), ("allow", rule), ("deny", "never nine"), ("allow", None), ("allow", rule)]
+    assert expected == [(decision, by) for _, decision, by in world.decided()]
+    requested = [e for e in world.events if isinstance(e, PermissionRequested)]
+    assert ["put", "get"] == [e.tool_name for e in requested]
+    match = {"call": "put"}
+    assert {"id": rule, "decision": "allow", "match": match, "scope": "user"} == requested[0].remember
+
+
+@pytest.mark.spec("reliability:PM29")
+@pytest.mark.parametrize(
+    ("allowed", "same", "other"),
+    [
+        ("git status", ["git", "status"], "git status -s"),
+        (["make", "a b"], "make 'a b'", ["make", "a", "b"]),
+        ("ls | wc", "ls | wc", "ls | wc -l"),
+    ],
+    ids=["words", "quoted", "script"],
+)
+def test_an_always_for_a_command_is_for_exactly_its_words_and_for_a_script_for_exactly_its_text(allowed, same, other):
+    ran = []
+
+    @tool(category="execute")
+    def sh(command: str | list[str], cwd: str | None = None) -> str:
+        """Run."""
+        ran.append(command)
+        return "ran"
+
+    calls = [{"command": allowed}, {"command": same}, {"command": other}, {"command": same, "cwd": "there"}]
+    person = Person(sh=ALWAYS)
+    agent = AgentDefinition("lead", model="m/m", tools=[sh])
+    model = ScriptedModel([*[tool_call("sh", call) for call in calls], text("ok")])
+    with Engine([agent], models=model, permissions=Policy(), interactor=person) as engine:
+        engine.run_sync("lead", "go")
+
+    assert [allowed, same, other, same] == ran
+    assert [(allowed, None), (other, None), (same, "there")] == [
+        (seen["command"], seen["cwd"]) for _, seen in person.asked
+    ]
+
+
+@pytest.mark.spec("requirements:M11", "requirements:M10")
+def test_an_always_holds_for_its_session_and_its_user_and_is_listed_and_cleared(world):
+    person = Person(put=ALWAYS)
+    agent = AgentDefinition("lead", model="m/m", tools=["put"])
+    model = ScriptedModel([reply for _ in range(6) for reply in (PUT, text("ok"))])
+    with Engine([agent], world.tools, model, permissions=Policy(), interactor=person) as engine:
+
+        def asked(**options):
+            before = len(person.asked)
+            engine.run_sync("lead", "go", **options)
+            return len(person.asked) - before
+
+        assert [1, 0] == [asked(session_id="a"), asked(session_id="a")]
+        assert [Rule("allow", Call("put"), scope="user")] == list(engine.remembered("a"))
+        assert 1 == asked(session_id="b")
+        assert 1 == asked(session_id="a", user_id="eve")
+        engine.forget("a", "allow calls of put in user")
+        assert ["user:eve"] == [str(rule.scope) for rule in engine.remembered("a")]
+        assert 1 == asked(session_id="a")
+        engine.forget("a")
+        assert () == engine.remembered("a")
+        assert 0 == asked(session_id="b")
+
+
+@pytest.mark.spec("requirements:M11")
+def test_an_always_is_known_from_the_record_alone_after_a_resume_and_in_a_replay(world):
+    journal, agent = MemoryJournal(), AgentDefinition("lead", model="m/m", tools=["put", "get"])
+    rest = [*puts(3), text("ok")]
+    with Engine([agent], world.tools, ScriptedModel([*puts(1, 2), GET]), permissions=Policy()) as engine:
+        first = engine.run_sync("lead", "go", journal=journal, session_id="s", answers={"q1": ALWAYS})
+        assert ["get"] == [q.tool_name for q in first.pending_questions]
+    with Engine([agent], world.tools, ScriptedModel(rest), permissions=Policy()) as other:
+        second = other.resume_sync(journal, answers={first.pending_questions[0].id: True})
+        assert RunStatus.COMPLETED is second.status
+        assert [("put", 1), ("put", 2), ("get", 2), ("put", 3)] == world.done
+    with Engine([agent], world.tools, ScriptedModel([]), permissions=Policy()) as third:
+        again = third.replay_sync(journal)
+        assert journal.lines() == again.journal.lines()
+        assert () == third.remembered("s")
+
+
+@pytest.mark.spec("requirements:X3")
+def test_no_always_silences_a_hook_that_asks(world):
+    hooks = Hooks(pre_tool=[lambda ctx, call: Decision.ask("Sure?")])
+    person = Person(put=ALWAYS)
+    world.run([*puts(1, 2), text("ok")], Policy(), hooks=hooks, interactor=person)
+
+    assert 2 == len(person.asked)
