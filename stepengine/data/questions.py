@@ -25,6 +25,8 @@ __all__ = (
 
 REMEMBERED = "remembered"
 """The ``by`` of an answer that an earlier one with ``remember`` gave."""
+NOBODY = "nobody"
+"""The ``by`` of the no that stands for an answer where nobody can give one."""
 MAX_QUESTIONS = 100
 """How many questions of a run may wait for an answer at once (reliability R23, section 4.9)."""
 

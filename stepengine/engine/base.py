@@ -70,6 +70,7 @@ class Base:
         limits: Limits | None = None,
         observers: Iterable[ObserverLike] = (),
         interactor: Interactor | None = None,
+        headless: bool | None = None,
         dependency_overrides: Overrides | None = None,
         pricing: Pricing | None = cost_of,
         default_model: str | None = None,
@@ -88,6 +89,7 @@ class Base:
         self._keep_names = isinstance(models, Provider)
         self._watchers = tuple([watcher_of(o) for o in observers])
         self._interactor = checked_interactor(interactor, "Engine(interactor=...)")
+        self._headless = headless
         self._pricing = pricing
         self._default_model = default_model
         self._logger = LOGGER if logger is None else logger
@@ -170,7 +172,9 @@ class Base:
         )
         if wrap is not None:
             services = wrap(services)
-        return LiveRun(Tree(services, plan, state, hub, request.answers, earlier=request.earlier), self._active)
+        live = LiveRun(Tree(services, plan, state, hub, request.answers, earlier=request.earlier), self._active)
+        live.tree.desk.headless = bool(self._headless)
+        return live
 
     def _begin_session(self, session: Session, request: Request, known: Known = NOTHING_KNOWN) -> LiveRun:
         """Return a run that goes through *session*; when it cannot start, the journal is given back."""

@@ -15,7 +15,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import Ask, Leaf
 from stepengine.data.outcomes import Failure, Single, Stop
 from stepengine.data.parts import ToolCallPart
-from stepengine.data.questions import REMEMBERED, Answer, Decision, Question
+from stepengine.data.questions import NOBODY, REMEMBERED, Answer, Decision, Question
 from stepengine.data.results import ToolResult
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
@@ -28,6 +28,10 @@ from stepengine.machine.spawning import SpawnBinding
 __all__ = ("Beside", "model_slots", "run_batch")
 
 Steps = Generator[Any, Any, Any]
+UNATTENDED = (
+    "Denied: a call of {} needs a person's approval, and nobody can give it in this run. Go on without it, and say in the "
+    "end what was left undone."
+)
 
 
 class Beside:
@@ -182,7 +186,9 @@ def _permit(live: Live, slot: Slot, effect: Ask, answers: Sequence[Answer]) -> S
     remembered = effect.questions[0].remember if answer.by == REMEMBERED else None
     rule_id = None if remembered is None else str(remembered["id"])
     yield from _decided(live, slot, "allow" if answer.agrees else "deny", rule_id, answer.by)
-    if not answer.agrees:
+    if answer.by == NOBODY:
+        _deny(slot, UNATTENDED.format(slot.call.tool_name))
+    elif not answer.agrees:
         said = f": {answer.text}" if answer.text and answer.text.lower() not in ("no", "n") else "."
         _deny(slot, f"A person denied the call of {slot.call.tool_name}{said}")
 

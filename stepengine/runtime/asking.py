@@ -15,7 +15,16 @@ import attrs
 
 from stepengine.data.effects import Ask
 from stepengine.data.json import JsonDict, canonical, freeze
-from stepengine.data.questions import MAX_QUESTIONS, REMEMBERED, Answer, AnswerLike, Interactor, Question, answered
+from stepengine.data.questions import (
+    MAX_QUESTIONS,
+    NOBODY,
+    REMEMBERED,
+    Answer,
+    AnswerLike,
+    Interactor,
+    Question,
+    answered,
+)
 from stepengine.errors import AnswerRejected, LimitExceeded
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import Item
@@ -70,6 +79,7 @@ class Desk:
         of_session: What people allowed for good in earlier runs of the conversation, and where that is kept for later ones.
 
     Attributes:
+        headless: Whether a permission that nobody gives is refused, instead of waiting for somebody (requirements M17).
         remembered: What people allowed for good in this run tree, recorded answers included.
 
     Raises:
@@ -86,6 +96,7 @@ class Desk:
     ) -> None:
         for key, value in (*given.items(), *[(question.id, value) for question, value in earlier]):
             _check(value, f"for the question {key!r}")
+        self.headless = False
         self.remembered = Remembered()
         self._of_session = Remembered() if of_session is None else of_session
         self._given = given
@@ -132,6 +143,11 @@ class Desk:
             for index, question in enumerate(questions):
                 if answers[index] is None:
                     answers[index] = await self._interact(somebody, question)
+        if self.headless:
+            answers = [
+                Answer(declined=True, by=NOBODY) if answer is None and question.tool_name is not None else answer
+                for question, answer in zip(questions, answers, strict=True)
+            ]
         self._wait_for(answers.count(None))
         if not self._attending:
             return answers

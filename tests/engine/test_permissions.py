@@ -13,6 +13,7 @@ from stepengine import (
     AgentCall,
     AgentDefinition,
     Answer,
+    Ask,
     Change,
     Decision,
     Engine,
@@ -160,7 +161,9 @@ def test_hooks_and_policy_merge_deny_before_ask_before_allow(said, ruled):
         return lambda ctx, call: None if word == "none" else Decision(word)
 
     hooks = Hooks(pre_tool=[hook_of(word) for word in said])
-    result = world.run([PUT, text("ok")], Policy([Rule(ruled, Rule.allow_tool("put").matcher, id="it")]), hooks=hooks)
+    result = world.run(
+        [PUT, text("ok")], Policy([Rule(ruled, Rule.allow_tool("put").matcher, id="it")]), hooks=hooks, session_id="s"
+    )
     words = {*said, ruled}
     expected = "deny" if "deny" in words else "ask" if "ask" in words else "allow"
 
@@ -436,3 +439,66 @@ def test_no_always_silences_a_hook_that_asks(world):
     world.run([*puts(1, 2), text("ok")], Policy(), hooks=hooks, interactor=person)
 
     assert 2 == len(person.asked)
+
+
+def unattended(world, **options):
+    agent = AgentDefinition("lead", model="m/m", tools=["put", "get"])
+    world.model = ScriptedModel([tool_calls(PUT, GET), text("ok")])
+    policy = Policy([Rule.allow_tool("get")])
+    return Engine([agent], world.tools, world.model, permissions=policy, **options)
+
+
+@pytest.mark.spec("requirements:M17")
+@pytest.mark.parametrize(
+    ("engine", "run", "status"),
+    [
+        ({}, {}, RunStatus.COMPLETED),
+        ({"headless": True}, {"session_id": "s"}, RunStatus.COMPLETED),
+        ({"headless": True}, {"journal": True}, RunStatus.COMPLETED),
+        ({"headless": True, "interactor": Person()}, {}, RunStatus.COMPLETED),
+        ({"headless": False}, {}, RunStatus.SUSPENDED),
+        ({"interactor": Person()}, {}, RunStatus.SUSPENDED),
+        ({}, {"session_id": "s"}, RunStatus.SUSPENDED),
+        ({}, {"journal": True}, RunStatus.SUSPENDED),
+        ({}, {"answers": {"q1": True}}, RunStatus.COMPLETED),
+    ],
+    ids=["plain", "session", "journal", "interactor", "not headless", "asks", "in session", "journalled", "answered"],
+)
+def test_where_nobody_can_permit_a_call_it_is_denied_and_the_model_is_told(world, engine, run, status):
+    journal = MemoryJournal() if run.pop("journal", False) else None
+    with unattended(world, **engine) as made:
+        result = made.run_sync("lead", "go", journal=journal, **run)
+    answered = "answers" in run
+
+    assert status is result.status
+    assert (("get", 2) in world.done, ("put", 1) in world.done) == (status is RunStatus.COMPLETED, answered)
+    if status is RunStatus.COMPLETED and not answered:
+        (told, _) = [m for m in world.model.calls[-1].messages if m.role == "tool"]
+        assert ("denied", True) == (told.status, "needs a person's approval, and nobody can give it" in told.text)
+    if journal is not None and status is RunStatus.COMPLETED:
+        with unattended(World()) as other:
+            assert journal.lines() == other.replay_sync(journal).journal.lines()
+
+
+@pytest.mark.spec("requirements:M17")
+def test_a_question_that_is_no_permission_waits_in_a_headless_run_too(world):
+    def handler(ctx):
+        yield from Ask("Which one?")
+
+    agent = AgentDefinition("lead", handle_steps=handler)
+    with Engine([agent], headless=True) as engine:
+        assert ["Which one?"] == [q.text for q in engine.run_sync("lead", "go").pending_questions]
+
+
+@pytest.mark.spec("requirements:M17")
+async def test_who_holds_a_handle_can_permit_a_call_and_a_stream_is_no_plain_run(world):
+    async with unattended(world) as engine, engine.start("lead", "go") as handle:
+        async for event in handle.events():
+            if isinstance(event, PermissionRequested):
+                handle.answer(event.question.id, "yes")
+        assert RunStatus.COMPLETED is (await handle.result()).status
+    assert [("put", 1), ("get", 2)] == world.done
+    async with unattended(world) as engine:
+        async for event in engine.stream("lead", "go"):
+            last = event
+    assert RunStatus.SUSPENDED is last.result.status
