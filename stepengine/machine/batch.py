@@ -154,12 +154,17 @@ def _is_valid(slot: Slot) -> bool:
 def _judge(live: Live, slot: Slot) -> Generator[Any, Any, Question | None]:
     """Ask the ``pre_tool`` hooks about a valid call; return the question when a person must decide."""
 
-    def revalidate(call: ToolCallPart) -> None:
-        slot.change(call)
-        slot.validate()
+    def revalidate(changed: ToolCallPart) -> ToolCallPart:
+        before = slot.call
+        slot.change(changed)
+        try:
+            slot.validate()
+        except StepEngineError:
+            slot.call = before
+            raise
+        return slot.judged_call
 
-    decision, call = yield from hooks.judge_call(live, slot.own_call, revalidate)
-    slot.change(call)
+    decision = yield from hooks.judge_call(live, slot.judged_call, revalidate)
     if decision is None:
         return None
     if decision.kind == "ask" and slot.spec is not None and slot.spec.requires_permission:

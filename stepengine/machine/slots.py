@@ -84,6 +84,12 @@ class Slot:
         spec = self.spec
         return self.call if spec is None else _renamed(self.call, spec.name)
 
+    @property
+    def judged_call(self) -> ToolCallPart:
+        """The call as it would run: under the tool's own name, with the input that validation made of what came."""
+        call = self.own_call
+        return call if self.input is call.input else attrs.evolve(call, input=self.input)
+
     def change(self, call: ToolCallPart) -> None:
         """Take over what a hook made of the call; its name stays the one that the model used."""
         self.call = _renamed(call, self.call.tool_name)

@@ -502,3 +502,24 @@ async def test_who_holds_a_handle_can_permit_a_call_and_a_stream_is_no_plain_run
         async for event in engine.stream("lead", "go"):
             last = event
     assert RunStatus.SUSPENDED is last.result.status
+
+
+@pytest.mark.spec("reliability:R8")
+@pytest.mark.parametrize(
+    "asked", [{"cmd": "rm x"}, {"command": "rm x"}, {"COMMAND": "ls", "cmd": "rm x"}], ids=["alias", "name", "both"]
+)
+def test_the_policy_judges_the_input_that_runs_whatever_name_the_model_gave_it(asked):
+    ran = []
+
+    @tool(category="execute", aliases={"command": ("cmd",)})
+    def sh(command: str) -> str:
+        """Run."""
+        ran.append(command)
+        return "ran"
+
+    agent = AgentDefinition("lead", model="m/m", tools=[sh])
+    policy = Policy([Rule.deny_command(["rm"]), Rule.allow_tool("sh")])
+    with Engine([agent], models=ScriptedModel([tool_call("sh", asked), text("ok")]), permissions=policy) as engine:
+        engine.run_sync("lead", "go")
+
+    assert [] == [command for command in ran if command.startswith("rm")]
