@@ -212,9 +212,10 @@ class PermissionRequested(Event):
 @attrs.frozen(kw_only=True)
 class PermissionDecided(Event):
     """
-    A tool call was allowed or denied; *rule_id* names the rule, if one decided, *by* who answered, if somebody said so.
+    A tool call was allowed or denied; *rule_id* names the rule, if one decided.
 
-    A rule that "always allow this" made is one that decided.
+    A rule that "always allow this" made is one that decided. *by* says who answered and *reason* why, where that was said;
+    *edited_input* is what a person made of the input.
     """
 
     tool_name: str
@@ -222,6 +223,8 @@ class PermissionDecided(Event):
     decision: str
     rule_id: str | None = None
     by: str = ""
+    reason: str = ""
+    edited_input: JsonValue = attrs.field(default=None, converter=freeze)
 
 
 @attrs.frozen(kw_only=True)

@@ -21,6 +21,7 @@ __all__ = (
     "Question",
     "answered",
     "checked_interactor",
+    "edit_problem",
 )
 
 REMEMBERED = "remembered"
@@ -80,14 +81,19 @@ class Answer:
         declined: The person did not want to answer.
         remember: ``"session"`` turns an approval into a rule: such calls are not asked about again for the rest of the
             session, or of the run tree where there is none (requirements M11). By itself it is a yes.
+        edited_input: For a permission question, the input to run in place of the one that was asked about. By itself it is a
+            yes. It is validated and judged like the first one: what is denied stays denied.
         by: Who answered, for the record.
+        reason: Why, for the record; the model is told why a call was refused.
     """
 
     selected: tuple[str, ...] = attrs.field(default=(), converter=strings)
     text: str = ""
     declined: bool = False
     remember: Literal["session"] | None = None
+    edited_input: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
     by: str = attrs.field(default="", kw_only=True)
+    reason: str = attrs.field(default="", kw_only=True)
 
     @property
     def value(self) -> str:
@@ -98,7 +104,7 @@ class Answer:
     def agrees(self) -> bool:
         """Whether this is a yes to a permission question."""
         if self.declined or not self.value:
-            return not self.declined and self.remember is not None
+            return not self.declined and (self.remember is not None or self.edited_input is not None)
         return self.value.strip().lower() in ("yes", "y", "allow", "true")
 
 
@@ -111,6 +117,14 @@ def answered(value: AnswerLike, question: Question) -> Answer:
         return value
     text = ("yes" if value else "no") if isinstance(value, bool) else value
     return Answer(selected=(text,)) if text in question.options else Answer(text=text)
+
+
+def edit_problem(answer: Answer, question: Question) -> str | None:
+    """Return what is wrong with an answer that changes an input; ``None`` when nothing is."""
+    if answer.edited_input is None or (question.tool_name is not None and answer.agrees):
+        return None
+    what = "refuses the call" if question.tool_name is not None else "is to a question that is about no tool call"
+    return f"the answer to {question.id!r} has an edited_input, but it {what}"
 
 
 class Interactor(Protocol):

@@ -28,6 +28,8 @@ from stepengine.machine.spawning import SpawnBinding
 __all__ = ("Beside", "model_slots", "run_batch")
 
 Steps = Generator[Any, Any, Any]
+UNSAID = Answer()
+MAX_EDITS = 10
 UNATTENDED = (
     "Denied: a call of {} needs a person's approval, and nobody can give it in this run. Go on without it, and say in the "
     "end what was left undone."
@@ -153,7 +155,18 @@ def _is_valid(slot: Slot) -> bool:
 
 def _judge(live: Live, slot: Slot) -> Generator[Any, Any, Question | None]:
     """Ask the ``pre_tool`` hooks about a valid call; return the question when a person must decide."""
+    decision = yield from _judged(live, slot)
+    if decision is None:
+        return None
+    if decision.kind == "ask" and slot.spec is not None and slot.spec.requires_permission:
+        return _permission_question(slot, decision)
+    yield from _decided(live, slot, "deny" if decision.kind == "deny" else "allow", decision.rule_id)
+    if decision.kind == "deny":
+        _deny(slot, decision.message)
+    return None
 
+
+def _judged(live: Live, slot: Slot) -> Generator[Any, Any, Decision | None]:
     def revalidate(changed: ToolCallPart) -> ToolCallPart:
         before = slot.call
         slot.change(changed)
@@ -164,15 +177,7 @@ def _judge(live: Live, slot: Slot) -> Generator[Any, Any, Question | None]:
             raise
         return slot.judged_call
 
-    decision = yield from hooks.judge_call(live, slot.judged_call, revalidate)
-    if decision is None:
-        return None
-    if decision.kind == "ask" and slot.spec is not None and slot.spec.requires_permission:
-        return _permission_question(slot, decision)
-    yield from _decided(live, slot, "deny" if decision.kind == "deny" else "allow", decision.rule_id)
-    if decision.kind == "deny":
-        _deny(slot, decision.message)
-    return None
+    return (yield from hooks.judge_call(live, slot.judged_call, revalidate))
 
 
 def _deny(slot: Slot, message: str) -> None:
@@ -186,19 +191,49 @@ def _permission_question(slot: Slot, decision: Decision) -> Question:
     return Question("", text, decision.options, tool_name=name, details=slot.input, remember=decision.remember)
 
 
-def _permit(live: Live, slot: Slot, effect: Ask, answers: Sequence[Answer]) -> Steps:
+def _permit(live: Live, slot: Slot, effect: Ask, answers: Sequence[Answer]) -> Generator[Any, Any, Question | None]:
+    """Do with a call what a person said; return what has to be asked about the input that the person made of it."""
     answer = answers[0]
+    if answer.agrees and answer.edited_input is not None:
+        return (yield from _edit(live, slot, answer))
     remembered = effect.questions[0].remember if answer.by == REMEMBERED else None
     rule_id = None if remembered is None else str(remembered["id"])
-    yield from _decided(live, slot, "allow" if answer.agrees else "deny", rule_id, answer.by)
+    yield from _decided(live, slot, "allow" if answer.agrees else "deny", rule_id, answer)
     if answer.by == NOBODY:
         _deny(slot, UNATTENDED.format(slot.call.tool_name))
     elif not answer.agrees:
-        said = f": {answer.text}" if answer.text and answer.text.lower() not in ("no", "n") else "."
+        text = answer.reason or answer.text
+        said = f": {text}" if text and text.lower() not in ("no", "n") else "."
         _deny(slot, f"A person denied the call of {slot.call.tool_name}{said}")
+    return None
 
 
-def _decided(live: Live, slot: Slot, decision: str, rule_id: str | None, by: str = "") -> Steps:
+def _edit(live: Live, slot: Slot, answer: Answer) -> Generator[Any, Any, Question | None]:
+    """Take over the input that a person made of a call; it is judged like the first one, and a deny still wins."""
+    assert answer.edited_input is not None  # noqa: S101
+    slot.edit(answer.edited_input)
+    message, allowed = "", False
+    try:
+        slot.validate()
+    except StepEngineError as error:
+        message = f"A person changed the input of this call, and it does not fit: {error.message}"
+    else:
+        approved = slot.input
+        decision = yield from _judged(live, slot)
+        allowed = decision is None or decision.kind != "deny"
+        if allowed and slot.input != approved and slot.edits < MAX_EDITS:
+            # A hook made something else of what was approved, and what was approved is what runs.
+            asks = decision is not None and decision.kind == "ask"
+            return _permission_question(slot, decision if decision is not None and asks else Decision.ask())
+        allowed = allowed and slot.input == approved
+        message = decision.message if decision is not None and not allowed else ""
+    yield from _decided(live, slot, "allow" if allowed else "deny", None, answer)
+    if not allowed:
+        _deny(slot, message)
+    return None
+
+
+def _decided(live: Live, slot: Slot, decision: str, rule_id: str | None, answer: Answer = UNSAID) -> Steps:
     event = ev.PermissionDecided(
         path=live.plan.path,
         seq=live.seq,
@@ -206,7 +241,9 @@ def _decided(live: Live, slot: Slot, decision: str, rule_id: str | None, by: str
         tool_call_id=slot.call.tool_call_id,
         decision=decision,
         rule_id=rule_id,
-        by=by,
+        by=answer.by,
+        reason=answer.reason,
+        edited_input=answer.edited_input,
     )
     yield from live.notify(event)
 
@@ -286,23 +323,34 @@ def _distribute(live: Live, members: Sequence[Slot | Beside], outcomes: Sequence
 
 
 def _ask_one(live: Live, slot: Slot, question: Question) -> Steps:
-    effect = requests.ask_effect(live, question, purpose="permission", tool_call_id=slot.call.tool_call_id)
-    try:
-        answers = yield from requests.ask(live, effect)
-    except (StepEngineError, LimitReached) as error:
-        _deny(slot, f"Nobody could be asked: {error}")
-    else:
-        yield from _permit(live, slot, effect, answers)
+    waiting: Question | None = question
+    while waiting is not None:
+        effect = requests.ask_effect(live, waiting, purpose="permission", tool_call_id=slot.call.tool_call_id)
+        try:
+            answers = yield from requests.ask(live, effect)
+        except (StepEngineError, LimitReached) as error:
+            _deny(slot, f"Nobody could be asked: {error}")
+            return
+        waiting = yield from _permit(live, slot, effect, answers)
 
 
 def _ask_all(live: Live, asking: Sequence[tuple[Slot, Question]]) -> Steps:
     """Ask for all permissions of a batch at once, so that a batch with several suspends once."""
+    while asking:
+        asking = yield from _ask_round(live, asking)
+
+
+def _ask_round(
+    live: Live, asking: Sequence[tuple[Slot, Question]]
+) -> Generator[Any, Any, Sequence[tuple[Slot, Question]]]:
+    """Ask once, and return what has to be asked about what people made of the calls."""
     effects = [
         requests.ask_effect(live, question, purpose="permission", tool_call_id=slot.call.tool_call_id)
         for slot, question in asking
     ]
     outcomes = yield from live.gather(effects)
     stops: list[Stop] = []
+    again: list[tuple[Slot, Question]] = []
     for (slot, _), effect, outcome in zip(asking, effects, outcomes, strict=True):
         try:
             answers = live.unwrap(outcome, effect)
@@ -313,6 +361,8 @@ def _ask_all(live: Live, asking: Sequence[tuple[Slot, Question]]) -> Steps:
         except (StepEngineError, LimitReached) as error:
             _deny(slot, f"Nobody could be asked: {error}")
         else:
-            yield from _permit(live, slot, effect, answers)
+            question = yield from _permit(live, slot, effect, answers)
+            again += [] if question is None else [(slot, question)]
     if stops:
         raise Stopped(merged(stops))
+    return again

@@ -46,6 +46,7 @@ class Slot:
         "children",
         "closed",
         "duration",
+        "edits",
         "effects",
         "fault",
         "lenient",
@@ -68,6 +69,8 @@ class Slot:
         self.children: list[Spawn | ChildResult[Any]] = []
         self.started = 0
         self.duration = 0
+        self.edits = 0
+        """How often a person has changed its input."""
         self.closed = False
         """Whether its result only says why there is none."""
         self.fault = False
@@ -93,6 +96,12 @@ class Slot:
     def change(self, call: ToolCallPart) -> None:
         """Take over what a hook made of the call; its name stays the one that the model used."""
         self.call = _renamed(call, self.call.tool_name)
+
+    def edit(self, input: JsonDict) -> None:
+        """Take over what a person made of the input; of the call the model is shown what ran."""
+        call = self.call
+        self.edits += 1
+        self.call = ToolCallPart(call.tool_call_id, call.tool_name, input, provider_data=call.provider_data)
 
     @property
     def ended_turn(self) -> bool:

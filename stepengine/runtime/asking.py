@@ -24,6 +24,7 @@ from stepengine.data.questions import (
     Interactor,
     Question,
     answered,
+    edit_problem,
 )
 from stepengine.errors import AnswerRejected, LimitExceeded
 from stepengine.runtime.logs import LOGGER
@@ -53,7 +54,10 @@ class Remembered:
     def take(self, question: Question, answer: Answer) -> None:
         """Add the rule that an answer makes, if it makes one."""
         rule = question.remember
-        if rule is not None and answer.agrees and answer.remember is not None:
+        if rule is None or not answer.agrees or answer.remember is None:
+            return
+        if answer.edited_input is None or isinstance(rule["match"].get("call"), str):
+            # A rule about one input is not made of an answer that has put another one in its place.
             self._rules[canonical(rule)] = rule
 
     def allow(self, question: Question) -> bool:
@@ -211,7 +215,7 @@ class Desk:
             listed = ", ".join([f"{q.id!r} ({q.text})" for q, f in self._open.values() if not f.done()])
             msg = f"question {question_id!r} is not open; open are: {listed or 'none'}"
             raise AnswerRejected(msg)
-        _check(answer, f"to the question {question_id!r}")
+        _check(answer, f"to the question {question_id!r}", question)
         future.get_loop().call_soon_threadsafe(_resolve, future, answered(answer, question))
 
     async def _interact(self, interactor: Interactor, question: Question) -> Answer | None:
@@ -224,17 +228,19 @@ class Desk:
             if inspect.isawaitable(value):
                 value = await value
             if value is not None:
-                _check(value, "of the interactor")
+                _check(value, "of the interactor", question)
         except Exception as error:  # noqa: BLE001
             LOGGER.warning("the interactor raised at question %r, so nobody answers it", question.id, exc_info=error)
             return None if question.tool_name is None else Answer(declined=True)  # who cannot be asked has not agreed
         return None if value is None else answered(value, question)
 
 
-def _check(value: Any, whose: str) -> None:
+def _check(value: Any, whose: str, question: Question | None = None) -> None:
     if not isinstance(value, str | bool | Answer):
         msg = f"the answer {whose} is {value!r}; it is a string, a bool or an Answer"
         raise AnswerRejected(msg)
+    if question is not None and isinstance(value, Answer) and (problem := edit_problem(value, question)):
+        raise AnswerRejected(problem)
 
 
 def _resolve(future: asyncio.Future[Answer | None], answer: Answer | None) -> None:

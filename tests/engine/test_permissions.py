@@ -25,7 +25,7 @@ from stepengine import (
 )
 from stepengine.data.events import PermissionDecided, PermissionRequested
 from stepengine.data.run import RunStatus
-from stepengine.errors import DefinitionError
+from stepengine.errors import AnswerRejected, DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Call, Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
@@ -523,3 +523,90 @@ def test_the_policy_judges_the_input_that_runs_whatever_name_the_model_gave_it(a
         engine.run_sync("lead", "go")
 
     assert [] == [command for command in ran if command.startswith("rm")]
+
+
+EDITED = Answer(edited_input={"x": 5}, by="ana", reason="one is too few")
+UNDER_TEN = Policy([Rule("deny", only(9), message="Never nine.", id="no-nine")])
+
+
+def shown(model):
+    """
+    What the model is shown in the end: inputs of its calls, and how they went.
+    """
+    messages = model.calls[-1].messages
+    inputs = [dict(c.input) for m in messages if m.role == "assistant" for c in m.tool_calls]
+    return inputs, [(m.status, m.text) for m in messages if m.role == "tool"]
+
+
+@pytest.mark.spec("requirements:X54", "reliability:R8")
+@pytest.mark.parametrize("source", ["model", "batch", "handler"])
+def test_who_answers_can_change_the_call_and_the_model_is_shown_the_one_that_ran(world, source):
+    def handler(ctx):
+        yield ToolCall("put", {"x": 1})
+        yield STEP_ALL
+
+    replies = {"model": [PUT], "batch": [tool_calls(PUT, tool_call("put", {"x": 2}))], "handler": []}[source]
+    journal = MemoryJournal()
+    options = {"handler": handler if source == "handler" else None, "journal": journal}
+    world.run([*replies, text("ok")], UNDER_TEN, interactor=Person(put=EDITED), **options)
+    count = 2 if source == "batch" else 1
+
+    assert [("put", 5)] * count == world.done
+    assert ([{"x": 5}] * count, [("ok", "put")] * count) == shown(world.model)
+    (event, *_) = [e for e in world.events if isinstance(e, PermissionDecided)]
+    assert ("allow", "ana", "one is too few", {"x": 5}) == (event.decision, event.by, event.reason, event.edited_input)
+    history = journal.history()
+    kinds = {i.type: history.form(i) for i in history.intents.values()}
+    assert [{"x": count}, {"x": 5}] == [kinds["Ask"]["questions"][0]["details"], kinds["CallTool"]["input"]]
+    address = next(a for a, i in history.intents.items() if i.type == "Ask")
+    assert {"x": 5} == history.outcome(history.results[address]).value[0].edited_input
+    agent = AgentDefinition("lead", model="m/m", tools=["put", "get", "spawn_agents"], handle_steps=options["handler"])
+    with Engine([agent], world.tools, ScriptedModel([]), permissions=UNDER_TEN) as engine:
+        assert journal.lines() == engine.replay_sync(journal).journal.lines()
+
+
+@pytest.mark.spec("requirements:X54", "requirements:X29", "reliability:PM28")
+@pytest.mark.parametrize(
+    ("edited", "said"),
+    [({"x": 9}, "Never nine."), ({"x": "many"}, "it does not fit"), ({}, "it does not fit")],
+    ids=["denied", "wrong", "missing"],
+)
+def test_a_changed_input_is_checked_and_judged_like_the_first(world, edited, said):
+    world.run([PUT, text("ok")], UNDER_TEN, interactor=Person(put=Answer("yes", edited_input=edited)))
+
+    assert [] == world.done
+    ((inputs, results), told) = shown(world.model), world.decided()
+    assert ([edited], "denied") == (inputs, results[0][0])
+    assert said in results[0][1]
+    assert ["deny"] == [decision for _, decision, _ in told]
+
+
+@pytest.mark.spec("reliability:PM28", "reliability:R8")
+def test_what_a_hook_makes_of_a_changed_input_is_asked_about_again(world):
+    def capped(ctx, call):
+        return Change(input={"x": 10}) if call.input["x"] > 10 else None
+
+    class Editor(Person):
+        def ask(self, question):
+            super().ask(question)
+            return Answer(edited_input={"x": 50}) if len(self.asked) == 1 else True
+
+    person = Editor()
+    world.run([PUT, text("ok")], Policy(), hooks=Hooks(pre_tool=[capped]), interactor=person)
+
+    assert [("put", {"x": 1}), ("put", {"x": 10})] == person.asked
+    assert [("put", 10)] == world.done
+
+
+@pytest.mark.spec("requirements:X54", "requirements:K12")
+def test_an_edit_that_fits_no_question_is_refused_and_nothing_changes(world):
+    journal = MemoryJournal()
+    asked = world.run([PUT, text("ok")], Policy(), journal=journal)
+    before, (question,) = journal.lines(), asked.pending_questions
+    with (
+        Engine([AgentDefinition("lead", model="m/m", tools=["put"])], world.tools, permissions=Policy()) as engine,
+        pytest.raises(AnswerRejected, match="refuses the call"),
+    ):
+        engine.resume_sync(journal, answers={question.id: Answer("no", edited_input={"x": 2})})
+
+    assert before == journal.lines()
