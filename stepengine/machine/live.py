@@ -79,6 +79,8 @@ class Live:
         self.measured: Measured | None = None
         self.overflow: ContextOverflow | None = None
         self.refused_tokens: int | None = None
+        self.denials = 0
+        self.denied_in_row: dict[str, int] = {}
         self.tool_log: list[ToolCallLog] = []
         self.thinking: list[str] = []
 

@@ -198,6 +198,8 @@ def start(live: Live, slot: Slot) -> list[Leaf]:
     assert slot.binding is not None  # noqa: S101
     assert slot.validated is not None  # noqa: S101
     slot.started = live.now
+    if live.denied_in_row:
+        live.denied_in_row.pop(slot.binding.spec.name, None)
     call, value = slot.call, slot.validated.input
     if slot.binding.spec.kind == "ordinary":
         effect = CallTool(

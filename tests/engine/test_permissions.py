@@ -18,6 +18,7 @@ from stepengine import (
     Decision,
     Engine,
     Hooks,
+    Limits,
     Parallel,
     StepText,
     ToolCall,
@@ -610,3 +611,40 @@ def test_an_edit_that_fits_no_question_is_refused_and_nothing_changes(world):
         engine.resume_sync(journal, answers={question.id: Answer("no", edited_input={"x": 2})})
 
     assert before == journal.lines()
+
+
+@pytest.mark.spec("reliability:PM38")
+def test_a_model_that_is_denied_again_and_again_is_told_and_then_stopped(world):
+    policy = Policy([Rule.deny_tool("put", "Never."), Rule.allow_tool("get")])
+    replies = [*puts(1, 2), GET, *puts(3), tool_calls(*puts(4, 5, 6)), text("never said")]
+    result = world.run([*replies], policy, limits=Limits(max_denials=5))
+    told = [c.result.text for c in result.tool_calls]
+
+    assert (RunStatus.FAILED, "denials", 5) == (result.status, result.error.kind, result.error.limit)
+    assert ["put was denied 3 times in a row" in t for t in told] == [False, False, False, True, False, False, False]
+    assert ["put was denied 4 times in a row" in t for t in told] == [False] * 4 + [True, False, False]
+    assert ["denied", "denied", "ok", "denied", "denied", "denied", "denied"] == [
+        c.result.status for c in result.tool_calls
+    ]
+    assert 5 == len(world.model.calls)
+
+
+@pytest.mark.spec("reliability:PM38")
+@given(denials=st.integers(0, 14))
+def test_ten_denials_end_a_run_where_nobody_said_otherwise(denials):
+    world = World()
+    result = world.run([*puts(*range(denials)), text("ok")], Policy([Rule.deny_tool("put")]))
+
+    assert (denials >= 10) == (result.status is RunStatus.FAILED)
+    assert min(denials, 10) == len(result.tool_calls)
+
+
+@pytest.mark.spec("reliability:PM38")
+def test_equal_questions_of_one_reply_are_asked_once_and_answered_for_all(world):
+    same = [PUT, tool_call("put", {"x": 7}), PUT]
+    person = Person(put=True)
+    world.run([tool_calls(*same), text("ok")], Policy(), interactor=person)
+
+    assert [("put", {"x": 1}), ("put", {"x": 7})] == person.asked
+    assert [("put", 1), ("put", 7), ("put", 1)] == world.done
+    assert ["allow"] * 3 == [decision for _, decision, _ in world.decided()]
