@@ -11,6 +11,7 @@ import typer
 from stepengine.cli.ending import EXIT_CODES, leave
 from stepengine.cli.journal_app import add_journal_commands
 from stepengine.cli.options import BaseUrl, Options, Quiet, with_options
+from stepengine.cli.policies import add_policy_command
 from stepengine.cli.scanning import add_scanning_commands
 
 __all__ = ("app",)
@@ -214,3 +215,4 @@ def version() -> None:
 
 add_journal_commands(app)
 add_scanning_commands(app)
+add_policy_command(app)

@@ -256,7 +256,11 @@ class Progress:
     def _on_question_asked(self, event: ev.QuestionAsked | ev.PermissionRequested) -> None:
         self._line(event.path, f"  ? {one_line(event.question.text, 400)}", "bold yellow")
 
-    _on_permission_requested = _on_question_asked
+    def _on_permission_requested(self, event: ev.PermissionRequested) -> None:
+        self._on_question_asked(event)
+        shown = event.question.preview
+        if shown is not None:
+            self._line(event.path, f"    {one_line(str(shown['action']), 400)}", "yellow")
 
     def _on_notification(self, event: ev.Notification) -> None:
         self._line(event.path, f"  * {one_line(event.message, 400)}")

@@ -195,21 +195,36 @@ class AnswerReceived(Event):
 
 @attrs.frozen(kw_only=True)
 class PermissionRequested(Event):
-    """A tool call waits for a person's permission."""
+    """
+    A tool call waits for a person's permission.
+
+    *input* is what would run; *preview* and *remember* are those of the question.
+    """
 
     question: Question
     tool_name: str
     tool_call_id: str = ""
+    input: JsonValue = attrs.field(default=None, converter=freeze)
+    preview: JsonValue = attrs.field(default=None, converter=freeze)
+    remember: JsonValue = attrs.field(default=None, converter=freeze)
 
 
 @attrs.frozen(kw_only=True)
 class PermissionDecided(Event):
-    """A tool call was allowed or denied; *rule_id* names the rule, if one decided."""
+    """
+    A tool call was allowed or denied; *rule_id* names the rule, if one decided.
+
+    A rule that "always allow this" made is one that decided. *by* says who answered and *reason* why, where that was said;
+    *edited_input* is what a person made of the input.
+    """
 
     tool_name: str
     tool_call_id: str = ""
     decision: str
     rule_id: str | None = None
+    by: str = ""
+    reason: str = ""
+    edited_input: JsonValue = attrs.field(default=None, converter=freeze)
 
 
 @attrs.frozen(kw_only=True)

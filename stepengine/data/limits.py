@@ -44,6 +44,8 @@ class Limits:
             for.
         max_identical_calls: How often in a row the model may make the same tool call and get the same result; off by
             default, because polling is legal (reliability MP65).
+        max_denials: Tool calls of a run that rules, hooks or people may deny; with the last of them the run ends. After three
+            denials of one tool in a row the model is told to stop calling it; default 10.
         on_max_steps: At the step limit ``"final_answer"`` (default) asks the model once more without tools, ``"stop"``
             ends with what there is, ``"raise"`` makes the run raise ``LimitExceeded`` with the result.
 
@@ -63,6 +65,7 @@ class Limits:
     max_concurrent_children: int | None = attrs.field(default=None, validator=COUNTED)
     max_concurrent_tools: int | None = attrs.field(default=None, validator=COUNTED)
     max_identical_calls: int | None = attrs.field(default=None, validator=COUNTED)
+    max_denials: int | None = attrs.field(default=None, validator=COUNTED)
     on_max_steps: OnMaxSteps | None = attrs.field(default=None, validator=fine(or_none(ENDINGS)))
 
     def over(self, lower: Limits | None) -> Limits:
@@ -86,6 +89,7 @@ DEFAULT_LIMITS = Limits(
     max_total_children=100,
     max_children=16,
     max_concurrent_children=8,
+    max_denials=10,
     on_max_steps="final_answer",
 )
 """What holds when nobody said anything (reliability 4.9)."""

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import attrs
 
 from stepengine.data.functions import takes_one_argument
-from stepengine.data.json import JsonValue, freeze
+from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.parts import strings
 from stepengine.errors import DefinitionError
 
@@ -21,10 +21,19 @@ __all__ = (
     "Question",
     "answered",
     "checked_interactor",
+    "edit_problem",
 )
 
+REMEMBERED = "remembered"
+"""The ``by`` of an answer that an earlier one with ``remember`` gave."""
+NOBODY = "nobody"
+"""The ``by`` of the no that stands for an answer where nobody can give one."""
 MAX_QUESTIONS = 100
 """How many questions of a run may wait for an answer at once (reliability R23, section 4.9)."""
+
+
+def _object_or_none(value: Any) -> JsonDict | None:
+    return None if value is None else freeze_object(value)
 
 
 def _options(value: str | Iterable[Any]) -> tuple[str, ...]:
@@ -42,8 +51,12 @@ class Question:
         options: Choices; empty means free text. With choices a free text is still possible.
         multi_select: Whether several options may be chosen.
         tool_name: For a permission question, the tool that wants to run.
-        details: Free JSON to show, such as the tool's input.
+        details: Free JSON to show; for a permission question, the input that would run.
         path: The path of the run that asks.
+        preview: For a permission question, what the tool's own ``preview`` says of the call, as ``action`` and ``details``;
+            ``None`` when it says nothing. It is made when somebody is asked, so it does not count when questions are compared.
+        remember: For a permission question, the rule that ``Answer(remember="session")`` adds, as a policy file has it;
+            ``None`` when a rule would not keep the question from being asked again.
     """
 
     id: str
@@ -53,6 +66,8 @@ class Question:
     tool_name: str | None = None
     details: JsonValue = attrs.field(default=None, converter=freeze)
     path: str = ""
+    preview: JsonDict | None = attrs.field(default=None, converter=_object_or_none, eq=False, kw_only=True)
+    remember: JsonDict | None = attrs.field(default=None, converter=_object_or_none, eq=False, kw_only=True)
 
 
 @attrs.frozen
@@ -64,13 +79,21 @@ class Answer:
         selected: The chosen options; a string is one.
         text: Free text.
         declined: The person did not want to answer.
-        remember: ``"session"`` turns an approval into a rule (requirements M11).
+        remember: ``"session"`` turns an approval into a rule: such calls are not asked about again for the rest of the
+            session, or of the run tree where there is none (requirements M11). By itself it is a yes.
+        edited_input: For a permission question, the input to run in place of the one that was asked about. By itself it is a
+            yes. It is validated and judged like the first one: what is denied stays denied.
+        by: Who answered, for the record.
+        reason: Why, for the record; the model is told why a call was refused.
     """
 
     selected: tuple[str, ...] = attrs.field(default=(), converter=strings)
     text: str = ""
     declined: bool = False
     remember: Literal["session"] | None = None
+    edited_input: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+    by: str = attrs.field(default="", kw_only=True)
+    reason: str = attrs.field(default="", kw_only=True)
 
     @property
     def value(self) -> str:
@@ -80,7 +103,9 @@ class Answer:
     @property
     def agrees(self) -> bool:
         """Whether this is a yes to a permission question."""
-        return not self.declined and self.value.strip().lower() in ("yes", "y", "allow", "true")
+        if self.declined or not self.value:
+            return not self.declined and (self.remember is not None or self.edited_input is not None)
+        return self.value.strip().lower() in ("yes", "y", "allow", "true")
 
 
 AnswerLike: TypeAlias = "str | bool | Answer"
@@ -92,6 +117,14 @@ def answered(value: AnswerLike, question: Question) -> Answer:
         return value
     text = ("yes" if value else "no") if isinstance(value, bool) else value
     return Answer(selected=(text,)) if text in question.options else Answer(text=text)
+
+
+def edit_problem(answer: Answer, question: Question) -> str | None:
+    """Return what is wrong with an answer that changes an input; ``None`` when nothing is."""
+    if answer.edited_input is None or (question.tool_name is not None and answer.agrees):
+        return None
+    what = "refuses the call" if question.tool_name is not None else "is to a question that is about no tool call"
+    return f"the answer to {question.id!r} has an edited_input, but it {what}"
 
 
 class Interactor(Protocol):
@@ -137,12 +170,14 @@ class Decision:
         message: For a deny, what the model is told; for an ask, the question.
         rule_id: The rule that decided, for the log.
         options: For an ask, the choices; ``yes`` and ``no`` by default.
+        remember: For an ask, the rule that keeps such calls from being asked about again; see ``Question.remember``.
     """
 
     kind: Literal["allow", "deny", "ask"]
     message: str = ""
     rule_id: str | None = None
     options: tuple[str, ...] = attrs.field(default=("yes", "no"), converter=_options)
+    remember: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
 
     @classmethod
     def allow(cls, *, rule_id: str | None = None) -> Decision:

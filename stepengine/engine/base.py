@@ -16,6 +16,7 @@ import attrs
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event
 from stepengine.data.hooks import Hooks
+from stepengine.data.json import thaw
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Interactor, checked_interactor
 from stepengine.data.state import AgentState
@@ -29,8 +30,9 @@ from stepengine.errors import StepEngineError, UnknownModel
 from stepengine.machine import RunPlan, run_agent
 from stepengine.models import Models, Provider
 from stepengine.models.pricing import cost_of
-from stepengine.permissions import Policy
+from stepengine.permissions import Policy, Rule
 from stepengine.redaction import GIVEN
+from stepengine.runtime.asking import Remembered
 from stepengine.runtime.calls import Pricing
 from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.hub import Hub, ObserverLike
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Base",)
 
+KEPT_SESSIONS = 10_000
 NO_OVERRIDES: Mapping[int, Override] = {}
 NOTHING_REPLACED = Override()
 Prepare: TypeAlias = Callable[[RunPlan, AgentState], tuple[RunPlan, AgentState]]
@@ -67,6 +70,7 @@ class Base:
         limits: Limits | None = None,
         observers: Iterable[ObserverLike] = (),
         interactor: Interactor | None = None,
+        headless: bool | None = None,
         dependency_overrides: Overrides | None = None,
         pricing: Pricing | None = cost_of,
         default_model: str | None = None,
@@ -85,6 +89,7 @@ class Base:
         self._keep_names = isinstance(models, Provider)
         self._watchers = tuple([watcher_of(o) for o in observers])
         self._interactor = checked_interactor(interactor, "Engine(interactor=...)")
+        self._headless = headless
         self._pricing = pricing
         self._default_model = default_model
         self._logger = LOGGER if logger is None else logger
@@ -98,6 +103,7 @@ class Base:
             workspace=Workspace(Path(workspace)) if isinstance(workspace, str | Path) else workspace,
             resources=resources if isinstance(resources, ResourceMap) else ResourceMap(resources),
         )
+        self._remembered: dict[str, Remembered] = {}
         self._windows: weakref.WeakKeyDictionary[Models, dict[str, int | None]] = weakref.WeakKeyDictionary()
         self._active: set[LiveRun] = set()
         self._loop_thread = LoopThread()
@@ -158,6 +164,7 @@ class Base:
             window=window,
             planner=planner.child,
             interactor=self._interactor,
+            remembered=self._remembered_in(plan.session_id),
             retry=self._retry,
             rates=self._rates,
             seed=planner.seed,
@@ -165,7 +172,9 @@ class Base:
         )
         if wrap is not None:
             services = wrap(services)
-        return LiveRun(Tree(services, plan, state, hub, request.answers, earlier=request.earlier), self._active)
+        live = LiveRun(Tree(services, plan, state, hub, request.answers, earlier=request.earlier), self._active)
+        live.tree.desk.headless = bool(self._headless)
+        return live
 
     def _begin_session(self, session: Session, request: Request, known: Known = NOTHING_KNOWN) -> LiveRun:
         """Return a run that goes through *session*; when it cannot start, the journal is given back."""
@@ -182,6 +191,33 @@ class Base:
             raise
         live.session = session
         return live
+
+    def _remembered_in(self, session_id: str | None) -> Remembered | None:
+        """Return where the rules of a conversation are kept; those that were longest without a run are forgotten."""
+        if session_id is None:
+            return None
+        kept = self._remembered.pop(session_id, None) or Remembered()
+        while len(self._remembered) >= KEPT_SESSIONS:
+            self._remembered.pop(next(iter(self._remembered)), None)
+        self._remembered[session_id] = kept
+        return kept
+
+    def remembered(self, session_id: str) -> tuple[Rule, ...]:
+        """
+        Return what people allowed for good in a conversation, with ``Answer(remember="session")``, since the engine was made.
+
+        The engine keeps these rules in its memory, of the last 10,000 conversations: another process asks again.
+        """
+        kept = self._remembered.get(session_id)
+        found = [] if kept is None else [dict(rule) for rule in kept.rules]
+        return Policy.from_json({"rules": thaw(found)}).rules
+
+    def forget(self, session_id: str, *ids: str) -> None:
+        """Ask again about what people allowed for good in a conversation: about the rules of these ids, about all without one."""
+        trees = [live.tree for live in list(self._active) if live.tree.root.plan.session_id == session_id]
+        for kept in (self._remembered.get(session_id), *[tree.desk.remembered for tree in trees]):
+            if kept is not None:
+                kept.forget(ids)
 
     def _default(self, models: Models, known: Known) -> str | None:
         """Return the model of roots that name none: of a recorded run the one that it had."""

@@ -45,6 +45,9 @@ class Engine(Recorded):
         observers: Functions or objects with ``on_event`` that are shown every event.
         interactor: Somebody who answers questions in process: an object with a method ``ask(question)``, plain or async,
             that returns a string, a bool or an ``Answer``, or ``None`` to leave the question open.
+        headless: Whether nobody is there to permit a tool call, so that what needs a person's approval is denied and the
+            model is told; a handler's ``Ask`` still suspends the run. By default that holds for a ``run`` with neither
+            interactor, journal nor session, which nobody could go on with.
         dependency_overrides: Dependency factories of tools that replace others.
         pricing: What model replies cost; ``None`` switches it off.
         default_model: The model of agents that name none.
@@ -105,7 +108,11 @@ class Engine(Recorded):
             MissingKey: when there is no key for the model's provider.
             LimitExceeded: at the step limit with ``on_max_steps="raise"``.
         """
-        return await self._begin(agent, prompt, **options)()
+        live = self._begin(agent, prompt, **options)
+        if self._headless is None:
+            reached_by = (self._interactor, live.session, live.tree.root.plan.session_id)
+            live.tree.desk.headless = all(way is None for way in reached_by)
+        return await live()
 
     def stream(
         self, agent: str | AgentDefinition[Any], prompt: str = "", **options: Unpack[RunOptions]

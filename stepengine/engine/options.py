@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import attrs
 
-from stepengine.data.checks import TEXT, Fine, an_instance, or_none
+from stepengine.data.checks import FLAG, TEXT, Fine, an_instance, or_none
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import Hooks
 from stepengine.data.limits import Limits
@@ -198,6 +198,7 @@ ENGINE = {
     "tools": _several("Tool objects, and a model goes to Engine(agents, models=...)"),
     "hooks": or_none(an_instance(Hooks, "Hooks(pre_step=[check])")),
     "permissions": or_none(an_instance(Policy, 'Policy([Rule.allow_category("read")])')),
+    "headless": or_none(FLAG),
     "limits": LIMITS,
     "observers": _several("functions of an event, or of objects with on_event"),
     "dependency_overrides": or_none(Fine(lambda value: isinstance(value, Mapping), "a mapping between functions")),

@@ -57,10 +57,15 @@ def describe(item: Item) -> CallModel | Form:
             form["kwargs"] = {k: _argument(v) for k, v in call.kwargs.items()}
             return form | ({"idempotent": True} if call.is_idempotent else {})
         case Ask():
-            form = {"type": "Ask", "questions": [bare(q) for q in effect.questions], "purpose": effect.purpose}
+            form = {"type": "Ask", "questions": [_asked(q) for q in effect.questions], "purpose": effect.purpose}
             return form | ({"tool_call_id": effect.tool_call_id} if effect.tool_call_id else {})
         case _ as never:
             assert_never(never)
+
+
+def _asked(question: Question) -> dict[str, Any]:
+    """Return the stored form of a question, without what is made anew whenever it is shown."""
+    return bare(question if question.remember is None else attrs.evolve(question, remember=None))
 
 
 def _argument(value: Any) -> Any:

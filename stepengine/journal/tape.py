@@ -25,6 +25,7 @@ from stepengine.journal.forms import bare, describe, is_repeatable, outcome_memb
 from stepengine.journal.questions import decision_about
 from stepengine.journal.records import Input, Intent, Result, to_text
 from stepengine.machine.plan import Finished, RunPlan
+from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import IO, Item, Performer
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class Tape:
 
     async def _halted(self, item: Item) -> Single:
         assert self._replayer is not None  # noqa: S101 - it said that nothing is live
-        return self._replayer.halt(item.path, item.effect.questions if type(item.effect) is Ask else ())
+        return self._replayer.halt(item.path, shown_questions(item) if type(item.effect) is Ask else ())
 
     async def _spawn(self, item: Item, io: IO) -> Single:
         """Run a child over its own records; what its parent's record says of it is a check (design 10)."""

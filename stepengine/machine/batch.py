@@ -12,10 +12,11 @@ from collections.abc import Callable, Container, Generator, Sequence
 from typing import Any
 
 from stepengine.data import events as ev
-from stepengine.data.effects import Leaf
+from stepengine.data.effects import Ask, Leaf
+from stepengine.data.json import canonical
 from stepengine.data.outcomes import Failure, Single, Stop
 from stepengine.data.parts import ToolCallPart
-from stepengine.data.questions import Answer, Decision, Question
+from stepengine.data.questions import NOBODY, REMEMBERED, Answer, Decision, Question
 from stepengine.data.results import ToolResult
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
@@ -28,6 +29,14 @@ from stepengine.machine.spawning import SpawnBinding
 __all__ = ("Beside", "model_slots", "run_batch")
 
 Steps = Generator[Any, Any, Any]
+UNSAID = Answer()
+SPENT = "a limit of the run was spent"
+MAX_EDITS = 10
+TOLD_AT = 3
+UNATTENDED = (
+    "Denied: a call of {} needs a person's approval, and nobody can give it in this run. Go on without it, and say in the "
+    "end what was left undone."
+)
 
 
 class Beside:
@@ -107,19 +116,21 @@ def _is_parallel(slots: Sequence[Slot]) -> bool:
 
 
 def _in_turn(live: Live, slots: Sequence[Slot]) -> Steps:
-    why = ""
+    why, before = "", live.limit
     for slot in slots:
         if why and slot.result is None:
             slot.finish(ToolResult.error(f"Skipped: {why} before this call.", status="skipped"))
         try:
             yield from _one(live, slot)
         except LimitReached:
-            why = "a limit of the run was spent"
+            why = SPENT
         except StepEngineError:
             if slot.source != "model":
                 raise
         if slot.ended_turn:
             why = f"{slot.call.tool_name} ended the turn"
+        elif live.limit is not None and live.limit is not before and live.limit.kind == "denials":
+            why = SPENT
 
 
 def _one(live: Live, slot: Slot) -> Steps:
@@ -149,42 +160,99 @@ def _is_valid(slot: Slot) -> bool:
 
 def _judge(live: Live, slot: Slot) -> Generator[Any, Any, Question | None]:
     """Ask the ``pre_tool`` hooks about a valid call; return the question when a person must decide."""
-
-    def revalidate(call: ToolCallPart) -> None:
-        slot.change(call)
-        slot.validate()
-
-    decision, call = yield from hooks.judge_call(live, slot.own_call, revalidate)
-    slot.change(call)
+    decision = yield from _judged(live, slot)
     if decision is None:
         return None
     if decision.kind == "ask" and slot.spec is not None and slot.spec.requires_permission:
         return _permission_question(slot, decision)
     yield from _decided(live, slot, "deny" if decision.kind == "deny" else "allow", decision.rule_id)
     if decision.kind == "deny":
-        _deny(slot, decision.message)
+        _deny(live, slot, decision.message)
     return None
 
 
-def _deny(slot: Slot, message: str) -> None:
+def _judged(live: Live, slot: Slot) -> Generator[Any, Any, Decision | None]:
+    def revalidate(changed: ToolCallPart) -> ToolCallPart:
+        before = slot.call
+        slot.change(changed)
+        try:
+            slot.validate()
+        except StepEngineError:
+            slot.call = before
+            raise
+        return slot.judged_call
+
+    return (yield from hooks.judge_call(live, slot.judged_call, revalidate))
+
+
+def _deny(live: Live, slot: Slot, message: str) -> None:
+    """Give a call the result that it is denied; a model that will not hear it is told so, and in the end stopped."""
+    name, most = slot.own_call.tool_name, live.limits.max_denials
     text = message or f"The call of {slot.call.tool_name} was denied."
+    live.denials += 1
+    row = live.denied_in_row[name] = live.denied_in_row.get(name, 0) + 1
+    if row >= TOLD_AT:
+        text += (
+            f" {name} was denied {row} times in a row: do not call it again, go on without it or say what is missing."
+        )
     slot.finish(ToolResult.error(text, status="denied"))
+    if most is not None and live.denials >= most:
+        msg = (
+            f"{live.denials} tool calls of agent {live.agent.id!r} were denied, the last one of {name!r}, and max_denials is "
+            f"{most}; allow what it needs, tell it in its prompt what it may not do, or raise Limits(max_denials=...)"
+        )
+        live.limit = live.limit or LimitExceeded(msg, kind="denials", limit=most)
 
 
 def _permission_question(slot: Slot, decision: Decision) -> Question:
     name = slot.own_call.tool_name
-    return Question("", decision.message or f"May {name} run?", decision.options, tool_name=name, details=slot.input)
+    text = decision.message or f"May {name} run?"
+    return Question("", text, decision.options, tool_name=name, details=slot.input, remember=decision.remember)
 
 
-def _permit(live: Live, slot: Slot, answers: Sequence[Answer]) -> Steps:
+def _permit(live: Live, slot: Slot, effect: Ask, answers: Sequence[Answer]) -> Generator[Any, Any, Question | None]:
+    """Do with a call what a person said; return what has to be asked about the input that the person made of it."""
     answer = answers[0]
-    yield from _decided(live, slot, "allow" if answer.agrees else "deny", None)
-    if not answer.agrees:
-        said = f": {answer.text}" if answer.text and answer.text.lower() not in ("no", "n") else "."
-        _deny(slot, f"A person denied the call of {slot.call.tool_name}{said}")
+    if answer.agrees and answer.edited_input is not None:
+        return (yield from _edit(live, slot, answer))
+    remembered = effect.questions[0].remember if answer.by == REMEMBERED else None
+    rule_id = None if remembered is None else str(remembered["id"])
+    yield from _decided(live, slot, "allow" if answer.agrees else "deny", rule_id, answer)
+    if answer.by == NOBODY:
+        _deny(live, slot, UNATTENDED.format(slot.call.tool_name))
+    elif not answer.agrees:
+        text = answer.reason or answer.text
+        said = f": {text}" if text and text.lower() not in ("no", "n") else "."
+        _deny(live, slot, f"A person denied the call of {slot.call.tool_name}{said}")
+    return None
 
 
-def _decided(live: Live, slot: Slot, decision: str, rule_id: str | None) -> Steps:
+def _edit(live: Live, slot: Slot, answer: Answer) -> Generator[Any, Any, Question | None]:
+    """Take over the input that a person made of a call; it is judged like the first one, and a deny still wins."""
+    assert answer.edited_input is not None  # noqa: S101
+    slot.edit(answer.edited_input)
+    message, allowed = "", False
+    try:
+        slot.validate()
+    except StepEngineError as error:
+        message = f"A person changed the input of this call, and it does not fit: {error.message}"
+    else:
+        approved = slot.input
+        decision = yield from _judged(live, slot)
+        allowed = decision is None or decision.kind != "deny"
+        if allowed and slot.input != approved and slot.edits < MAX_EDITS:
+            # A hook made something else of what was approved, and what was approved is what runs.
+            asks = decision is not None and decision.kind == "ask"
+            return _permission_question(slot, decision if decision is not None and asks else Decision.ask())
+        allowed = allowed and slot.input == approved
+        message = decision.message if decision is not None and not allowed else ""
+    yield from _decided(live, slot, "allow" if allowed else "deny", None, answer)
+    if not allowed:
+        _deny(live, slot, message)
+    return None
+
+
+def _decided(live: Live, slot: Slot, decision: str, rule_id: str | None, answer: Answer = UNSAID) -> Steps:
     event = ev.PermissionDecided(
         path=live.plan.path,
         seq=live.seq,
@@ -192,6 +260,9 @@ def _decided(live: Live, slot: Slot, decision: str, rule_id: str | None) -> Step
         tool_call_id=slot.call.tool_call_id,
         decision=decision,
         rule_id=rule_id,
+        by=answer.by,
+        reason=answer.reason,
+        edited_input=answer.edited_input,
     )
     yield from live.notify(event)
 
@@ -271,33 +342,72 @@ def _distribute(live: Live, members: Sequence[Slot | Beside], outcomes: Sequence
 
 
 def _ask_one(live: Live, slot: Slot, question: Question) -> Steps:
-    effect = requests.ask_effect(live, question, purpose="permission", tool_call_id=slot.call.tool_call_id)
-    try:
-        answers = yield from requests.ask(live, effect)
-    except (StepEngineError, LimitReached) as error:
-        _deny(slot, f"Nobody could be asked: {error}")
-    else:
-        yield from _permit(live, slot, answers)
+    waiting: Question | None = question
+    while waiting is not None:
+        effect = requests.ask_effect(live, waiting, purpose="permission", tool_call_id=slot.call.tool_call_id)
+        try:
+            answers = yield from requests.ask(live, effect)
+        except (StepEngineError, LimitReached) as error:
+            _deny(live, slot, f"Nobody could be asked: {error}")
+            return
+        waiting = yield from _permit(live, slot, effect, answers)
 
 
 def _ask_all(live: Live, asking: Sequence[tuple[Slot, Question]]) -> Steps:
     """Ask for all permissions of a batch at once, so that a batch with several suspends once."""
+    while asking:
+        asking = yield from _ask_round(live, asking)
+
+
+def _ask_round(
+    live: Live, asking: Sequence[tuple[Slot, Question]]
+) -> Generator[Any, Any, Sequence[tuple[Slot, Question]]]:
+    """Ask once, what is the same only once, and return what has to be asked about what people made of the calls."""
+    alike = _alike(asking)
     effects = [
-        requests.ask_effect(live, question, purpose="permission", tool_call_id=slot.call.tool_call_id)
-        for slot, question in asking
+        requests.ask_effect(live, question, purpose="permission", tool_call_id=slots[0].call.tool_call_id)
+        for question, slots in alike
     ]
     outcomes = yield from live.gather(effects)
     stops: list[Stop] = []
-    for (slot, _), effect, outcome in zip(asking, effects, outcomes, strict=True):
+    again: list[tuple[Slot, Question]] = []
+    for (_, slots), effect, outcome in zip(alike, effects, outcomes, strict=True):
         try:
-            answers = live.unwrap(outcome, effect)
+            again += yield from _answer(live, slots, effect, outcome)
         except Stopped as stopped:
-            stop = requests.with_questions(stopped.stop, effect)
-            slot.close(stop)
-            stops.append(stop)
-        except (StepEngineError, LimitReached) as error:
-            _deny(slot, f"Nobody could be asked: {error}")
-        else:
-            yield from _permit(live, slot, answers)
+            stops.append(stopped.stop)
     if stops:
         raise Stopped(merged(stops))
+    return again
+
+
+def _answer(
+    live: Live, slots: Sequence[Slot], effect: Ask, outcome: Single
+) -> Generator[Any, Any, list[tuple[Slot, Question]]]:
+    """Do with the calls that one question is about what came of it."""
+    again: list[tuple[Slot, Question]] = []
+    try:
+        answers = live.unwrap(outcome, effect)
+    except Stopped as stopped:
+        stop = requests.with_questions(stopped.stop, effect)
+        for slot in slots:
+            slot.close(stop)
+        raise Stopped(stop) from None
+    except (StepEngineError, LimitReached) as error:
+        for slot in slots:
+            _deny(live, slot, f"Nobody could be asked: {error}")
+        return again
+    for slot in slots:
+        question = yield from _permit(live, slot, effect, answers)
+        if question is not None:
+            again.append((slot, question))
+    return again
+
+
+def _alike(asking: Sequence[tuple[Slot, Question]]) -> list[tuple[Question, list[Slot]]]:
+    """Return each question once, with all the calls that ask it (reliability PM38)."""
+    found: dict[str, tuple[Question, list[Slot]]] = {}
+    for slot, question in asking:
+        key = canonical([question.text, question.options, question.tool_name, question.details])
+        found.setdefault(key, (question, []))[1].append(slot)
+    return list(found.values())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from types import CoroutineType, GeneratorType
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepengine.data import events as ev
 from stepengine.data.functions import location_of
@@ -29,7 +29,6 @@ from stepengine.machine.signals import Abort, Stopped, is_callers
 from stepengine.machine.slots import hook_call
 
 __all__ = (
-    "Judgement",
     "judge_call",
     "on_stop",
     "on_suspend",
@@ -46,13 +45,6 @@ ACCEPTED = "Perform, Complete or ToolCall (all from stepengine)"
 MAX_REFUSALS = 10
 MAX_YIELDS = 1000
 CHANGES = ("system_prompt", "messages", "view", "context", "input", "result")
-
-
-class Judgement(NamedTuple):
-    """What the ``pre_tool`` hooks of one call decided together: deny beats ask beats allow (requirements X3)."""
-
-    decision: Decision | None
-    call: ToolCallPart
 
 
 def _name(hook: Hook) -> str:
@@ -214,9 +206,14 @@ def post_step(live: Live, reply: Any) -> Steps:
 
 
 def judge_call(
-    live: Live, call: ToolCallPart, revalidate: Callable[[ToolCallPart], None]
-) -> Generator[Any, Any, Judgement]:
-    """Ask all ``pre_tool`` hooks about *call*; changes of its input are validated before the next hook sees them."""
+    live: Live, call: ToolCallPart, revalidate: Callable[[ToolCallPart], ToolCallPart]
+) -> Generator[Any, Any, Decision | None]:
+    """
+    Return what all ``pre_tool`` hooks decide about *call* together: deny beats ask beats allow (requirements X3).
+
+    Each hook sees the input that would run. One that a hook changed is validated before the next one sees it, and taken over
+    by *revalidate*.
+    """
     strongest: Decision | None = None
     for hook in live.plan.hooks.pre_tool:
         try:
@@ -229,15 +226,14 @@ def judge_call(
             said = Decision.deny(f"The check of this call failed, so it was not run: {error}")
         if isinstance(said, Decision) and (strongest is None or _weight(said) > _weight(strongest)):
             strongest = said
-    return Judgement(strongest, call)
+    return strongest
 
 
-def _changed(call: ToolCallPart, change: Change, revalidate: Callable[[ToolCallPart], None]) -> ToolCallPart:
+def _changed(call: ToolCallPart, change: Change, revalidate: Callable[[ToolCallPart], ToolCallPart]) -> ToolCallPart:
     if change.input is None:
         return call
     changed = ToolCallPart(call.tool_call_id, call.tool_name, change.input, provider_data=call.provider_data)
-    revalidate(changed)
-    return changed
+    return revalidate(changed)
 
 
 def _weight(decision: Decision) -> int:

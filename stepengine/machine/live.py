@@ -58,6 +58,8 @@ class Live:
         "bindings",
         "context",
         "definitions",
+        "denials",
+        "denied_in_row",
         "ephemeral",
         "has_asked",
         "has_output",
@@ -136,6 +138,8 @@ class Live:
         self.measured: Measured | None = None
         self.overflow: ContextOverflow | None = None
         self.refused_tokens: int | None = None
+        self.denials = 0
+        self.denied_in_row: dict[str, int] = {}
         self.tool_log: list[ToolCallLog] = []
         self.thinking: list[str] = []
 

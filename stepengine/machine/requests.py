@@ -120,6 +120,7 @@ def ask_effect(live: Live, *questions: Question, purpose: Any = "question", tool
             tool_name=question.tool_name,
             details=question.details,
             path=live.plan.path,
+            remember=question.remember,
         )
         for index, question in enumerate(questions)
     ]

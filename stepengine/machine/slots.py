@@ -58,6 +58,7 @@ class Slot:
         "children",
         "closed",
         "duration",
+        "edits",
         "effects",
         "fault",
         "lenient",
@@ -80,6 +81,8 @@ class Slot:
         self.children: list[Spawn | ChildResult[Any]] = []
         self.started = 0
         self.duration = 0
+        self.edits = 0
+        """How often a person has changed its input."""
         self.closed = False
         """Whether its result only says why there is none."""
         self.fault = False
@@ -96,9 +99,21 @@ class Slot:
         spec = self.spec
         return self.call if spec is None else _renamed(self.call, spec.name)
 
+    @property
+    def judged_call(self) -> ToolCallPart:
+        """The call as it would run: under the tool's own name, with the input that validation made of what came."""
+        call = self.own_call
+        return call if self.input is call.input else attrs.evolve(call, input=self.input)
+
     def change(self, call: ToolCallPart) -> None:
         """Take over what a hook made of the call; its name stays the one that the model used."""
         self.call = _renamed(call, self.call.tool_name)
+
+    def edit(self, input: JsonDict) -> None:
+        """Take over what a person made of the input; of the call the model is shown what ran."""
+        call = self.call
+        self.edits += 1
+        self.call = ToolCallPart(call.tool_call_id, call.tool_name, input, provider_data=call.provider_data)
 
     @property
     def ended_turn(self) -> bool:
@@ -195,6 +210,8 @@ def start(live: Live, slot: Slot) -> list[Leaf]:
     assert slot.binding is not None  # noqa: S101
     assert slot.validated is not None  # noqa: S101
     slot.started = live.now
+    if live.denied_in_row:
+        live.denied_in_row.pop(slot.binding.spec.name, None)
     call, value = slot.call, slot.validated.input
     if slot.binding.spec.kind == "ordinary":
         effect = quick_call_tool(

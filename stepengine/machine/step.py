@@ -293,11 +293,11 @@ def _run_tools(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any
     except LimitReached as error:
         spent = error
     except Stopped:
-        live.commit(reply.message, _results(slots))
+        live.commit(_as_ran(reply.message, slots), _results(slots))
         raise
     finally:
         live.open_reply = None
-    live.commit(reply.message, _results(slots))
+    live.commit(_as_ran(reply.message, slots), _results(slots))
     return spent
 
 
@@ -305,6 +305,15 @@ def _note_thinking(live: Live, message: AssistantMessage) -> None:
     thinking, text = message.thinking, message.text
     if thinking or "<" in text:
         live.thinking.extend((*thinking, *parted(text).thoughts))
+
+
+def _as_ran(message: AssistantMessage, slots: Sequence[Slot]) -> AssistantMessage:
+    """Return the reply with the inputs that people changed as they ran: the model must not take its own for what happened."""
+    ran: dict[str, AssistantPart] = {slot.call.tool_call_id: slot.call for slot in slots if slot.edits}
+    if not ran:
+        return message
+    parts = [ran.get(part.tool_call_id, part) if type(part) is ToolCallPart else part for part in message.content]
+    return attrs.evolve(message, content=tuple(parts))
 
 
 def _show(live: Live, reply: Reply) -> Steps:

@@ -8,6 +8,7 @@ What must not: asking a person (that is an effect), running a tool, confining on
 
 from stepengine.permissions.policy import Mode, Policy, Verdict, read_only_commands
 from stepengine.permissions.rules import (
+    Call,
     Category,
     Command,
     Domain,
@@ -23,6 +24,7 @@ from stepengine.permissions.rules import (
 )
 
 __all__ = (
+    "Call",
     "Category",
     "Command",
     "Domain",

@@ -26,6 +26,7 @@ from stepengine.errors import DefinitionError
 from stepengine.permissions.commands import READ_ONLY, CommandForm
 from stepengine.permissions.rules import (
     ORDER,
+    Call,
     Category,
     Command,
     Domain,
@@ -202,9 +203,19 @@ class Policy:
                 context=ctx,
             )
             verdict = self.check(request)
-            return Decision(verdict.decision, verdict.message, verdict.rule.id if verdict.rule else None)
+            remember = self._always(request) if verdict.decision == "ask" else None
+            return Decision(
+                verdict.decision, verdict.message, verdict.rule.id if verdict.rule else None, remember=remember
+            )
 
         return permission
+
+    def _always(self, request: Request) -> JsonDict | None:
+        """Return the rule that "always allow this" adds, as a policy file has it; ``None`` when another one would still ask."""
+        scope = Scope("user", request.user_id)
+        rule = Rule("allow", Call.of(request), scope=scope)
+        is_enough = self.with_rules(rule).check(request).decision == "allow"
+        return freeze_object(_stored(rule)) if is_enough else None
 
     # --- other policies -----------------------------------------------------------------------------------------------
 
@@ -365,6 +376,8 @@ def _stored_matcher(rule: Rule) -> Any:
     match rule.matcher:
         case Every():
             return True
+        case Call(tool, given_input):
+            return tool if given_input is None else {"is": tool, "input": given_input}
         case ToolNamed(name) | Category(name):
             return name
         case Command(form):
@@ -408,7 +421,7 @@ def _typed(value: Any, kind: type, where: str) -> Any:
 
 PLAIN: Mapping[str, Callable[[str], Matcher]] = {"tool": ToolNamed, "category": Category}
 NARROWED: Mapping[str, Callable[[str, str | None], Matcher]] = {"path": Path, "domain": Domain, "regex": Regex}
-KINDS = ("all", *PLAIN, "command", *NARROWED)
+KINDS = ("all", *PLAIN, "call", "command", *NARROWED)
 
 
 def _loaded_matcher(data: Any, where: str) -> Matcher:
@@ -425,6 +438,8 @@ def _loaded_matcher(data: Any, where: str) -> Matcher:
         return Every()
     if kind in PLAIN:
         return PLAIN[kind](_typed(value, str, what))
+    if kind == "call":
+        return _loaded_call(value, what)
     if kind == "command":
         return Command(_loaded_form(value, what))
     if isinstance(value, str):
@@ -434,6 +449,13 @@ def _loaded_matcher(data: Any, where: str) -> Matcher:
     return NARROWED[kind](
         _typed(narrow.get("is"), str, f"{what}.is"), None if tool is None else _typed(tool, str, f"{what}.tool")
     )
+
+
+def _loaded_call(value: Any, where: str) -> Call:
+    if isinstance(value, str):
+        return Call(value)
+    found = _members(value, ("is", "input"), where)
+    return Call(_typed(found.get("is"), str, f"{where}.is"), _typed(found.get("input"), dict, f"{where}.input"))
 
 
 def _loaded_form(value: Any, where: str) -> CommandForm:

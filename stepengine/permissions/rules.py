@@ -16,7 +16,7 @@ import attrs
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, ValidationError, core_schema
 
 from stepengine.data.hooks import HookContext
-from stepengine.data.json import JsonDict, canonical
+from stepengine.data.json import JsonDict, canonical, freeze_object
 from stepengine.data.parts import strings
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError, ToolError
@@ -26,6 +26,7 @@ from stepengine.tools.files.rules import folded
 from stepengine.tools.search.patterns import GlobPattern
 
 __all__ = (
+    "Call",
     "Category",
     "Command",
     "Domain",
@@ -335,7 +336,44 @@ class When:
         return f"calls for which {getattr(self.test, '__qualname__', 'a function')} is true"
 
 
-Matcher: TypeAlias = Every | ToolNamed | Category | Command | Path | Domain | Regex | When
+@attrs.frozen
+class Call:
+    """
+    Calls of exactly this tool, and with *input* only those whose input equals it, a command in it read word by word.
+
+    That is what a person means who answers "always allow this": nothing that is only like it.
+    """
+
+    kind: ClassVar[str] = "call"
+    tool: str
+    input: JsonDict | None = attrs.field(default=None, converter=attrs.converters.optional(freeze_object))
+
+    def __attrs_post_init__(self) -> None:
+        _not_empty(self.tool, 'the name of a tool, such as "read_files"')
+
+    @classmethod
+    def of(cls, request: Request) -> Call:
+        """Return what a person who allows a call for good has seen of it: the tool, and of programs the whole input."""
+        return cls(request.tool.name, _as_words(request) if request.tool.category == "execute" else None)
+
+    def matches(self, request: Request, _decision: Effect) -> bool:
+        """Return whether the rule is about a call."""
+        return request.tool.name == self.tool and (self.input is None or _as_words(request) == self.input)
+
+    def __str__(self) -> str:
+        return f"calls of {self.tool}" if self.input is None else f"the call {self.tool} {canonical(self.input)}"
+
+
+def _as_words(request: Request) -> JsonDict:
+    """Return the input with its command as a list of words; a script, which only a shell can read, stays as it is."""
+    command = request.command
+    if command is None or isinstance(command, Script):
+        return request.input
+    name = "command" if "command" in request.input else "argv"
+    return freeze_object({**request.input, name: list(command)})
+
+
+Matcher: TypeAlias = Call | Every | ToolNamed | Category | Command | Path | Domain | Regex | When
 
 
 def _is_tool(name: str | None, request: Request) -> bool:

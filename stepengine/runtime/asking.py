@@ -1,20 +1,74 @@
-"""Who answers a question: answers given up front, an interactor, whoever holds the run's handle, or nobody (requirements K)."""
+"""
+What people are shown of a question, and who answers it (requirements K).
+
+Answers come from what was given up front, from an interactor, from whoever holds the run's handle, or from nobody.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
 
 import attrs
 
-from stepengine.data.questions import MAX_QUESTIONS, Answer, AnswerLike, Interactor, Question, answered
+from stepengine.data.effects import Ask
+from stepengine.data.json import JsonDict, canonical, freeze
+from stepengine.data.questions import (
+    MAX_QUESTIONS,
+    NOBODY,
+    REMEMBERED,
+    Answer,
+    AnswerLike,
+    Interactor,
+    Question,
+    answered,
+    edit_problem,
+)
 from stepengine.errors import AnswerRejected, LimitExceeded
 from stepengine.runtime.logs import LOGGER
+from stepengine.runtime.performer import Item
+from stepengine.tools.definition import ToolPreview
 from stepengine.tools.threads import ThreadPool
 
-__all__ = ("Desk",)
+__all__ = ("Desk", "Remembered", "shown_questions")
+
+
+class Remembered:
+    """
+    The rules of people who answered "always allow this".
+
+    They apply as answers to the questions that they are about: so each call that they let through has its own recorded
+    answer, and a replay or resume depends on nothing but the record.
+    """
+
+    def __init__(self) -> None:
+        self._rules: dict[str, JsonDict] = {}
+
+    @property
+    def rules(self) -> tuple[JsonDict, ...]:
+        """The rules as policy files have them, in the order in which they were made."""
+        return tuple(self._rules.values())
+
+    def take(self, question: Question, answer: Answer) -> None:
+        """Add the rule that an answer makes, if it makes one."""
+        rule = question.remember
+        if rule is None or not answer.agrees or answer.remember is None:
+            return
+        if answer.edited_input is None or isinstance(rule["match"].get("call"), str):
+            # A rule about one input is not made of an answer that has put another one in its place.
+            self._rules[canonical(rule)] = rule
+
+    def allow(self, question: Question) -> bool:
+        """Return whether a question has its answer already."""
+        return question.remember is not None and canonical(question.remember) in self._rules
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Drop the rules of these ids, all without one."""
+        for key, rule in list(self._rules.items()):
+            if not ids or rule["id"] in ids:
+                self._rules.pop(key, None)
 
 
 class Desk:
@@ -26,6 +80,11 @@ class Desk:
         interactor: Somebody who answers in process.
         threads: Where an interactor without ``async`` is asked.
         earlier: Questions of the run that this one continues, with their answers; they are asked again under other ids.
+        of_session: What people allowed for good in earlier runs of the conversation, and where that is kept for later ones.
+
+    Attributes:
+        headless: Whether a permission that nobody gives is refused, instead of waiting for somebody (requirements M17).
+        remembered: What people allowed for good in this run tree, recorded answers included.
 
     Raises:
         AnswerRejected: when an answer given up front is none.
@@ -37,9 +96,13 @@ class Desk:
         interactor: Interactor | None,
         threads: ThreadPool,
         earlier: Sequence[tuple[Question, AnswerLike]] = (),
+        of_session: Remembered | None = None,
     ) -> None:
         for key, value in (*given.items(), *[(question.id, value) for question, value in earlier]):
             _check(value, f"for the question {key!r}")
+        self.headless = False
+        self.remembered = Remembered()
+        self._of_session = Remembered() if of_session is None else of_session
         self._given = given
         self._earlier = list(earlier)
         self._unused = set(given)
@@ -67,12 +130,28 @@ class Desk:
         Raises:
             LimitExceeded: when more questions than a run tree may have would wait for an answer.
         """
+        answers = await self._asked(questions, interactor)
+        for question, answer in zip(questions, answers, strict=True):
+            if answer is not None:
+                self._of_session.take(question, answer)
+        return answers
+
+    def knows(self, question: Question) -> bool:
+        """Return whether somebody allowed what is asked for good, so that nobody is asked."""
+        return self.remembered.allow(question) or self._of_session.allow(question)
+
+    async def _asked(self, questions: Sequence[Question], interactor: Interactor | None) -> list[Answer | None]:
         answers = [self._up_front(question) for question in questions]
         somebody = interactor or self._interactor
         if somebody is not None:
             for index, question in enumerate(questions):
                 if answers[index] is None:
                     answers[index] = await self._interact(somebody, question)
+        if self.headless:
+            answers = [
+                Answer(declined=True, by=NOBODY) if answer is None and question.tool_name is not None else answer
+                for question, answer in zip(questions, answers, strict=True)
+            ]
         self._wait_for(answers.count(None))
         if not self._attending:
             return answers
@@ -105,7 +184,7 @@ class Desk:
             if key in self._given:
                 self._unused.discard(key)
                 return answered(self._given[key], question)
-        return None
+        return Answer(text="yes", by=REMEMBERED) if self.knows(question) else None
 
     def _opened(self, question: Question) -> asyncio.Future[Answer | None]:
         future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
@@ -136,7 +215,7 @@ class Desk:
             listed = ", ".join([f"{q.id!r} ({q.text})" for q, f in self._open.values() if not f.done()])
             msg = f"question {question_id!r} is not open; open are: {listed or 'none'}"
             raise AnswerRejected(msg)
-        _check(answer, f"to the question {question_id!r}")
+        _check(answer, f"to the question {question_id!r}", question)
         future.get_loop().call_soon_threadsafe(_resolve, future, answered(answer, question))
 
     async def _interact(self, interactor: Interactor, question: Question) -> Answer | None:
@@ -149,19 +228,48 @@ class Desk:
             if inspect.isawaitable(value):
                 value = await value
             if value is not None:
-                _check(value, "of the interactor")
+                _check(value, "of the interactor", question)
         except Exception as error:  # noqa: BLE001
             LOGGER.warning("the interactor raised at question %r, so nobody answers it", question.id, exc_info=error)
             return None if question.tool_name is None else Answer(declined=True)  # who cannot be asked has not agreed
         return None if value is None else answered(value, question)
 
 
-def _check(value: Any, whose: str) -> None:
+def _check(value: Any, whose: str, question: Question | None = None) -> None:
     if not isinstance(value, str | bool | Answer):
         msg = f"the answer {whose} is {value!r}; it is a string, a bool or an Answer"
         raise AnswerRejected(msg)
+    if question is not None and isinstance(value, Answer) and (problem := edit_problem(value, question)):
+        raise AnswerRejected(problem)
 
 
 def _resolve(future: asyncio.Future[Answer | None], answer: Answer | None) -> None:
     if not future.done():
         future.set_result(answer)
+
+
+def shown_questions(item: Item) -> tuple[Question, ...]:
+    """
+    Return the questions of an ``Ask`` as people are shown them.
+
+    A preview is rendered here and not by the machine: it is the tool's code, may change from version to version, and is no
+    part of what was approved, so no record and no fingerprint holds it.
+    """
+    effect = cast("Ask", item.effect)
+    if effect.purpose != "permission":
+        return effect.questions
+    return tuple([attrs.evolve(question, preview=_preview(item, question)) for question in effect.questions])
+
+
+def _preview(item: Item, question: Question) -> JsonDict | None:
+    """Return what the tool says of the call; what is wrong with that is logged, and keeps nobody from being asked."""
+    tool: Any = getattr(item.plan.tools.get(question.tool_name or ""), "tool", None)
+    render = getattr(tool, "preview", None)
+    if render is None:
+        return None
+    try:
+        shown: ToolPreview | None = render(question.details)
+        return None if shown is None else JsonDict({"action": str(shown.action), "details": freeze(shown.details)})
+    except Exception as error:  # noqa: BLE001  (a preview is the tool author's code)
+        LOGGER.warning("the preview of %r failed at question %r", question.tool_name, question.id, exc_info=error)
+        return None

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.effects import CallTool, Gather, Notify, Spawn
-from stepengine.data.outcomes import Gathered, Outcome, Single, Stop
+from stepengine.data.effects import Ask, CallTool, Gather, Notify, Spawn
+from stepengine.data.outcomes import Gathered, Outcome, Single, Stop, Value
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.failfast import Group
@@ -66,7 +66,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], scope: Scope)
 async def _alone(scope: Scope, item: Item) -> Single:
     """Perform one effect in the run's own task, and show it; whatever happens is an outcome."""
     tree = scope.tree
-    began = _show_start(tree, item) if tree.hub.watched else None
+    began = _show_start(tree, item) if tree.hub.watched and not _is_known(tree, item) else None
     outcome: Single
     scope.busy = True
     try:
@@ -81,6 +81,8 @@ async def _alone(scope: Scope, item: Item) -> Single:
         outcome = _instead(scope, item, error, alone=True)
     finally:
         scope.busy = False
+    if type(item.effect) is Ask:
+        _remember(tree, item.effect, outcome)
     if began is not None:
         _show_end(tree, item, outcome, began)
     return outcome
@@ -89,15 +91,29 @@ async def _alone(scope: Scope, item: Item) -> Single:
 async def _perform(scope: Scope, item: Item) -> Single:
     """Perform a member of a ``Gather`` that has begun, and show it; whatever happens is an outcome."""
     tree = scope.tree
-    began = _show_start(tree, item) if tree.hub.watched else None
+    began = _show_start(tree, item) if tree.hub.watched and not _is_known(tree, item) else None
     outcome: Single
     try:
         outcome = await tree.performer.perform(item, tree)
     except BaseException as error:  # noqa: BLE001
         outcome = _instead(scope, item, error, alone=False)
+    if type(item.effect) is Ask:
+        _remember(tree, item.effect, outcome)
     if began is not None:
         _show_end(tree, item, outcome, began)
     return outcome
+
+
+def _remember(tree: Tree, effect: Ask, outcome: Single) -> None:
+    """Take note of what was allowed for good: here, where answers out of a record pass by like others."""
+    if type(outcome) is Value:
+        for question, answer in zip(effect.questions, outcome.value, strict=True):
+            tree.desk.remembered.take(question, answer)
+
+
+def _is_known(tree: Tree, item: Item) -> bool:
+    """Return whether an effect asks what somebody allowed for good: that is shown to nobody."""
+    return type(item.effect) is Ask and all(map(tree.desk.knows, item.effect.questions))
 
 
 def _show_start(tree: Tree, item: Item) -> int:

@@ -19,6 +19,7 @@ from stepengine.data.json import freeze
 from stepengine.data.outcomes import Failure, Single, Stop, quick_value
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.errors import DataError, LimitExceeded, PerformError, StepEngineError
+from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.toolcalls import call_tool
 
@@ -122,7 +123,7 @@ class Leaves:
         return await value if inspect.isawaitable(value) else value
 
     async def _ask(self, item: Item, io: IO) -> Single:
-        questions = cast("Ask", item.effect).questions
+        questions = shown_questions(item)
         try:
             answers = await self._tree.desk.ask(questions, _interactor_of(item))
         except LimitExceeded as error:

@@ -20,8 +20,10 @@ from stepengine.data.events import (
     ToolStarted,
 )
 from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.questions import Question
 from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult, RunStatus
+from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import Item, child_path
 
 __all__ = ("finished", "started")
@@ -41,11 +43,7 @@ def started(item: Item) -> list[Event]:
         case Perform():
             return [PerformStarted(**at, name=effect.call.name)]
         case Ask(purpose="permission"):
-            call_id = effect.tool_call_id
-            return [
-                PermissionRequested(**at, question=q, tool_name=q.tool_name or "", tool_call_id=call_id)
-                for q in effect.questions
-            ]
+            return [_requested(at, effect, question) for question in shown_questions(item)]
         case Ask():
             return [QuestionAsked(**at, question=q) for q in effect.questions]
         case Spawn():
@@ -64,6 +62,18 @@ def started(item: Item) -> list[Event]:
             ]
         case _ as never:
             assert_never(never)
+
+
+def _requested(at: dict[str, Any], effect: Ask, question: Question) -> PermissionRequested:
+    return PermissionRequested(
+        **at,
+        question=question,
+        tool_name=question.tool_name or "",
+        tool_call_id=effect.tool_call_id,
+        input=question.details,
+        preview=question.preview,
+        remember=question.remember,
+    )
 
 
 def finished(item: Item, outcome: Single, duration_ms: int) -> list[Event]:

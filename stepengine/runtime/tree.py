@@ -27,7 +27,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.signals import is_callers
-from stepengine.runtime.asking import Desk
+from stepengine.runtime.asking import Desk, Remembered
 from stepengine.runtime.calls import ModelCaller, ModelRegistry, Pricing
 from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.driver import drive
@@ -72,6 +72,7 @@ class Services:
         window: Gives a model's context length in tokens, when known.
         planner: Turns a ``Spawn`` into what its child is started with, or raises why it must not start.
         interactor: Somebody who answers questions in process.
+        remembered: What people allowed for good in the conversation; by default the run tree stands alone.
         retry: How model calls are tried again.
         rates: How often providers are asked; ``None`` for no limits.
         seed: What is random while effects are performed depends on it; by default on the run's id.
@@ -87,6 +88,7 @@ class Services:
     window: Callable[[str], int | None] = _no_window
     planner: Planner = _no_children
     interactor: Interactor | None = None
+    remembered: Remembered | None = None
     retry: RetryPolicy = attrs.field(factory=RetryPolicy)
     rates: RateLimits | None = None
     seed: str = ""
@@ -133,7 +135,7 @@ class Tree:
         self.services = services
         self.hub = hub
         self.emit: Callable[[Event], None] = hub.emit
-        self.desk = Desk(answers or {}, services.interactor, services.tools.threads, earlier)
+        self.desk = Desk(answers or {}, services.interactor, services.tools.threads, earlier, services.remembered)
         self.leaked: list[str] = []
         self.spawned_by: dict[str, str] = {}
         self.inbox: deque[UserMessage] = deque()

@@ -12,22 +12,25 @@ from stepengine import (
     STEP_ALL,
     AgentCall,
     AgentDefinition,
+    Answer,
+    Ask,
     Change,
     Decision,
     Engine,
     Hooks,
+    Limits,
     Parallel,
     StepText,
     ToolCall,
     tool,
 )
-from stepengine.data.events import PermissionDecided
+from stepengine.data.events import PermissionDecided, PermissionRequested
 from stepengine.data.run import RunStatus
-from stepengine.errors import DefinitionError
+from stepengine.errors import AnswerRejected, DefinitionError
 from stepengine.journal import MemoryJournal
-from stepengine.permissions import Policy, Rule
+from stepengine.permissions import Call, Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import spawn_tools
+from stepengine.tools import ToolPreview, spawn_tools
 
 
 class World:
@@ -159,7 +162,9 @@ def test_hooks_and_policy_merge_deny_before_ask_before_allow(said, ruled):
         return lambda ctx, call: None if word == "none" else Decision(word)
 
     hooks = Hooks(pre_tool=[hook_of(word) for word in said])
-    result = world.run([PUT, text("ok")], Policy([Rule(ruled, Rule.allow_tool("put").matcher, id="it")]), hooks=hooks)
+    result = world.run(
+        [PUT, text("ok")], Policy([Rule(ruled, Rule.allow_tool("put").matcher, id="it")]), hooks=hooks, session_id="s"
+    )
     words = {*said, ruled}
     expected = "deny" if "deny" in words else "ask" if "ask" in words else "allow"
 
@@ -261,3 +266,385 @@ def test_a_result_that_says_otherwise_changes_no_rule(world, payload):
 def test_what_is_no_policy_is_refused_where_it_is_written():
     with pytest.raises(DefinitionError, match="Policy"):
         Engine(permissions="plan")
+
+
+def edited_preview(input):
+    return ToolPreview(f"Put {input['x']}", {"was": 0, "will be": input["x"]})
+
+
+def broken_preview(input):
+    raise RuntimeError("no terminal")
+
+
+@pytest.mark.spec("requirements:E19")
+@pytest.mark.parametrize(
+    ("preview", "shown"),
+    [
+        (edited_preview, {"action": "Put 1", "details": {"was": 0, "will be": 1}}),
+        (None, None),
+        (broken_preview, None),
+        (lambda given: "Put", None),
+    ],
+    ids=["says", "none", "raises", "wrong"],
+)
+def test_a_permission_question_shows_the_tool_s_own_preview_and_no_record_holds_it(world, preview, shown):
+    @tool(category="write", preview=preview)
+    def put(x: int) -> str:
+        """Put."""
+        return "put"
+
+    world.tools[0] = put
+    journal, told = MemoryJournal(), []
+    asked = world.run([PUT, text("ok")], Policy(), journal=journal)
+    (event,) = [e for e in world.events if isinstance(e, PermissionRequested)]
+    (question,) = asked.pending_questions
+
+    assert (shown, {"x": 1}, "c1") == (event.preview, event.input, event.tool_call_id)
+    assert (shown, {"x": 1}) == (question.preview, question.details)
+    assert b"will be" not in b"".join(journal.lines())
+
+    @tool(category="write", preview=lambda given: ToolPreview("In other words"))
+    def put(x: int) -> str:
+        """Put."""
+        return "put"
+
+    class Listener:
+        def ask(self, question):
+            told.append(question.preview)
+            return True
+
+    agent = AgentDefinition("lead", model="m/m", tools=["put", "get", "spawn_agents"])
+    model = ScriptedModel([text("ok")])
+    with Engine([agent], [put, *world.tools[1:]], model, permissions=Policy(), interactor=Listener()) as engine:
+        assert RunStatus.COMPLETED is engine.resume_sync(journal).status
+        assert [{"action": "In other words", "details": None}] == told
+        assert RunStatus.COMPLETED is engine.replay_sync(journal).status
+
+
+class Person:
+    """
+    Answers by tool, and remembers what it was asked.
+    """
+
+    def __init__(self, **answers):
+        self.answers = answers
+        self.asked = []
+
+    def ask(self, question):
+        self.asked.append((question.tool_name, dict(question.details)))
+        return self.answers.get(question.tool_name)
+
+
+ALWAYS = Answer(remember="session")
+
+
+def puts(*numbers):
+    return [tool_call("put", {"x": n}) for n in numbers]
+
+
+@pytest.mark.spec("requirements:M11", "requirements:X29", "reliability:PM31")
+def test_what_a_person_always_allows_is_asked_once_and_a_deny_still_wins(world):
+    policy = Policy([Rule("deny", only(9), id="never nine", scope="agent:lead")])
+    person = Person(put=ALWAYS, get=True)
+    result = world.run([*puts(1), *puts(2, 9), GET, *puts(3), text("ok")], policy, interactor=person)
+
+    assert RunStatus.COMPLETED is result.status
+    assert [("put", {"x": 1}), ("get", {"x": 2})] == person.asked
+    assert [("put", 1), ("put", 2), ("get", 2), ("put", 3)] == world.done
+    rule = "allow calls of put in user"
+    expected = [("allow", None), ("allow", rule), ("deny", "never nine"), ("allow", None), ("allow", rule)]
+    assert expected == [(decision, by) for _, decision, by in world.decided()]
+    requested = [e for e in world.events if isinstance(e, PermissionRequested)]
+    assert ["put", "get"] == [e.tool_name for e in requested]
+    match = {"call": "put"}
+    assert {"id": rule, "decision": "allow", "match": match, "scope": "user"} == requested[0].remember
+
+
+@pytest.mark.spec("reliability:PM29")
+@pytest.mark.parametrize(
+    ("allowed", "same", "other"),
+    [
+        ("git status", ["git", "status"], "git status -s"),
+        (["make", "a b"], "make 'a b'", ["make", "a", "b"]),
+        ("ls | wc", "ls | wc", "ls | wc -l"),
+    ],
+    ids=["words", "quoted", "script"],
+)
+def test_an_always_for_a_command_is_for_exactly_its_words_and_for_a_script_for_exactly_its_text(allowed, same, other):
+    ran = []
+
+    @tool(category="execute")
+    def sh(command: str | list[str], cwd: str | None = None) -> str:
+        """Run."""
+        ran.append(command)
+        return "ran"
+
+    calls = [{"command": allowed}, {"command": same}, {"command": other}, {"command": same, "cwd": "there"}]
+    person = Person(sh=ALWAYS)
+    agent = AgentDefinition("lead", model="m/m", tools=[sh])
+    model = ScriptedModel([*[tool_call("sh", call) for call in calls], text("ok")])
+    with Engine([agent], models=model, permissions=Policy(), interactor=person) as engine:
+        engine.run_sync("lead", "go")
+
+    assert [allowed, same, other, same] == ran
+    assert [(allowed, None), (other, None), (same, "there")] == [
+        (seen["command"], seen["cwd"]) for _, seen in person.asked
+    ]
+
+
+@pytest.mark.spec("requirements:M11", "requirements:M10")
+def test_an_always_holds_for_its_session_and_its_user_and_is_listed_and_cleared(world):
+    person = Person(put=ALWAYS)
+    agent = AgentDefinition("lead", model="m/m", tools=["put"])
+    model = ScriptedModel([reply for _ in range(6) for reply in (PUT, text("ok"))])
+    with Engine([agent], world.tools, model, permissions=Policy(), interactor=person) as engine:
+
+        def asked(**options):
+            before = len(person.asked)
+            engine.run_sync("lead", "go", **options)
+            return len(person.asked) - before
+
+        assert [1, 0] == [asked(session_id="a"), asked(session_id="a")]
+        assert [Rule("allow", Call("put"), scope="user")] == list(engine.remembered("a"))
+        assert 1 == asked(session_id="b")
+        assert 1 == asked(session_id="a", user_id="eve")
+        engine.forget("a", "allow calls of put in user")
+        assert ["user:eve"] == [str(rule.scope) for rule in engine.remembered("a")]
+        assert 1 == asked(session_id="a")
+        engine.forget("a")
+        assert () == engine.remembered("a")
+        assert 0 == asked(session_id="b")
+
+
+@pytest.mark.spec("requirements:M11")
+def test_an_always_is_known_from_the_record_alone_after_a_resume_and_in_a_replay(world):
+    journal, agent = MemoryJournal(), AgentDefinition("lead", model="m/m", tools=["put", "get"])
+    rest = [*puts(3), text("ok")]
+    with Engine([agent], world.tools, ScriptedModel([*puts(1, 2), GET]), permissions=Policy()) as engine:
+        first = engine.run_sync("lead", "go", journal=journal, session_id="s", answers={"q1": ALWAYS})
+        assert ["get"] == [q.tool_name for q in first.pending_questions]
+    with Engine([agent], world.tools, ScriptedModel(rest), permissions=Policy()) as other:
+        second = other.resume_sync(journal, answers={first.pending_questions[0].id: True})
+        assert RunStatus.COMPLETED is second.status
+        assert [("put", 1), ("put", 2), ("get", 2), ("put", 3)] == world.done
+    with Engine([agent], world.tools, ScriptedModel([]), permissions=Policy()) as third:
+        again = third.replay_sync(journal)
+        assert journal.lines() == again.journal.lines()
+        assert () == third.remembered("s")
+
+
+@pytest.mark.spec("requirements:X3")
+def test_no_always_silences_a_hook_that_asks(world):
+    hooks = Hooks(pre_tool=[lambda ctx, call: Decision.ask("Sure?")])
+    person = Person(put=ALWAYS)
+    world.run([*puts(1, 2), text("ok")], Policy(), hooks=hooks, interactor=person)
+
+    assert 2 == len(person.asked)
+
+
+def unattended(world, **options):
+    agent = AgentDefinition("lead", model="m/m", tools=["put", "get"])
+    world.model = ScriptedModel([tool_calls(PUT, GET), text("ok")])
+    policy = Policy([Rule.allow_tool("get")])
+    return Engine([agent], world.tools, world.model, permissions=policy, **options)
+
+
+@pytest.mark.spec("requirements:M17")
+@pytest.mark.parametrize(
+    ("engine", "run", "status"),
+    [
+        ({}, {}, RunStatus.COMPLETED),
+        ({"headless": True}, {"session_id": "s"}, RunStatus.COMPLETED),
+        ({"headless": True}, {"journal": True}, RunStatus.COMPLETED),
+        ({"headless": True, "interactor": Person()}, {}, RunStatus.COMPLETED),
+        ({"headless": False}, {}, RunStatus.SUSPENDED),
+        ({"interactor": Person()}, {}, RunStatus.SUSPENDED),
+        ({}, {"session_id": "s"}, RunStatus.SUSPENDED),
+        ({}, {"journal": True}, RunStatus.SUSPENDED),
+        ({}, {"answers": {"q1": True}}, RunStatus.COMPLETED),
+    ],
+    ids=["plain", "session", "journal", "interactor", "not headless", "asks", "in session", "journalled", "answered"],
+)
+def test_where_nobody_can_permit_a_call_it_is_denied_and_the_model_is_told(world, engine, run, status):
+    journal = MemoryJournal() if run.pop("journal", False) else None
+    with unattended(world, **engine) as made:
+        result = made.run_sync("lead", "go", journal=journal, **run)
+    answered = "answers" in run
+
+    assert status is result.status
+    assert (("get", 2) in world.done, ("put", 1) in world.done) == (status is RunStatus.COMPLETED, answered)
+    if status is RunStatus.COMPLETED and not answered:
+        (told, _) = [m for m in world.model.calls[-1].messages if m.role == "tool"]
+        assert ("denied", True) == (told.status, "needs a person's approval, and nobody can give it" in told.text)
+    if journal is not None and status is RunStatus.COMPLETED:
+        with unattended(World()) as other:
+            assert journal.lines() == other.replay_sync(journal).journal.lines()
+
+
+@pytest.mark.spec("requirements:M17")
+def test_a_question_that_is_no_permission_waits_in_a_headless_run_too(world):
+    def handler(ctx):
+        yield from Ask("Which one?")
+
+    agent = AgentDefinition("lead", handle_steps=handler)
+    with Engine([agent], headless=True) as engine:
+        assert ["Which one?"] == [q.text for q in engine.run_sync("lead", "go").pending_questions]
+
+
+@pytest.mark.spec("requirements:M17")
+async def test_who_holds_a_handle_can_permit_a_call_and_a_stream_is_no_plain_run(world):
+    async with unattended(world) as engine, engine.start("lead", "go") as handle:
+        async for event in handle.events():
+            if isinstance(event, PermissionRequested):
+                handle.answer(event.question.id, "yes")
+        assert RunStatus.COMPLETED is (await handle.result()).status
+    assert [("put", 1), ("get", 2)] == world.done
+    async with unattended(world) as engine:
+        async for event in engine.stream("lead", "go"):
+            last = event
+    assert RunStatus.SUSPENDED is last.result.status
+
+
+@pytest.mark.spec("reliability:R8")
+@pytest.mark.parametrize(
+    "asked", [{"cmd": "rm x"}, {"command": "rm x"}, {"COMMAND": "ls", "cmd": "rm x"}], ids=["alias", "name", "both"]
+)
+def test_the_policy_judges_the_input_that_runs_whatever_name_the_model_gave_it(asked):
+    ran = []
+
+    @tool(category="execute", aliases={"command": ("cmd",)})
+    def sh(command: str) -> str:
+        """Run."""
+        ran.append(command)
+        return "ran"
+
+    agent = AgentDefinition("lead", model="m/m", tools=[sh])
+    policy = Policy([Rule.deny_command(["rm"]), Rule.allow_tool("sh")])
+    with Engine([agent], models=ScriptedModel([tool_call("sh", asked), text("ok")]), permissions=policy) as engine:
+        engine.run_sync("lead", "go")
+
+    assert [] == [command for command in ran if command.startswith("rm")]
+
+
+EDITED = Answer(edited_input={"x": 5}, by="ana", reason="one is too few")
+UNDER_TEN = Policy([Rule("deny", only(9), message="Never nine.", id="no-nine")])
+
+
+def shown(model):
+    """
+    What the model is shown in the end: inputs of its calls, and how they went.
+    """
+    messages = model.calls[-1].messages
+    inputs = [dict(c.input) for m in messages if m.role == "assistant" for c in m.tool_calls]
+    return inputs, [(m.status, m.text) for m in messages if m.role == "tool"]
+
+
+@pytest.mark.spec("requirements:X54", "reliability:R8")
+@pytest.mark.parametrize("source", ["model", "batch", "handler"])
+def test_who_answers_can_change_the_call_and_the_model_is_shown_the_one_that_ran(world, source):
+    def handler(ctx):
+        yield ToolCall("put", {"x": 1})
+        yield STEP_ALL
+
+    replies = {"model": [PUT], "batch": [tool_calls(PUT, tool_call("put", {"x": 2}))], "handler": []}[source]
+    journal = MemoryJournal()
+    options = {"handler": handler if source == "handler" else None, "journal": journal}
+    world.run([*replies, text("ok")], UNDER_TEN, interactor=Person(put=EDITED), **options)
+    count = 2 if source == "batch" else 1
+
+    assert [("put", 5)] * count == world.done
+    assert ([{"x": 5}] * count, [("ok", "put")] * count) == shown(world.model)
+    (event, *_) = [e for e in world.events if isinstance(e, PermissionDecided)]
+    assert ("allow", "ana", "one is too few", {"x": 5}) == (event.decision, event.by, event.reason, event.edited_input)
+    history = journal.history()
+    kinds = {i.type: history.form(i) for i in history.intents.values()}
+    assert [{"x": count}, {"x": 5}] == [kinds["Ask"]["questions"][0]["details"], kinds["CallTool"]["input"]]
+    address = next(a for a, i in history.intents.items() if i.type == "Ask")
+    assert {"x": 5} == history.outcome(history.results[address]).value[0].edited_input
+    agent = AgentDefinition("lead", model="m/m", tools=["put", "get", "spawn_agents"], handle_steps=options["handler"])
+    with Engine([agent], world.tools, ScriptedModel([]), permissions=UNDER_TEN) as engine:
+        assert journal.lines() == engine.replay_sync(journal).journal.lines()
+
+
+@pytest.mark.spec("requirements:X54", "requirements:X29", "reliability:PM28")
+@pytest.mark.parametrize(
+    ("edited", "said"),
+    [({"x": 9}, "Never nine."), ({"x": "many"}, "it does not fit"), ({}, "it does not fit")],
+    ids=["denied", "wrong", "missing"],
+)
+def test_a_changed_input_is_checked_and_judged_like_the_first(world, edited, said):
+    world.run([PUT, text("ok")], UNDER_TEN, interactor=Person(put=Answer("yes", edited_input=edited)))
+
+    assert [] == world.done
+    ((inputs, results), told) = shown(world.model), world.decided()
+    assert ([edited], "denied") == (inputs, results[0][0])
+    assert said in results[0][1]
+    assert ["deny"] == [decision for _, decision, _ in told]
+
+
+@pytest.mark.spec("reliability:PM28", "reliability:R8")
+def test_what_a_hook_makes_of_a_changed_input_is_asked_about_again(world):
+    def capped(ctx, call):
+        return Change(input={"x": 10}) if call.input["x"] > 10 else None
+
+    class Editor(Person):
+        def ask(self, question):
+            super().ask(question)
+            return Answer(edited_input={"x": 50}) if len(self.asked) == 1 else True
+
+    person = Editor()
+    world.run([PUT, text("ok")], Policy(), hooks=Hooks(pre_tool=[capped]), interactor=person)
+
+    assert [("put", {"x": 1}), ("put", {"x": 10})] == person.asked
+    assert [("put", 10)] == world.done
+
+
+@pytest.mark.spec("requirements:X54", "requirements:K12")
+def test_an_edit_that_fits_no_question_is_refused_and_nothing_changes(world):
+    journal = MemoryJournal()
+    asked = world.run([PUT, text("ok")], Policy(), journal=journal)
+    before, (question,) = journal.lines(), asked.pending_questions
+    with (
+        Engine([AgentDefinition("lead", model="m/m", tools=["put"])], world.tools, permissions=Policy()) as engine,
+        pytest.raises(AnswerRejected, match="refuses the call"),
+    ):
+        engine.resume_sync(journal, answers={question.id: Answer("no", edited_input={"x": 2})})
+
+    assert before == journal.lines()
+
+
+@pytest.mark.spec("reliability:PM38")
+def test_a_model_that_is_denied_again_and_again_is_told_and_then_stopped(world):
+    policy = Policy([Rule.deny_tool("put", "Never."), Rule.allow_tool("get")])
+    replies = [*puts(1, 2), GET, *puts(3), tool_calls(*puts(4, 5, 6)), text("never said")]
+    result = world.run([*replies], policy, limits=Limits(max_denials=5))
+    told = [c.result.text for c in result.tool_calls]
+
+    assert (RunStatus.FAILED, "denials", 5) == (result.status, result.error.kind, result.error.limit)
+    assert ["put was denied 3 times in a row" in t for t in told] == [False, False, False, True, False, False, False]
+    assert ["put was denied 4 times in a row" in t for t in told] == [False] * 4 + [True, False, False]
+    assert ["denied", "denied", "ok", "denied", "denied", "denied", "denied"] == [
+        c.result.status for c in result.tool_calls
+    ]
+    assert 5 == len(world.model.calls)
+
+
+@pytest.mark.spec("reliability:PM38")
+@given(denials=st.integers(0, 14))
+def test_ten_denials_end_a_run_where_nobody_said_otherwise(denials):
+    world = World()
+    result = world.run([*puts(*range(denials)), text("ok")], Policy([Rule.deny_tool("put")]))
+
+    assert (denials >= 10) == (result.status is RunStatus.FAILED)
+    assert min(denials, 10) == len(result.tool_calls)
+
+
+@pytest.mark.spec("reliability:PM38")
+def test_equal_questions_of_one_reply_are_asked_once_and_answered_for_all(world):
+    same = [PUT, tool_call("put", {"x": 7}), PUT]
+    person = Person(put=True)
+    world.run([tool_calls(*same), text("ok")], Policy(), interactor=person)
+
+    assert [("put", {"x": 1}), ("put", {"x": 7})] == person.asked
+    assert [("put", 1), ("put", 7), ("put", 1)] == world.done
+    assert ["allow"] * 3 == [decision for _, decision, _ in world.decided()]

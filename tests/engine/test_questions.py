@@ -218,7 +218,7 @@ async def test_a_stored_permission_is_given_or_denied_for_the_call_that_it_is_ab
     hooks = Hooks(pre_tool=[judge])
     agent = AgentDefinition("clerk", model="scripted/model", tools=[note], hooks=hooks)
     words = tool_calls(*[tool_call("note", {"word": word}) for word in ("free", "a", "b")])
-    held = await Engine([agent], models=ScriptedModel([words])).run(agent, "go")
+    held = await Engine([agent], models=ScriptedModel([words])).run(agent, "go", session_id="s")
     first, second = held.state.pending
     answers = {first.id: "no", second.id: "yes"} if key == "id" else {"May it?": "yes"}
     model = ScriptedModel([text("done")])

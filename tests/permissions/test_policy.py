@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolAnnotations, ToolSpec
 from stepengine.errors import DefinitionError
-from stepengine.permissions import Policy, Request, Rule, Scope, When, read_only_commands
+from stepengine.permissions import Call, Policy, Request, Rule, Scope, When, read_only_commands
 from stepengine.permissions.rules import Domain, Path, Regex, ToolNamed, _starred
 
 READS = ToolSpec("read_files", category="read", annotations=ToolAnnotations(read_only=True))
@@ -246,10 +246,12 @@ RULES = st.lists(
             Rule.allow_path("docs/**", tool="write_file"),
             Rule.deny_domain("*.evil.com", scope="session:user:chat"),
             Rule("deny", Regex("secret", "write_file"), scope="user"),
+            Rule("allow", Call("write_file"), scope="user"),
+            Rule("allow", Call("sh", {"command": ["git", "status"], "cwd": None}), scope="user:ana"),
             *read_only_commands(),
         ]
     ),
-    unique=True,
+    unique_by=lambda rule: rule.id,
 )
 
 

@@ -1,0 +1,123 @@
+"""
+`stepengine policy`: what a policy file says, and what it would have said to recorded runs, in which nothing is run again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine import AgentCall, AgentDefinition, Engine, Perform, ToolCall, tool
+from stepengine.cli.app import app
+from stepengine.journal import FileJournal
+from stepengine.permissions import Policy, Rule
+
+CASSETTE = Path(__file__).parents[2] / "cassettes" / "agents" / "basher.jsonl"
+OWN = """\
+from stepengine import AgentDefinition, tool
+
+@tool(category="write")
+def put(x: int) -> str:
+    raise RuntimeError("nothing is run")
+
+agent = AgentDefinition("lead", tools=[put])
+"""
+
+
+def typed(*words: Any) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def saved(folder: Path, *rules: Rule, mode: Any = "default") -> Path:
+    Policy(rules, mode).save(folder / "policy.json")
+    return folder / "policy.json"
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """
+    A run of a leader and a child, which both call a tool of their own; it counts its calls.
+    """
+
+    @tool(category="write")
+    def put(x: int) -> str:
+        """Put."""
+        return "put"
+
+    def lead(ctx):
+        yield ToolCall("put", {"x": 1}, include_tool_call=False)
+        yield Perform(int)
+        yield AgentCall("kid")
+
+    def child(ctx):
+        yield ToolCall("put", {"x": 2}, include_tool_call=False)
+
+    kid = AgentDefinition("kid", handle_steps=child)
+    agent = AgentDefinition("lead", handle_steps=lead, spawnable_agents=[kid])
+    with Engine([agent], [put]) as engine:
+        engine.run_sync("lead", journal=FileJournal(tmp_path / "run.jsonl"), session_id="s").unwrap()
+    return tmp_path / "run.jsonl"
+
+
+def test_a_policy_is_checked_and_listed(tmp_path: Path) -> None:
+    file = saved(tmp_path, Rule.deny_tool("put", "Never.", scope="agent:kid", priority=3), mode="plan")
+    listed, as_json = typed("policy", file), typed("policy", file, "--json")
+    (tmp_path / "bad.json").write_text('{"mode": "plann"}')
+    bad = typed("policy", tmp_path / "bad.json")
+
+    assert [0, 0, 2] == [listed.exit_code, as_json.exit_code, bad.exit_code]
+    expected = "mode plan, 1 rules\ndeny   tool put, in agent:kid, priority 3: Never.\n"
+    assert expected == listed.stdout
+    assert Policy.load(file).to_json() == json.loads(as_json.stdout)
+    assert "did you mean 'plan'?" in bad.stderr
+
+
+def test_what_a_policy_would_have_denied_or_asked_is_told_and_nothing_is_run(tmp_path: Path, recorded: Path) -> None:
+    before = recorded.read_bytes()
+    file = saved(tmp_path, Rule.deny_tool("put", scope="agent:kid"))
+    told = typed("policy", file, "--against", recorded, CASSETTE)
+    lines = told.stdout.splitlines()
+
+    assert (1, before) == (told.exit_code, recorded.read_bytes())
+    assert [f"ask    {recorded} #0 lead", f"deny   {recorded} 2#0 kid", f"ask    {CASSETTE} #0 basher"] == lines[::3]
+    assert ['put {"x":1}', 'put {"x":2}'] == [line.strip() for line in lines[1:6:3]]
+    assert "the rule 'deny tool put in agent:kid' denies it" in lines[5]
+    assert "3 calls in 2 runs: 1 denied, 2 asked about" in told.stderr
+    assert "not known, so of no category: put;" in told.stderr
+
+
+def test_tools_of_an_agent_file_are_known_by_what_they_are_and_a_fitting_policy_leaves_with_0(
+    tmp_path: Path, recorded: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    rules = [Rule.allow_category("write"), Rule.allow_command(["python3", "-m", "unittest"], scope="agent:basher")]
+    words = ("policy", saved(tmp_path, *rules), "--against", recorded, "--against", CASSETTE)
+    known, unknown = typed(*words, "--agent", tmp_path / "mine.py"), typed(*words, "--json")
+
+    assert (0, "") == (known.exit_code, known.stdout)
+    assert 1 == unknown.exit_code
+    assert [("ask", "put", {"x": 1}), ("ask", "put", {"x": 2})] == [
+        (call["decision"], call["tool"], call["input"]) for call in json.loads(unknown.stdout)
+    ]
+
+
+def test_what_is_no_policy_or_no_run_is_said_and_leaves_with_2(tmp_path: Path) -> None:
+    file = saved(tmp_path)
+    wrong = [
+        typed("policy", tmp_path / "none.json"),
+        typed("policy", file, file),
+        typed("policy", file, "--against", "x"),
+    ]
+
+    assert [2, 2, 2] == [result.exit_code for result in wrong]
+    assert ["cannot be read", "one policy at a time", "there is no journal 'x'"] == [
+        said
+        for result, said in zip(
+            wrong, ("cannot be read", "one policy at a time", "there is no journal 'x'"), strict=True
+        )
+        if said in result.stderr
+    ]
