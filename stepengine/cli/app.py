@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import attrs
@@ -10,7 +9,7 @@ import typer
 
 from stepengine.cli.ending import EXIT_CODES, leave
 from stepengine.cli.journal_app import add_journal_commands
-from stepengine.cli.options import BaseUrl, Options, Quiet, with_options
+from stepengine.cli.options import BaseUrl, Config, Options, Quiet, with_options
 from stepengine.cli.scanning import add_scanning_commands
 
 __all__ = ("app",)
@@ -115,6 +114,7 @@ def demo(
         bool, typer.Option("--keep", help="Keep the edited copy of the project and say where it is.")
     ] = False,
     quiet: Quiet = False,
+    config: Config = None,
 ) -> None:
     """
     Watch a generator agent edit a small project, without a key and without network.
@@ -124,31 +124,30 @@ def demo(
     """
     from stepengine.cli.demo import demo_command
 
-    leave(demo_command(keep=keep, quiet=quiet))
+    leave(demo_command(keep=keep, quiet=quiet, config=config))
 
 
 @app.command()
 def agents(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
     as_tree: Annotated[bool, typer.Option("--tree", help="Show who may spawn whom.")] = False,
+    config: Config = None,
 ) -> None:
     """
     List the agents that `stepengine run` knows: those in ./agents and those that are shipped.
 
-    Each with what it does, its tools and its file.
+    Each with what it does, its tools and its file. The setting `agents` names more folders.
     """
     from stepengine.cli.finding import agents_command
 
-    leave(agents_command(as_json=as_json, as_tree=as_tree))
+    leave(agents_command(as_json=as_json, as_tree=as_tree, config=config))
 
 
 @app.command()
 def config(
     key: Annotated[str, typer.Argument(help="One setting, such as limits.max_steps; default: all.")] = "",
     *,
-    file: Annotated[
-        Path | None, typer.Option("--config", help="A file that you trust and that may set everything.", metavar="FILE")
-    ] = None,
+    file: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """
@@ -174,11 +173,13 @@ def ask(
         int, typer.Option(help="Tokens that the reply may have; 0 for the provider's default.", min=0)
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, at the end.")] = False,
+    config: Config = None,
 ) -> None:
     """Call a model once; ``ASK`` is what users read."""
     from stepengine.cli.asking import ask_command
 
-    leave(ask_command(model, prompt, system=system, base_url=base_url, max_tokens=max_tokens, as_json=as_json))
+    options = Options(agent="ask", model=model, prompt=prompt, base_url=base_url, as_json=as_json, config=config)
+    leave(ask_command(options, system=system, max_tokens=max_tokens))
 
 
 @app.command()
@@ -188,6 +189,7 @@ def models(
         typer.Argument(metavar="[MODEL]...", help="Models to describe; without one, all providers are listed."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    config: Config = None,
 ) -> None:
     """
     List the providers that a model string can name, and whether their keys are set; keys themselves are never shown.
@@ -197,7 +199,7 @@ def models(
     """
     from stepengine.cli.listing import models_command
 
-    leave(models_command(names or (), as_json=as_json))
+    leave(models_command(names or (), as_json=as_json, config=config))
 
 
 @app.command()

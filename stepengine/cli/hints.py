@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ def _is_in_doubt(journal: str) -> bool:
 def options_again(options: Options, agent_id: str = "") -> list[str]:
     """Return the options that a command on the same journal needs; the model stands in the journal."""
     again: list[str] = []
-    if options.agent and needs_agent(options.agent, agent_id):
+    if options.agent and needs_agent(options.agent, agent_id, options.settings.agent_folders):
         again += ["--agent", shlex.quote(options.agent)]
     if options.base_url:
         again += ["--base-url", shlex.quote(options.base_url)]
@@ -48,10 +49,12 @@ def options_again(options: Options, agent_id: str = "") -> list[str]:
         again += ["--cwd", shlex.quote(str(options.cwd))]
     if options.web:
         again += ["--web", shlex.quote(options.web)]
+    if options.config is not None:
+        again += ["--config", shlex.quote(str(options.config))]
     return again + ["--write"] * options.write + ["--shell"] * options.shell
 
 
-def needs_agent(given: str, agent_id: str) -> bool:
+def needs_agent(given: str, agent_id: str, folders: Iterable[Path] = ()) -> bool:
     """Return whether the id in a journal does not lead to the agent that was given."""
     from stepengine.engine import load_agent
 
@@ -60,6 +63,6 @@ def needs_agent(given: str, agent_id: str) -> bool:
     if not agent_id or Path(agent_id).exists():
         return True
     try:
-        return load_agent(agent_id) is not load_agent(given)
+        return load_agent(agent_id, folders=folders) is not load_agent(given, folders=folders)
     except DefinitionError:
         return True

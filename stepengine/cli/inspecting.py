@@ -72,13 +72,14 @@ def _checked(report: Report) -> Iterator[str]:
         yield f"      {report.torn} bytes at the end belong to no whole record; resuming cuts them off"
 
 
-def test_command(files: Iterable[str], *, agent: str, as_json: bool) -> Exit:
+def test_command(files: Iterable[str], *, agent: str, as_json: bool, config: Path | None) -> Exit:
     """Replay journals against the present code and print which came out differently."""
 
     def command() -> Exit:
         told: list[dict[str, Any]] = []
+        options = Options(agent=agent, quiet=True, config=config).in_force()
         for file in _spread(files):
-            told.append(_replayed(file, agent))
+            told.append(_replayed(file, options))
             if not as_json:
                 print(visible("\n".join(_told(told[-1]))), flush=True)
         diverged, broken = [sum(t["outcome"] == o for t in told) for o in ("diverged", "failed")]
@@ -91,10 +92,9 @@ def test_command(files: Iterable[str], *, agent: str, as_json: bool) -> Exit:
     return explained(command)
 
 
-def _replayed(file: str, given: str) -> dict[str, Any]:
+def _replayed(file: str, options: Options) -> dict[str, Any]:
     try:
         journal = journal_at(file)
-        options = Options(agent=given, quiet=True)
         found = recorded_agent(journal, options)
         bench = bench_for(options, found, performs=False)
 

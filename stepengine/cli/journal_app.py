@@ -9,7 +9,7 @@ import attrs
 import typer
 
 from stepengine.cli.ending import EXIT_CODES, leave
-from stepengine.cli.options import Agent, File, Options, with_options
+from stepengine.cli.options import Agent, Config, File, Options, with_options
 
 __all__ = ("add_journal_commands",)
 
@@ -283,11 +283,11 @@ def check(files: Files, *, as_json: Json = False) -> None:
     leave(check_command(files, as_json=as_json))
 
 
-def suite(files: Files, *, agent: Agent = "", as_json: Json = False) -> None:
+def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Config = None) -> None:
     """Replay journals; ``TEST`` is what users read."""
     from stepengine.cli.inspecting import test_command
 
-    leave(test_command(files, agent=agent, as_json=as_json))
+    leave(test_command(files, agent=agent, as_json=as_json, config=config))
 
 
 def add_journal_commands(app: typer.Typer) -> None:

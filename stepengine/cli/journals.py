@@ -8,6 +8,7 @@ import json
 import re
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -29,6 +30,7 @@ from stepengine.cli.running import (
     watched,
 )
 from stepengine.cli.signals import interruptible
+from stepengine.data.limits import Limits
 from stepengine.data.run import RunResult, RunStatus
 from stepengine.errors import DefinitionError, JournalError, ReplayDivergence
 
@@ -74,38 +76,38 @@ class _Interrupted(Exception):
 
 def resume_command(options: Options, answers: Iterable[str], in_doubt: str) -> Exit:
     """Go on with a run and print what came out."""
-    return _explained(options, lambda: _resume(options, answers, in_doubt))
+    return _explained(options, lambda options: _resume(options, answers, in_doubt))
 
 
 def replay_command(options: Options, live: Sequence[str] = (), speed: float | None = None) -> Exit:
     """Repeat a run and print what came out."""
-    return _explained(options, lambda: _replay(options, live, speed))
+    return _explained(options, lambda options: _replay(options, live, speed))
 
 
 def extend_command(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> Exit:
     """Record a run again as far as it has changed, and print what came out."""
-    return _explained(options, lambda: _extend(options, answers, allow_repeat=allow_repeat))
+    return _explained(options, lambda options: _extend(options, answers, allow_repeat=allow_repeat))
 
 
 def fork_command(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     """Go on from the middle of a run and print what came out."""
-    return _explained(options, lambda: _fork(options, branch, answers))
+    return _explained(options, lambda options: _fork(options, branch, answers))
 
 
-def _explained(options: Options, command: Callable[[], Exit]) -> Exit:
-    """Do what *command* does; tell divergences, damaged journals and signals."""
+def _explained(options: Options, command: Callable[[Options], Exit]) -> Exit:
+    """Do what *command* does with the settings that are in force; tell divergences, damaged journals and signals."""
     try:
-        return explained(lambda: _failing(command, options))
+        return explained(lambda: _failing(command, options.in_force()))
     except _Interrupted as interrupted:
         name = signal.Signals(interrupted.number).name
         code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
         return complain(f"{name}: the run was cancelled; go on with: {resume_hint(options)}", code)
 
 
-def _failing(command: Callable[[], Exit], options: Options) -> Exit:
+def _failing(command: Callable[[Options], Exit], options: Options) -> Exit:
     """Do what *command* does; a journal that cannot be used is a failure, and no wrong usage."""
     try:
-        return command()
+        return command(options)
     except ReplayDivergence as error:
         wrong_model = options.model and any(pointer.startswith("/model") for pointer, *_ in error.diff)
         hint = "\n  the recorded model is taken without --model" if wrong_model else ""
@@ -126,7 +128,9 @@ def _resume(options: Options, answers: Iterable[str], in_doubt: str) -> Exit:
     agent = recorded_agent(journal, options)
     bench = bench_for(options, agent, performs=not journal.history().is_complete)
     policy = cast("InDoubt", in_doubt)
-    run = _perform(bench, lambda: bench.engine.resume(journal, agent=agent, answers=given, in_doubt=policy))
+    limits = _limits_again(journal, options)
+    resume = bench.engine.resume
+    run = _perform(bench, lambda: resume(journal, agent=agent, answers=given, in_doubt=policy, limits=limits))
     return told(run, options, bench)
 
 
@@ -157,7 +161,8 @@ def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> 
     agent = recorded_agent(journal, options)
     bench = bench_for(options, agent)
     extend = bench.engine.extend
-    run = _perform(bench, lambda: extend(journal, agent=agent, answers=given, allow_repeat=allow_repeat))
+    limits = _limits_again(journal, options)
+    run = _perform(bench, lambda: extend(journal, agent=agent, answers=given, allow_repeat=allow_repeat, limits=limits))
     if run.result.status is RunStatus.FAILED:
         complain(f"{options.journal} stays as it was")
     elif (made := journal.extended) is not None and not options.quiet:
@@ -181,13 +186,9 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     agent = recorded_agent(journal, options)
     bench = bench_for(options, agent, into=target)
     edit = None if branch.edit is None else _edit(branch.edit)
-    fork = bench.engine.fork
-    run = _perform(
-        bench,
-        lambda: fork(
-            journal, at=branch.at, edit=edit, into=into, allow_repeat=branch.allow_repeat, answers=given, agent=agent
-        ),
-    )
+    fork = partial(bench.engine.fork, journal, at=branch.at, edit=edit, into=into, allow_repeat=branch.allow_repeat)
+    limits = _limits_again(journal, options)
+    run = _perform(bench, lambda: fork(answers=given, agent=agent, limits=limits))
     if not options.quiet:
         complain(f"the new run is recorded in {name_of(into)}")
     return told(run, attrs.evolve(options, journal=name_of(into)), bench)
@@ -230,7 +231,7 @@ def journal_at(text: str) -> Journal:
     return SqliteJournal(name, run or runs[0])
 
 
-def agent_of(journal: Journal, given: str) -> AgentDefinition[Any]:
+def agent_of(journal: Journal, given: str, folders: Iterable[Path] = ()) -> AgentDefinition[Any]:
     """
     Return the agent *given* on the command line, or the one whose id stands in the journal.
 
@@ -241,14 +242,14 @@ def agent_of(journal: Journal, given: str) -> AgentDefinition[Any]:
     from stepengine.engine import load_agent
 
     if given:
-        return load_agent(given)
+        return load_agent(given, folders=folders)
     agent_id = str(journal.history().root["agent_id"])
     # The id comes out of a file that may be anybody's: it must not name a file to be run.
     if PLAIN_ID.fullmatch(agent_id) is None or Path(agent_id).exists():
         msg = f"{journal.name} is a run of {agent_id!r}; say where that agent is with --agent PATH"
         raise DefinitionError(msg)
     try:
-        return load_agent(agent_id)
+        return load_agent(agent_id, folders=folders)
     except DefinitionError as error:
         msg = f"{journal.name} is a run of {agent_id!r}: {error.message}. Say where it is with --agent PATH"
         raise DefinitionError(msg) from error
@@ -256,10 +257,19 @@ def agent_of(journal: Journal, given: str) -> AgentDefinition[Any]:
 
 def recorded_agent(journal: Journal, options: Options) -> AgentDefinition[Any]:
     """Return the agent of a journal, with the model that was given, now or when the run was recorded."""
-    agent = agent_of(journal, options.agent)
+    agent = agent_of(journal, options.agent, options.settings.agent_folders)
     if options.model:
         return attrs.evolve(agent, model=options.model)
     return attrs.evolve(agent, model=None) if "model" in journal.history().root else agent
+
+
+def _limits_again(journal: Journal, options: Options) -> Limits | None:
+    """Return the limits of a run that goes on: those that it was started with, and what is set beside them."""
+    from stepengine.journal.openings import opening_of
+
+    if not options.settings.table("limits"):
+        return None
+    return (opening_of(journal.history()).limits or Limits()).over(options.settings.limits)
 
 
 def answers_of(texts: Iterable[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The options of commands that run an agent, said once for all of them, and the problem of options that cannot be used."""
+"""The options of commands that run an agent, said once for all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Annotated, Any, TypeAlias, get_origin, get_type_hints
 import attrs
 import typer
 
-__all__ = ("Agent", "BaseUrl", "File", "Options", "Quiet", "UsageProblem", "with_options")
+from stepengine.cli.settings import Settings, UsageProblem, in_force
+
+__all__ = ("Agent", "BaseUrl", "Config", "File", "Options", "Quiet", "UsageProblem", "with_options")
 
 File: TypeAlias = Annotated[
     str, typer.Argument(metavar="FILE", help="A journal; RUNS.db#RUN for a run in an SQLite file.")
@@ -19,11 +21,13 @@ Agent: TypeAlias = Annotated[
     str, typer.Option(help="File or id of the agent; default: the id in FILE.", metavar="PATH|ID")
 ]
 BaseUrl: TypeAlias = Annotated[str, typer.Option(help="A server that speaks OpenAI's Chat Completions.", metavar="URL")]
+Config: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", help="Settings that you trust, whatever they set; see `stepengine config`.", metavar="FILE"
+    ),
+]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-
-
-class UsageProblem(Exception):
-    """What the user asked for cannot be done; the message says what would have been fine."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,6 +52,17 @@ class Options:
     quiet: Quiet = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show thinking, whole inputs and log lines.")] = False
     journal: str = ""
+    config: Config = None
+    settings: Settings = Settings()
+
+    def in_force(self) -> Options:
+        """
+        Return the options with the settings of the working folder.
+
+        Raises:
+            UsageProblem: when these cannot be read.
+        """
+        return attrs.evolve(self, settings=in_force(self.config))
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

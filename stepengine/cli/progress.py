@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ("LEVELS", "Progress", "diff_lines")
 
 MAX_DIFF_LINES = 40
-LEVELS = ("debug", "info", "warning", "error")
+LEVELS = ("debug", "info", "warning", "error", "off")
 DIFF_STYLES = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 
@@ -41,11 +41,21 @@ class Progress:
         live: Whether the console is a terminal that can redraw a line.
         verbose: Show thinking, whole tool inputs and every log line.
         level: The lowest level of log lines that are shown without *verbose*.
+        thinking: How thoughts of models are shown without *verbose*: ``"show"``, ``"hide"``, or ``"fold"`` to one line.
     """
 
-    def __init__(self, console: Console, *, live: bool = False, verbose: bool = False, level: str = "warning") -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        live: bool = False,
+        verbose: bool = False,
+        level: str = "warning",
+        thinking: str = "fold",
+    ) -> None:
         self._console = console
         self._verbose = verbose
+        self._thinking = "show" if verbose else thinking
         self._level = 0 if verbose else LEVELS.index(level)
         self._partial: dict[str, str] = {}
         self._streamed: set[str] = set()
@@ -192,9 +202,13 @@ class Progress:
         self._flush(event.path)
 
     def _on_thinking_completed(self, event: ev.ThinkingCompleted) -> None:
-        if self._verbose:
-            for line in event.text.splitlines():
+        lines = [line for line in event.text.splitlines() if line.strip()]
+        if self._thinking == "show":
+            for line in lines:
                 self._line(event.path, f"  thinks: {visible(line)}", "dim")
+        elif self._thinking == "fold" and lines:
+            more = f" ({len(lines) - 1} more line{'s' * (len(lines) > 2)})" if len(lines) > 1 else ""  # noqa: PLR2004
+            self._line(event.path, f"  thinks: {one_line(lines[0], 80)}{more}", "dim")
 
     def _on_reply_discarded(self, event: ev.ReplyDiscarded) -> None:
         self._partial.pop(event.path, None)
