@@ -25,11 +25,12 @@ Start here (no key, no network):
   stepengine run code_searcher --params '{{"search_queries": [{{"pattern": "def main"}}]}}'
 
 \b
-Record a run, then look at it, go on with it, repeat it:
-  stepengine run ./agents/mine.py "Go" --journal run.jsonl
-  stepengine show run.jsonl
-  stepengine resume run.jsonl --answer q3=yes
-  stepengine replay run.jsonl
+Every run is recorded. Look at it, go on with it, repeat it:
+  stepengine run ./agents/mine.py "Go"
+  stepengine runs
+  stepengine show --last
+  stepengine resume --last --answer q3=yes
+  stepengine replay --last
 
 {EXIT_CODES}"""
 
@@ -45,7 +46,7 @@ Examples:
   stepengine run editor "Fix the typo" --write --model llama3.2 --base-url http://localhost:11434/v1
   stepengine run ./agents/mine.py --params @params.json --cwd ../project
   git diff | stepengine run ./agents/reviewer.py -
-  stepengine run ./agents/mine.py "Go" --journal run.jsonl     (then: resume, replay, show, fork run.jsonl)
+  stepengine run ./agents/mine.py "Go" --journal run.jsonl     (in a file of your own; then: resume run.jsonl)
 
 \b
 Models:
@@ -96,16 +97,18 @@ def run(
     journal: Annotated[
         str,
         typer.Option(
-            help="Record the run into a new file, so that it can be resumed and replayed; RUNS.db holds many runs.",
+            help="Record the run into a new file, in place of the user's state folder; RUNS.db holds many runs.",
             metavar="FILE",
         ),
     ] = "",
+    no_journal: Annotated[bool, typer.Option("--no-journal", help="Do not record the run.")] = False,
 ) -> None:
     """Run an agent; ``RUN`` is what users read."""
     from stepengine.cli.running import run_command
 
     options = attrs.evolve(options, agent=agent, prompt=prompt, params=params, model=model)
-    leave(run_command(attrs.evolve(options, max_steps=max_steps, journal=journal)))
+    options = attrs.evolve(options, max_steps=max_steps, journal=journal, no_journal=no_journal)
+    leave(run_command(options))
 
 
 @app.command()

@@ -25,7 +25,9 @@ def resume_hint(options: Options, agent_id: str = "") -> str:
     """
     # Without a word about what was cut off, resuming would end the run with `UnknownOutcome`, for good.
     asking = ["--in-doubt ask"] if _is_in_doubt(options.journal) else []
-    return " ".join(["stepengine resume", shlex.quote(options.journal), *options_again(options, agent_id), *asking])
+    # Beside a run that has a name of its own lies what it was started with.
+    named = [options.stem] if options.stem else [shlex.quote(options.journal), *options_again(options, agent_id)]
+    return " ".join(["stepengine resume", *named, *asking])
 
 
 def _is_in_doubt(journal: str) -> bool:

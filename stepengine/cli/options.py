@@ -12,10 +12,14 @@ import typer
 
 from stepengine.cli.settings import Settings, UsageProblem, in_force
 
-__all__ = ("Agent", "BaseUrl", "Config", "File", "Options", "Quiet", "UsageProblem", "with_options")
+__all__ = ("Agent", "BaseUrl", "Config", "File", "Last", "Options", "Quiet", "UsageProblem", "with_options")
 
 File: TypeAlias = Annotated[
-    str, typer.Argument(metavar="FILE", help="A journal; RUNS.db#RUN for a run in an SQLite file.")
+    str,
+    typer.Argument(
+        metavar="[FILE]",
+        help="A journal, or the beginning of a run's name in `stepengine runs`; RUNS.db#RUN in an SQLite file.",
+    ),
 ]
 Agent: TypeAlias = Annotated[
     str, typer.Option(help="File or id of the agent; default: the id in FILE.", metavar="PATH|ID")
@@ -27,12 +31,22 @@ Config: TypeAlias = Annotated[
         "--config", help="Settings that you trust, whatever they set; see `stepengine config`.", metavar="FILE"
     ),
 ]
+Last: TypeAlias = Annotated[bool, typer.Option("--last", help="The newest run of this folder, in place of FILE.")]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """What was typed for a command that runs an agent; annotated are the options that all of them have."""
+    """
+    What was typed for a command that runs an agent; annotated are the options that all of them have.
+
+    Attributes:
+        journal: The journal.
+        no_journal: Whether a new run is not to be recorded.
+        last: Whether the newest run was named in place of a journal.
+        stem: The name of the run, where the command line keeps its journal and its options.
+        settings: What is set; ``in_force`` fills it in.
+    """
 
     agent: Agent = ""
     prompt: str = ""
@@ -52,6 +66,9 @@ class Options:
     quiet: Quiet = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show thinking, whole inputs and log lines.")] = False
     journal: str = ""
+    no_journal: bool = False
+    last: bool = False
+    stem: str = ""
     config: Config = None
     settings: Settings = Settings()
 

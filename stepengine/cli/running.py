@@ -18,6 +18,7 @@ import attrs
 
 from stepengine.cli.hints import resume_hint
 from stepengine.cli.options import Options
+from stepengine.cli.recording import Recording
 from stepengine.cli.report import Exit, exit_code, json_of, message_of, output_of
 from stepengine.cli.screen import dumps, is_terminal, visible
 from stepengine.cli.settings import Settings, UsageProblem
@@ -128,6 +129,9 @@ def complain(message: str, code: Exit = Exit.USAGE) -> Exit:
 def _run(options: Options) -> Exit:
     from stepengine.engine import load_agent
 
+    if options.journal and options.no_journal:
+        msg = "--journal and --no-journal exclude each other"
+        raise UsageProblem(msg)
     agent = load_agent(options.agent, folders=options.settings.agent_folders)
     params = read_params(options.params)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
@@ -136,14 +140,28 @@ def _run(options: Options) -> Exit:
         agent = attrs.evolve(agent, model=None)
     bench = bench_for(options, agent)
     limits = limits_of(options, agent)
-    journal = new_journal(options.journal) if options.journal else None
-    run = perform(bench.engine, agent, prompt, bench.progress, params=params, limits=limits, journal=journal)
-    return told(run, attrs.evolve(options, journal=name_of(journal)) if journal else options, bench)
+    given = new_journal(options.journal) if options.journal else None
+    with Recording.begun(options, given, command="run", agent_id=agent.id, prompt=prompt) as recording:
+        journal = recording.journal
+        run = perform(
+            bench.engine,
+            agent,
+            prompt,
+            bench.progress,
+            started=recording.started,
+            params=params,
+            limits=limits,
+            journal=journal,
+        )
+        recording.ended(run.result)
+    if journal is not None:
+        options = attrs.evolve(options, journal=name_of(journal), stem="" if given else recording.stem)
+    return told(run, options, bench)
 
 
 def limits_of(options: Options, agent: AgentDefinition[Any]) -> Limits | None:
     """Return the limits of a new run: what was typed, else the lower one of what is set and of the agent's own."""
-    own, chosen = agent.limits or Limits(), options.settings.limits
+    own, chosen = agent.limits, options.settings.limits
     lower = {name: mine for name in options.settings.table("limits") if (mine := getattr(own, name)) is not None}
     lower = {name: min(mine, getattr(chosen, name)) for name, mine in lower.items()}
     limits = attrs.evolve(chosen, **lower)
@@ -344,11 +362,24 @@ def make_progress(options: Options) -> Progress | None:
 # --- from the engine to a result --------------------------------------------------------------------------------------
 
 
-def perform(engine: Engine, agent: AgentDefinition[Any], prompt: str, progress: Progress | None, **options: Any) -> Run:
-    """Run *agent* to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
+def perform(
+    engine: Engine,
+    agent: AgentDefinition[Any],
+    prompt: str,
+    progress: Progress | None,
+    *,
+    started: Callable[[str], object] = str,
+    **options: Any,
+) -> Run:
+    """
+    Run *agent* to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once.
+
+    *started* is told the run's id when it has begun.
+    """
 
     async def ended() -> Run:
         async with engine, engine.start(agent, prompt, **options) as handle:
+            started(handle.run_id)
             with interruptible(handle.interrupt) as received:
                 result = await result_of(handle.result())
         return Run(result, received[0] if received else None)
@@ -401,6 +432,8 @@ def _tell_more(result: RunResult[Any], options: Options) -> None:
     """Tell what waits for an answer, and what was odd."""
     waits = options.journal and (result.pending_questions or result.status is RunStatus.CANCELLED)
     again = resume_hint(options, result.state.agent_id) if waits else ""
+    if result.pending_questions and not options.journal:
+        complain("this run was not recorded, so that it cannot be gone on with")
     for question in result.pending_questions:
         choices = f" ({', '.join(question.options)})" if question.options else ""
         complain(f"question {question.id} waits for an answer: {question.text}{choices}")
