@@ -51,6 +51,7 @@ Examples:
 \b
 Models:
   provider/model, such as anthropic/claude-sonnet-4-5; the key comes from the environment
+  --model holds for every agent of the run, --model editor=openai/gpt-5 for one; both can be given
   `stepengine models` lists the providers and their variables
   anything else that speaks Chat Completions: --base-url
 
@@ -89,8 +90,12 @@ def run(
     *,
     params: Annotated[str, typer.Option(help="Params as JSON, or @FILE.", metavar="JSON|@FILE")] = "",
     model: Annotated[
-        str, typer.Option(help="Model, such as anthropic/claude-sonnet-4-5; default: STEPENGINE_MODEL.")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            help="Model of every agent of the run, or of one of them; default: what each names, else STEPENGINE_MODEL.",
+            metavar="MODEL|AGENT=MODEL",
+        ),
+    ] = None,
     max_steps: Annotated[
         int, typer.Option(help="Model steps that the run may take; 0 for the agent's own limit.", min=0)
     ] = 0,
@@ -181,7 +186,7 @@ def ask(
     """Call a model once; ``ASK`` is what users read."""
     from stepengine.cli.asking import ask_command
 
-    options = Options(agent="ask", model=model, prompt=prompt, base_url=base_url, as_json=as_json, config=config)
+    options = Options(agent="ask", model=[model], prompt=prompt, base_url=base_url, as_json=as_json, config=config)
     leave(ask_command(options, system=system, max_tokens=max_tokens))
 
 

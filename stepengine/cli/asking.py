@@ -57,7 +57,7 @@ def ask_command(options: Options, *, system: str, max_tokens: int) -> Exit:
     from stepengine.engine import Engine
 
     settings = ModelSettings(max_tokens=max_tokens or None)
-    model, as_json = options.model, options.as_json
+    model, as_json = (options.model or [""])[0], options.as_json
     agent: AgentDefinition[Any] = AgentDefinition("ask", model=model, system_prompt=system, settings=settings)
     talk = Talk(model, quiet=as_json)
     began = time.monotonic()

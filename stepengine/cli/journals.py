@@ -113,7 +113,7 @@ def _failing(command: Callable[[Options], Exit], options: Options) -> Exit:
         code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
         return complain(f"{name}: the run was cancelled; go on with: {resume_hint(options)}", code)
     except ReplayDivergence as error:
-        wrong_model = options.model and any(pointer.startswith("/model") for pointer, *_ in error.diff)
+        wrong_model = options.models and any(pointer.startswith("/model") for pointer, *_ in error.diff)
         hint = "\n  the recorded model is taken without --model" if wrong_model else ""
         again = "" if options.stem else "".join([f" {option}" for option in options_again(options)])
         name = f" {options.stem or options.journal}"
@@ -312,10 +312,8 @@ def agent_of(journal: Journal, given: str, folders: Iterable[Path] = ()) -> Agen
 
 
 def recorded_agent(journal: Journal, options: Options) -> AgentDefinition[Any]:
-    """Return the agent of a journal, with the model that was given, now or when the run was recorded."""
+    """Return the agent of a journal; one that was recorded with another model than its own goes without its own."""
     agent = agent_of(journal, options.agent, options.settings.agent_folders)
-    if options.model:
-        return attrs.evolve(agent, model=options.model)
     return attrs.evolve(agent, model=None) if "model" in journal.history().root else agent
 
 

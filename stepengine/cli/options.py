@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_origin, get_type_hints
@@ -11,9 +12,11 @@ import attrs
 import typer
 
 from stepengine.cli.settings import Settings, UsageProblem, in_force
+from stepengine.data.definition import normalised_id
 
 __all__ = ("Agent", "BaseUrl", "Config", "File", "Last", "Options", "Quiet", "UsageProblem", "with_options")
 
+AGENT_MODEL = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
 File: TypeAlias = Annotated[
     str,
     typer.Argument(
@@ -52,8 +55,11 @@ class Options:
     prompt: str = ""
     params: str = ""
     model: Annotated[
-        str, typer.Option(help="Model, where the run was started with --model, or to go on with another.")
-    ] = ""
+        list[str] | None,
+        typer.Option(
+            help="Another model than the recorded one, for all agents or for one.", metavar="MODEL|AGENT=MODEL"
+        ),
+    ] = attrs.field(default=None, converter=lambda given: [given] if isinstance(given, str) else given)
     base_url: BaseUrl = ""
     cwd: Annotated[Path, typer.Option(help="Folder that the tools work in.")] = Path()
     write: Annotated[bool, typer.Option("--write", help="Let tools change files in that folder.")] = False
@@ -71,6 +77,17 @@ class Options:
     stem: str = ""
     config: Config = None
     settings: Settings = Settings()
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The models that were typed, by agent; that of ``""`` is for all others."""
+        split = [(one, AGENT_MODEL.fullmatch(one)) for one in self.model or () if one]
+        return dict([(normalised_id(found[1]), found[2]) if found else ("", one) for one, found in split])
+
+    @property
+    def main_model(self) -> str:
+        """The model that was typed for all agents; ``""`` for none."""
+        return self.models.get("", "")
 
     def in_force(self) -> Options:
         """

@@ -435,7 +435,8 @@ def _companion(
         "pid": os.getpid(),
         "pid_began": _began(os.getpid()),
         "options": {
-            "model": ANY.text(options.model),
+            "model": ANY.text(options.main_model),
+            "models": {agent: ANY.text(model) for agent, model in options.models.items() if agent},
             "base_url": ANY.text(USER.sub("//", options.base_url)),
             "cwd": str(options.cwd.resolve()),
             "write": options.write,

@@ -23,7 +23,7 @@ from stepengine.cli.report import Exit, exit_code, json_of, message_of, output_o
 from stepengine.cli.screen import dumps, is_terminal, visible
 from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.cli.signals import interruptible
-from stepengine.data.definition import AgentDefinition
+from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.limits import Limits
 from stepengine.data.run import RunResult, RunStatus
 from stepengine.errors import ChildError, InputError, LimitExceeded, MissingKey, StepEngineError, UnknownModel
@@ -135,10 +135,7 @@ def _run(options: Options) -> Exit:
     agent = load_agent(options.agent, folders=options.settings.agent_folders)
     params = read_params(options.params)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    if options.model:
-        # A model that the agent does not name is kept in the journal, so that nobody has to say it again.
-        agent = attrs.evolve(agent, model=None)
-    bench = bench_for(options, agent)
+    bench = bench_for(options, agent, is_new=True)
     limits = limits_of(options, agent)
     given = new_journal(options.journal) if options.journal else None
     with Recording.begun(options, given, command="run", agent_id=agent.id, prompt=prompt) as recording:
@@ -170,7 +167,9 @@ def limits_of(options: Options, agent: AgentDefinition[Any]) -> Limits | None:
     return None if limits == Limits() else limits
 
 
-def bench_for(options: Options, agent: AgentDefinition[Any], *, performs: bool = True, into: str = "") -> Bench:
+def bench_for(
+    options: Options, agent: AgentDefinition[Any], *, performs: bool = True, into: str = "", is_new: bool = False
+) -> Bench:
     """
     Return an engine for *agent* and those that it may spawn.
 
@@ -179,6 +178,7 @@ def bench_for(options: Options, agent: AgentDefinition[Any], *, performs: bool =
         agent: The agent.
         performs: Whether tools will really be called; a replay calls none, so nothing has to be allowed for it.
         into: A journal beside that of the options, which tools are not to show either.
+        is_new: Whether the run begins now: models that are set for agents hold for it, a recorded run keeps its own.
 
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
@@ -202,12 +202,23 @@ def bench_for(options: Options, agent: AgentDefinition[Any], *, performs: bool =
         allowed_tools(options, agents, (options.journal, into)) if performs else uncalled_tools(options.cwd.resolve()),
         models,
         observers=[progress] if progress else [],
-        default_model=options.model or default,
+        default_model=default,
+        agent_models=_agent_models(options, agents, is_new=is_new),
         hooks=Hooks(pre_step=[Compaction()], on_stop=[require_finished_todos()]),
         permissions=settings.policy,
         workspace=options.cwd.resolve(),
     )
     return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))
+
+
+def _agent_models(options: Options, agents: list[AgentDefinition[Any]], *, is_new: bool) -> dict[str, str]:
+    """Return the models in place of those that agents name: those that were typed before those that are set."""
+    typed, known = options.models, [normalised_id(agent.id) for agent in agents]
+    if unknown := [name for name in typed if name and name not in known]:
+        msg = f"--model {unknown[0]}={typed[unknown[0]]} names no agent of this run; it has {', '.join(known)}"
+        raise UsageProblem(msg)
+    chosen = {} if "" in typed or not is_new else options.settings.table("models")
+    return {normalised_id(name): model for name, model in chosen.items()} | typed
 
 
 def new_journal(path: str) -> Journal:
@@ -288,7 +299,7 @@ def models_of(options: Options) -> Models | Provider:
         msg = f"--base-url is {options.base_url!r}; it is an address such as http://localhost:11434/v1"
         raise UsageProblem(msg)
     # `openai/...` is also how such servers name open-weight models, so it is not taken for a prefix.
-    prefix = (options.model or options.settings.get("model") or "").partition("/")[0]
+    prefix = (options.main_model or options.settings.get("model") or "").partition("/")[0]
     name = prefix if prefix in PRESETS and prefix != "openai" else "openai_chat"
     return OpenAIChatProvider(name, base_url=options.base_url)
 
@@ -420,12 +431,20 @@ def told(run: Run, options: Options, bench: Bench) -> Exit:
         error = result.error
         while isinstance(error, ChildError):
             error = error.__cause__
-        no_model = isinstance(error, UnknownModel) and not (options.model or result.state.usage.requests)
-        return complain(bench.without_model if no_model else str(error))
+        no_model = isinstance(error, UnknownModel) and not (options.models or result.state.usage.requests)
+        return complain(bench.without_model if no_model else _unknown(error, options))
     _tell_more(result, options)
     if run.code is not Exit.COMPLETED:
         complain(ending_of(run))
     return run.code
+
+
+def _unknown(error: BaseException | None, options: Options) -> str:
+    """Return what an error says, and of a model that a yield names that ``--model`` does not stand in for it."""
+    model = options.main_model
+    if not isinstance(error, UnknownModel) or not model or model in str(error):
+        return str(error)
+    return f"{error}. A handler names it itself: --model {model} stands in only for models that agents name"
 
 
 def _tell_more(result: RunResult[Any], options: Options) -> None:

@@ -191,3 +191,84 @@ def test_every_command_that_reads_settings_takes_a_file_of_them_and_says_what_is
 
     said = command(*arguments, "--config", "given.toml", code=2).stderr
     assert "stepengine: given.toml:1: there is no setting 'limit.max_steps'; did you mean 'limits.max_steps'?\n" == said
+
+
+# --- --model ----------------------------------------------------------------------------------------------------------
+
+FAMILY = """
+from stepengine import *
+
+helper = AgentDefinition("helper", model="own/helper | own/other")
+plain = AgentDefinition("plain")
+
+def handle_steps(ctx):
+    yield STEP
+    yield AgentCall("helper", "help")
+    yield AgentCall("plain", "help")
+    yield StepWith(model="named/here")
+
+agent = AgentDefinition("boss", model="own/boss", spawnable_agents=[helper, plain], handle_steps=handle_steps)
+"""
+
+
+@pytest.fixture
+def boss() -> None:
+    Path("agents/boss.py").write_text(FAMILY)
+
+
+def asks_for(scripted: Any, *arguments: str, code: int = 0, **environ: str) -> list[str]:
+    model = scripted(*[text("done")] * 4)
+    command(*arguments, "-q", code=code, **environ)
+    return [call.model for call in model.calls]
+
+
+CHOSEN = {
+    "nothing": ([], ["own/boss", "own/helper", "own/boss", "named/here"]),
+    "all": (["--model", "a/all"], ["a/all", "a/all", "a/all", "named/here"]),
+    "one": (["--model", "helper=a/one"], ["own/boss", "a/one", "own/boss", "named/here"]),
+    "both": (["--model", "helper=a/one", "--model", "a/all"], ["a/all", "a/one", "a/all", "named/here"]),
+}
+
+
+@pytest.mark.spec("requirements:X56")
+@pytest.mark.parametrize(("arguments", "asked"), CHOSEN.values(), ids=CHOSEN)
+def test_model_holds_for_every_agent_of_the_run_or_for_one_and_not_for_models_that_a_yield_names(
+    scripted: Any, boss: None, arguments: list[str], asked: list[str]
+) -> None:
+    assert asked == asks_for(scripted, "run", "boss", "go", *arguments)
+    assert [] == asks_for(scripted, "replay", "--last")
+    assert [] == asks_for(scripted, "resume", entry_name())
+    assert asked[2:] == asks_for(scripted, "fork", "--last", "--at", "1", "--allow-repeat")
+    assert [] == asks_for(scripted, "replay", "--last")
+
+
+def entry_name() -> str:
+    name: str = json.loads(command("runs", "--json").stdout)[0]["stem"]
+    return name
+
+
+@pytest.mark.spec("requirements:X56", "interfaces:IF98")
+def test_models_that_are_set_for_agents_hold_for_new_runs_and_a_recorded_one_keeps_its_own(
+    scripted: Any, boss: None
+) -> None:
+    user('models.helper = "set/helper"')
+    asked = ["own/boss", "set/helper", "own/boss", "named/here"]
+
+    assert asked == asks_for(scripted, "run", "boss", "go")
+    user('models.helper = "set/other"')
+    assert [] == asks_for(scripted, "replay", "--last")
+    assert ["a/all"] * 3 == asks_for(scripted, "run", "boss", "go", "--model", "a/all")[:3]
+
+
+@pytest.mark.spec("requirements:X56")
+def test_a_model_of_an_agent_that_there_is_not_and_one_without_provider_are_named(boss: None) -> None:
+    said = command("run", "boss", "go", "--model", "nobody=a/one", code=2).stderr
+    assert "names no agent of this run; it has boss, helper, plain" in said
+
+    Path("agents/names.py").write_text(
+        'from stepengine import *\n\ndef handle_steps(ctx):\n    yield StepWith(model="nowhere/x")\n\n'
+        'agent = AgentDefinition("names", handle_steps=handle_steps)\n'
+    )
+    said = command("run", "names", "go", "--model", "ollama/llama3.2", code=2).stderr
+    assert "'nowhere/x'" in said
+    assert "--model ollama/llama3.2" in said
