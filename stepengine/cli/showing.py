@@ -53,7 +53,7 @@ class Shown:
     result: Result | None
 
 
-def show_command(file: str, *, last: bool, step: str, as_json: bool) -> Exit:
+def show_command(file: str, *, last: bool = False, step: str, as_json: bool) -> Exit:
     """Print a recorded run, or one step of it."""
 
     def command() -> Exit:
