@@ -537,7 +537,8 @@ def _prune_alone(keep_runs: int, keep_bytes: int) -> None:
 
 def _files(entry: Entry) -> list[Path]:
     """Return what is removed with a run; a journal that was put elsewhere stays."""
-    return [entry.folder / f"{entry.stem}{suffix}" for suffix in (".jsonl", ".json")]
+    own = [entry.folder / f"{entry.stem}{suffix}" for suffix in (".jsonl", ".json")]
+    return [*entry.folder.glob(f"{entry.stem}.before-*.jsonl"), *own]
 
 
 def _size(path: Path) -> int:

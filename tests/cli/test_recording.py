@@ -253,6 +253,7 @@ def test_the_oldest_ended_runs_go_and_what_can_be_gone_on_with_stays() -> None:
         last = done("last")
         assert {waiting, ended[0], ended[3], last} == {entry.stem for entry in entries()}
     user.write_text("journal.keep_bytes = 1")
+    (runs() / f"{last}.before-1.jsonl").write_text("as it was before it was extended")
     newest = done("newest")
 
     assert {waiting, newest} == {entry.stem for entry in entries()}

@@ -15,6 +15,10 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli import running
 from stepengine.cli.app import app
+from stepengine.cli.options import Options
+from stepengine.cli.settings import Settings
+from stepengine.data.models import ModelReply
+from stepengine.data.parts import TextPart, ThinkingPart
 from stepengine.testing import ScriptedModel, text, tool_call
 
 AGENT = """
@@ -176,6 +180,27 @@ def test_log_lines_and_colours_are_shown_as_set(scripted: Any) -> None:
     assert "\x1b[1m" in (quiet := command("run", "logs").stderr)
     assert "careful" not in quiet
     assert "careful" in command("run", "logs", STEPENGINE_LOG="error").stderr
+
+
+@pytest.mark.spec("interfaces:IF100")
+def test_thoughts_are_folded_shown_or_hidden_and_plain_draws_nothing_again(
+    scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(**display: str) -> str:
+        reply = ModelReply([ThinkingPart("first\nsecond"), TextPart("done")])
+        scripted(reply)
+        return command("run", "desk", "go", "--model", "x/m", **display).stderr
+
+    assert "thinks: first (1 more line)\n" in said()
+    assert "thinks: second" in said(STEPENGINE_DISPLAY__THINKING="show")
+    assert "thinks" not in said(STEPENGINE_DISPLAY__THINKING="hide")
+    monkeypatch.setattr(running, "is_terminal", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("CI", raising=False)
+    for plain in (False, True):
+        progress = running.make_progress(Options(settings=Settings(values={"display.plain": plain})))
+        assert progress is not None
+        assert (not plain) is progress._wants_live
 
 
 @pytest.mark.parametrize(
