@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -178,6 +179,18 @@ class NetworkBlockedError(RuntimeError):
     """
     A test tried to leave the machine. Not an OSError, so that no retry takes it for a bad connection.
     """
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, hermetic: None) -> Iterator[None]:
+    """
+    Keep runs and settings of the command line in a folder of the test, also those of its child processes.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.getbasetemp() / f"home-{uuid.uuid4().hex[:8]}"
+        patch.setenv("STEPENGINE_STATE_DIR", str(folder / "state"))
+        patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import attrs
@@ -10,7 +9,7 @@ import typer
 
 from stepengine.cli.ending import EXIT_CODES, leave
 from stepengine.cli.journal_app import add_journal_commands
-from stepengine.cli.options import BaseUrl, Options, Quiet, with_options
+from stepengine.cli.options import BaseUrl, Config, Options, Quiet, with_options
 from stepengine.cli.policies import add_policy_command
 from stepengine.cli.scanning import add_scanning_commands
 
@@ -27,11 +26,12 @@ Start here (no key, no network):
   stepengine run code_searcher --params '{{"search_queries": [{{"pattern": "def main"}}]}}'
 
 \b
-Record a run, then look at it, go on with it, repeat it:
-  stepengine run ./agents/mine.py "Go" --journal run.jsonl
-  stepengine show run.jsonl
-  stepengine resume run.jsonl --answer q3=yes
-  stepengine replay run.jsonl
+Every run is recorded. Look at it, go on with it, repeat it:
+  stepengine run ./agents/mine.py "Go"
+  stepengine runs
+  stepengine show --last
+  stepengine resume --last --answer q3=yes
+  stepengine replay --last
 
 {EXIT_CODES}"""
 
@@ -47,11 +47,12 @@ Examples:
   stepengine run editor "Fix the typo" --write --model llama3.2 --base-url http://localhost:11434/v1
   stepengine run ./agents/mine.py --params @params.json --cwd ../project
   git diff | stepengine run ./agents/reviewer.py -
-  stepengine run ./agents/mine.py "Go" --journal run.jsonl     (then: resume, replay, show, fork run.jsonl)
+  stepengine run ./agents/mine.py "Go" --journal run.jsonl     (in a file of your own; then: resume run.jsonl)
 
 \b
 Models:
   provider/model, such as anthropic/claude-sonnet-4-5; the key comes from the environment
+  --model holds for every agent of the run, --model editor=openai/gpt-5 for one; both can be given
   `stepengine models` lists the providers and their variables
   anything else that speaks Chat Completions: --base-url
 
@@ -90,24 +91,30 @@ def run(
     *,
     params: Annotated[str, typer.Option(help="Params as JSON, or @FILE.", metavar="JSON|@FILE")] = "",
     model: Annotated[
-        str, typer.Option(help="Model, such as anthropic/claude-sonnet-4-5; default: STEPENGINE_MODEL.")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            help="Model of every agent of the run, or of one of them; default: what each names, else STEPENGINE_MODEL.",
+            metavar="MODEL|AGENT=MODEL",
+        ),
+    ] = None,
     max_steps: Annotated[
         int, typer.Option(help="Model steps that the run may take; 0 for the agent's own limit.", min=0)
     ] = 0,
     journal: Annotated[
         str,
         typer.Option(
-            help="Record the run into a new file, so that it can be resumed and replayed; RUNS.db holds many runs.",
+            help="Record the run into a new file, in place of the user's state folder; RUNS.db holds many runs.",
             metavar="FILE",
         ),
     ] = "",
+    no_journal: Annotated[bool, typer.Option("--no-journal", help="Do not record the run.")] = False,
 ) -> None:
     """Run an agent; ``RUN`` is what users read."""
     from stepengine.cli.running import run_command
 
     options = attrs.evolve(options, agent=agent, prompt=prompt, params=params, model=model)
-    leave(run_command(attrs.evolve(options, max_steps=max_steps, journal=journal)))
+    options = attrs.evolve(options, max_steps=max_steps, journal=journal, no_journal=no_journal)
+    leave(run_command(options))
 
 
 @app.command()
@@ -116,6 +123,7 @@ def demo(
         bool, typer.Option("--keep", help="Keep the edited copy of the project and say where it is.")
     ] = False,
     quiet: Quiet = False,
+    config: Config = None,
 ) -> None:
     """
     Watch a generator agent edit a small project, without a key and without network.
@@ -125,31 +133,30 @@ def demo(
     """
     from stepengine.cli.demo import demo_command
 
-    leave(demo_command(keep=keep, quiet=quiet))
+    leave(demo_command(keep=keep, quiet=quiet, config=config))
 
 
 @app.command()
 def agents(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
     as_tree: Annotated[bool, typer.Option("--tree", help="Show who may spawn whom.")] = False,
+    config: Config = None,
 ) -> None:
     """
     List the agents that `stepengine run` knows: those in ./agents and those that are shipped.
 
-    Each with what it does, its tools and its file.
+    Each with what it does, its tools and its file. The setting `agents` names more folders.
     """
     from stepengine.cli.finding import agents_command
 
-    leave(agents_command(as_json=as_json, as_tree=as_tree))
+    leave(agents_command(as_json=as_json, as_tree=as_tree, config=config))
 
 
 @app.command()
 def config(
     key: Annotated[str, typer.Argument(help="One setting, such as limits.max_steps; default: all.")] = "",
     *,
-    file: Annotated[
-        Path | None, typer.Option("--config", help="A file that you trust and that may set everything.", metavar="FILE")
-    ] = None,
+    file: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """
@@ -175,11 +182,13 @@ def ask(
         int, typer.Option(help="Tokens that the reply may have; 0 for the provider's default.", min=0)
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, at the end.")] = False,
+    config: Config = None,
 ) -> None:
     """Call a model once; ``ASK`` is what users read."""
     from stepengine.cli.asking import ask_command
 
-    leave(ask_command(model, prompt, system=system, base_url=base_url, max_tokens=max_tokens, as_json=as_json))
+    options = Options(agent="ask", model=[model], prompt=prompt, base_url=base_url, as_json=as_json, config=config)
+    leave(ask_command(options, system=system, max_tokens=max_tokens))
 
 
 @app.command()
@@ -189,6 +198,7 @@ def models(
         typer.Argument(metavar="[MODEL]...", help="Models to describe; without one, all providers are listed."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    config: Config = None,
 ) -> None:
     """
     List the providers that a model string can name, and whether their keys are set; keys themselves are never shown.
@@ -198,7 +208,7 @@ def models(
     """
     from stepengine.cli.listing import models_command
 
-    leave(models_command(names or (), as_json=as_json))
+    leave(models_command(names or (), as_json=as_json, config=config))
 
 
 @app.command()

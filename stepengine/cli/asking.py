@@ -6,13 +6,14 @@ import sys
 import time
 from typing import Any
 
+import attrs
+
 from stepengine.cli import running
 from stepengine.cli.options import Options, UsageProblem
 from stepengine.cli.report import Exit, json_of, money, tokens
 from stepengine.cli.running import Run, complain
 from stepengine.cli.screen import dumps, one_line, visible
 from stepengine.data import events as ev
-from stepengine.data.limits import Limits
 from stepengine.data.models import ModelSettings
 from stepengine.errors import StepEngineError
 
@@ -50,19 +51,21 @@ class Talk:
             complain("the reply broke off; what it said does not count")
 
 
-def ask_command(model: str, prompt: str, *, system: str, base_url: str, max_tokens: int, as_json: bool) -> Exit:
-    """Call *model* once and print what it says."""
+def ask_command(options: Options, *, system: str, max_tokens: int) -> Exit:
+    """Call the model of *options* once and print what it says."""
     from stepengine.data.definition import AgentDefinition
     from stepengine.engine import Engine
 
     settings = ModelSettings(max_tokens=max_tokens or None)
+    model, as_json = (options.model or [""])[0], options.as_json
     agent: AgentDefinition[Any] = AgentDefinition("ask", model=model, system_prompt=system, settings=settings)
     talk = Talk(model, quiet=as_json)
     began = time.monotonic()
     try:
-        models = running.models_of(Options(agent="ask", model=model, base_url=base_url))
-        engine = Engine([agent], models=models, observers=[talk], limits=Limits(max_steps=1, on_max_steps="stop"))
-        text = sys.stdin.read() if prompt == "-" else prompt
+        options = options.in_force()
+        limits = attrs.evolve(options.settings.limits, max_steps=1, on_max_steps="stop")
+        engine = Engine([agent], models=running.models_of(options), observers=[talk], limits=limits)
+        text = sys.stdin.read() if options.prompt == "-" else options.prompt
         run = running.perform(engine, agent, text, None)
     except UsageProblem as problem:
         return complain(str(problem))

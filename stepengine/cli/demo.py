@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.cli.options import Options
+from stepengine.cli.options import Options, UsageProblem
 from stepengine.cli.report import Exit
 from stepengine.cli.running import Run, complain, make_progress, perform
 from stepengine.data.events import Event
@@ -89,11 +89,14 @@ def nobody(_: Event) -> None:
     """Watch, and say nothing."""
 
 
-def demo_command(*, keep: bool, quiet: bool) -> Exit:
+def demo_command(*, keep: bool, quiet: bool, config: Path | None = None) -> Exit:
     """Run the demo and explain what was seen."""
     from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
 
-    progress = make_progress(Options(agent="editor", quiet=quiet))
+    try:
+        progress = make_progress(Options(agent="editor", quiet=quiet, config=config).in_force())
+    except UsageProblem as problem:
+        return complain(str(problem))
     folder = Path(tempfile.mkdtemp(prefix="stepengine-demo-")) if keep else None
     cassette = Cassette.load(CASSETTE, ignore=IGNORED, hint="python cassettes/record_demo.py")
     _introduce()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import attrs
 
 from stepengine.cli.report import Exit, message_of
 from stepengine.cli.screen import dumps, visible
+from stepengine.cli.settings import UsageProblem, in_force
 from stepengine.cli.spawning import tree_lines
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.errors import DefinitionError
@@ -36,12 +37,12 @@ class Listed:
     hidden_by: Path | None = None
 
 
-def listed() -> Iterator[Listed]:
+def listed(folders: Iterable[Path] = ()) -> Iterator[Listed]:
     """Give every agent file in the folders in which ids are looked for; each file once."""
     from stepengine.engine.loading import agent_folders, load_agent
 
     seen: dict[str, Path] = {}
-    for folder in dict.fromkeys([f.resolve() for f in agent_folders()]):
+    for folder in dict.fromkeys([f.resolve() for f in agent_folders(folders)]):
         for file in sorted(folder.glob("[!_]*.py")):
             try:
                 agent = load_agent(file)
@@ -52,13 +53,14 @@ def listed() -> Iterator[Listed]:
             yield Listed(file, agent, hidden_by=None if first == file else first)
 
 
-def family(agent: AgentDefinition[Any], file: str = "") -> list[AgentDefinition[Any]]:
+def family(agent: AgentDefinition[Any], file: str = "", folders: Iterable[Path] = ()) -> list[AgentDefinition[Any]]:
     """
     Return *agent* and every agent that it may spawn, directly or through another one.
 
     Args:
         agent: The agent.
         file: The file that it was loaded from; agents beside it are found by the names of their files.
+        folders: More folders in which ids are looked for.
 
     Raises:
         DefinitionError: when an id names no agent.
@@ -67,7 +69,7 @@ def family(agent: AgentDefinition[Any], file: str = "") -> list[AgentDefinition[
 
     def by_id(agent_id: str) -> AgentDefinition[Any]:
         beside = Path(file).with_name(f"{agent_id.replace('-', '_')}.py") if file.endswith(".py") else None
-        return load_agent(beside if beside is not None and beside.is_file() else agent_id)
+        return load_agent(beside if beside is not None and beside.is_file() else agent_id, folders=folders)
 
     found = {agent.id: agent}
     waiting = [agent]
@@ -80,12 +82,16 @@ def family(agent: AgentDefinition[Any], file: str = "") -> list[AgentDefinition[
     return list(found.values())
 
 
-def agents_command(*, as_json: bool, as_tree: bool = False) -> Exit:
+def agents_command(*, as_json: bool, as_tree: bool = False, config: Path | None = None) -> Exit:
     """Print the agents: as blocks, as JSON, or as the tree of who may spawn whom."""
     if as_json and as_tree:
         print("stepengine: --tree is for reading; --json alone has spawnable_agents for each agent", file=sys.stderr)
         return Exit.USAGE
-    entries = list(listed())
+    try:
+        entries = list(listed(in_force(config).agent_folders))
+    except UsageProblem as problem:
+        print(f"stepengine: {visible(str(problem))}", file=sys.stderr)
+        return Exit.USAGE
     if as_tree:
         print("\n".join(tree_lines([e.agent for e in entries if e.agent is not None and e.hidden_by is None])))
     elif as_json:

@@ -1,9 +1,12 @@
-"""``stepengine diff``, ``check`` and ``test``: comparing, checking and replaying recorded runs."""
+"""``stepengine runs``, ``diff``, ``check`` and ``test``: listing, comparing, checking and replaying recorded runs."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +14,10 @@ import attrs
 
 from stepengine.cli.journals import is_cut_off, journal_at, recorded_agent
 from stepengine.cli.options import Options, UsageProblem
-from stepengine.cli.report import Exit
+from stepengine.cli.recording import GOES_ON, Entry, entries, latest
+from stepengine.cli.report import Exit, money
 from stepengine.cli.running import bench_for, complain, explained
-from stepengine.cli.screen import dumps, visible
+from stepengine.cli.screen import dumps, one_line, visible
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
@@ -21,25 +25,76 @@ if TYPE_CHECKING:
     from stepengine.journal import Journal, Report
     from stepengine.journal.divergence import Field
 
-__all__ = ("check_command", "diff_command", "test_command")
+__all__ = ("check_command", "diff_command", "runs_command", "test_command")
 
 SUFFIX = ".jsonl"
+COST = re.compile(r"\d{1,9}(?:\.\d{1,30})?")
 
 
-def diff_command(a: str, b: str, *, as_json: bool) -> Exit:
-    """Print what two runs did differently."""
+def diff_command(a: str, b: str, *, last: bool, as_json: bool) -> Exit:
+    """Print what two runs did differently; *last* stands for the newest one, alone for the one before it and it."""
 
     def command() -> Exit:
         from stepengine.journal import diff
 
         try:
-            found = diff(journal_at(a), journal_at(b))
+            before, after = _two(a, b, last=last)
+            found = diff(journal_at(before), journal_at(after))
         except JournalError as error:
             return complain(error.message, Exit.FAILED)
         print(dumps(found.to_json()) if as_json else visible(str(found)))
         return Exit.FAILED if found else Exit.COMPLETED
 
     return explained(command)
+
+
+def _two(a: str, b: str, *, last: bool) -> tuple[str, str]:
+    if last and b:
+        msg = f"--last, {a!r} and {b!r} name three runs; give two of them"
+        raise UsageProblem(msg)
+    if last:
+        return a or latest(before=1).journal, latest().journal
+    if not a or not b:
+        msg = "name two runs, A and B, as files or as `stepengine runs` lists them; --last stands for the newest one"
+        raise UsageProblem(msg)
+    return a, b
+
+
+def runs_command(*, everywhere: bool, waiting: bool, as_json: bool) -> Exit:
+    """Print the recorded runs: those of the working folder, or all."""
+    here = str(Path.cwd())
+    chosen = [entry for entry in entries() if everywhere or entry.text("cwd") == here]
+    chosen = [entry for entry in chosen if not waiting or entry.status in GOES_ON]
+    if as_json:
+        print(dumps([{**entry.info, "stem": entry.stem, "status": entry.status} for entry in chosen]))
+    elif chosen:
+        print(visible("\n".join([line for entry in chosen for line in _row(entry)])))
+    else:
+        complain("there is no such run; --all lists those of all folders", Exit.COMPLETED)
+    return Exit.COMPLETED
+
+
+def _row(entry: Entry) -> Iterator[str]:
+    cost = entry.info.get("cost")
+    spent = money(Decimal(cost)) if isinstance(cost, str) and COST.fullmatch(cost) else "-"
+    agent = one_line(entry.text("agent", "id"), 24)
+    row = f"{entry.stem}  {_age(entry.text('created')):>4}  {entry.status:<11}  {agent:<16}  {spent:>8}"
+    yield f"{row}  {one_line(entry.text('title'), 80)}".rstrip()
+    questions = entry.info.get("questions")
+    for question in questions if isinstance(questions, list) else ():
+        if isinstance(question, dict):
+            yield f"  ? {one_line(str(question.get('id')), 40)}: {one_line(str(question.get('text')), 120)}"
+
+
+def _age(created: str) -> str:
+    try:
+        seconds = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds()
+    except (ValueError, TypeError):
+        return "-"
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length:
+            return f"{int(seconds // length)}{unit}"
+    return f"{max(0, int(seconds))}s"
 
 
 def check_command(files: Iterable[str], *, as_json: bool) -> Exit:
@@ -72,13 +127,14 @@ def _checked(report: Report) -> Iterator[str]:
         yield f"      {report.torn} bytes at the end belong to no whole record; resuming cuts them off"
 
 
-def test_command(files: Iterable[str], *, agent: str, as_json: bool) -> Exit:
+def test_command(files: Iterable[str], *, agent: str, as_json: bool, config: Path | None) -> Exit:
     """Replay journals against the present code and print which came out differently."""
 
     def command() -> Exit:
         told: list[dict[str, Any]] = []
+        options = Options(agent=agent, quiet=True, config=config).in_force()
         for file in _spread(files):
-            told.append(_replayed(file, agent))
+            told.append(_replayed(file, options))
             if not as_json:
                 print(visible("\n".join(_told(told[-1]))), flush=True)
         diverged, broken = [sum(t["outcome"] == o for t in told) for o in ("diverged", "failed")]
@@ -91,10 +147,9 @@ def test_command(files: Iterable[str], *, agent: str, as_json: bool) -> Exit:
     return explained(command)
 
 
-def _replayed(file: str, given: str) -> dict[str, Any]:
+def _replayed(file: str, options: Options) -> dict[str, Any]:
     try:
         journal = journal_at(file)
-        options = Options(agent=given, quiet=True)
         found = recorded_agent(journal, options)
         bench = bench_for(options, found, performs=False)
 

@@ -9,7 +9,7 @@ import attrs
 import typer
 
 from stepengine.cli.ending import EXIT_CODES, leave
-from stepengine.cli.options import Agent, File, Options, with_options
+from stepengine.cli.options import Agent, Config, File, Last, Options, with_options
 
 __all__ = ("add_journal_commands",)
 
@@ -21,6 +21,7 @@ result again. The agent is found by the id in FILE, as `stepengine run` finds id
 
 \b
 Examples:
+  stepengine resume --last --answer q3=yes
   stepengine resume run.jsonl
   stepengine resume run.jsonl --answer q3=yes
   stepengine resume run.jsonl --agent ./drafts/mine.py --in-doubt retry
@@ -45,6 +46,7 @@ tools, and ends at the first call that was not recorded.
 
 \b
 Examples:
+  stepengine replay --last
   stepengine replay run.jsonl
   stepengine replay run.jsonl --speed 4
   stepengine replay run.jsonl --live call_tool
@@ -98,6 +100,7 @@ whole reply or result as `stepengine show --json` prints it.
 
 \b
 Examples:
+  stepengine fork --last --at 5
   stepengine fork run.jsonl --at 5
   stepengine fork run.jsonl --at 2 --edit "No such file" --into other.jsonl
   stepengine fork run.jsonl --at 4 --edit @reply.json
@@ -112,6 +115,7 @@ what was done with it; --step takes the number of a step, or an effect such as 3
 
 \b
 Examples:
+  stepengine show --last
   stepengine show run.jsonl
   stepengine show run.jsonl --step 2
   stepengine show run.jsonl --json | jq .effects"""
@@ -124,6 +128,8 @@ Ids and times that differ in every run do not count. Leaves with 0 when there is
 \b
 Examples:
   stepengine diff before.jsonl after.jsonl
+  stepengine diff before.jsonl --last          the newest run of this folder
+  stepengine diff --last                       the two newest ones
   stepengine diff before.jsonl after.jsonl --json"""
 
 CHECK = """\
@@ -155,6 +161,19 @@ Examples:
   stepengine test journals/
   stepengine test journals/*.jsonl --agent ./agents/mine.py"""
 
+RUNS = """\
+List the runs that were recorded in this folder, newest first: name, age, status, agent, cost, prompt, open questions.
+
+The beginning of a name stands for the run wherever a FILE is asked for; --last is the newest one. Runs lie in
+$STEPENGINE_STATE_DIR, else $XDG_STATE_HOME/stepengine, else ~/.local/state/stepengine. The oldest ended ones go, by the
+settings journal.keep_runs and journal.keep_bytes; a run that waits or was interrupted stays.
+
+\b
+Examples:
+  stepengine runs
+  stepengine runs --waiting
+  stepengine runs --all --json"""
+
 Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Journals.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Repeat = Annotated[
@@ -170,22 +189,24 @@ Answers = Annotated[
 @with_options
 def resume(
     options: Options,
-    file: File,
+    file: File = "",
     *,
+    last: Last = False,
     answer: Answers = None,
     in_doubt: Annotated[str, typer.Option(help="fail, retry or ask.")] = "fail",
 ) -> None:
     """Go on with a run; ``RESUME`` is what users read."""
     from stepengine.cli.journals import resume_command
 
-    leave(resume_command(attrs.evolve(options, journal=file), answer or (), in_doubt))
+    leave(resume_command(attrs.evolve(options, journal=file, last=last), answer or (), in_doubt))
 
 
 @with_options
 def replay(
     options: Options,
-    file: File,
+    file: File = "",
     *,
+    last: Last = False,
     speed: Annotated[
         float, typer.Option(help="How fast results come; 1 as they did, 0 all at once.", min=0, metavar="X")
     ] = 0,
@@ -197,21 +218,22 @@ def replay(
     """Repeat a run; ``REPLAY`` is what users read."""
     from stepengine.cli.journals import replay_command
 
-    leave(replay_command(attrs.evolve(options, journal=file), live or (), speed or None))
+    leave(replay_command(attrs.evolve(options, journal=file, last=last), live or (), speed or None))
 
 
 @with_options
 def extend(
     options: Options,
-    file: File,
+    file: File = "",
     *,
+    last: Last = False,
     allow_repeat: Repeat = False,
     answer: Answers = None,
 ) -> None:
     """Record a run again as far as it has changed; ``EXTEND`` is what users read."""
     from stepengine.cli.journals import extend_command
 
-    leave(extend_command(attrs.evolve(options, journal=file), answer or (), allow_repeat=allow_repeat))
+    leave(extend_command(attrs.evolve(options, journal=file, last=last), answer or (), allow_repeat=allow_repeat))
 
 
 def seal(
@@ -241,8 +263,9 @@ def repair(
 @with_options
 def fork(
     options: Options,
-    file: File,
+    file: File = "",
     *,
+    last: Last = False,
     at: Annotated[str, typer.Option(help="The last effect to keep.", metavar="N|PATH#N")],
     edit: Annotated[
         str | None, typer.Option(help="Another outcome for it: text, JSON, or @FILE.", metavar="TEXT|JSON|@FILE")
@@ -254,26 +277,29 @@ def fork(
     """Go on from the middle of a run; ``FORK`` is what users read."""
     from stepengine.cli.journals import Branch, fork_command
 
-    leave(fork_command(attrs.evolve(options, journal=file), Branch(at, edit, into, allow_repeat), answer or ()))
+    leave(
+        fork_command(attrs.evolve(options, journal=file, last=last), Branch(at, edit, into, allow_repeat), answer or ())
+    )
 
 
 def show(
-    file: File,
+    file: File = "",
     *,
+    last: Last = False,
     step: Annotated[str, typer.Option(help="Show one step, or one effect, whole.", metavar="N|PATH#N")] = "",
     as_json: Json = False,
 ) -> None:
     """Show a run; ``SHOW`` is what users read."""
     from stepengine.cli.showing import show_command
 
-    leave(show_command(file, step=step, as_json=as_json))
+    leave(show_command(file, last=last, step=step, as_json=as_json))
 
 
-def diff(a: File, b: File, *, as_json: Json = False) -> None:
+def diff(a: File = "", b: File = "", *, last: Last = False, as_json: Json = False) -> None:
     """Compare two runs; ``DIFF`` is what users read."""
     from stepengine.cli.inspecting import diff_command
 
-    leave(diff_command(a, b, as_json=as_json))
+    leave(diff_command(a, b, last=last, as_json=as_json))
 
 
 def check(files: Files, *, as_json: Json = False) -> None:
@@ -283,16 +309,29 @@ def check(files: Files, *, as_json: Json = False) -> None:
     leave(check_command(files, as_json=as_json))
 
 
-def suite(files: Files, *, agent: Agent = "", as_json: Json = False) -> None:
+def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Config = None) -> None:
     """Replay journals; ``TEST`` is what users read."""
     from stepengine.cli.inspecting import test_command
 
-    leave(test_command(files, agent=agent, as_json=as_json))
+    leave(test_command(files, agent=agent, as_json=as_json, config=config))
+
+
+def runs(
+    *,
+    everywhere: Annotated[bool, typer.Option("--all", help="Those of all folders.")] = False,
+    waiting: Annotated[bool, typer.Option("--waiting", help="Only those that can be gone on with.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+) -> None:
+    """List the recorded runs; ``RUNS`` is what users read."""
+    from stepengine.cli.inspecting import runs_command
+
+    leave(runs_command(everywhere=everywhere, waiting=waiting, as_json=as_json))
 
 
 def add_journal_commands(app: typer.Typer) -> None:
     """Add the commands to *app*."""
     commands: dict[str, tuple[Callable[..., None], str]] = {
+        "runs": (runs, RUNS),
         "resume": (resume, RESUME),
         "replay": (replay, REPLAY),
         "show": (show, SHOW),

@@ -8,6 +8,7 @@ import json
 import re
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -15,6 +16,7 @@ import attrs
 
 from stepengine.cli.hints import options_again, resume_hint
 from stepengine.cli.options import Options, UsageProblem
+from stepengine.cli.recording import Recording, latest, named, recorded_as, with_record
 from stepengine.cli.report import Exit
 from stepengine.cli.running import (
     Bench,
@@ -29,6 +31,7 @@ from stepengine.cli.running import (
     watched,
 )
 from stepengine.cli.signals import interruptible
+from stepengine.data.limits import Limits
 from stepengine.data.run import RunResult, RunStatus
 from stepengine.errors import DefinitionError, JournalError, ReplayDivergence
 
@@ -42,6 +45,7 @@ __all__ = (
     "answers_of",
     "extend_command",
     "fork_command",
+    "found",
     "is_cut_off",
     "journal_at",
     "recorded_agent",
@@ -74,43 +78,46 @@ class _Interrupted(Exception):
 
 def resume_command(options: Options, answers: Iterable[str], in_doubt: str) -> Exit:
     """Go on with a run and print what came out."""
-    return _explained(options, lambda: _resume(options, answers, in_doubt))
+    return _explained(options, lambda options: _resume(options, answers, in_doubt), is_waiting=True)
 
 
 def replay_command(options: Options, live: Sequence[str] = (), speed: float | None = None) -> Exit:
     """Repeat a run and print what came out."""
-    return _explained(options, lambda: _replay(options, live, speed))
+    return _explained(options, lambda options: _replay(options, live, speed))
 
 
 def extend_command(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> Exit:
     """Record a run again as far as it has changed, and print what came out."""
-    return _explained(options, lambda: _extend(options, answers, allow_repeat=allow_repeat))
+    return _explained(options, lambda options: _extend(options, answers, allow_repeat=allow_repeat))
 
 
 def fork_command(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     """Go on from the middle of a run and print what came out."""
-    return _explained(options, lambda: _fork(options, branch, answers))
+    return _explained(options, lambda options: _fork(options, branch, answers))
 
 
-def _explained(options: Options, command: Callable[[], Exit]) -> Exit:
-    """Do what *command* does; tell divergences, damaged journals and signals."""
+def _explained(options: Options, command: Callable[[Options], Exit], *, is_waiting: bool = False) -> Exit:
+    """
+    Do what *command* does with the run that is meant and the settings that are in force.
+
+    Divergences, damaged journals and signals are told; a journal that cannot be used is a failure, and no wrong usage.
+    """
+    return explained(lambda: _failing(command, found(options, waiting=is_waiting).in_force()))
+
+
+def _failing(command: Callable[[Options], Exit], options: Options) -> Exit:
     try:
-        return explained(lambda: _failing(command, options))
+        return command(options)
     except _Interrupted as interrupted:
         name = signal.Signals(interrupted.number).name
         code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
         return complain(f"{name}: the run was cancelled; go on with: {resume_hint(options)}", code)
-
-
-def _failing(command: Callable[[], Exit], options: Options) -> Exit:
-    """Do what *command* does; a journal that cannot be used is a failure, and no wrong usage."""
-    try:
-        return command()
     except ReplayDivergence as error:
-        wrong_model = options.model and any(pointer.startswith("/model") for pointer, *_ in error.diff)
+        wrong_model = options.models and any(pointer.startswith("/model") for pointer, *_ in error.diff)
         hint = "\n  the recorded model is taken without --model" if wrong_model else ""
-        again = "".join([f" {option}" for option in options_again(options)])
-        message = ADVISED.sub(lambda found: found[0].replace(" FILE", f" {options.journal}") + again, error.message)
+        again = "" if options.stem else "".join([f" {option}" for option in options_again(options)])
+        name = f" {options.stem or options.journal}"
+        message = ADVISED.sub(lambda advised: advised[0].replace(" FILE", name) + again, error.message)
         return complain(message + hint, Exit.DIVERGED)
     except JournalError as error:
         return complain(error.message, Exit.FAILED)
@@ -126,7 +133,10 @@ def _resume(options: Options, answers: Iterable[str], in_doubt: str) -> Exit:
     agent = recorded_agent(journal, options)
     bench = bench_for(options, agent, performs=not journal.history().is_complete)
     policy = cast("InDoubt", in_doubt)
-    run = _perform(bench, lambda: bench.engine.resume(journal, agent=agent, answers=given, in_doubt=policy))
+    limits = _limits_again(journal, options)
+    resume = bench.engine.resume
+    run = _perform(bench, lambda: resume(journal, agent=agent, answers=given, in_doubt=policy, limits=limits))
+    Recording(journal, recorded_as(options.journal)).ended(run.result)
     return told(run, options, bench)
 
 
@@ -157,7 +167,10 @@ def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> 
     agent = recorded_agent(journal, options)
     bench = bench_for(options, agent)
     extend = bench.engine.extend
-    run = _perform(bench, lambda: extend(journal, agent=agent, answers=given, allow_repeat=allow_repeat))
+    limits = _limits_again(journal, options)
+    run = _perform(bench, lambda: extend(journal, agent=agent, answers=given, allow_repeat=allow_repeat, limits=limits))
+    if run.result.status is not RunStatus.FAILED:
+        Recording(journal, recorded_as(options.journal)).ended(run.result)
     if run.result.status is RunStatus.FAILED:
         complain(f"{options.journal} stays as it was")
     elif (made := journal.extended) is not None and not options.quiet:
@@ -174,23 +187,34 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     history = journal.history()
     with _as_usage():
         place_of(history, branch.at)
+    into = _target(options, branch)
+    agent = recorded_agent(journal, options)
+    bench = bench_for(options, agent, into="" if into is None else name_of(into))
+    edit = None if branch.edit is None else _edit(branch.edit)
+    limits = _limits_again(journal, options)
+    about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
+    origin = {"stem": options.stem or None, "at": branch.at}
+    with Recording.begun(options, into, command="fork", forked_from=origin, **about) as recording:
+        if recording.journal is None:
+            msg = "a fork needs a journal: name one with --into FILE"
+            raise UsageProblem(msg)
+        made = recording.journal
+        fork = partial(bench.engine.fork, journal, at=branch.at, edit=edit, into=made, allow_repeat=branch.allow_repeat)
+        run = _perform(bench, lambda: fork(answers=given, agent=agent, limits=limits))
+        recording.ended(run.result)
+    stem = recording.stem if into is None else ""
+    if not options.quiet:
+        complain(f"the new run is recorded {f'as {stem}' if stem else f'in {name_of(made)}'}")
+    return told(run, attrs.evolve(options, journal=name_of(made), stem=stem), bench)
+
+
+def _target(options: Options, branch: Branch) -> Journal | None:
+    """Return where a fork goes: what was typed, else beside its source; ``None`` for the state folder, beside a run of it."""
+    if not branch.into and options.stem:
+        return None
     place = re.sub(r"[^0-9]+", "-", branch.at.lstrip("#"))
     source = Path(options.journal.partition("#")[0])
-    target = branch.into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl"))
-    into = new_journal(target)
-    agent = recorded_agent(journal, options)
-    bench = bench_for(options, agent, into=target)
-    edit = None if branch.edit is None else _edit(branch.edit)
-    fork = bench.engine.fork
-    run = _perform(
-        bench,
-        lambda: fork(
-            journal, at=branch.at, edit=edit, into=into, allow_repeat=branch.allow_repeat, answers=given, agent=agent
-        ),
-    )
-    if not options.quiet:
-        complain(f"the new run is recorded in {name_of(into)}")
-    return told(run, attrs.evolve(options, journal=name_of(into)), bench)
+    return new_journal(branch.into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl")))
 
 
 @contextlib.contextmanager
@@ -205,9 +229,40 @@ def _as_usage() -> Iterator[None]:
 # --- from what was typed ----------------------------------------------------------------------------------------------
 
 
+def found(options: Options, *, waiting: bool = False) -> Options:
+    """
+    Return *options* with the journal that is meant: the file, the run of that name, or the newest one.
+
+    With a run that the command line keeps by a name comes what it was started with, where nothing else was typed.
+
+    Args:
+        options: What was typed.
+        waiting: With ``--last``, take the newest run that can be gone on with.
+
+    Raises:
+        UsageProblem: when no run or several are meant.
+    """
+    if options.last and options.journal:
+        msg = f"--last and {options.journal!r} name two runs; give one of them"
+        raise UsageProblem(msg)
+    if options.last:
+        return with_record(options, latest(waiting=waiting))
+    if not options.journal:
+        msg = "name a run: the FILE of its journal, its name as `stepengine runs` lists it, or --last"
+        raise UsageProblem(msg)
+    entry = None if _is_file(options.journal) else named(options.journal)
+    return options if entry is None else with_record(options, entry)
+
+
+def _is_file(text: str) -> bool:
+    from stepengine.journal.finding import database_of
+
+    return Path((database_of(text) or (text, ""))[0]).exists()
+
+
 def journal_at(text: str) -> Journal:
     """
-    Return the journal of a file: JSON Lines, or ``RUNS.db#RUN`` for a run in an SQLite file.
+    Return the journal of a file or of a recorded run: JSON Lines, or ``RUNS.db#RUN`` for a run in an SQLite file.
 
     Raises:
         UsageProblem: when there is no such file, or it holds several runs and none is named.
@@ -215,10 +270,12 @@ def journal_at(text: str) -> Journal:
     from stepengine.journal import FileJournal, SqliteJournal
     from stepengine.journal.finding import database_of
 
+    if not _is_file(text) and (entry := named(text)) is not None:
+        text = entry.journal
     database = database_of(text)
     name, run = database or (text, "")
     if not Path(name).is_file():
-        msg = f"there is no journal {text!r}; record one with `stepengine run AGENT --journal FILE`"
+        msg = f"there is no journal {text!r}; `stepengine runs --all` lists the recorded runs"
         raise UsageProblem(msg)
     if database is None:
         return FileJournal(name)
@@ -230,7 +287,7 @@ def journal_at(text: str) -> Journal:
     return SqliteJournal(name, run or runs[0])
 
 
-def agent_of(journal: Journal, given: str) -> AgentDefinition[Any]:
+def agent_of(journal: Journal, given: str, folders: Iterable[Path] = ()) -> AgentDefinition[Any]:
     """
     Return the agent *given* on the command line, or the one whose id stands in the journal.
 
@@ -241,25 +298,32 @@ def agent_of(journal: Journal, given: str) -> AgentDefinition[Any]:
     from stepengine.engine import load_agent
 
     if given:
-        return load_agent(given)
+        return load_agent(given, folders=folders)
     agent_id = str(journal.history().root["agent_id"])
     # The id comes out of a file that may be anybody's: it must not name a file to be run.
     if PLAIN_ID.fullmatch(agent_id) is None or Path(agent_id).exists():
         msg = f"{journal.name} is a run of {agent_id!r}; say where that agent is with --agent PATH"
         raise DefinitionError(msg)
     try:
-        return load_agent(agent_id)
+        return load_agent(agent_id, folders=folders)
     except DefinitionError as error:
         msg = f"{journal.name} is a run of {agent_id!r}: {error.message}. Say where it is with --agent PATH"
         raise DefinitionError(msg) from error
 
 
 def recorded_agent(journal: Journal, options: Options) -> AgentDefinition[Any]:
-    """Return the agent of a journal, with the model that was given, now or when the run was recorded."""
-    agent = agent_of(journal, options.agent)
-    if options.model:
-        return attrs.evolve(agent, model=options.model)
+    """Return the agent of a journal; one that was recorded with another model than its own goes without its own."""
+    agent = agent_of(journal, options.agent, options.settings.agent_folders)
     return attrs.evolve(agent, model=None) if "model" in journal.history().root else agent
+
+
+def _limits_again(journal: Journal, options: Options) -> Limits | None:
+    """Return the limits of a run that goes on: those that it was started with, and what is set beside them."""
+    from stepengine.journal.openings import opening_of
+
+    if not options.settings.table("limits"):
+        return None
+    return (opening_of(journal.history()).limits or Limits()).over(options.settings.limits)
 
 
 def answers_of(texts: Iterable[str]) -> dict[str, str]:

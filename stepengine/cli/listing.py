@@ -7,13 +7,15 @@ import sys
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from stepengine.cli.report import Exit
-from stepengine.cli.running import complain
+from stepengine.cli.running import complain, registry_of
 from stepengine.cli.screen import dumps, visible
+from stepengine.cli.settings import UsageProblem, in_force
 from stepengine.data.usage import Usage
 from stepengine.errors import MissingKey, ModelError, UnknownModel
 
@@ -74,13 +76,13 @@ class Known:
     prices: dict[str, Decimal]
 
 
-def models_command(names: Iterable[str], *, as_json: bool) -> Exit:
+def models_command(names: Iterable[str], *, as_json: bool, config: Path | None = None) -> Exit:
     """Print the providers, or what is known of some models."""
-    from stepengine.models import Models
-
-    models = Models.standard()
     try:
+        models = registry_of(in_force(config))
         found = [entry for name in names for entry in known(models, name)]
+    except UsageProblem as problem:
+        return complain(str(problem))
     except UnknownModel as error:
         return complain(error.message)
     entries: list[Any] = list(found or listed(models))
@@ -138,7 +140,7 @@ def _key(provider: Provider, prefix: str, holder: str | None) -> str:
 def _base_url(settings: ProviderSettings) -> str | None:
     from stepengine.models.keys import base_url_for
 
-    url = base_url_for(None, settings.base_url_variable, settings.base_url)[0]
+    url = base_url_for(settings.given_url, settings.base_url_variable, settings.base_url)[0]
     return None if url is None else USER.sub("//***@", url.partition("?")[0])
 
 

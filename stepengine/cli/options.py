@@ -1,8 +1,9 @@
-"""The options of commands that run an agent, said once for all of them, and the problem of options that cannot be used."""
+"""The options of commands that run an agent, said once for all of them."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_origin, get_type_hints
@@ -10,32 +11,55 @@ from typing import Annotated, Any, TypeAlias, get_origin, get_type_hints
 import attrs
 import typer
 
-__all__ = ("Agent", "BaseUrl", "File", "Options", "Quiet", "UsageProblem", "with_options")
+from stepengine.cli.settings import Settings, UsageProblem, in_force
+from stepengine.data.definition import normalised_id
 
+__all__ = ("Agent", "BaseUrl", "Config", "File", "Last", "Options", "Quiet", "UsageProblem", "with_options")
+
+AGENT_MODEL = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
 File: TypeAlias = Annotated[
-    str, typer.Argument(metavar="FILE", help="A journal; RUNS.db#RUN for a run in an SQLite file.")
+    str,
+    typer.Argument(
+        metavar="[FILE]",
+        help="A journal, or the beginning of a run's name in `stepengine runs`; RUNS.db#RUN in an SQLite file.",
+    ),
 ]
 Agent: TypeAlias = Annotated[
     str, typer.Option(help="File or id of the agent; default: the id in FILE.", metavar="PATH|ID")
 ]
 BaseUrl: TypeAlias = Annotated[str, typer.Option(help="A server that speaks OpenAI's Chat Completions.", metavar="URL")]
+Config: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", help="Settings that you trust, whatever they set; see `stepengine config`.", metavar="FILE"
+    ),
+]
+Last: TypeAlias = Annotated[bool, typer.Option("--last", help="The newest run of this folder, in place of FILE.")]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-
-
-class UsageProblem(Exception):
-    """What the user asked for cannot be done; the message says what would have been fine."""
 
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """What was typed for a command that runs an agent; annotated are the options that all of them have."""
+    """
+    What was typed for a command that runs an agent; annotated are the options that all of them have.
+
+    Attributes:
+        journal: The journal.
+        no_journal: Whether a new run is not to be recorded.
+        last: Whether the newest run was named in place of a journal.
+        stem: The name of the run, where the command line keeps its journal and its options.
+        settings: What is set; ``in_force`` fills it in.
+    """
 
     agent: Agent = ""
     prompt: str = ""
     params: str = ""
     model: Annotated[
-        str, typer.Option(help="Model, where the run was started with --model, or to go on with another.")
-    ] = ""
+        list[str] | None,
+        typer.Option(
+            help="Another model than the recorded one, for all agents or for one.", metavar="MODEL|AGENT=MODEL"
+        ),
+    ] = attrs.field(default=None, converter=lambda given: [given] if isinstance(given, str) else given)
     base_url: BaseUrl = ""
     cwd: Annotated[Path, typer.Option(help="Folder that the tools work in.")] = Path()
     write: Annotated[bool, typer.Option("--write", help="Let tools change files in that folder.")] = False
@@ -48,6 +72,31 @@ class Options:
     quiet: Quiet = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show thinking, whole inputs and log lines.")] = False
     journal: str = ""
+    no_journal: bool = False
+    last: bool = False
+    stem: str = ""
+    config: Config = None
+    settings: Settings = Settings()
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The models that were typed, by agent; that of ``""`` is for all others."""
+        split = [(one, AGENT_MODEL.fullmatch(one)) for one in self.model or () if one]
+        return dict([(normalised_id(found[1]), found[2]) if found else ("", one) for one, found in split])
+
+    @property
+    def main_model(self) -> str:
+        """The model that was typed for all agents; ``""`` for none."""
+        return self.models.get("", "")
+
+    def in_force(self) -> Options:
+        """
+        Return the options with the settings of the working folder.
+
+        Raises:
+            UsageProblem: when these cannot be read.
+        """
+        return attrs.evolve(self, settings=in_force(self.config))
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -2,7 +2,7 @@
 Live progress of a run, from its events to lines on stderr.
 
 ``Progress`` is an observer. On a terminal it keeps one status line below what it prints and shows text while it
-streams; elsewhere it prints plain lines. Whatever comes from a model, a tool or a file is made visible first. Where
+streams; elsewhere it prints plain lines. Many children at once are one line that counts them. Whatever comes from a model, a tool or a file is made visible first. Where
 children run at the same time, a line in brackets says whose lines follow.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stepengine.cli.report import money, tokens
 from stepengine.cli.screen import one_line, visible
 from stepengine.data import events as ev
-from stepengine.data.run import RunResult
+from stepengine.data.run import RunResult, RunStatus
 from stepengine.data.usage import Usage, add_cost
 
 if TYPE_CHECKING:
@@ -28,7 +28,23 @@ if TYPE_CHECKING:
 __all__ = ("LEVELS", "Progress", "diff_lines")
 
 MAX_DIFF_LINES = 40
-LEVELS = ("debug", "info", "warning", "error")
+MANY = 5
+"""So many children at once are counted, not followed."""
+OF_MANY = (
+    ev.ModelFinished,
+    ev.StepStarted,
+    ev.ModelStarted,
+    ev.ToolFinished,
+    ev.QuestionAsked,
+    ev.PermissionRequested,
+    ev.LogLine,
+    ev.ToolLog,
+    ev.HookFailed,
+    ev.HandlerNotice,
+    ev.Warned,
+)
+"""What is shown or counted of a run that is one of many."""
+LEVELS = ("debug", "info", "warning", "error", "off")
 DIFF_STYLES = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 
@@ -41,11 +57,21 @@ class Progress:
         live: Whether the console is a terminal that can redraw a line.
         verbose: Show thinking, whole tool inputs and every log line.
         level: The lowest level of log lines that are shown without *verbose*.
+        thinking: How thoughts of models are shown without *verbose*: ``"show"``, ``"hide"``, or ``"fold"`` to one line.
     """
 
-    def __init__(self, console: Console, *, live: bool = False, verbose: bool = False, level: str = "warning") -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        live: bool = False,
+        verbose: bool = False,
+        level: str = "warning",
+        thinking: str = "fold",
+    ) -> None:
         self._console = console
         self._verbose = verbose
+        self._thinking = "show" if verbose else thinking
         self._level = 0 if verbose else LEVELS.index(level)
         self._partial: dict[str, str] = {}
         self._streamed: set[str] = set()
@@ -55,6 +81,9 @@ class Progress:
         self._usage = Usage()
         self._cost: Decimal | None = Decimal(0)
         self._step = 0
+        self._below = _Below()
+        self._crowds: dict[str, _Crowd] = {}
+        self._folded: set[str] = set()
         self._doing = "starting"
         self._start = time.monotonic()
         self._wants_live = live
@@ -80,19 +109,59 @@ class Progress:
 
     def on_event(self, event: ev.Event) -> None:
         """Show *event*."""
+        self._below.count(event)
+        if isinstance(event, ev.AgentSpawned | ev.AgentFinished) and self._counted(event):
+            return
+        if self._folded and self._is_folded(event.path) and not isinstance(event, OF_MANY):
+            return
         show = getattr(self, f"_on_{event.type}", None)
         if show is not None:
             show(event)
+
+    # --- many children ------------------------------------------------------------------------------------------------
+
+    def _is_folded(self, path: str) -> bool:
+        """Return whether the run at *path*, or one above it, is one of many."""
+        return any(path[:end] in self._folded for end in [*_dots(path), len(path)])
+
+    def _counted(self, event: ev.AgentSpawned | ev.AgentFinished) -> bool:
+        """Count a child that is one of many; return whether that is all that is to be shown of it."""
+        path = event.child_path
+        if isinstance(event, ev.AgentSpawned):
+            if self._verbose or event.of < MANY:
+                return self._is_folded(event.path)
+            crowd = self._crowds.setdefault(event.path, _Crowd(event.agent_id))
+            crowd.began(event.of)
+            self._folded.add(path)
+            self._siblings[path] = f"[{event.agent_id}: {one_line(event.prompt, 40)}]".replace(": ]", "]")
+            return True
+        if path not in self._folded:
+            return self._is_folded(event.path)
+        crowd = self._crowds[event.path]
+        crowd.ended += 1
+        if event.status is not RunStatus.COMPLETED:
+            self._line(event.path, f"agent {event.agent_id} ended: {event.status.value}", "magenta")
+        if crowd.is_worth_a_line:
+            self._tell(event.path, crowd)
+        return True
+
+    def _tell(self, path: str, crowd: _Crowd) -> None:
+        crowd.told = crowd.ended
+        self._line(path, f"agents {crowd.agent_id}: {crowd.ended}/{crowd.asked}", "magenta")
 
     def finish(self, result: RunResult[Any]) -> None:
         """Show how the run ended and what it spent."""
         for path in list(self._partial):
             self._flush(path)
-        steps = result.state.step_index
+        for path, crowd in self._crowds.items():
+            if crowd.told != crowd.ended:
+                self._tell(path, crowd)
+        below = self._below
         spent = [
             result.status.value.replace("_", " "),
-            f"{steps} step{'s' * (steps != 1)}",
-            f"{len(result.tool_calls)} tool call{'s' * (len(result.tool_calls) != 1)}",
+            _many(result.state.step_index + below.steps, "step"),
+            _many(len(result.tool_calls) + below.tool_calls, "tool call"),
+            _many(below.agents, "child run") if below.agents else "",
             tokens(result.usage),
             money(result.cost) if result.usage.requests else "no model call",
             f"{time.monotonic() - self._start:.1f} s",
@@ -112,6 +181,11 @@ class Progress:
         parts = [
             f"step {self._step}" if self._step else "",
             self._doing,
+            *[
+                f"{crowd.agent_id} {crowd.ended}/{crowd.asked}"
+                for crowd in list(self._crowds.values())
+                if crowd.is_open
+            ],
             spent,
             money(self._cost) if spent else "",
             f"{time.monotonic() - self._start:.0f} s",
@@ -157,7 +231,7 @@ class Progress:
         step = self._steps.pop(event.path, 0)
         if step and not event.path:
             self._step = step
-        if step:
+        if step and not self._is_folded(event.path):
             self._line(event.path, f"step {step}", "bold cyan")
 
     def _on_model_finished(self, event: ev.ModelFinished) -> None:
@@ -192,9 +266,13 @@ class Progress:
         self._flush(event.path)
 
     def _on_thinking_completed(self, event: ev.ThinkingCompleted) -> None:
-        if self._verbose:
-            for line in event.text.splitlines():
+        lines = [line for line in event.text.splitlines() if line.strip()]
+        if self._thinking == "show":
+            for line in lines:
                 self._line(event.path, f"  thinks: {visible(line)}", "dim")
+        elif self._thinking == "fold" and lines:
+            more = f" ({len(lines) - 1} more line{'s' * (len(lines) > 2)})" if len(lines) > 1 else ""  # noqa: PLR2004
+            self._line(event.path, f"  thinks: {one_line(lines[0], 80)}{more}", "dim")
 
     def _on_reply_discarded(self, event: ev.ReplyDiscarded) -> None:
         self._partial.pop(event.path, None)
@@ -219,6 +297,8 @@ class Progress:
         self._line(event.path, f"{one_line(event.source, 16):>9} > {call}", "blue")
 
     def _on_tool_finished(self, event: ev.ToolFinished) -> None:
+        if self._is_folded(event.path):
+            return
         result = event.result
         how = "ok" if not result.is_error else result.status
         why = f": {one_line(result.text, 200)}" if result.is_error else ""
@@ -280,6 +360,62 @@ class Progress:
         self._line(event.path, f"  warning: {one_line(event.message, 400)}", "yellow")
 
     _on_warned = _on_handler_notice
+
+
+class _Below:
+    """What the runs below the root did: its own result does not count that."""
+
+    def __init__(self) -> None:
+        self.agents = self.steps = self.tool_calls = 0
+
+    def count(self, event: ev.Event) -> None:
+        """Count *event*."""
+        self.agents += isinstance(event, ev.AgentSpawned)
+        if event.path:
+            self.steps += isinstance(event, ev.StepStarted)
+            self.tool_calls += isinstance(event, ev.ToolFinished)
+
+
+class _Crowd:
+    """
+    Children of one run of which many are asked for at once.
+
+    Attributes:
+        agent_id: The agent of the first of them.
+        asked: How many were asked for so far.
+        ended: How many have ended.
+        told: How many had ended when that was last printed.
+    """
+
+    def __init__(self, agent_id: str) -> None:
+        self.agent_id = agent_id
+        self.asked = self.ended = self.told = 0
+        self._awaited = 0
+
+    def began(self, of: int) -> None:
+        """Count one child, which was asked for with *of* together."""
+        if not self._awaited:
+            self._awaited = of
+            self.asked += of
+        self._awaited -= 1
+
+    @property
+    def is_open(self) -> bool:
+        """Whether some have not ended."""
+        return self.ended < self.asked
+
+    @property
+    def is_worth_a_line(self) -> bool:
+        """Whether all that were asked for have ended, and they are twice as many as when that was last told."""
+        return not self.is_open and self.ended >= 2 * self.told
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def _dots(path: str) -> list[int]:
+    return [position for position, character in enumerate(path) if character == "."]
 
 
 def _depth(path: str) -> int:

@@ -10,17 +10,20 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from stepengine.cli.hints import resume_hint
-from stepengine.cli.options import Options, UsageProblem
+from stepengine.cli.options import Options
+from stepengine.cli.recording import Recording
 from stepengine.cli.report import Exit, exit_code, json_of, message_of, output_of
 from stepengine.cli.screen import dumps, is_terminal, visible
+from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.cli.signals import interruptible
-from stepengine.data.definition import AgentDefinition
+from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.limits import Limits
 from stepengine.data.run import RunResult, RunStatus
 from stepengine.errors import ChildError, InputError, LimitExceeded, MissingKey, StepEngineError, UnknownModel
@@ -38,11 +41,13 @@ __all__ = (
     "complain",
     "ending_of",
     "explained",
+    "limits_of",
     "make_progress",
     "models_of",
     "name_of",
     "new_journal",
     "perform",
+    "registry_of",
     "result_of",
     "run_command",
     "told",
@@ -97,7 +102,7 @@ class Run:
 
 def run_command(options: Options) -> Exit:
     """Run an agent and print what came out."""
-    return explained(lambda: _run(options))
+    return explained(lambda: _run(options.in_force()))
 
 
 def explained(command: Callable[[], Exit]) -> Exit:
@@ -124,20 +129,47 @@ def complain(message: str, code: Exit = Exit.USAGE) -> Exit:
 def _run(options: Options) -> Exit:
     from stepengine.engine import load_agent
 
-    agent = load_agent(options.agent)
+    if options.journal and options.no_journal:
+        msg = "--journal and --no-journal exclude each other"
+        raise UsageProblem(msg)
+    agent = load_agent(options.agent, folders=options.settings.agent_folders)
     params = read_params(options.params)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    if options.model:
-        # A model that the agent does not name is kept in the journal, so that nobody has to say it again.
-        agent = attrs.evolve(agent, model=None)
-    bench = bench_for(options, agent)
-    limits = Limits(max_steps=options.max_steps) if options.max_steps else None
-    journal = new_journal(options.journal) if options.journal else None
-    run = perform(bench.engine, agent, prompt, bench.progress, params=params, limits=limits, journal=journal)
-    return told(run, attrs.evolve(options, journal=name_of(journal)) if journal else options, bench)
+    bench = bench_for(options, agent, is_new=True)
+    limits = limits_of(options, agent)
+    given = new_journal(options.journal) if options.journal else None
+    with Recording.begun(options, given, command="run", agent_id=agent.id, prompt=prompt) as recording:
+        journal = recording.journal
+        run = perform(
+            bench.engine,
+            agent,
+            prompt,
+            bench.progress,
+            started=recording.started,
+            params=params,
+            limits=limits,
+            journal=journal,
+        )
+        recording.ended(run.result)
+    if journal is not None:
+        options = attrs.evolve(options, journal=name_of(journal), stem="" if given else recording.stem)
+    return told(run, options, bench)
 
 
-def bench_for(options: Options, agent: AgentDefinition[Any], *, performs: bool = True, into: str = "") -> Bench:
+def limits_of(options: Options, agent: AgentDefinition[Any]) -> Limits | None:
+    """Return the limits of a new run: what was typed, else the lower one of what is set and of the agent's own."""
+    own, chosen = agent.limits, options.settings.limits
+    lower = {name: mine for name in options.settings.table("limits") if (mine := getattr(own, name)) is not None}
+    lower = {name: min(mine, getattr(chosen, name)) for name, mine in lower.items()}
+    limits = attrs.evolve(chosen, **lower)
+    if options.max_steps:
+        limits = attrs.evolve(limits, max_steps=options.max_steps)
+    return None if limits == Limits() else limits
+
+
+def bench_for(
+    options: Options, agent: AgentDefinition[Any], *, performs: bool = True, into: str = "", is_new: bool = False
+) -> Bench:
     """
     Return an engine for *agent* and those that it may spawn.
 
@@ -146,6 +178,7 @@ def bench_for(options: Options, agent: AgentDefinition[Any], *, performs: bool =
         agent: The agent.
         performs: Whether tools will really be called; a replay calls none, so nothing has to be allowed for it.
         into: A journal beside that of the options, which tools are not to show either.
+        is_new: Whether the run begins now: models that are set for agents hold for it, a recorded run keeps its own.
 
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
@@ -159,20 +192,33 @@ def bench_for(options: Options, agent: AgentDefinition[Any], *, performs: bool =
     if not options.cwd.is_dir():
         msg = f"--cwd {str(options.cwd)!r} is no folder"
         raise UsageProblem(msg)
-    agents = family(agent, options.agent)
+    settings = options.settings
+    agents = family(agent, options.agent, settings.agent_folders)
     progress = make_progress(options)
     models = models_of(options)
-    default, problem = _default_model(models)
+    default, problem = _default_model(models, settings)
     engine = Engine(
         agents,
         allowed_tools(options, agents, (options.journal, into)) if performs else uncalled_tools(options.cwd.resolve()),
         models,
         observers=[progress] if progress else [],
-        default_model=options.model or default,
+        default_model=default,
+        agent_models=_agent_models(options, agents, is_new=is_new),
         hooks=Hooks(pre_step=[Compaction()], on_stop=[require_finished_todos()]),
+        permissions=settings.policy,
         workspace=options.cwd.resolve(),
     )
     return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))
+
+
+def _agent_models(options: Options, agents: list[AgentDefinition[Any]], *, is_new: bool) -> dict[str, str]:
+    """Return the models in place of those that agents name: those that were typed before those that are set."""
+    typed, known = options.models, [normalised_id(agent.id) for agent in agents]
+    if unknown := [name for name in typed if name and name not in known]:
+        msg = f"--model {unknown[0]}={typed[unknown[0]]} names no agent of this run; it has {', '.join(known)}"
+        raise UsageProblem(msg)
+    chosen = {} if "" in typed or not is_new else options.settings.table("models")
+    return {normalised_id(name): model for name, model in chosen.items()} | typed
 
 
 def new_journal(path: str) -> Journal:
@@ -244,29 +290,56 @@ def models_of(options: Options) -> Models | Provider:
     Raises:
         UsageProblem: when that is no address.
     """
-    from stepengine.models import Models, OpenAIChatProvider
+    from stepengine.models import OpenAIChatProvider
     from stepengine.models.presets import PRESETS
 
     if not options.base_url:
-        return Models.standard()
+        return registry_of(options.settings)
     if not options.base_url.startswith(("http://", "https://")):
         msg = f"--base-url is {options.base_url!r}; it is an address such as http://localhost:11434/v1"
         raise UsageProblem(msg)
     # `openai/...` is also how such servers name open-weight models, so it is not taken for a prefix.
-    prefix = (options.model or os.environ.get("STEPENGINE_MODEL", "")).partition("/")[0]
+    prefix = (options.main_model or options.settings.get("model") or "").partition("/")[0]
     name = prefix if prefix in PRESETS and prefix != "openai" else "openai_chat"
     return OpenAIChatProvider(name, base_url=options.base_url)
 
 
-def _default_model(models: Models | Provider) -> tuple[str | None, str]:
-    """Return the model of ``STEPENGINE_MODEL``, or why it cannot be used; an agent that asks no model needs none."""
-    model = os.environ.get("STEPENGINE_MODEL", "").strip()
+def registry_of(settings: Settings) -> Models:
+    """Return the providers that can be named, with the addresses, variables of keys and aliases that are set."""
+    from stepengine.models import Models
+
+    models = Models.standard(aliases=settings.table("aliases"))
+    addresses = settings.table("base_urls")
+    variables = {name.removesuffix(".key"): variable for name, variable in settings.table("providers").items()}
+    for prefix in {**addresses, **variables}:
+        models.register(prefix, partial(_provider, prefix, addresses.get(prefix), variables.get(prefix)))
+    return models
+
+
+def _provider(prefix: str, address: str | None, variable: str | None) -> Provider:
+    """Return the provider of a prefix, elsewhere or with another key; one that nothing is known of speaks Chat Completions."""
+    from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
+    from stepengine.models.presets import PRESETS
+
+    given: dict[str, Any] = {"base_url": address, "key_env": variable}
+    if prefix == "anthropic":
+        return AnthropicProvider(**given)
+    if prefix == "google":
+        return GoogleProvider(**given)
+    if prefix in PRESETS and PRESETS[prefix].adapter == "openai":
+        return OpenAIProvider(name=prefix, **given)
+    return OpenAIChatProvider(prefix, **given)
+
+
+def _default_model(models: Models | Provider, settings: Settings) -> tuple[str | None, str]:
+    """Return the model that is set, or why it cannot be used; an agent that asks no model needs none."""
+    model = settings.get("model")
     if not model:
         return None, ""
     try:
         models.check(model)
     except (MissingKey, UnknownModel) as error:
-        return None, f"STEPENGINE_MODEL is {model!r}: {error.message}"
+        return None, f"{settings.origin('model')} sets the model to {model!r}: {error.message}"
     return model, ""
 
 
@@ -276,25 +349,48 @@ def make_progress(options: Options) -> Progress | None:
         return None
     from rich.console import Console
 
-    from stepengine.cli.progress import LEVELS, Progress
+    from stepengine.cli.progress import Progress
 
-    level = os.environ.get("STEPENGINE_LOG", "").strip().lower() or "warning"
-    if level not in LEVELS:
-        msg = f"STEPENGINE_LOG is {level!r}; it is one of {', '.join(LEVELS)}"
-        raise UsageProblem(msg)
-    console = Console(stderr=True, highlight=False, no_color=True if options.as_json else None)
+    settings = options.settings
+    color = settings.get("display.color")
+    without = color == "never" or (options.as_json and color != "always")
+    console = Console(
+        stderr=True,
+        highlight=False,
+        no_color=True if without else False if color == "always" else None,
+        force_terminal=True if color == "always" else None,
+    )
     live = is_terminal() and not console.is_dumb_terminal and not os.environ.get("CI")
-    return Progress(console, live=live, verbose=options.verbose, level=level)
+    return Progress(
+        console,
+        live=live and not settings.get("display.plain"),
+        verbose=options.verbose,
+        level=settings.get("display.log"),
+        thinking=settings.get("display.thinking"),
+    )
 
 
 # --- from the engine to a result --------------------------------------------------------------------------------------
 
 
-def perform(engine: Engine, agent: AgentDefinition[Any], prompt: str, progress: Progress | None, **options: Any) -> Run:
-    """Run *agent* to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
+def perform(
+    engine: Engine,
+    agent: AgentDefinition[Any],
+    prompt: str,
+    progress: Progress | None,
+    *,
+    started: Callable[[str], object] = str,
+    **options: Any,
+) -> Run:
+    """
+    Run *agent* to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once.
+
+    *started* is told the run's id when it has begun.
+    """
 
     async def ended() -> Run:
         async with engine, engine.start(agent, prompt, **options) as handle:
+            started(handle.run_id)
             with interruptible(handle.interrupt) as received:
                 result = await result_of(handle.result())
         return Run(result, received[0] if received else None)
@@ -335,18 +431,28 @@ def told(run: Run, options: Options, bench: Bench) -> Exit:
         error = result.error
         while isinstance(error, ChildError):
             error = error.__cause__
-        no_model = isinstance(error, UnknownModel) and not (options.model or result.state.usage.requests)
-        return complain(bench.without_model if no_model else str(error))
+        no_model = isinstance(error, UnknownModel) and not (options.models or result.state.usage.requests)
+        return complain(bench.without_model if no_model else _unknown(error, options))
     _tell_more(result, options)
     if run.code is not Exit.COMPLETED:
         complain(ending_of(run))
     return run.code
 
 
+def _unknown(error: BaseException | None, options: Options) -> str:
+    """Return what an error says, and of a model that a yield names that ``--model`` does not stand in for it."""
+    model = options.main_model
+    if not isinstance(error, UnknownModel) or not model or model in str(error):
+        return str(error)
+    return f"{error}. A handler names it itself: --model {model} stands in only for models that agents name"
+
+
 def _tell_more(result: RunResult[Any], options: Options) -> None:
     """Tell what waits for an answer, and what was odd."""
     waits = options.journal and (result.pending_questions or result.status is RunStatus.CANCELLED)
     again = resume_hint(options, result.state.agent_id) if waits else ""
+    if result.pending_questions and not options.journal:
+        complain("this run was not recorded, so that it cannot be gone on with")
     for question in result.pending_questions:
         choices = f" ({', '.join(question.options)})" if question.options else ""
         complain(f"question {question.id} waits for an answer: {question.text}{choices}")

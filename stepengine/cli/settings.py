@@ -15,16 +15,20 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
-from stepengine.cli.options import UsageProblem
 from stepengine.cli.report import Exit
 from stepengine.cli.screen import dumps, visible
-from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.json import JsonDict, freeze_object, thaw
+from stepengine.data.limits import Limits
+from stepengine.errors import DefinitionError
 
-__all__ = ("KEYS", "Key", "Origin", "Settings", "config_command")
+if TYPE_CHECKING:
+    from stepengine.permissions import Policy
+
+__all__ = ("KEYS", "LOGS", "Key", "Origin", "Settings", "UsageProblem", "config_command", "in_force")
 
 Source: TypeAlias = Literal["argument", "environment", "--config", "project", "user", "default"]
 Trust: TypeAlias = Literal["yes", "lower", "no"]
@@ -36,6 +40,10 @@ SHOWN_CHARS = 60
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 KEYLIKE = re.compile(r"(?:key|token|secret|password)s?", re.IGNORECASE)
 LOGS = ("debug", "info", "warning", "error", "off")
+
+
+class UsageProblem(Exception):
+    """What the user asked for cannot be done; the message says what would have been fine."""
 
 
 @attrs.frozen(kw_only=True)
@@ -127,9 +135,12 @@ def _paths(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _table(value: Any) -> JsonDict:
+def _policy(value: Any) -> JsonDict:
     if not isinstance(value, dict):
         raise ValueError  # noqa: TRY004  (one kind of refusal)
+    from stepengine.permissions import Policy
+
+    Policy.from_json(value, where="permissions")
     return freeze_object(value)
 
 
@@ -162,8 +173,9 @@ KEYS: tuple[Key, ...] = (
         read=_whole, parse=_parse_number),
     Key(name="base_urls.<prefix>", kind="text", help="The address of a provider's server.", read=_text),
     Key(name="providers.<prefix>.key", kind='{ env = "NAME" }', help="The variable that holds a provider's key.", read=_variable),
-    Key(name="agents", kind="a list of folders", help="Folders in which agents are looked for.", read=_paths),
-    Key(name="permissions", kind="a table", help="The policy: its mode and its rules, as `stepengine policy` writes them.", read=_table),
+    Key(name="agents", kind="a list of folders", help="Folders in which agents are looked for, after ./agents.",
+        read=_paths, parse=lambda text: text.split(os.pathsep)),
+    Key(name="permissions", kind="a table", help="The policy: its mode and its rules, as `Policy.save` writes them.", read=_policy),
 )  # fmt: skip
 """Everything that can be set."""
 
@@ -224,6 +236,28 @@ class Settings:
         """Return the members of a table whose names the user chose, such as ``aliases``."""
         start = f"{name}."
         return {key.removeprefix(start): value for key, value in self.values.items() if key.startswith(start)}
+
+    @property
+    def limits(self) -> Limits:
+        """The limits that are set."""
+        return Limits(**self.table("limits"))
+
+    @property
+    def policy(self) -> Policy | None:
+        """The permissions that are set; ``None`` for none."""
+        table = self.get("permissions")
+        if table is None:
+            return None
+        from stepengine.permissions import Policy
+
+        return Policy.from_json(thaw(table), where=str(self.origin("permissions")))
+
+    @property
+    def agent_folders(self) -> tuple[Path, ...]:
+        """The folders in which agents are looked for; a relative one of a file is beside that file."""
+        origin = self.origin("agents")
+        base = Path(origin.place.rpartition(":")[0]).parent if origin.source in ("user", "--config") else Path()
+        return tuple([base / Path(folder).expanduser() for folder in self.get("agents") or ()])
 
     def with_arguments(self, **given: Any) -> Settings:
         """Return the settings with what was typed, by dotted name with ``__`` for ``.``; ``None`` is nothing."""
@@ -292,6 +326,9 @@ def _key(name: str, origin: Origin | None = None) -> Key:
 def _checked(key: Key, given: _Given) -> Any:
     try:
         return key.read(given.value)
+    except DefinitionError as error:
+        msg = f"{given.origin}: {error.message}"
+        raise UsageProblem(msg) from None
     except ValueError:
         secret = key.name.endswith(".key") or any(KEYLIKE.fullmatch(part) for part in given.name.split("."))
         shown = "a text that is not shown" if secret else _shown(given.value)
@@ -421,18 +458,29 @@ def _of_environment(environ: Mapping[str, str]) -> list[_Given]:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
+def in_force(config: Path | None = None) -> Settings:
+    """
+    Return the settings for the working folder, and say on stderr what a project's file asked for and may not set.
+
+    Raises:
+        UsageProblem: as ``Settings.load`` does.
+    """
+    settings = Settings.load(Path.cwd(), config=config)
+    for note in settings.notes:
+        print(f"stepengine: {visible(note)}", file=sys.stderr)
+    return settings
+
+
 def config_command(name: str = "", *, config: Path | None = None, as_json: bool = False) -> Exit:
     """Show every setting, its value and where it came from."""
     try:
-        settings = Settings.load(Path.cwd(), config=config)
+        settings = in_force(config)
         names = [name] if name else _listed(settings)
         for one in names:
             _key(one)
     except UsageProblem as problem:
         print(f"stepengine: {visible(str(problem))}", file=sys.stderr)
         return Exit.USAGE
-    for note in settings.notes:
-        print(f"stepengine: {visible(note)}", file=sys.stderr)
     rows = [(one, settings.get(one), settings.origin(one)) for one in names]
     if as_json:
         shown = {one: {"value": value, "source": origin.source, "place": origin.place} for one, value, origin in rows}

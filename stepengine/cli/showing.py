@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.cli.journals import journal_at
-from stepengine.cli.options import UsageProblem
+from stepengine.cli.journals import found, journal_at
+from stepengine.cli.options import Options, UsageProblem
 from stepengine.cli.report import Exit
 from stepengine.cli.running import complain, explained
 from stepengine.cli.screen import dumps, visible
@@ -53,12 +53,12 @@ class Shown:
     result: Result | None
 
 
-def show_command(file: str, *, step: str, as_json: bool) -> Exit:
+def show_command(file: str, *, last: bool = False, step: str, as_json: bool) -> Exit:
     """Print a recorded run, or one step of it."""
 
     def command() -> Exit:
         try:
-            journal = journal_at(file)
+            journal = journal_at(found(Options(journal=file, last=last)).journal)
             history = journal.history()
             shown = list(effects_of(history))
             chosen = _chosen(history, shown, step) if step else shown

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepengine.cli.options import Options, UsageProblem
+from stepengine.cli.recording import runs_folder
 from stepengine.data.definition import AgentDefinition
 from stepengine.errors import DefinitionError
 
@@ -54,6 +55,12 @@ def _files_of(journal: str, root: Path) -> list[str]:
     return [file.as_posix(), file.with_name(more).as_posix()]
 
 
+def _runs_below(root: Path) -> list[str]:
+    """Return the pattern of the recorded runs if these are below *root*."""
+    runs = runs_folder()
+    return [f"{runs.relative_to(root).as_posix()}/"] if runs is not None and runs.is_relative_to(root) else []
+
+
 def allowed_tools(options: Options, agents: list[AgentDefinition[Any]], journals: Sequence[str] = ()) -> list[ToolLike]:
     """
     Return the tools that the options allow; they do not show *journals*, in which they would find what they say themselves.
@@ -64,7 +71,7 @@ def allowed_tools(options: Options, agents: list[AgentDefinition[Any]], journals
     from stepengine.tools import file_tools, followup_tools, search_tools, shell_tools
 
     root = options.cwd.resolve()
-    hidden = [pattern for journal in journals for pattern in _files_of(journal, root)]
+    hidden = [*_runs_below(root), *[pattern for journal in journals for pattern in _files_of(journal, root)]]
     named = [name for agent in agents for name in agent.tool_names]
     wanted = {tool.spec.name: tool.spec for tool in uncalled_tools(root) if tool.spec.name in named}
     try:

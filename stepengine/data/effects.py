@@ -104,7 +104,7 @@ class Spawn:
         definition: The definition, when the handler gave one; else the engine looks *agent_id* up.
         parent: Gives the parent's state as the child may inherit it.
         is_inline: Whether the child goes on from the parent's history, and leaves its own in ``ChildResult.left``.
-        is_only: Whether it is the only child that is asked for at once.
+        of: How many children are asked for at once.
     """
 
     seq: int
@@ -115,7 +115,7 @@ class Spawn:
     definition: Any = _hidden(default=None)
     parent: Callable[[], AgentState] = _hidden(default=AgentState)
     is_inline: bool = _hidden(default=False)
-    is_only: bool = _hidden(default=True)
+    of: int = _hidden(default=1)
 
 
 @attrs.frozen

@@ -229,7 +229,7 @@ class PermissionDecided(Event):
 
 @attrs.frozen(kw_only=True)
 class AgentSpawned(Event):
-    """A child run starts; its own events have *child_path*. *only_child* says that no other was asked for with it."""
+    """A child run starts; its own events have *child_path*. *of* children were asked for at once."""
 
     agent_id: str
     child_path: str
@@ -238,6 +238,7 @@ class AgentSpawned(Event):
     display_name: str = ""
     parent_agent_id: str = ""
     only_child: bool = True
+    of: int = 1
     tool_call_id: str = ""
 
 

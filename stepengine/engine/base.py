@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeAlias
 
 import attrs
 
-from stepengine.data.definition import AgentDefinition
+from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.events import Event
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import thaw
@@ -74,6 +74,7 @@ class Base:
         dependency_overrides: Overrides | None = None,
         pricing: Pricing | None = cost_of,
         default_model: str | None = None,
+        agent_models: Mapping[str, str] | None = None,
         resources: ResourceMap | Iterable[Any] = (),
         workspace: Workspace | Path | str | None = None,
         logger: Any = None,
@@ -92,6 +93,9 @@ class Base:
         self._headless = headless
         self._pricing = pricing
         self._default_model = default_model
+        self._agent_models = {
+            normalised_id(agent): self._canonical(model) for agent, model in (agent_models or {}).items()
+        }
         self._logger = LOGGER if logger is None else logger
         self._clock = clock or SystemClock()
         self._retry = retry or RetryPolicy()
@@ -147,6 +151,7 @@ class Base:
             created=created,
             watched=hub.is_watched,
             known=known,
+            chosen=self._agent_models or known.chosen,
         )
         plan, state = planner.root(request)
         machine: Machine = run_agent
@@ -181,7 +186,9 @@ class Base:
         try:
             live = self._begin_request(
                 request,
-                prepare=lambda plan, state: session.start(plan, state, limits=request.limits),
+                prepare=lambda plan, state: session.start(
+                    plan, state, limits=request.limits, models=self._agent_models
+                ),
                 wrap=session.wrap,
                 shows=session.shows,
                 known=known,
@@ -218,6 +225,15 @@ class Base:
         for kept in (self._remembered.get(session_id), *[tree.desk.remembered for tree in trees]):
             if kept is not None:
                 kept.forget(ids)
+
+    def _canonical(self, model: str) -> str:
+        """Return how requests name *model*; one that no provider serves stays, and is told when a run asks for it."""
+        if self._keep_names:
+            return model
+        try:
+            return str(self._models.parse(model))
+        except UnknownModel:
+            return model
 
     def _default(self, models: Models, known: Known) -> str | None:
         """Return the model of roots that name none: of a recorded run the one that it had."""

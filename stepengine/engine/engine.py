@@ -51,6 +51,9 @@ class Engine(Recorded):
         dependency_overrides: Dependency factories of tools that replace others.
         pricing: What model replies cost; ``None`` switches it off.
         default_model: The model of agents that name none.
+        agent_models: Models in place of those that agents name, by agent id; that of ``""`` holds for all others. They are
+            recorded with a run and hold for it again, unless there are other ones then. Models that a handler names in a
+            yield stay.
         resources: Live objects for tools, by type.
         workspace: Where agents work: a folder, or a ``Workspace``.
         logger: Where log lines go; the standard logger ``stepengine`` by default.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
@@ -20,40 +20,53 @@ from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import noted, raised_at
 
-__all__ = ("agent_folders", "load_agent", "load_agents")
+__all__ = ("agent_file", "agent_folders", "load_agent", "load_agents")
 
 NEAR = 0.75
 EXPECTED = "`agent = AgentDefinition(...)` at module level"
 
 
-def load_agent(path_or_id: str | Path) -> AgentDefinition[Any]:
+def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> AgentDefinition[Any]:
     """
     Return the agent of one file.
 
     Args:
-        path_or_id: A path to a ``.py`` file, or an agent's id. An id is looked for in ``./agents``, then among the agents
-            that come with stepengine; its file is called like the id, with ``_`` for ``-``, or holds an agent of that id.
+        path_or_id: A path to a ``.py`` file, or an agent's id. An id is looked for in ``./agents``, then in *folders*, then
+            among the agents that come with stepengine; its file is called like the id, with ``_`` for ``-``, or holds an
+            agent of that id.
+        folders: More folders to look in.
 
     Raises:
         DefinitionError: naming the file and what it should hold, or where was searched.
+    """
+    return _agent_of(agent_file(path_or_id, folders=folders))
+
+
+def agent_file(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Path:
+    """
+    Return the file of an agent, which is named as for ``load_agent``.
+
+    Raises:
+        DefinitionError: when there is none.
     """
     path = Path(path_or_id)
     if path.suffix == ".py" or path.is_file():
         if not path.is_file():
             msg = f"there is no agent file {str(path)!r}"
             raise DefinitionError(msg)
-        return _agent_of(path)
+        return path
     if path.is_dir():
         msg = f"{str(path)!r} is a folder; load_agents(...) loads all agents of one"
         raise DefinitionError(msg)
     wanted = normalised_id(str(path_or_id))
-    for folder in agent_folders():
+    places = agent_folders(folders)
+    for folder in places:
         found = _find(folder, wanted)
         if found is not None:
             return found
-    names = [normalised_id(file.stem) for folder in agent_folders() for file in _files(folder)]
+    names = [normalised_id(file.stem) for folder in places for file in _files(folder)]
     near = get_close_matches(wanted, names, 1, NEAR)
-    searched = ", ".join([str(f) for f in agent_folders()]) or "no folder: there is no ./agents"
+    searched = ", ".join([str(f) for f in places]) or "no folder: there is no ./agents"
     msg = f"no agent has the id {str(path_or_id)!r}; searched: {searched}. Give a path such as './agents/reviewer.py', or an id"
     msg = f"{msg}; did you mean {near[0]!r}?" if near else msg
     raise DefinitionError(msg)
@@ -73,10 +86,10 @@ def load_agents(folder: str | Path) -> tuple[AgentDefinition[Any], ...]:
     return tuple([_agent_of(file) for file in _files(path)])
 
 
-def agent_folders() -> tuple[Path, ...]:
-    """Return the folders in which an id is looked for, in order; only those that exist."""
+def agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
+    """Return the folders in which an id is looked for, in order, *more* of them after ``./agents``; only those that exist."""
     package = Path(__file__).resolve().parent.parent
-    folders = [Path("agents"), package / "_agents"]
+    folders = [Path("agents"), *more, package / "_agents"]
     checkout = package.parent
     if (checkout / "pyproject.toml").is_file():
         folders.append(checkout / "agents")
@@ -87,14 +100,14 @@ def _files(folder: Path) -> Iterator[Path]:
     return (f for f in sorted(folder.glob("*.py")) if not f.name.startswith("_"))
 
 
-def _find(folder: Path, wanted: str) -> AgentDefinition[Any] | None:
+def _find(folder: Path, wanted: str) -> Path | None:
     named = folder / f"{wanted.replace('-', '_')}.py"
     if named.is_file():
-        return _agent_of(named)
+        return named
     for file in _files(folder):
         agent = getattr(_module(file), "agent", None)
         if isinstance(agent, AgentDefinition) and normalised_id(agent.id) == wanted:
-            return agent
+            return file
     return None
 
 

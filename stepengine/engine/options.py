@@ -204,6 +204,14 @@ ENGINE = {
     "dependency_overrides": or_none(Fine(lambda value: isinstance(value, Mapping), "a mapping between functions")),
     "pricing": or_none(Fine(callable, "a function of model, usage and time")),
     "default_model": or_none(TEXT),
+    "agent_models": or_none(
+        Fine(
+            lambda value: (
+                isinstance(value, Mapping) and all(isinstance(m, str) for pair in value.items() for m in pair)
+            ),
+            'a mapping from agent ids to models, such as {"editor": "anthropic/claude-sonnet-4-5"}',
+        )
+    ),
     "retry": or_none(an_instance(RetryPolicy, "RetryPolicy(attempts=2)")),
     "rate_limits": or_none(
         Fine(

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.definition import AgentDefinition
+from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.effects import Spawn
 from stepengine.data.events import LogLine
 from stepengine.data.hooks import HookContext
@@ -125,11 +125,13 @@ class Known:
     Attributes:
         models: The model strings of its requests; they stay as they are.
         default: The model of the root, where neither its agent nor the engine names one.
+        chosen: The models that were chosen in place of those that agents name, by agent id; that of ``""`` for all others.
         is_whole: Whether nothing will be performed, so that no provider and no key is needed.
     """
 
     models: frozenset[str] = frozenset()
     default: str | None = None
+    chosen: Mapping[str, str] = attrs.field(factory=dict)
     is_whole: bool = False
 
 
@@ -150,6 +152,7 @@ class Planner:
         created: When the root run was created (UTC); by default now.
         watched: Says whether anybody is shown events.
         known: What a record tells of models.
+        chosen: Models in place of those that agents name, by agent id; that of ``""`` for all others.
 
     Attributes:
         seed: The seed in force.
@@ -167,7 +170,9 @@ class Planner:
         created: datetime | None = None,
         watched: Callable[[], bool] = bool,
         known: Known = NOTHING_KNOWN,
+        chosen: Mapping[str, str] | None = None,
     ) -> None:
+        self._chosen = chosen or {}
         self._catalog = catalog
         self._models = models
         self._default_model = default_model
@@ -195,7 +200,7 @@ class Planner:
             path="",
             prompt=request.prompt,
             params=request.params,
-            model=self._model(agent.definition.model or self._default_model),
+            model=self._model(self._asked(agent) or self._default_model),
             limits=agent.limits if request.limits is None else request.limits.over(agent.limits),
             created=self._created or datetime.now(UTC),
             session_id=request.session_id,
@@ -221,7 +226,7 @@ class Planner:
             path=path,
             prompt=effect.prompt,
             params=effect.params,
-            model=self._model(definition.model or parent.model or self._default_model),
+            model=self._model(self._asked(agent) or parent.model or self._default_model),
             limits=_within(agent.limits, parent),
             sent=tuple(inherited.tool_definitions.values()) if inherits else None,
             is_inline=effect.is_inline,
@@ -261,6 +266,11 @@ class Planner:
             watched=self._watched,
             **fields,
         )
+
+    def _asked(self, agent: Agent) -> str | None:
+        """Return the model of an agent: the one that was chosen for it, for all, or its own."""
+        own, chosen = agent.definition.model, self._chosen
+        return (chosen.get(normalised_id(agent.definition.id)) or chosen.get("") or own) if chosen else own
 
     def _model(self, model: str | None) -> str | None:
         if model is None:

@@ -203,4 +203,5 @@ def _known(session: Session, forked: Journal | None) -> Known:
     is_whole = (session.mode == "replay" and not session.past.is_loose) or (
         session.mode == "resume" and session.past.history.is_complete
     )
-    return Known(frozenset(models), root, is_whole)
+    chosen = history.root.get("models") or {}
+    return Known(frozenset([*models, *chosen.values()]), root, chosen, is_whole)

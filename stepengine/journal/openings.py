@@ -121,14 +121,26 @@ def created_of(head: Head) -> datetime:
         raise JournalCorrupt(msg) from error
 
 
-def root_form(plan: RunPlan, state: AgentState, limits: Limits | None, model: str | None) -> dict[str, Any]:
-    """Return the stored form of the Spawn that starts a root run; *model* is one that the agent itself does not name."""
+def root_form(
+    plan: RunPlan, state: AgentState, limits: Limits | None, model: str | None, models: Mapping[str, str]
+) -> dict[str, Any]:
+    """
+    Return the stored form of the Spawn that starts a root run.
+
+    Args:
+        plan: Its plan.
+        state: Its state.
+        limits: The limits that the caller gave.
+        model: A model that the agent itself does not name.
+        models: Models that were chosen in place of those that agents name, by agent id.
+    """
     form: dict[str, Any] = {"type": "Spawn", "agent_id": plan.definition.id, "prompt": plan.prompt}
     form |= {"params": plan.params_json, "run_id": plan.run_id}
     if state.message_history or state.context or state.next_call != 1:
         form["previous"] = bare(attrs.evolve(state, system_prompt="", tool_definitions=JsonDict(), steps_remaining=0))
     form |= {name: getattr(plan, name) for name in ("session_id", "user_id", "metadata") if getattr(plan, name)}
     form |= {"model": model} if model is not None else {}
+    form |= {"models": dict(models)} if models else {}
     return form | ({"limits": bare(limits)} if limits is not None else {})
 
 

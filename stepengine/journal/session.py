@@ -184,7 +184,14 @@ class Session:
 
     # --- for the engine -----------------------------------------------------------------------------------------------
 
-    def start(self, plan: RunPlan, state: AgentState, *, limits: Limits | None = None) -> tuple[RunPlan, AgentState]:
+    def start(
+        self,
+        plan: RunPlan,
+        state: AgentState,
+        *,
+        limits: Limits | None = None,
+        models: Mapping[str, str] | None = None,
+    ) -> tuple[RunPlan, AgentState]:
         """
         Return the plan and the state that the root run is started with, and write down that it starts.
 
@@ -192,6 +199,7 @@ class Session:
             plan: As the engine made it; of a recorded run from ``opening``.
             state: With its system prompt resolved.
             limits: The limits that the caller gave.
+            models: Models that the caller chose in place of those that agents name, by agent id.
 
         Raises:
             JournalError: when the journal is locked, damaged, of a newer version, holds a run already or cannot be written.
@@ -199,8 +207,8 @@ class Session:
         """
         try:
             if self.past is None:
-                return self._start_new(plan, state, limits)
-            return self._start_again(self.past, plan, state, limits)
+                return self._start_new(plan, state, limits, models or {})
+            return self._start_again(self.past, plan, state, limits, models or {})
         except StepEngineError as error:
             self.close()
             raise self.fail(error) from error.__cause__
@@ -208,7 +216,9 @@ class Session:
             self.close()
             raise
 
-    def _start_new(self, plan: RunPlan, state: AgentState, limits: Limits | None) -> tuple[RunPlan, AgentState]:
+    def _start_new(
+        self, plan: RunPlan, state: AgentState, limits: Limits | None, models: Mapping[str, str]
+    ) -> tuple[RunPlan, AgentState]:
         if self.source.stable:
             self._seed = "0"
             plan = attrs.evolve(plan, run_id="run", created=STABLE_CREATED)
@@ -224,11 +234,11 @@ class Session:
             raise JournalError(msg)
         self.append(new_head(plan, self._seed, link=self.journal.link))
         model = plan.model if plan.definition.model is None else None
-        self.append(Intent(*ROOT, root_form(plan, state, limits, model)))
+        self.append(Intent(*ROOT, root_form(plan, state, limits, model, models)))
         return self._looked_up(plan, state)
 
     def _start_again(
-        self, past: Past, plan: RunPlan, state: AgentState, limits: Limits | None
+        self, past: Past, plan: RunPlan, state: AgentState, limits: Limits | None, models: Mapping[str, str]
     ) -> tuple[RunPlan, AgentState]:
         history, head = past.history, past.history.head
         assert head is not None  # noqa: S101 - an opening was read from it
@@ -237,13 +247,16 @@ class Session:
         created = created_of(head)
         plan = attrs.evolve(plan, run_id=str(history.root["run_id"]), created=created)
         plan, state = self._with_random(plan), attrs.evolve(state, run_id=plan.run_id)
-        model = history.root.get("model")
-        asked = Intent(*ROOT, root_form(plan, state, self.opening.limits if self.opening else None, model))
+        model, chosen = history.root.get("model"), history.root.get("models") or {}
+        recorded = self.opening.limits if self.opening else None
+        asked = Intent(*ROOT, root_form(plan, state, recorded, model, chosen))
         if not past.equals(history.intents[ROOT], asked):
             if self.mode != "extend":
                 raise past.other_start(asked)
             past.start_over()
-            asked = Intent(*ROOT, root_form(plan, state, limits, model))
+            asked = Intent(*ROOT, root_form(plan, state, limits, model, models or chosen))
+        elif self.mode == "extend" and models:
+            asked = Intent(*ROOT, root_form(plan, state, recorded, model, models))
         self.timing.go_on(history.last_at, created, datetime.now(UTC))
         if self.mode != "resume":
             self.append(attrs.evolve(head, line=None))

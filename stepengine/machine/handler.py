@@ -166,7 +166,7 @@ def _agent_call(live: Live, asked: y.AgentCall[Any]) -> Answer:
     return _result(live, value=child)
 
 
-def _spawn(live: Live, asked: y.AgentCall[Any], *, alone: bool = True) -> Spawn:
+def _spawn(live: Live, asked: y.AgentCall[Any], *, of: int = 1) -> Spawn:
     definition = None if isinstance(asked.agent, str) else asked.agent
     parent = partial(inheritable, live)
     return Spawn(
@@ -176,7 +176,7 @@ def _spawn(live: Live, asked: y.AgentCall[Any], *, alone: bool = True) -> Spawn:
         asked.params,
         definition=definition,
         parent=parent,
-        is_only=alone,
+        of=of,
     )
 
 
@@ -205,8 +205,8 @@ def _complete(live: Live, asked: y.Complete) -> Answer:
 
 def _parallel(live: Live, asked: y.Parallel[Any]) -> Answer:
     live.count_actions(1)
-    alone = sum(isinstance(call, y.AgentCall) for call in asked.calls) == 1
-    members = [_member(live, call, alone=alone) for call in asked.calls]
+    children = sum(isinstance(call, y.AgentCall) for call in asked.calls)
+    members = [_member(live, call, children=children) for call in asked.calls]
     slots = [member for member in members if type(member) is Slot]
     for slot in slots:
         slot.validate()
@@ -221,7 +221,7 @@ def _parallel(live: Live, asked: y.Parallel[Any]) -> Answer:
     return _result(live, tuple([slot.result for slot in slots if slot.result is not None]), value)
 
 
-def _member(live: Live, call: Any, *, alone: bool) -> Slot | Beside:
+def _member(live: Live, call: Any, *, children: int) -> Slot | Beside:
     if isinstance(call, y.ToolCall):
         slot = _slot(live, call)
         if slot.binding is not None and slot.binding.spec.kind == "expanding":
@@ -230,7 +230,7 @@ def _member(live: Live, call: Any, *, alone: bool) -> Slot | Beside:
         return slot
     if isinstance(call, y.AgentCall):
         return Beside(
-            lambda: _spawn(live, call, alone=alone), lambda outcome, effect: _child(live, call, outcome, effect)
+            lambda: _spawn(live, call, of=children), lambda outcome, effect: _child(live, call, outcome, effect)
         )
     if isinstance(call, y.Ask):
         question = _question(call)

@@ -142,12 +142,11 @@ def children_of(
     """Return one effect for each child that *call* asks for, and a failed result in the place of each that may not be."""
     entries = binding.entries(value)
     parent = partial(inheritable, live, call.tool_call_id)
-    alone = len(entries) == 1
-    return [_child(live, call, entry, parent, is_inline=binding.is_inline, alone=alone) for entry in entries]
+    return [_child(live, call, entry, parent, is_inline=binding.is_inline, of=len(entries)) for entry in entries]
 
 
 def _child(
-    live: Live, call: ToolCallPart, entry: Entry, parent: Callable[[], Any], *, is_inline: bool, alone: bool
+    live: Live, call: ToolCallPart, entry: Entry, parent: Callable[[], Any], *, is_inline: bool, of: int
 ) -> Spawn | ChildResult[Any]:
     agents, agent_id = live.plan.agents, entry.agent_id
     if entry.refused is not None:
@@ -168,7 +167,7 @@ def _child(
         definition=entry.definition,
         parent=parent,
         is_inline=is_inline,
-        is_only=alone,
+        of=of,
     )
 
 

@@ -111,6 +111,8 @@ class HttpProvider(Provider):
         transport: An ``httpx2.AsyncBaseTransport`` to use in place of the network, for replay and tests.
         timeouts: How long calls may take.
         headers: HTTP headers to send with every request.
+        key_env: The environment variable that holds the key, in place of the provider's own. Where *base_url* is given
+            too, whoever gave both has chosen the host that the key goes to.
     """
 
     accumulator: ClassVar[type[Accumulator]]
@@ -126,8 +128,10 @@ class HttpProvider(Provider):
         *,
         timeouts: Timeouts | None = None,
         headers: Mapping[str, str] | None = None,
+        key_env: str | None = None,
     ) -> None:
         self.name = name
+        self._key_env = key_env
         self._api_key = Secret(api_key.strip()) if isinstance(api_key, str) else api_key
         self._base_url = base_url
         self._transport = transport
@@ -175,10 +179,11 @@ class HttpProvider(Provider):
         settings = self.settings()
         default = settings.base_url
         url, elsewhere = base_url_for(self._base_url, settings.base_url_variable, default)
-        required = self._key_required and not (elsewhere and default is not None)
+        required = self._key_env is not None or (self._key_required and not (elsewhere and default is not None))
         argument = f"{type(self).__name__}(api_key=...)"
         variables = settings.key_variables if self._api_key is None else ()
-        usable = usable_variables(self.name, variables, url, default)
+        is_chosen = self._key_env is not None and self._base_url is not None
+        usable = variables if is_chosen else usable_variables(self.name, variables, url, default)
         credentials = find_key(self.name, self._api_key, usable, required=required, argument=argument)
         if url is None:
             msg = f"there is no address for {self.name!r}: pass base_url= or set {settings.base_url_variable}"

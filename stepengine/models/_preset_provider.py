@@ -45,8 +45,7 @@ class PresetProvider(HttpProvider):
     ) -> None:
         self._preset = preset_of(name, base_url)
         patience = timeouts or self._preset.timeouts
-        super().__init__(name, api_key, base_url, transport, timeouts=patience, headers=headers)
-        self._key_env = key_env
+        super().__init__(name, api_key, base_url, transport, timeouts=patience, headers=headers, key_env=key_env)
         self.model_patterns = self._preset.model_patterns
 
     def settings(self) -> ProviderSettings:
@@ -56,11 +55,12 @@ class PresetProvider(HttpProvider):
             key_variables=(variable,) if variable else (),
             base_url_variable=self._preset.base_url_variable,
             base_url=self._preset.base_url,
+            given_url=self._base_url,
         )
 
     @property
     def _key_required(self) -> bool:
-        return self._preset.key_required or self._key_env is not None
+        return self._preset.key_required
 
     def _access(self) -> tuple[Credentials, str]:
         credentials, url = super()._access()

@@ -61,17 +61,19 @@ class ModelInfo:
 @attrs.frozen(kw_only=True)
 class ProviderSettings:
     """
-    Where a provider's key and address come from when its maker is given neither (requirements G23).
+    Where a provider's key and address come from (requirements G23).
 
     Attributes:
         key_variables: The environment variables that may hold its key, in order of preference.
         base_url_variable: The environment variable that may hold another address; ``None`` for none.
         base_url: Its address by default; ``None`` when it has none.
+        given_url: The address that its maker was given; ``None`` for none.
     """
 
     key_variables: tuple[str, ...] = ()
     base_url_variable: str | None = None
     base_url: str | None = None
+    given_url: str | None = None
 
     @property
     def key_from(self) -> str | None:

@@ -56,7 +56,8 @@ def started(item: Item) -> list[Event]:
                     params=effect.params,
                     display_name=_display_name(item, effect),
                     parent_agent_id=item.plan.definition.id,
-                    only_child=effect.is_only,
+                    only_child=effect.of == 1,
+                    of=effect.of,
                     tool_call_id=effect.tool_call_id,
                 )
             ]

@@ -262,3 +262,58 @@ def test_diff_lines_keep_their_text_and_get_colours() -> None:
     assert [("--- a", "bold"), ("+++ b", "bold"), ("@@ x", "cyan"), ("-1", "red"), ("+2", "green"), (" 3", "")] == list(
         diff_lines("--- a\n+++ b\n@@ x\n-1\n+2\n 3")
     )
+
+
+def spawned(number: int, of: int) -> ev.AgentSpawned:
+    return ev.AgentSpawned(agent_id="kid", child_path=str(number), prompt=f"do {number}", only_child=False, of=of)
+
+
+def ended(number: int, status: RunStatus = RunStatus.COMPLETED) -> ev.AgentFinished:
+    return ev.AgentFinished(agent_id="kid", child_path=str(number), status=status)
+
+
+def work_of(number: int) -> list[ev.Event]:
+    at = {"path": str(number)}
+    return [
+        ev.StepStarted(**at, step=0, steps_remaining=9),
+        ev.ModelStarted(**at, model="m"),
+        ev.ToolStarted(**at, tool_name="glob"),
+        ev.ToolFinished(**at, tool_name="glob", result=ToolResult.json([])),
+        ev.AgentSpawned(**at, agent_id="grandkid", child_path=f"{number}.1"),
+        ev.TextCompleted(path=f"{number}.1", text="hidden"),
+        ev.AgentFinished(**at, agent_id="grandkid", child_path=f"{number}.1", status=RunStatus.COMPLETED),
+        ev.TextCompleted(**at, text="done"),
+    ]
+
+
+def test_many_children_are_one_line_and_what_went_wrong_among_them() -> None:
+    events: list[ev.Event] = [spawned(number, 200) for number in range(200)]
+    for number in range(200):
+        events += [*work_of(number), ended(number, RunStatus.FAILED if number == 7 else RunStatus.COMPLETED)]
+    events.insert(300, ev.LogLine(path="3", level="error", message="careful"))
+
+    assert [
+        "agent kid ended: failed", "  [kid: do 3]", "    error: careful", "agents kid: 200/200",
+    ] == shown(*events).splitlines()  # fmt: skip
+    assert "hidden" in shown(*events, verbose=True)
+
+
+def test_children_that_come_in_waves_are_counted_together_and_told_ever_more_rarely() -> None:
+    waves = [
+        event
+        for start in range(0, 72, 8)
+        for event in [*[spawned(n, 8) for n in range(start, start + 8)], *[ended(n) for n in range(start, start + 8)]]
+    ]
+
+    assert [f"agents kid: {n}/{n}" for n in (8, 16, 32, 64)] == shown(*waves).splitlines()
+    assert "kid 3/8 | " in on_terminal(*waves[:11])
+
+
+def test_the_summary_counts_the_whole_tree() -> None:
+    out = io.StringIO()
+    progress = Progress(Console(file=out, highlight=False, width=200))
+    for event in [spawned(1, 9), *work_of(1), ended(1), *[ev.StepStarted(path="2", step=0, steps_remaining=9)]]:
+        progress.on_event(event)
+    progress.finish(RunResult(status=RunStatus.COMPLETED, state=AgentState(run_id="r", agent_id="a", step_index=3)))
+
+    assert "agents kid: 1/9\ncompleted | 5 steps | 1 tool call | 2 child runs | no model call | " in out.getvalue()

@@ -50,6 +50,7 @@ class AnthropicProvider(HttpProvider):
         name: The name under which ids, signatures and opaque parts are kept and sent back.
         timeouts: How long calls may take.
         headers: HTTP headers to send with every request.
+        key_env: The environment variable that holds the key, in place of the provider's own.
     """
 
     model_patterns = (r"claude-.+",)
@@ -67,8 +68,9 @@ class AnthropicProvider(HttpProvider):
         name: str = "anthropic",
         timeouts: Timeouts | None = None,
         headers: Mapping[str, str] | None = None,
+        key_env: str | None = None,
     ) -> None:
-        super().__init__(name, api_key, base_url, transport, timeouts=timeouts, headers=headers)
+        super().__init__(name, api_key, base_url, transport, timeouts=timeouts, headers=headers, key_env=key_env)
         cache: Literal["5m", "1h"] | None = "5m" if prompt_cache is True else prompt_cache or None
         self._ways = Ways(provider=name, max_tokens=max_tokens, cache=cache)
         mark = self._ways.mark
@@ -78,9 +80,10 @@ class AnthropicProvider(HttpProvider):
     def settings(self) -> ProviderSettings:
         """Return where its key and address come from."""
         return ProviderSettings(
-            key_variables=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
+            key_variables=(self._key_env,) if self._key_env else ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
             base_url_variable="ANTHROPIC_BASE_URL",
             base_url="https://api.anthropic.com",
+            given_url=self._base_url,
         )
 
     def _sdk(self) -> Any:

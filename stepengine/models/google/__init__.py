@@ -32,6 +32,7 @@ class GoogleProvider(HttpProvider):
         name: The name under which ids, signatures and opaque parts are kept and sent back.
         timeouts: How long calls may take.
         headers: HTTP headers to send with every request.
+        key_env: The environment variable that holds the key, in place of the provider's own.
     """
 
     model_patterns = (r"gemini-.+", r"models/gemini-.+")
@@ -49,17 +50,19 @@ class GoogleProvider(HttpProvider):
         name: str = "google",
         timeouts: Timeouts | None = None,
         headers: Mapping[str, str] | None = None,
+        key_env: str | None = None,
     ) -> None:
-        super().__init__(name, api_key, base_url, transport, timeouts=timeouts, headers=headers)
+        super().__init__(name, api_key, base_url, transport, timeouts=timeouts, headers=headers, key_env=key_env)
         self._api_version = api_version
         self._tools = ToolsCache(encode_tool)
 
     def settings(self) -> ProviderSettings:
         """Return where its key and address come from."""
         return ProviderSettings(
-            key_variables=("GOOGLE_API_KEY", "GEMINI_API_KEY"),
+            key_variables=(self._key_env,) if self._key_env else ("GOOGLE_API_KEY", "GEMINI_API_KEY"),
             base_url_variable="GOOGLE_GEMINI_BASE_URL",
             base_url="https://generativelanguage.googleapis.com",
+            given_url=self._base_url,
         )
 
     def _sdk(self) -> Any:

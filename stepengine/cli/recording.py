@@ -1,0 +1,548 @@
+"""
+Recording by default: the state folder of the user, what lies beside each journal, and which runs go when there are many.
+
+A run is ``runs/<stem>.jsonl`` and its companion ``runs/<stem>.json``, which says what a journal does not: the agent's file,
+the folder, the options. It is no part of the journal, and where it is lost the journal tells what is needed. Lives here:
+folders, companions, their names and their end. Must not be here: how a run is started or shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import attrs
+
+from stepengine.cli.options import Options
+from stepengine.cli.screen import one_line, visible
+from stepengine.cli.settings import UsageProblem
+from stepengine.data.run import RunStatus
+from stepengine.errors import DefinitionError, JournalError
+from stepengine.redaction import ANY
+
+if TYPE_CHECKING:
+    from stepengine.data.run import RunResult
+    from stepengine.journal import Journal
+
+__all__ = (
+    "GOES_ON",
+    "Entry",
+    "Recording",
+    "StateProblem",
+    "entries",
+    "latest",
+    "named",
+    "recorded_as",
+    "runs_folder",
+    "with_record",
+)
+
+RUNS = "runs"
+STEM = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
+USER = re.compile("//[^/@]*@")
+"""What an address may hold beside the place: a name and a password."""
+OTHERS = 0o077
+OTHERS_WRITE = 0o022
+COMPANION_BYTES = 256 * 1024
+TITLE_CHARS = 80
+QUESTION_CHARS = 400
+LISTED = 5
+ENDED = frozenset(s.value for s in RunStatus) - {RunStatus.SUSPENDED.value}
+GOES_ON = ("suspended", "interrupted")
+"""What can be gone on with."""
+
+
+class StateProblem(Exception):
+    """Runs cannot be recorded by themselves; the message says why, in one line."""
+
+
+def runs_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the folder of recorded runs, whether there is one or not; ``None`` without a home."""
+    if given := environ.get("STEPENGINE_STATE_DIR", "").strip():
+        return Path(given).absolute() / RUNS
+    state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
+    if state.startswith("/"):
+        return Path(state, "stepengine", RUNS)
+    return Path(home, ".local", "state", "stepengine", RUNS) if home.startswith("/") else None
+
+
+def _usable_folder() -> Path:
+    """
+    Return the folder of recorded runs, made for its owner only where it was missing.
+
+    Raises:
+        StateProblem: when it cannot be written, or others could have put something into it.
+    """
+    runs = runs_folder()
+    if runs is None:
+        msg = "there is no home folder to record it in; set STEPENGINE_STATE_DIR"
+        raise StateProblem(msg)
+    try:
+        if not runs.parent.is_dir():
+            runs.parent.mkdir(0o700, parents=True)
+        if not runs.is_dir():
+            runs.mkdir(0o700)
+        _check_owner(runs)
+        if runs.stat().st_mode & OTHERS:
+            runs.chmod(0o700)
+    except OSError as error:
+        msg = f"{runs} cannot be used: {error.strerror}"
+        raise StateProblem(msg) from None
+    return runs
+
+
+def _check_owner(runs: Path) -> None:
+    """Raise unless only this user may put something into the folder: what lies there says which agent and options to use."""
+    for folder in (runs.parent, runs):
+        status = folder.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
+            msg = f"others may write in {folder}; make it yours alone with `chmod 700`, or set STEPENGINE_STATE_DIR"
+            raise StateProblem(msg)
+
+
+# --- what is recorded -------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Entry:
+    """
+    A recorded run.
+
+    Attributes:
+        stem: Its name.
+        info: Its companion.
+        folder: Where that lies.
+    """
+
+    stem: str
+    info: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def journal(self) -> str:
+        """How its journal is named on the command line."""
+        own = self.folder / f"{self.stem}.jsonl"
+        return str(own) if own.exists() else str(self.info.get("journal") or own)
+
+    @property
+    def status(self) -> str:
+        """How it ended, or ``suspended``, ``running`` or ``interrupted``."""
+        status = str(self.info.get("status"))
+        return "interrupted" if status == "running" and not self._is_alive() else status
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing of it can be gone on with."""
+        return self.status in ENDED
+
+    def text(self, *names: str) -> str:
+        """Return a text of the companion; ``""`` where there is none."""
+        value: Any = self.info
+        for name in names:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value if isinstance(value, str) else ""
+
+    def _is_alive(self) -> bool:
+        pid = self.info.get("pid")
+        if type(pid) is not int or pid < 1:
+            return False
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            with self.locked() as is_mine:  # the number may be one of another container
+                return not is_mine
+        return self.info.get("pid_began") in (None, _began(pid))  # another process may have the number by now
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Hold the journal for as long as the block lasts, if nobody else has it; a journal that is gone is free."""
+        from stepengine.journal.locking import lock_file
+
+        path = Path(self.journal.rpartition("#")[0] or self.journal)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            yield True
+            return
+        try:
+            lock_file(descriptor, path, unsafe_no_lock=True)
+        except JournalError:
+            yield False
+        else:
+            yield True
+        finally:
+            os.close(descriptor)
+
+
+def entries() -> list[Entry]:
+    """
+    Return the recorded runs, newest first; a companion that is lost or broken is made from its journal.
+
+    Raises:
+        UsageProblem: when others could have put something there.
+    """
+    place = runs_folder()
+    if place is None or not place.is_dir():
+        return []
+    try:
+        _check_owner(place)
+    except StateProblem as problem:
+        raise UsageProblem(str(problem)) from None
+    stems = {path.stem for path in place.iterdir() if path.suffix in (".json", ".jsonl") and STEM.fullmatch(path.stem)}
+    found = [Entry(stem, _read(place, stem) or _rebuilt(place, stem), place) for stem in stems]
+    return sorted([e for e in found if e.info], key=lambda e: (e.text("created"), e.stem), reverse=True)
+
+
+def _read(folder: Path, stem: str) -> dict[str, Any] | None:
+    try:
+        with (folder / f"{stem}.json").open("rb") as file:
+            info = json.loads(file.read(COMPANION_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return info if isinstance(info, dict) and isinstance(info.get("status"), str) else None
+
+
+def _rebuilt(folder: Path, stem: str) -> dict[str, Any]:
+    """Return what the journal of a run tells of it; nothing when there is none."""
+    from stepengine.journal import FileJournal
+    from stepengine.journal.trees import spending_of, status_of
+
+    path = folder / f"{stem}.jsonl"
+    if not path.is_file():
+        return {}
+    try:
+        history = FileJournal(path).history()
+        root, spending, status = history.root, spending_of(history), status_of(history)
+        questions = [_question(q) for _, q in history.open_questions().values()]
+    except JournalError:
+        return {"version": 1, "status": "unreadable", "journal": str(path)}
+    return {
+        "version": 1,
+        "run_id": root["run_id"],
+        "agent": {"id": root["agent_id"]},
+        "journal": str(path),
+        "created": history.head.created if history.head is not None else None,
+        "status": status if status in ENDED | {"suspended"} else "interrupted",
+        "title": _title(str(root.get("prompt", ""))),
+        "questions": [] if history.is_complete else questions,
+        "usage": attrs.asdict(spending.usage),
+        "cost": None if spending.cost is None else str(spending.cost),
+    }
+
+
+def _title(prompt: str) -> str:
+    return one_line(ANY.beginning(prompt, TITLE_CHARS), TITLE_CHARS)
+
+
+def _question(question: Any) -> dict[str, str]:
+    return {"id": question.id, "text": ANY.beginning(question.text, QUESTION_CHARS)[:QUESTION_CHARS]}
+
+
+# --- naming one -------------------------------------------------------------------------------------------------------
+
+
+def named(text: str) -> Entry | None:
+    """
+    Return the run whose stem or run id begins with *text*; ``None`` when there is none.
+
+    Raises:
+        UsageProblem: when there are several.
+    """
+    known = entries() if text and "/" not in text else []
+    found = [entry for entry in known if entry.stem.startswith(text) or entry.text("run_id").startswith(text)]
+    if len(found) > 1:
+        more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+        msg = f"{text!r} is the beginning of several runs: {', '.join([e.stem for e in found[:LISTED]])}{more}"
+        raise UsageProblem(msg)
+    return found[0] if found else None
+
+
+def latest(*, waiting: bool = False, before: int = 0) -> Entry:
+    """
+    Return the newest run of the working folder.
+
+    Args:
+        waiting: Take the newest one that can be gone on with.
+        before: How many newer ones are passed over.
+
+    Raises:
+        UsageProblem: when there is none.
+    """
+    here = str(Path.cwd())
+    found = [e for e in entries() if e.text("cwd") == here and (not waiting or e.status in GOES_ON)][before:]
+    if not found:
+        what = "that can be gone on with" if waiting else "that is recorded" if not before else "before the last one"
+        msg = f"there is no run of this folder {what}; `stepengine runs --all` lists those of all folders"
+        raise UsageProblem(msg)
+    return found[0]
+
+
+def recorded_as(journal: str) -> Entry | None:
+    """Return the companion of the journal of this name, wherever the journal is; ``None`` when there is none."""
+    path = _absolute(journal)
+    try:
+        return next((entry for entry in entries() if path in (entry.journal, entry.text("journal"))), None)
+    except UsageProblem:
+        return None
+
+
+def with_record(options: Options, entry: Entry) -> Options:
+    """Return *options* with what was not typed as it was when the run was recorded."""
+    recorded = entry.info.get("options")
+    recorded = recorded if isinstance(recorded, Mapping) else {}
+    file = entry.text("agent", "file")
+    if file and not options.agent:
+        known = entry.text("agent", "sha256")
+        if known and Path(file).is_file() and known != _hash(Path(file)):
+            _complain(f"warning: {file} has changed since this run was recorded")
+    config = entry.text("options", "config")
+    return attrs.evolve(
+        options,
+        journal=entry.journal,
+        stem=entry.stem,
+        agent=options.agent or (file if file and Path(file).is_file() else ""),
+        cwd=options.cwd if options.cwd != Path() else Path(entry.text("options", "cwd") or entry.text("cwd")),
+        base_url=options.base_url or entry.text("options", "base_url"),
+        web=options.web or entry.text("options", "web"),
+        write=options.write or recorded.get("write") is True,
+        shell=options.shell or recorded.get("shell") is True,
+        config=options.config or (Path(config) if config else None),
+    )
+
+
+# --- recording --------------------------------------------------------------------------------------------------------
+
+
+class Recording:
+    """
+    What is kept beside the journal of a run. As a context: a run that never began leaves nothing.
+
+    Attributes:
+        journal: Where the run is recorded; ``None`` for nowhere.
+    """
+
+    def __init__(self, journal: Journal | None, entry: Entry | None = None, *, is_new: bool = False) -> None:
+        self.journal = journal
+        self._entry = entry
+        self._is_new = is_new
+
+    @property
+    def stem(self) -> str:
+        """The name of the run; ``""`` where it has no companion."""
+        return "" if self._entry is None else self._entry.stem
+
+    @classmethod
+    def begun(cls, options: Options, journal: Journal | None, **about: Any) -> Self:
+        """
+        Begin to record a new run.
+
+        Args:
+            options: What was typed, and what is set.
+            journal: The journal that was asked for; ``None`` for one in the state folder.
+            about: More of the companion: ``command``, ``agent_id``, ``prompt``, ``forked_from``.
+        """
+        settings = options.settings
+        if options.no_journal or not settings.get("journal.record"):
+            return cls(journal)
+        from stepengine.journal import FileJournal
+
+        try:
+            folder = _usable_folder()
+            _prune(folder, settings.get("journal.keep_runs"), settings.get("journal.keep_bytes"))
+            stem = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+            made = journal or FileJournal(folder / f"{stem}.jsonl")
+            entry = Entry(stem, _companion(options, made.name, **about), folder)
+            _write(entry)
+        except (OSError, StateProblem) as problem:
+            what = "`stepengine runs` does not list this run" if journal else "this run is not recorded"
+            _complain(f"{what}: {problem}")
+            return cls(journal)
+        return cls(made, entry, is_new=True)
+
+    def started(self, run_id: str) -> None:
+        """Say that the run has begun: what is recorded stays."""
+        self._is_new = False
+        self._update(run_id=run_id)
+
+    def ended(self, result: RunResult[Any]) -> None:
+        """Say how the run ended, or that it waits."""
+        status = result.status.value
+        if self._entry is None:
+            return
+        if result.status is RunStatus.CANCELLED and self.journal is not None:
+            with contextlib.suppress(JournalError):
+                status = status if self.journal.history().is_complete else "interrupted"
+        self._is_new = False
+        self._update(
+            run_id=result.state.run_id,
+            status=status,
+            questions=[_question(question) for question in result.pending_questions],
+            usage=attrs.asdict(result.usage),
+            cost=None if result.cost is None else str(result.cost),
+        )
+
+    def _update(self, **changes: Any) -> None:
+        if self._entry is None:
+            return
+        info = _read(self._entry.folder, self._entry.stem) or self._entry.info
+        self._entry = attrs.evolve(self._entry, info={**info, **changes, "updated": _now()})
+        try:
+            _write(self._entry)
+        except OSError as error:
+            _complain(f"{self._entry.folder} cannot be written: {error.strerror or error}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_new and self._entry is not None:
+            (self._entry.folder / f"{self._entry.stem}.json").unlink(missing_ok=True)
+
+
+def _companion(
+    options: Options, journal: str, *, command: str, agent_id: str, prompt: str = "", forked_from: Any = None
+) -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        installed = version("stepengine")
+    except PackageNotFoundError:
+        installed = ""
+    file, now = _file_of(options.agent or agent_id, options), _now()
+    return {
+        "version": 1,
+        "run_id": None,
+        "command": command,
+        "agent": {"id": agent_id, "file": str(file) if file else None, "sha256": _hash(file) if file else None},
+        "cwd": str(Path.cwd()),
+        "journal": _absolute(journal),
+        "created": now,
+        "updated": now,
+        "status": "running",
+        "pid": os.getpid(),
+        "pid_began": _began(os.getpid()),
+        "options": {
+            "model": ANY.text(options.main_model),
+            "models": {agent: ANY.text(model) for agent, model in options.models.items() if agent},
+            "base_url": ANY.text(USER.sub("//", options.base_url)),
+            "cwd": str(options.cwd.resolve()),
+            "write": options.write,
+            "shell": options.shell,
+            "web": ANY.text(USER.sub("//", options.web)),
+            "max_steps": options.max_steps,
+            "config": None if options.config is None else str(options.config.absolute()),
+        },
+        "session_id": None,
+        "forked_from": forked_from,
+        "title": _title(prompt),
+        "questions": [],
+        "usage": None,
+        "cost": None,
+        "stepengine": installed,
+    }
+
+
+def _file_of(agent: str, options: Options) -> Path | None:
+    from stepengine.engine.loading import agent_file
+
+    try:
+        return agent_file(agent, folders=options.settings.agent_folders).resolve()
+    except DefinitionError:
+        return None
+
+
+def _began(pid: int) -> int | None:
+    """Return when a process began, in the system's own count; ``None`` where nobody knows."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _hash(file: Path) -> str:
+    return sha256(file.read_bytes()).hexdigest()
+
+
+def _absolute(journal: str) -> str:
+    file, separator, run = journal.rpartition("#")
+    return (
+        f"{Path(file).absolute()}#{run}" if separator and not Path(journal).exists() else str(Path(journal).absolute())
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _complain(message: str) -> None:
+    print(f"stepengine: {visible(message)}", file=sys.stderr)
+
+
+def _write(entry: Entry) -> None:
+    """Put the companion in its place, at once or not at all; only its owner can read it."""
+    descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=entry.folder)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - it is open already
+            json.dump(entry.info, file)
+        Path(temporary).replace(entry.folder / f"{entry.stem}.json")
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+# --- what goes --------------------------------------------------------------------------------------------------------
+
+
+def _prune(folder: Path, keep_runs: int, keep_bytes: int) -> None:
+    """Remove ended runs, the oldest first, until there are no more than *keep_runs* with *keep_bytes* together."""
+    from stepengine.journal.locking import lock_file
+
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        lock_file(descriptor, folder / ".lock", unsafe_no_lock=True)
+        _prune_alone(keep_runs, keep_bytes)
+    except JournalError:
+        pass  # another process is at it
+    finally:
+        os.close(descriptor)
+
+
+def _prune_alone(keep_runs: int, keep_bytes: int) -> None:
+    known = entries()
+    alive = {e.text("forked_from", "stem") for e in known if not e.is_ended}
+    ended = sorted([e for e in known if e.is_ended and e.stem not in alive], key=lambda e: e.text("updated"))
+    sizes = {entry.stem: sum(_size(path) for path in _files(entry)) for entry in ended}
+    count, size = len(ended), sum(sizes.values())
+    for entry in ended:
+        if count <= keep_runs and size <= keep_bytes:
+            return
+        with entry.locked() as is_free:
+            if is_free:
+                for path in _files(entry):
+                    path.unlink(missing_ok=True)
+                count, size = count - 1, size - sizes[entry.stem]
+
+
+def _files(entry: Entry) -> list[Path]:
+    """Return what is removed with a run; a journal that was put elsewhere stays."""
+    own = [entry.folder / f"{entry.stem}{suffix}" for suffix in (".jsonl", ".json")]
+    return [*entry.folder.glob(f"{entry.stem}.before-*.jsonl"), *own]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,294 @@
+"""
+Recording by default: where runs go, how they are named, gone on with and listed, and which of them stay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli.app import app
+from stepengine.cli.recording import entries, runs_folder
+from stepengine.journal import FileJournal
+
+ASKS = """
+from stepengine import *
+
+def handle_steps(ctx):
+    answer = yield from Ask("Ship it?", options=["yes", "no"])
+    return f"{ctx.prompt}: {answer}"
+
+agent = AgentDefinition("asks", tools=["write_file"], handle_steps=handle_steps)
+"""
+DONE = """
+from stepengine import *
+
+def handle_steps(ctx):
+    yield from ()
+    return ctx.prompt
+
+agent = AgentDefinition("done", handle_steps=handle_steps)
+"""
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    Commands run in a folder with two agents.
+    """
+    folder = tmp_path / "work"
+    (folder / "agents").mkdir(parents=True)
+    (folder / "agents/asks.py").write_text(ASKS)
+    (folder / "agents/done.py").write_text(DONE)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def command(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, list(arguments))
+    assert code == result.exit_code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+def runs() -> Path:
+    folder = runs_folder()
+    assert folder is not None
+    return folder
+
+
+def done(prompt: str = "go", *options: str) -> str:
+    """
+    Run to an end and return the name of the run.
+    """
+    command("run", "done", prompt, "-q", *options)
+    return entries()[0].stem
+
+
+def asked(prompt: str = "go", *options: str) -> str:
+    """
+    Run into a question and return the name of the run.
+    """
+    command("run", "asks", prompt, "-q", "--write", *options, code=3)
+    return next(entry.stem for entry in entries() if prompt == entry.text("title"))
+
+
+@pytest.mark.spec("requirements:X55", "interfaces:IF94", "interfaces:IF95")
+def test_every_run_is_recorded_for_its_owner_alone_with_what_it_was_started_with() -> None:
+    command("run", "asks", "Ship sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789", "-q", "--write",
+            "--base-url", "http://me:canary@localhost:1/v1", code=3)  # fmt: skip
+    (entry,) = entries()
+    stem = entry.stem
+    file = runs() / f"{stem}.json"
+    info = json.loads(file.read_text())
+    history = FileJournal(runs() / f"{stem}.jsonl").history()
+
+    assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-f]{6}", stem)
+    assert {0o600} == {stat.S_IMODE(path.stat().st_mode) for path in runs().iterdir()}
+    assert {0o700} == {stat.S_IMODE(path.stat().st_mode) for path in (runs(), runs().parent)}
+    assert "canary" not in file.read_text()
+    assert "abcdefghijkl" not in info["title"]
+    assert (1, history.root["run_id"], "run", "suspended") == tuple(
+        info[name] for name in ("version", "run_id", "command", "status")
+    )
+    assert ("asks", str(Path("agents/asks.py").resolve())) == (info["agent"]["id"], info["agent"]["file"])
+    assert [{"id": "q0", "text": "Ship it?"}] == info["questions"]
+    assert (True, False, "http://localhost:1/v1") == tuple(info["options"][n] for n in ("write", "shell", "base_url"))
+
+
+@pytest.mark.spec("interfaces:IF94")
+def test_the_state_folder_is_the_variables_else_xdgs_else_the_homes() -> None:
+    given = {"STEPENGINE_STATE_DIR": "/s", "XDG_STATE_HOME": "/x", "HOME": "/h"}
+
+    assert Path("/s/runs") == runs_folder(given)
+    assert Path("/x/stepengine/runs") == runs_folder({**given, "STEPENGINE_STATE_DIR": ""})
+    assert Path("/h/.local/state/stepengine/runs") == runs_folder({"XDG_STATE_HOME": "x", "HOME": "/h"})
+    assert runs_folder({}) is None
+
+
+@pytest.mark.spec("requirements:X55", "interfaces:IF96")
+def test_a_question_is_answered_by_name_or_as_the_last_one_with_the_options_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stem = asked("one")
+    said = command("resume", stem[:-1], code=3).stderr
+    assert f"stepengine resume {stem} --answer q0=TEXT" in said
+    monkeypatch.chdir(tmp_path)
+    assert "no run of this folder" in command("resume", "--last", code=2).stderr
+    assert "one: yes\n" == command("resume", stem, "--answer", "q0=yes", "-q").stdout
+    monkeypatch.chdir(tmp_path / "work")
+    assert "completed" == entries()[0].status
+    other = asked("two")
+    done("three")
+
+    assert "two: no\n" == command("resume", "--last", "--answer", "q0=no", "-q").stdout
+    assert "three\n" == command("replay", "--last", "-q").stdout
+    assert "two: no\n" == command("replay", other, "-q").stdout
+    assert "three" in command("show", "--last").stdout
+    assert '"three"' in command("diff", "--last", code=1).stdout
+    assert "no difference\n" == command("diff", entries()[0].stem, "--last").stdout
+    assert "name two runs; give one" in command("show", "run.jsonl", "--last", code=2).stderr
+    assert "is the beginning of several runs" in command("show", stem[:4], code=2).stderr
+    assert "name a run" in command("replay", code=2).stderr
+
+
+@pytest.mark.spec("interfaces:IF95")
+def test_an_agent_that_has_changed_is_told_and_a_lost_companion_is_made_from_the_journal() -> None:
+    stem = asked("one")
+    Path("agents/asks.py").write_text(ASKS + "\n")
+    assert "agents/asks.py has changed since" in command("resume", stem, code=3).stderr
+    before = entries()[0].info
+    (runs() / f"{stem}.json").write_text("{")
+    (rebuilt,) = entries()
+
+    for name in ("run_id", "status", "title", "questions", "usage", "cost"):
+        assert before[name] == rebuilt.info[name]
+    assert "one: yes\n" == command("resume", stem, "--answer", "q0=yes", "-q", "--write").stdout
+
+
+@pytest.mark.spec("interfaces:IF95")
+def test_members_that_a_newer_version_wrote_are_kept() -> None:
+    stem = asked("one")
+    file = runs() / f"{stem}.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "later": [1]}))
+    command("resume", stem, "--answer", "q0=yes", "-q")
+
+    assert ("completed", [1]) == tuple(json.loads(file.read_text())[name] for name in ("status", "later"))
+
+
+@pytest.mark.spec("requirements:X55", "interfaces:IF94")
+@pytest.mark.parametrize("way", ["--no-journal", "setting"])
+def test_recording_is_switched_off_by_an_option_and_by_a_setting(way: str) -> None:
+    options = [way] if way != "setting" else []
+    if not options:
+        Path("stepengine.toml").write_text("journal.record = false")
+    said = command("run", "asks", "one", "--write", *options, code=3).stderr
+
+    assert "was not recorded, so that it cannot be gone on with" in said
+    assert not runs().exists()
+    assert "exclude each other" in command("run", "done", "--no-journal", "--journal", "a.jsonl", code=2).stderr
+
+
+@pytest.mark.spec("requirements:X55", "interfaces:IF94", "interfaces:IF97")
+@pytest.mark.parametrize("what", ["a file", "of others"])
+def test_a_folder_that_cannot_be_used_is_one_line_and_the_run_goes_on(what: str) -> None:
+    if what == "a file":
+        runs().parent.parent.mkdir(parents=True)
+        runs().parent.write_text("")
+    else:
+        runs().mkdir(parents=True)
+        runs().chmod(0o770)
+    result = command("run", "done", "one", "-q")
+
+    assert ("one\n", 1) == (result.stdout, len(result.stderr.splitlines()))
+    assert "this run is not recorded: " in result.stderr
+    if what == "of others":
+        assert "others may write" in command("resume", "--last", code=2).stderr
+
+
+def test_what_never_began_leaves_nothing() -> None:
+    command("run", "done", "one", "--params", "{}", "-q", "--model", "nowhere/x", code=2)
+
+    assert [] == [path.name for path in runs().iterdir() if path.name != ".lock"]
+
+
+@pytest.mark.spec("interfaces:IF94", "interfaces:IF96")
+def test_a_journal_of_ones_own_is_listed_too_and_stays_where_it_is(work: Path) -> None:
+    stem = asked("one", "--journal", "mine.jsonl")
+
+    assert [f"{stem}.json"] == [path.name for path in runs().iterdir() if path.name != ".lock"]
+    assert str(work / "mine.jsonl") == entries()[0].journal
+    assert "one: yes\n" == command("resume", "mine.jsonl", "--answer", "q0=yes", "-q", "--write").stdout
+    assert "completed" == entries()[0].status
+    assert "one: yes\n" == command("replay", stem, "-q").stdout
+
+
+@pytest.mark.spec("interfaces:IF96")
+def test_runs_are_listed_of_this_folder_or_all_or_those_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = done("one \x1b[2J"), asked("two")
+    shown = command("runs").stdout
+
+    assert shown.index(second) < shown.index(first)
+    assert "suspended" in shown
+    assert "? q0: Ship it?" in shown
+    assert "\x1b" not in shown
+    assert [second] == [entry["stem"] for entry in json.loads(command("runs", "--waiting", "--json").stdout)]
+    monkeypatch.chdir(tmp_path)
+    assert "--all lists" in command("runs").stderr
+    assert 2 == len(json.loads(command("runs", "--all", "--json").stdout))
+
+
+@pytest.mark.spec("replay:D11", "interfaces:IF95")
+def test_a_fork_of_a_recorded_run_is_one_more() -> None:
+    stem = asked("one")
+    command("resume", stem, "--answer", "q0=yes", "-q")
+    said = command("fork", stem, "--at", "0", "--edit", "no", "--allow-repeat")
+
+    assert "one: no\n" == said.stdout
+    assert {"stem": stem, "at": "0"} == entries()[0].info["forked_from"]
+    assert f"recorded as {entries()[0].stem}" in said.stderr
+
+
+@pytest.mark.spec("requirements:X55", "interfaces:IF97")
+def test_the_oldest_ended_runs_go_and_what_can_be_gone_on_with_stays() -> None:
+    user = Path(os.environ["XDG_CONFIG_HOME"], "stepengine/config.toml")
+    user.parent.mkdir(parents=True)
+    waiting = asked("waits")
+    ended = [done(f"run {number}") for number in range(4)]
+    with FileJournal(runs() / f"{ended[0]}.jsonl").path.open("rb") as held:
+        import fcntl
+
+        fcntl.flock(held, fcntl.LOCK_EX)
+        user.write_text("journal.keep_runs = 2")
+        last = done("last")
+        assert {waiting, ended[0], ended[3], last} == {entry.stem for entry in entries()}
+    user.write_text("journal.keep_bytes = 1")
+    (runs() / f"{last}.before-1.jsonl").write_text("as it was before it was extended")
+    newest = done("newest")
+
+    assert {waiting, newest} == {entry.stem for entry in entries()}
+    left = {f"{stem}{suffix}" for stem in (waiting, newest) for suffix in (".json", ".jsonl")}
+    assert {".lock", *left} == {path.name for path in runs().iterdir()}
+
+
+def test_the_tools_of_a_run_do_not_show_recorded_runs(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(work / "kept"))
+    Path("agents/reads.py").write_text(
+        "from stepengine import *\n\ndef handle_steps(ctx):\n"
+        "    found = yield ToolCall('code_search', {'pattern': 'canary'}, include_tool_call=False)\n"
+        "    return str(found.tool_result.data)\n\n"
+        "agent = AgentDefinition('reads', tools=['code_search'], handle_steps=handle_steps)\n"
+    )
+    done("canary")
+
+    found = command("run", "reads", "canary", "-q").stdout
+    assert "agents/reads.py" in found
+    assert "kept" not in found
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:X55", "interfaces:IF96")
+def test_a_run_that_was_killed_is_interrupted_and_the_last_one_to_go_on_with() -> None:
+    Path("agents/kills.py").write_text(
+        "import os, signal\nfrom pathlib import Path\nfrom stepengine import *\n\ndef die():\n"
+        "    if not Path('died').exists():\n        Path('died').touch()\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return 'alive'\n\ndef handle_steps(ctx):\n    return (yield from Perform.idempotent(die))\n\n"
+        "agent = AgentDefinition('kills', handle_steps=handle_steps)\n"
+    )
+    killed = subprocess.run([sys.executable, "-m", "stepengine.cli", "run", "kills", "-q"], check=False)
+    done("later")
+
+    assert -signal.SIGKILL == killed.returncode
+    assert ["completed", "interrupted"] == [entry.status for entry in entries()]
+    assert "alive\n" == command("resume", "--last", "-q").stdout
+    assert ["completed", "completed"] == [entry.status for entry in entries()]
