@@ -88,6 +88,7 @@ MODULES = {
         "usage_logger",
         "SystemPrompt",
     ],
+    "stepengine.permissions": ["Policy", "Rule"],
     "stepengine.models": ["Models", "Provider", "ModelRequest", "ModelReply", "ModelDelta", "fallback"],
     "stepengine.events": ["TextDelta", "ToolStarted", "ToolFinished", "AgentFinished", "RunFinished"],
     "stepengine.errors": ["StepEngineError", "ToolError", "ModelError", "LimitExceeded", "LimitReached"],

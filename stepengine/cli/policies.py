@@ -121,8 +121,8 @@ def _judge(policy: Policy, names: Sequence[str], agent: str, *, as_json: bool) -
         listed = one_line(", ".join(sorted(unknown)), 400)
         print(f"not known, so of no category: {listed}; name the agent's file with --agent", file=sys.stderr)
     asked = sum(call.decision == "ask" for call in found)
-    runs = f"{len(names)} run{'s' if len(names) != 1 else ''}"
-    print(f"{count} calls in {runs}: {len(found) - asked} denied, {asked} asked about", file=sys.stderr)
+    calls, runs = [f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in ((count, "call"), (len(names), "run"))]
+    print(f"{calls} in {runs}: {len(found) - asked} denied, {asked} asked about", file=sys.stderr)
     return Exit.FAILED if found else Exit.COMPLETED
 
 

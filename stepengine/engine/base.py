@@ -200,13 +200,12 @@ class Base:
         return live
 
     def _remembered_in(self, session_id: str | None) -> Remembered | None:
-        """Return where the rules of a conversation are kept; those that were longest without a run are forgotten."""
+        """Return where the rules of a conversation are kept; those of the oldest conversations are forgotten."""
         if session_id is None:
             return None
-        kept = self._remembered.pop(session_id, None) or Remembered()
-        while len(self._remembered) >= KEPT_SESSIONS:
+        kept = self._remembered.setdefault(session_id, Remembered())
+        while len(self._remembered) > KEPT_SESSIONS:
             self._remembered.pop(next(iter(self._remembered)), None)
-        self._remembered[session_id] = kept
         return kept
 
     def remembered(self, session_id: str) -> tuple[Rule, ...]:

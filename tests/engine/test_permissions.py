@@ -648,3 +648,63 @@ def test_equal_questions_of_one_reply_are_asked_once_and_answered_for_all(world)
     assert [("put", {"x": 1}), ("put", {"x": 7})] == person.asked
     assert [("put", 1), ("put", 7), ("put", 1)] == world.done
     assert ["allow"] * 3 == [decision for _, decision, _ in world.decided()]
+
+
+def test_what_is_forgotten_while_a_run_goes_on_is_asked_about_again_in_it(world):
+    agent = AgentDefinition("lead", model="m/m", tools=["put", "get"])
+    model = ScriptedModel([*puts(1, 2), GET, *puts(3), text("ok")])
+
+    class Clearing(Person):
+        def ask(self, question):
+            if question.tool_name == "get":
+                engine.forget("s")
+            return super().ask(question)
+
+    person = Clearing(put=ALWAYS, get=True)
+    with Engine([agent], world.tools, model, permissions=Policy(), interactor=person) as engine:
+        engine.run_sync("lead", "go", session_id="s")
+
+    assert [("put", {"x": 1}), ("get", {"x": 2}), ("put", {"x": 3})] == person.asked
+
+
+NUMBERS = st.integers(7, 10)
+SAID = st.one_of(
+    st.sampled_from([True, False, "yes", "no", "perhaps", ALWAYS, Answer(declined=True)]),
+    st.builds(lambda x, **more: Answer(edited_input={"x": x}, **more), NUMBERS, remember=st.sampled_from([None, "session"])),
+)  # fmt: skip
+
+
+@pytest.mark.spec("reliability:R7", "reliability:R8", "reliability:PM31", "requirements:X29")
+@given(
+    replies=st.lists(st.lists(NUMBERS, min_size=1, max_size=3), min_size=1, max_size=4),
+    said=st.lists(SAID, min_size=1, max_size=4),
+)
+def test_whatever_people_answer_what_is_denied_never_runs_and_what_runs_was_seen_by_somebody(replies, said):
+    """
+    A nine is denied. Everything else runs only as a person saw it, or wrote it, or after one allowed the tool for good.
+    """
+    world, journal = World(), MemoryJournal()
+    answers = iter(said * 12)
+
+    class Anybody(Person):
+        always = False
+
+        def ask(self, question):
+            answer = next(answers)
+            self.asked.append(question.details["x"])
+            if isinstance(answer, Answer) and answer.edited_input:
+                self.asked.append(answer.edited_input["x"])
+            self.always = self.always or getattr(answer, "remember", None) is not None
+            return answer
+
+    person = Anybody()
+    model = [tool_calls(*puts(*numbers)) for numbers in replies]
+    limits = Limits(max_denials=100)
+    result = world.run([*model, text("ok")], UNDER_TEN, interactor=person, journal=journal, limits=limits)
+
+    assert RunStatus.COMPLETED is result.status
+    assert ("put", 9) not in world.done
+    assert person.always or {x for _, x in world.done} <= set(person.asked)
+    agent = AgentDefinition("lead", model="m/m", tools=["put", "get", "spawn_agents"])
+    with Engine([agent], world.tools, ScriptedModel([]), permissions=UNDER_TEN) as engine:
+        assert journal.lines() == engine.replay_sync(journal).journal.lines()
