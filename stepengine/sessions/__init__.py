@@ -12,6 +12,8 @@ from stepengine.sessions.session import (
     SessionInfo,
     SessionStore,
     StateStore,
+    TurnPlace,
+    TurnStore,
     VersionedStore,
     mended,
 )
@@ -26,6 +28,8 @@ __all__ = (
     "SessionStore",
     "SqliteSessions",
     "StateStore",
+    "TurnPlace",
+    "TurnStore",
     "VersionedStore",
     "mended",
 )

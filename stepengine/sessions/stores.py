@@ -30,7 +30,7 @@ from stepengine.data.messages import AssistantMessage, Message, ToolMessage, Use
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, SessionConflict, SessionError, StepEngineError
-from stepengine.sessions.session import Session, SessionInfo, check_id, mended
+from stepengine.sessions.session import Session, SessionInfo, TurnPlace, check_id, mended
 
 if TYPE_CHECKING:
     import sqlite3
@@ -79,12 +79,16 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def turn_place(self, session_id: str) -> TurnPlace:
+        """Return where the journals of a session's runs are."""
+
+    @abstractmethod
     def list(self) -> list[SessionInfo]:
         """Return what is known of all sessions, those that changed last first."""
 
     @abstractmethod
     def delete(self, session_id: str) -> None:
-        """Remove a session; one that is not known is no error."""
+        """Remove a session with the journals of its runs; one that is not known is no error."""
 
     @abstractmethod
     def get_cached(self, key: str) -> Any:
@@ -177,6 +181,7 @@ class MemorySessions(Store):
     def __init__(self, *, clock: Clock = _utc) -> None:
         super().__init__(clock=clock)
         self._sessions: dict[str, Session] = {}
+        self._turns: dict[str, dict[str, Any]] = {}
         self._cache: dict[str, tuple[float | None, Any]] = {}
         self._lock = threading.Lock()
 
@@ -194,6 +199,10 @@ class MemorySessions(Store):
             return made
 
     @override
+    def turn_place(self, session_id: str) -> TurnPlace:
+        return TurnPlace(memory=self._turns.setdefault(check_id(session_id), {}), keep=1)
+
+    @override
     def list(self) -> list[SessionInfo]:
         return _newest_first([session.info for session in self._sessions.copy().values()])
 
@@ -201,6 +210,7 @@ class MemorySessions(Store):
     def delete(self, session_id: str) -> None:
         with self._lock:
             self._sessions.pop(session_id, None)
+            self._turns.pop(session_id, None)
 
     @override
     def get_cached(self, key: str) -> Any:
@@ -276,6 +286,8 @@ def _metadata(session: Session) -> dict[str, Any]:
         "version": session.version,
         "turns": session.turns,
         "journal": session.journal,
+        "user_id": info.user_id,
+        "status": info.status,
     }
 
 
@@ -293,6 +305,8 @@ def _described(data: Any, session_id: str, where: str) -> Session:
             child_session_ids=tuple([_typed(c, str) for c in data.get("child_session_ids") or ()]),
             model=_typed(data.get("model"), str, type(None)),
             provider=_typed(data.get("provider"), str, type(None)),
+            user_id=_typed(data.get("user_id"), str, type(None)),
+            status=_typed(data.get("status"), str, type(None)),
             created_at=_instant(data.get("created_at")),
             updated_at=_instant(data.get("updated_at")),
             metadata=data.get("metadata") or {},
@@ -441,6 +455,10 @@ class FileSessions(Store):
             msg = f"the session {session.session_id!r} cannot be saved in {str(folder)!r}: {error.strerror}"
             raise SessionError(msg) from error
 
+    @override
+    def turn_place(self, session_id: str) -> TurnPlace:
+        return TurnPlace(folder=self.folder(session_id) / "turns")
+
     def _write_history(self, path: Path, lines: Sequence[bytes]) -> None:
         whole = b"".join(lines)
         stored = _read_file(path)
@@ -479,6 +497,8 @@ class FileSessions(Store):
         with self._locked(folder):
             for name in ("metadata.json", "state.json", "history.jsonl"):
                 (folder / name).unlink(missing_ok=True)
+            for journal in (folder / "turns").glob("*.jsonl"):
+                journal.unlink(missing_ok=True)
 
     @override
     def get_cached(self, key: str) -> Any:
@@ -585,8 +605,7 @@ class SqliteSessions(Store):
         import sqlite3
 
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
-            os.close(descriptor)
+            _made_private(self.path)
             database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             msg = f"{str(self.path)!r} cannot be opened: {getattr(error, 'strerror', None) or error}"
@@ -655,6 +674,17 @@ class SqliteSessions(Store):
         database.executemany("INSERT INTO messages (id, number, line) VALUES (?, ?, ?)", rows)
 
     @override
+    def turn_place(self, session_id: str) -> TurnPlace:
+        return TurnPlace(
+            database=self._turns, prefix=f"s{hashlib.sha256(check_id(session_id).encode()).hexdigest()[:40]}-"
+        )
+
+    @property
+    def _turns(self) -> Path:
+        """The file of the runs' journals: a run commits there without waiting for whoever saves a session."""
+        return self.path.with_name(f"{self.path.stem}.turns{self.path.suffix}")
+
+    @override
     def list(self) -> list[SessionInfo]:
         with self._open() as database:
             rows = database.execute("SELECT id, described FROM sessions").fetchall()
@@ -666,6 +696,22 @@ class SqliteSessions(Store):
         with self._transaction() as database:
             for table in ("sessions", "messages"):
                 database.execute(f"DELETE FROM {table} WHERE id = ?", (session_id,))  # noqa: S608  (names of ours)
+        self._delete_turns(session_id)
+
+    def _delete_turns(self, session_id: str) -> None:
+        import sqlite3
+
+        if not self._turns.exists():
+            return
+        prefix = self.turn_place(session_id).prefix
+        database = sqlite3.connect(self._turns, timeout=BUSY_SECONDS, isolation_level=None)
+        try:
+            database.execute("DELETE FROM lines WHERE run >= ? AND run < ?", (prefix, f"{prefix}~"))
+        except sqlite3.Error as error:
+            msg = f"{str(self._turns)!r}: {error}"
+            raise SessionError(msg) from error
+        finally:
+            database.close()
 
     @override
     def get_cached(self, key: str) -> Any:
@@ -681,6 +727,20 @@ class SqliteSessions(Store):
         with self._transaction() as database:
             database.execute("DELETE FROM cache WHERE until <= ?", (now.timestamp(),))
             database.execute("REPLACE INTO cache VALUES (?, ?, ?)", (key, _until(ttl, now), canonical(freeze(value))))
+
+
+def _made_private(path: Path) -> None:
+    """
+    Make the file for its owner when there is none, and refuse a link.
+
+    One that is there is not opened: closing that descriptor would give up the locks that SQLite holds for other threads.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE))
+    except FileExistsError:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            msg = f"{str(path)!r} is no regular file"
+            raise SessionError(msg) from None
 
 
 def _parsed(text: str | None, where: str) -> Any:
