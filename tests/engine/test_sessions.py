@@ -610,9 +610,7 @@ async def test_conversations_of_children_are_sessions_of_their_own_when_they_are
     assert (True, ()) == (result.session_saved, result.warnings)
     assert ["middle", "leaf"] == [child.info.agent_id for child in children]
     assert ["x", "x"] == [child.info.parent_session_id for child in children]
-    assert [result.state.message_history[1].tool_calls[0].tool_call_id] * 2 == [
-        child.info.parent_tool_call_id for child in children
-    ]
+    assert [result.tool_calls[0].tool_call_id] * 2 == [child.info.parent_tool_call_id for child in children]
     assert (children[0].session_id, "leaf") == (grandchild.info.parent_session_id, grandchild.info.agent_id)
     assert ["go leaf", "did go leaf"] == [m.text for m in grandchild.messages]
     assert ["completed"] * 3 == [session.info.status for session in (*children, grandchild)]
