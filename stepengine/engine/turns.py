@@ -26,6 +26,7 @@ from stepengine.data.outcomes import Outcome
 from stepengine.data.questions import AnswerLike, Question
 from stepengine.data.run import RunResult, RunStatus
 from stepengine.data.state import AgentState, suspended_at
+from stepengine.data.usage import Usage
 from stepengine.engine.live import LiveRun
 from stepengine.engine.planning import Request, not_from_state
 from stepengine.errors import (
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Sessions", "Turn")
 
+NUMBERS = [field.name for field in attrs.fields(Usage) if field.type in (int, "int")]
 OPEN = Question("", "")
 """A question of which no more is known than that a call waits for its answer."""
 
@@ -516,8 +518,19 @@ class Turn:
         journal = self._journals.stored(name) if waits and name and self._journals else None
         state = result.state
         return attrs.evolve(
-            before, info=info, messages=state.message_history, state=state, turns=turns, journal=journal
+            before,
+            info=info,
+            messages=state.message_history,
+            state=state,
+            turns=turns,
+            journal=journal,
+            usage=_without(before.usage, self._counted(turns)) + result.usage,
         )
+
+    def _counted(self, turns: int) -> Usage:
+        """Return what the session counts already of a run that goes on."""
+        before = self._before
+        return before.state.usage if turns == before.turns and before.state is not None else Usage()
 
     async def _is_there(self, error: Exception, result: RunResult[Any]) -> bool:
         """Return whether the session was saved in spite of *error*: by who found the journal of this run."""
@@ -568,6 +581,11 @@ class Turn:
     def _warn(self, text: str, error: Exception | None = None) -> None:
         LOGGER.warning(text, exc_info=error)
         self._warnings.append(text)
+
+
+def _without(usage: Usage, other: Usage) -> Usage:
+    numbers = {name: getattr(usage, name) - getattr(other, name) for name in NUMBERS}
+    return attrs.evolve(usage, **numbers)
 
 
 def _history(journal: Journal) -> History | None:

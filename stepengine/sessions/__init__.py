@@ -16,6 +16,8 @@ from stepengine.sessions.session import (
     TurnStore,
     VersionedStore,
     mended,
+    messages_from_json,
+    messages_to_json,
 )
 from stepengine.sessions.stores import FileSessions, MemorySessions, SqliteSessions
 
@@ -32,4 +34,6 @@ __all__ = (
     "TurnStore",
     "VersionedStore",
     "mended",
+    "messages_from_json",
+    "messages_to_json",
 )

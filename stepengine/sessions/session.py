@@ -14,12 +14,14 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import attrs
 
+from stepengine.data import codec
 from stepengine.data.json import JsonDict, freeze_object
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage
+from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from stepengine.data.parts import ToolCallPart, strings
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
-from stepengine.errors import SessionError
+from stepengine.data.usage import Usage
+from stepengine.errors import SessionError, StepEngineError
 
 __all__ = (
     "CacheStore",
@@ -32,6 +34,8 @@ __all__ = (
     "VersionedStore",
     "check_id",
     "mended",
+    "messages_from_json",
+    "messages_to_json",
 )
 
 T = TypeVar("T")
@@ -86,6 +90,7 @@ class Session:
         turns: How many root runs it has had.
         journal: The name of the journal of the last run when it waits for an answer; else ``None``. The store says where
             the journals of a session are: ``turn_place``.
+        usage: The tokens that all its runs have spent.
         version: How often it was saved; 0 for one that never was.
         repairs: What was mended when it was loaded; never stored.
     """
@@ -95,6 +100,7 @@ class Session:
     state: AgentState | None = None
     turns: int = 0
     journal: str | None = None
+    usage: Usage = Usage()
     version: int = 0
     repairs: tuple[str, ...] = attrs.field(default=(), eq=False)
 
@@ -202,6 +208,32 @@ def check_id(session_id: str) -> str:
         msg = f"the session id {session_id!r} holds half of a surrogate pair, which is no text"
         raise SessionError(msg) from None
     return session_id
+
+
+def messages_to_json(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Return messages as JSON, with everything that they hold, for stores that keep text."""
+    return [codec.bare(message) for message in messages]
+
+
+def messages_from_json(data: Iterable[Any]) -> list[Message]:
+    """
+    Return the messages that ``messages_to_json`` wrote down.
+
+    Raises:
+        SessionError: for anything else; it says where.
+    """
+    found: list[Message] = []
+    for number, item in enumerate(data):
+        try:
+            message = codec.restored(item)
+        except StepEngineError as error:
+            msg = f"item {number} is no stored message: {error}"
+            raise SessionError(msg) from None
+        if not isinstance(message, (UserMessage, AssistantMessage, ToolMessage)):
+            msg = f"item {number} is a {type(message).__name__} and no message"
+            raise SessionError(msg)
+        found.append(message)
+    return found
 
 
 def mended(messages: Iterable[Message]) -> tuple[Transcript, tuple[str, ...]]:

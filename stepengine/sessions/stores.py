@@ -26,11 +26,12 @@ from typing_extensions import override
 
 from stepengine.data import codec
 from stepengine.data.json import canonical, compact, freeze
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from stepengine.data.messages import Message
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
+from stepengine.data.usage import Usage
 from stepengine.errors import DataError, SessionConflict, SessionError, StepEngineError
-from stepengine.sessions.session import Session, SessionInfo, TurnPlace, check_id, mended
+from stepengine.sessions.session import Session, SessionInfo, TurnPlace, check_id, mended, messages_from_json
 
 if TYPE_CHECKING:
     import sqlite3
@@ -106,6 +107,18 @@ class Store(ABC):
         """Store messages in place of those of a session, whoever saved it last."""
         history = messages if isinstance(messages, Transcript) else Transcript(messages)
         self._changed(session_id, lambda session: attrs.evolve(session, messages=history, state=None, journal=None))
+
+    def replace(self, session_id: str, messages: Sequence[Message]) -> None:
+        """Let a session go on from other messages; it stays what it is but for them."""
+        self.save_history(session_id, messages)
+
+    def clear(self, session_id: str) -> None:
+        """Let a session begin anew; what is known of it beside its messages stays."""
+        self.save_history(session_id, ())
+
+    def usage(self, session_id: str) -> Usage:
+        """Return the tokens that all runs in a session have spent."""
+        return self.load(session_id).usage
 
     def get_state(self, session_id: str) -> dict[str, Any] | None:
         """Return the state that the last run left, as JSON."""
@@ -254,14 +267,10 @@ def _messages(lines: Iterator[bytes], where: str) -> list[Message]:
     found: list[Message] = []
     for number, line in enumerate(lines, start=1):
         try:
-            message = codec.restored(json.loads(line))
-        except (ValueError, RecursionError, StepEngineError) as error:
+            found += messages_from_json([json.loads(line)])
+        except (ValueError, RecursionError, SessionError) as error:
             msg = f"{where}, line {number}, is no stored message: {error}"
             raise SessionError(msg) from None
-        if not isinstance(message, (UserMessage, AssistantMessage, ToolMessage)):
-            msg = f"{where}, line {number}, is a {type(message).__name__} and no message"
-            raise SessionError(msg)
-        found.append(message)
     return found
 
 
@@ -288,6 +297,7 @@ def _metadata(session: Session) -> dict[str, Any]:
         "journal": session.journal,
         "user_id": info.user_id,
         "status": info.status,
+        "usage": codec.bare(session.usage),
     }
 
 
@@ -313,10 +323,12 @@ def _described(data: Any, session_id: str, where: str) -> Session:
         )
         turns, version = _typed(data.get("turns", 0), int), _typed(data.get("version", 0), int)
         journal = _typed(data.get("journal"), str, type(None))
+        usage = codec.restored(data["usage"]) if data.get("usage") else Usage()
+        _typed(usage, Usage)
     except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
         msg = f"{where} is no description of a session: {type(error).__name__}: {error}"
         raise SessionError(msg) from None
-    return Session(info=info, turns=turns, journal=journal, version=version)
+    return Session(info=info, turns=turns, journal=journal, version=version, usage=usage)
 
 
 def _typed(value: Any, *kinds: type) -> Any:

@@ -16,6 +16,7 @@ import attrs
 import pytest
 
 from stepengine import (
+    STEP,
     AgentDefinition,
     AgentState,
     Ask,
@@ -24,6 +25,7 @@ from stepengine import (
     Hooks,
     RunStatus,
     ToolMessage,
+    Usage,
     UserMessage,
     call,
     tool,
@@ -286,6 +288,44 @@ async def test_previous_takes_the_place_of_what_a_session_holds(store):
 
     assert ["new", "go on", "b"] == [m.text for m in store.load("x").messages]
     assert 2 == store.load("x").version
+
+
+@pytest.mark.spec("requirements:D18")
+async def test_a_conversation_can_be_measured_replaced_and_cleared_between_runs(store):
+    async def run(prompt, *replies):
+        model = ScriptedModel([attrs.evolve(reply, usage=Usage(input_tokens=10, output_tokens=1)) for reply in replies])
+        agent = asking()
+        result = await Engine([agent], models=model, sessions=store).run(agent, prompt, session_id="x")
+        return result, said(model.calls[0])
+
+    await run("Hi.", text("a"))
+    await run("A table.", QUESTION)
+    assert Usage(input_tokens=20, output_tokens=2) == attrs.evolve(store.usage("x"), requests=0)
+    await run("4", text("b"))
+    assert Usage(input_tokens=30, output_tokens=3) == attrs.evolve(store.usage("x"), requests=0)
+    store.replace("x", [UserMessage("Once.")])
+    assert ["Once.", "Go on."] == (await run("Go on.", text("c")))[1]
+    store.clear("x")
+    assert ["Anew."] == (await run("Anew.", text("d")))[1]
+    assert (5, 50) == (store.load("x").turns, store.usage("x").input_tokens)
+
+
+@pytest.mark.spec("requirements:D18")
+async def test_a_handler_that_goes_on_counts_once_what_it_had_spent(tmp_path):
+    def handler(ctx):
+        yield STEP
+        answer = yield from Ask("Well?")
+        yield STEP
+        return answer
+
+    agent = attrs.evolve(BOT, handle_steps=handler)
+    spent = Usage(input_tokens=10, output_tokens=1)
+    for prompt, reply in (("go", "a"), ("yes", "b")):
+        model = ScriptedModel([text(reply, usage=spent)])
+        result = await Engine([agent], models=model, sessions=FileSessions(tmp_path)).run(agent, prompt, session_id="x")
+
+    assert ("yes", 20) == (result.output, result.usage.input_tokens)
+    assert result.usage == FileSessions(tmp_path).usage("x")
 
 
 # --- questions ------------------------------------------------------------------------------------------------------

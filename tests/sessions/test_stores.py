@@ -291,7 +291,7 @@ def test_the_files_are_those_of_the_layout(tmp_path):
         "session_id": "user:chat", "agent_type": "bot", "parent_session_id": None, "parent_tool_use_id": None,
         "child_session_ids": [], "model": "test/m", "provider": "test", "created_at": "2026-01-02T03:04:06.000000Z",
         "updated_at": "2026-01-02T03:04:06.000000Z", "metadata": {}, "version": 1, "turns": 0, "journal": None,
-        "user_id": None, "status": None,
+        "user_id": None, "status": None, "usage": {"type": "Usage"},
     } == described  # fmt: skip
     assert ["hi", "hello"] == [
         json.loads(line)["content"][0]["text"] for line in (folder / "history.jsonl").read_text().splitlines()
