@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 
 from stepengine.data import codec
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Outcome
 from stepengine.data.questions import AnswerLike, Question
 from stepengine.data.run import RunResult, RunStatus
@@ -275,7 +277,7 @@ class Conversation:
 
 
 Planned: TypeAlias = "Callable[[Request, JournalLike | None, LiveRun], object]"
-Again: TypeAlias = "Callable[[Recording, LiveRun | None], LiveRun]"
+Again: TypeAlias = "Callable[..., LiveRun]"
 
 
 class Turn:
@@ -287,7 +289,7 @@ class Turn:
         request: What the caller asks for; it names the session.
         journal: Where the caller wants it recorded; ``None`` for the store's own place.
         planned: Lets a run start from a request, recorded in a journal or not.
-        again: Lets a run start from what was recorded; a new run without one.
+        again: Lets a run start from what was recorded: a given one, or without one a new one.
 
     Attributes:
         sessions: As given.
@@ -340,7 +342,9 @@ class Turn:
         recording = self._answered()
         if recording is not None:
             self._continues = True
-            self._context.run(self._again, recording, live)
+            if self._request.answers and self._request.prompt:
+                live.tree.inbox.append(UserMessage(self._request.prompt))
+            self._context.run(self._again, recording, live, agent=self._agent(recording), limits=self._request.limits)
         else:
             self._context.run(self._planned, *self._new(), live)
 
@@ -398,6 +402,11 @@ class Turn:
         recording.raises = True
         self._name = name
         return recording
+
+    def _agent(self, recording: Recording) -> AgentDefinition[Any] | None:
+        """Return the definition of a recorded run's agent where the caller gave it; else the engine knows it by its id."""
+        own, opening = self._request.agent.definition, recording.opening
+        return own if opening is not None and opening.agent_id == own.id else None
 
     def _new(self) -> tuple[Request, JournalLike | None]:
         """Return what a new run starts with, and where it is recorded."""
@@ -474,7 +483,7 @@ class Turn:
         if opening is None or (name != self._before.journal and not self._follows(opening.previous)):
             recording.close()
             return
-        live = self._context.run(self._again, recording, None)
+        live = self._context.run(self._again, recording, agent=self._agent(recording))
         recording.raises = True
         result = await live.run()
         if not live.began:
@@ -511,7 +520,7 @@ class Turn:
             provider=model.partition("/")[0] if model and "/" in model else None,
             user_id=plan.user_id or before.info.user_id,
             status=result.status.value,
-            metadata={**before.info.metadata, **plan.metadata},
+            metadata={**before.info.metadata, **plan.metadata, **(self._request.metadata or {})},
             child_session_ids=(*before.info.child_session_ids, *self._begun_in(result.state.run_id)),
         )
         waits = result.status is RunStatus.SUSPENDED and name is not None and self._journals is not None

@@ -24,6 +24,7 @@ from stepengine import (
     AssistantMessage,
     Engine,
     Hooks,
+    Limits,
     RunStatus,
     ToolMessage,
     Usage,
@@ -462,6 +463,28 @@ async def test_a_handler_that_was_changed_under_a_waiting_session_says_so_and_le
     # The way out: the conversation goes on without the answer.
     anew = await Engine([other], sessions=store).run(other, "x", session_id="x", previous=store.load("x").state)
     assert ["How many?"] == [q.text for q in anew.pending_questions]
+
+
+@pytest.mark.spec("requirements:K5", "requirements:L7")
+async def test_what_comes_with_an_answer_reaches_the_run_and_its_session(tmp_path):
+    def handler(ctx):
+        answer = yield from Ask("Well?")
+        yield STEP
+        yield STEP
+        return answer
+
+    agent = attrs.evolve(BOT, handle_steps=handler)
+    # No engine knows the agent but from the call.
+    held = await Engine(models=ScriptedModel([]), sessions=FileSessions(tmp_path)).run(agent, "go", session_id="x")
+    model = ScriptedModel([text("a"), text("b")])
+    engine = Engine(models=model, sessions=FileSessions(tmp_path))
+    answers = {held.pending_questions[0].id: "yes"}
+    done = await engine.run(
+        agent, "And hurry.", session_id="x", answers=answers, metadata={"via": "mail"}, limits=Limits(max_steps=1)
+    )
+
+    assert (RunStatus.MAX_STEPS, ["go", "And hurry."]) == (done.status, said(model.calls[0]))
+    assert {"via": "mail"} == dict(FileSessions(tmp_path).load("x").info.metadata)
 
 
 @pytest.mark.spec("requirements:K9", "requirements:K12")
