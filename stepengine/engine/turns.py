@@ -506,7 +506,7 @@ class Turn:
             await self.sessions.save(self._after(result, plan, self._name, turns))
             is_saved = True
         except Exception as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
-            is_saved = await self._is_there(error, result)
+            is_saved = await self._is_there(error, result.state, turns)
         if is_saved:
             await self._save_the_rest()
         return attrs.evolve(result, session_saved=is_saved, warnings=(*result.warnings, *self._warnings))
@@ -541,15 +541,16 @@ class Turn:
         before = self._before
         return before.state.usage if turns == before.turns and before.state is not None else Usage()
 
-    async def _is_there(self, error: Exception, result: RunResult[Any]) -> bool:
-        """Return whether the session was saved in spite of *error*: by who found the journal of this run."""
+    async def _is_there(self, error: Exception, state: AgentState, turns: int) -> bool:
+        """Return whether the session was saved in spite of *error*: by another process, which found the journal of this run."""
         if isinstance(error, SessionConflict):
-            try:
-                stored = (await self.sessions.load(self.session_id)).state
-            except SessionError:
-                stored = None
-            if stored is not None and stored.run_id == result.state.run_id:
-                return True
+            with contextlib.suppress(StepEngineError):
+                stored = await self.sessions.load(self.session_id)
+                if stored.turns == turns and stored.state is not None and stored.state.run_id == state.run_id:
+                    return True
+                own = list(state.message_history)
+                if stored.turns > turns and list(stored.messages[: len(own)]) == own:
+                    return True
         self._warn(f"the session {self.session_id!r} was not saved: {type(error).__name__}: {error}", error)
         return False
 

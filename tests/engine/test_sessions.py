@@ -638,6 +638,28 @@ async def test_an_answer_that_a_killed_process_had_taken_is_not_asked_for_again(
     assert 1 == store_of(kind, tmp_path).load("x").turns
 
 
+@pytest.mark.spec("reliability:SS02", "reliability:SS01")
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_a_run_that_another_process_saved_for_it_is_saved(goes_on, tmp_path):
+    ours, theirs = FileSessions(tmp_path), FileSessions(tmp_path)
+    save = ours.save
+
+    def quicker(session):
+        # They find the journal of our run, which has ended, and save it; their own run may fail before it begins.
+        agent = BOT if goes_on else attrs.evolve(BOT, hooks=Hooks(pre_run=[lambda ctx: 1 / 0]))
+        with Engine([agent], models=ScriptedModel([text("Theirs.")]), sessions=theirs) as engine:
+            assert goes_on == engine.run_sync(agent, "they", session_id="x").session_saved
+        return save(session)
+
+    ours.save = quicker
+    engine = Engine([BOT], models=ScriptedModel([text("Ours.")]), sessions=ours)
+    result = await engine.run(BOT, "we", session_id="x")
+
+    assert (True, ()) == (result.session_saved, result.warnings)
+    expected = ["we", "Ours.", *(["they", "Theirs."] if goes_on else [])]
+    assert expected == [m.text for m in ours.load("x").messages]
+
+
 @pytest.mark.spec("requirements:L5")
 async def test_a_save_that_failed_once_is_made_up_for_by_the_next_message(tmp_path, monkeypatch):
     store = FileSessions(tmp_path)
