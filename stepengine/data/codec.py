@@ -33,7 +33,7 @@ from stepengine.data import (
     usage,
 )
 from stepengine.data.json import JsonDict, mended
-from stepengine.data.leaves import RAW, SCALARS, Codec, fault, literal, mapping, sequence, shown, within
+from stepengine.data.leaves import ENDLESS, RAW, SCALARS, Codec, fault, literal, mapping, sequence, shown, within
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
 
@@ -262,7 +262,8 @@ def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:
         default, computed = field.default, None
         if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
             default, computed = (None, default.factory) if default.takes_self else (default.factory(), None)
-        members[field.name] = _Member(_codec(hints[field.name]), default, computed)
+        codec = ENDLESS if field.metadata.get("endless") else _codec(hints[field.name])
+        members[field.name] = _Member(codec, default, computed)
     return members
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from stepengine.data.json import JsonDict, freeze, freeze_object, thaw
 from stepengine.errors import DataError
 
-__all__ = ("RAW", "SCALARS", "Codec", "fault", "literal", "mapping", "sequence", "shown", "within")
+__all__ = ("ENDLESS", "RAW", "SCALARS", "Codec", "fault", "literal", "mapping", "sequence", "shown", "within")
 
 SHOWN = 60
 
@@ -105,6 +105,18 @@ SCALARS: dict[Any, Codec] = {
     bytes: Codec(_bytes_to_text, _text_to_bytes),
     JsonDict: Codec(lambda value: thaw(freeze_object(value)), freeze_object),
 }
+
+
+def _time_to_json(value: Any) -> Any:
+    return "inf" if value == float("inf") else value if value is None else SCALARS[float].encode(value)
+
+
+def _json_to_time(data: Any) -> Any:
+    return float("inf") if data == "inf" else data if data is None else SCALARS[float].decode(data)
+
+
+ENDLESS = Codec(_time_to_json, _json_to_time)
+"""Seconds without an end are a text: JSON has no number for them."""
 
 
 def literal(values: tuple[Any, ...], make: type[Enum] | None = None) -> Codec:

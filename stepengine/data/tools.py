@@ -81,7 +81,7 @@ class ToolSpec:
     forces_next_step: bool = attrs.field(default=True, kw_only=True)
     requires_permission: bool = attrs.field(default=True, kw_only=True)
     ephemeral: int | None = attrs.field(default=None, kw_only=True)
-    timeout: float | None = attrs.field(default=None, kw_only=True)
+    timeout: float | None = attrs.field(default=None, kw_only=True, metadata={"endless": True})
     retries: int = attrs.field(default=0, kw_only=True)
 
     @cached_property

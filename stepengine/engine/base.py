@@ -23,9 +23,19 @@ from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolLike
 from stepengine.engine.catalog import Catalog
 from stepengine.engine.live import LiveRun, failing
-from stepengine.engine.options import ModelsLike, Override, Overrides, check_engine, overrides, rates_of, watcher_of
+from stepengine.engine.options import (
+    ModelsLike,
+    Override,
+    Overrides,
+    SessionsLike,
+    check_engine,
+    overrides,
+    rates_of,
+    watcher_of,
+)
 from stepengine.engine.planning import NOTHING_KNOWN, Known, Planner, Request, with_prompt
 from stepengine.engine.portal import LoopThread, give_back
+from stepengine.engine.turns import Sessions
 from stepengine.errors import StepEngineError, UnknownModel
 from stepengine.machine import RunPlan, run_agent
 from stepengine.models import Models, Provider
@@ -81,6 +91,8 @@ class Base:
         clock: Clock | None = None,
         retry: RetryPolicy | None = None,
         rate_limits: RateLimitsLike = None,
+        sessions: SessionsLike = None,
+        child_sessions: bool = False,
         **unknown: Never,
     ) -> None:
         check_engine(locals())
@@ -100,6 +112,7 @@ class Base:
         self._clock = clock or SystemClock()
         self._retry = retry or RetryPolicy()
         self._rates = rates_of(rate_limits, self._models, self._clock)
+        self._sessions = Sessions(sessions, children=child_sessions) if sessions is not None or child_sessions else None
         self._threads = ThreadPool()
         self._setting = ToolSetting(
             threads=self._threads,
@@ -123,6 +136,8 @@ class Base:
         created: datetime | None = None,
         shows: Callable[[Event], bool] | None = None,
         known: Known = NOTHING_KNOWN,
+        into: LiveRun | None = None,
+        is_sketch: bool = False,
     ) -> LiveRun:
         """
         Return a run that is ready to start.
@@ -136,11 +151,14 @@ class Base:
             created: When a recorded run was created (UTC); by default now.
             shows: Says which events are news; by default all are.
             known: What a record tells of models.
+            into: A sketch of this run, which is to start from this request instead of its own.
+            is_sketch: Whether the run is planned once more before it starts; then nothing of the author's is called yet.
         """
         override = self._override
         models = override.models or self._models
         window = partial(self._window, models, offline=known.is_whole)
-        hub = Hub(self._watchers, self._logger, shows=shows)
+        hub = Hub(self._watchers, self._logger) if into is None else into.tree.hub
+        hub.shows = shows
         planner = Planner(
             self._catalog,
             models,
@@ -156,7 +174,7 @@ class Base:
         plan, state = planner.root(request)
         machine: Machine = run_agent
         try:
-            state = with_prompt(plan, state)
+            state = state if is_sketch else with_prompt(plan, state)
         except StepEngineError as error:
             machine = failing(error)
         if prepare is not None:
@@ -177,11 +195,19 @@ class Base:
         )
         if wrap is not None:
             services = wrap(services)
-        live = LiveRun(Tree(services, plan, state, hub, request.answers, earlier=request.earlier), self._active)
+        if into is None:
+            live = LiveRun(Tree(services, plan, state, hub, request.answers, earlier=request.earlier), self._active)
+        else:
+            live = into
+            if into.turn is not None:
+                services = into.turn.watched(services, into)
+            into.tree.seat(services, plan, state, request.answers, earlier=request.earlier)
         live.tree.desk.headless = bool(self._headless)
         return live
 
-    def _begin_session(self, session: Session, request: Request, known: Known = NOTHING_KNOWN) -> LiveRun:
+    def _begin_session(
+        self, session: Session, request: Request, known: Known = NOTHING_KNOWN, into: LiveRun | None = None
+    ) -> LiveRun:
         """Return a run that goes through *session*; when it cannot start, the journal is given back."""
         try:
             live = self._begin_request(
@@ -192,6 +218,7 @@ class Base:
                 wrap=session.wrap,
                 shows=session.shows,
                 known=known,
+                into=into,
             )
         except BaseException:
             session.close()

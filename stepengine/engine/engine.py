@@ -61,6 +61,10 @@ class Engine(Recorded):
         retry: How failed model calls are tried again.
         rate_limits: What each provider may be asked, by all runs together: one ``RateLimit`` that holds for each provider
             by itself, or limits by provider prefix; none by default.
+        sessions: Where conversations are kept between runs: ``FileSessions``, ``SqliteSessions``, ``MemorySessions``, or any
+            object with ``get_history(id)`` and ``save_history(id, messages)``, plain or async. Plain methods of a store
+            with ``blocking = True`` are called in a thread. Without a store every run stands for itself.
+        child_sessions: Whether the conversations of children are kept, too, as sessions that name the one they began in.
 
     Raises:
         DefinitionError: when ids or tool names are used twice or name nothing, or a hook, observer, interactor or
@@ -109,6 +113,7 @@ class Engine(Recorded):
             AnswerRejected: when an answer is none, or a suspended run cannot go on from ``previous`` alone.
             UnknownModel: when the model names no provider.
             MissingKey: when there is no key for the model's provider.
+            SessionError: when the session cannot be loaded; nothing was run.
             LimitExceeded: at the step limit with ``on_max_steps="raise"``.
         """
         live = self._begin(agent, prompt, **options)

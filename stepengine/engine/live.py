@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import warnings
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepengine.data.effects import Notify
 from stepengine.data.events import Event, RunFailed, RunFinished, RunStarted
@@ -21,11 +21,13 @@ from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.tree import Machine, Tree
 
 if TYPE_CHECKING:
+    from stepengine.engine.turns import Turn
     from stepengine.journal import Session
 
 __all__ = ("LiveRun", "failing", "streamed", "until_ended", "warn_of")
 
 CLOSE_SECONDS = 10.0
+T = TypeVar("T")
 
 
 class LiveRun:
@@ -38,15 +40,19 @@ class LiveRun:
 
     Attributes:
         session: The run's journal, if it has one; it is given back when the run has ended.
+        turn: Its place in a conversation, if it has one: it says what the run starts from, and is told how it ended.
         handle: The handle of a run in the background, which is kept as long as it runs.
         loop: The event loop that it runs in.
+        began: Whether it got past its ``pre_run`` hooks.
     """
 
     def __init__(self, tree: Tree, active: set[LiveRun]) -> None:
         self.tree = tree
         self.session: Session | None = None
+        self.turn: Turn | None = None
         self.handle: RunHandle[Any] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.began = False
         self._active = active
         self._begun = False
         self._tells: list[Callable[[], object]] = []
@@ -108,10 +114,7 @@ class LiveRun:
         self._begun = True
         self._enter()
         try:
-            finished = await tree.run()
-            if self.session is not None:
-                finished = await self._recorded(self.session, finished)
-            result = self._result(finished)
+            result = self._result(await self._performed()) if self.turn is None else await self._in_session(self.turn)
             tree.hub.finish(RunFinished(path="", seq=0, result=result))
         finally:
             # Whatever happened: nobody must wait for an event that does not come.
@@ -128,9 +131,22 @@ class LiveRun:
             raise asyncio.CancelledError
         return result
 
-    async def _recorded(self, session: Session, finished: Finished) -> Finished:
-        """Let the journal say how the run ended, to the end however often this task is cancelled."""
-        work = asyncio.create_task(session.finish(finished))
+    async def _performed(self) -> Finished:
+        finished = await self.tree.run()
+        self.began = finished.began
+        return finished if self.session is None else await self._to_the_end(self.session.finish(finished))
+
+    async def _in_session(self, turn: Turn) -> RunResult[Any]:
+        try:
+            await turn.open(self)
+            result = self._result(await self._performed())
+            return await self._to_the_end(turn.close(result, self.tree.root.plan, began=self.began))
+        finally:
+            turn.leave()
+
+    async def _to_the_end(self, writing: Coroutine[Any, Any, T]) -> T:
+        """Let somebody write down how the run ended, to the end however often this task is cancelled."""
+        work = asyncio.create_task(writing)
         while not work.done():
             try:
                 await asyncio.wait((work,))
@@ -191,7 +207,7 @@ def failing(error: StepEngineError) -> Machine:
     def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
         yield Notify(RunStarted(path=plan.path, run_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))
         yield Notify(RunFailed(path=plan.path, error=error.message, kind=type(error).__name__))
-        return Finished(status=RunStatus.FAILED, state=state, error=error)
+        return Finished(status=RunStatus.FAILED, state=state, error=error, began=False)
 
     return machine
 

@@ -23,6 +23,7 @@ from stepengine.runtime.clock import Clock
 from stepengine.runtime.hub import ObserverLike, Watcher
 from stepengine.runtime.rates import RateLimit, RateLimits, RateLimitsLike
 from stepengine.runtime.retry import RetryPolicy
+from stepengine.sessions import SessionStore, VersionedStore
 from stepengine.tools.context import Workspace
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = (
     "ReplayOptions",
     "ResumeOptions",
     "RunOptions",
+    "SessionsLike",
     "check_engine",
     "given",
     "overrides",
@@ -48,6 +50,7 @@ __all__ = (
 AgentLike: TypeAlias = str | AgentDefinition[Any]
 
 ModelsLike: TypeAlias = "Models | Provider | Mapping[str, Any] | None"
+SessionsLike: TypeAlias = "SessionStore | VersionedStore | None"
 Overrides: TypeAlias = Mapping[Callable[..., Any], Callable[..., Any]]
 
 
@@ -58,14 +61,18 @@ class RunOptions(TypedDict, total=False):
     Attributes:
         params: A JSON object, or the pydantic model of the agent's ``input_schema``.
         previous: The state to continue: it keeps history, view and context; the run gets an id, budgets and usage of its
-            own, and the state itself is not changed (design 5).
-        session_id: The conversation's id, for hooks and tools.
-        user_id: The user's id, for hooks and tools.
-        metadata: A JSON object for hooks and tools.
+            own, and the state itself is not changed (design 5). In a session it takes the place of what the store holds.
+        session_id: The conversation's id, for hooks and tools. With ``Engine(sessions=...)`` the run goes on from what that
+            session holds, and is saved in it however it ends; it waits for the run that is in the session before it. What
+            is said where the same agent waits for an answer is that answer. Without an id a new one is made, which
+            ``RunResult.session_id`` tells.
+        user_id: The user's id, for hooks and tools; a store keeps it.
+        metadata: A JSON object for hooks and tools; a store adds it to the session's own.
         limits: Limits of this run.
         answers: Answers to questions that the run will ask, by question id or text; those that *previous* waits for are
             named as in its ``pending``, and the run goes on with the step that was suspended. Only an agent without a
-            handler goes on from a state alone; for others ``AnswerRejected`` is raised, they need their journal.
+            handler goes on from a state alone; for others ``AnswerRejected`` is raised, they need their journal, which a
+            session store keeps.
         journal: Where the run is recorded: a journal that holds no run yet, or the path of its file; ``RUNS.db`` holds many
             (design 10).
     """
@@ -222,6 +229,13 @@ ENGINE = {
             "a RateLimit, or a mapping from provider prefixes to them",
         )
     ),
+    "sessions": or_none(
+        Fine(
+            lambda value: isinstance(value, SessionStore | VersionedStore) and not isinstance(value, type),
+            'a session store, such as FileSessions("sessions"), or an object with get_history and save_history',
+        )
+    ),
+    "child_sessions": Fine(lambda value: isinstance(value, bool), "True or False"),
     "workspace": or_none(Fine(lambda value: isinstance(value, Workspace | Path | str), "a folder or a Workspace")),
 }
 RUN = {"limits": LIMITS, "session_id": or_none(TEXT), "user_id": or_none(TEXT)}

@@ -35,7 +35,7 @@ from stepengine.models import Models
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, Lines
 
-__all__ = ("NOTHING_KNOWN", "Known", "Planner", "Request", "new_run_id", "reopening")
+__all__ = ("NOTHING_KNOWN", "Known", "Planner", "Request", "new_run_id", "not_from_state", "reopening")
 
 NO_METADATA = JsonDict()
 TREE_WIDE = ("max_tokens", "max_cost_usd", "max_seconds", "max_depth", "max_total_children")
@@ -63,6 +63,7 @@ class Request:
         limits: Limits of this run.
         answers: Answers given up front, by question id or text.
         earlier: Questions that *previous* waits for, with their answers; the run asks them again under other ids.
+        run_id: The run's id, where one was told already; else it is drawn.
     """
 
     agent: Agent
@@ -75,6 +76,7 @@ class Request:
     limits: Limits | None = None
     answers: Mapping[str, AnswerLike] | None = attrs.field(default=None, validator=_mapping)
     earlier: tuple[tuple[Question, AnswerLike], ...] = ()
+    run_id: str | None = None
 
 
 def reopening(request: Request) -> Request:
@@ -93,7 +95,7 @@ def reopening(request: Request) -> Request:
     answers = dict(request.answers or {})
     earlier = tuple([(q, answers.pop(q.id)) for q in previous.pending if q.id in answers])
     is_answered = bool(earlier) or any(q.text in answers for q in previous.pending)
-    problem = _not_from_state(request.agent.definition, previous)
+    problem = not_from_state(request.agent.definition, previous)
     if problem is None and (is_answered or not (request.prompt or request.params is not None)):
         return attrs.evolve(request, answers=answers, earlier=earlier)
     if is_answered and problem is not None:
@@ -106,7 +108,7 @@ def reopening(request: Request) -> Request:
     return attrs.evolve(request, previous=attrs.evolve(previous, pending=()))
 
 
-def _not_from_state(agent: AgentDefinition[Any], state: AgentState) -> str | None:
+def not_from_state(agent: AgentDefinition[Any], state: AgentState) -> str | None:
     """Return why a suspended run cannot go on from its state alone; ``None`` when it can."""
     if agent.handle_steps is not None:
         return f"agent {agent.id!r} has a handler, which a state does not bring back to where it waits"
@@ -196,7 +198,7 @@ class Planner:
         agent = request.agent
         plan = self._plan(
             agent,
-            run_id=new_run_id(),
+            run_id=request.run_id or new_run_id(),
             path="",
             prompt=request.prompt,
             params=request.params,

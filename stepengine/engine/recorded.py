@@ -24,7 +24,9 @@ from stepengine.engine.options import (
     RunOptions,
     given,
 )
-from stepengine.engine.planning import Known, Request, reopening
+from stepengine.engine.planning import Known, Request, new_run_id, reopening
+from stepengine.engine.turns import Sessions, Turn
+from stepengine.sessions.session import check_id
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal, JournalLike, Session
@@ -38,16 +40,56 @@ class Recorded(Base):
     def _begin(self, agent: AgentLike, prompt: str, **options: Unpack[RunOptions]) -> LiveRun:
         asked = given("run", RunOptions, options)
         journal = asked.pop("journal", None)
-        answers = asked.get("answers")
-        request = reopening(Request(agent=self._catalog.find(agent), prompt=prompt, **asked))
+        request = Request(agent=self._catalog.find(agent), prompt=prompt, **asked)
+        if self._sessions is None:
+            return self._planned(request, journal)
+        return self._begin_turn(self._sessions, request, journal)
+
+    def _begin_turn(self, sessions: Sessions, request: Request, journal: JournalLike | None) -> LiveRun:
+        """Return a run that learns what it starts from when it was let into its session; what is wrong is told before."""
+        request = attrs.evolve(
+            request, session_id=check_id(new_run_id() if request.session_id is None else request.session_id)
+        )
+        live = self._begin_request(attrs.evolve(request, answers=None), is_sketch=True)
+        live.turn = Turn(
+            sessions,
+            attrs.evolve(request, run_id=live.tree.root.state.run_id),
+            journal,
+            planned=self._planned,
+            again=self._again,
+        )
+        return live
+
+    def _planned(self, request: Request, journal: JournalLike | None, into: LiveRun | None = None) -> LiveRun:
+        """Return a run that starts from *request*, recorded in a journal or not."""
+        answers = request.answers
+        request = reopening(request)
         if journal is None:
-            return self._begin_request(request)
+            return self._begin_request(request, into=into)
         from stepengine.journal import begin
 
         session = begin(journal, answers)
         if session.past is None:
-            return self._begin_session(session, request)
-        return self._begin_session(session, attrs.evolve(request, answers=session.answers), _known(session, None))
+            return self._begin_session(session, request, into=into)
+        known = _known(session, None)
+        return self._begin_session(session, attrs.evolve(request, answers=session.answers), known, into)
+
+    def _again(
+        self,
+        session: Session,
+        into: LiveRun | None = None,
+        *,
+        agent: AgentLike | None = None,
+        limits: Limits | None = None,
+        forked: Journal | None = None,
+    ) -> LiveRun:
+        """Return a run that goes through what *session* has recorded."""
+        try:
+            request = self._opened(session, agent, limits)
+        except BaseException:
+            session.close()
+            raise
+        return self._begin_session(session, request, _known(session, forked), into)
 
     async def _launch(
         self,
@@ -57,9 +99,12 @@ class Recorded(Base):
         forked: Journal | None = None,
     ) -> RunResult[Any]:
         """Run the session of a recorded run to its end; *agent* stands in for the one that the journal names."""
+        return await self._again(session, agent=agent, limits=limits, forked=forked)()
+
+    def _opened(self, session: Session, agent: AgentLike | None, limits: Limits | None) -> Request:
         opening = session.opening
         assert opening is not None  # noqa: S101 - it was read from the journal
-        request = Request(
+        return Request(
             agent=self._catalog.find(opening.agent_id if agent is None else agent),
             prompt=opening.prompt,
             params=opening.params,
@@ -70,7 +115,6 @@ class Recorded(Base):
             limits=opening.limits if limits is None else _at_least_spent(limits, session),
             answers=session.answers,
         )
-        return await self._begin_session(session, request, _known(session, forked))()
 
     async def resume(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult[Any]:
         """

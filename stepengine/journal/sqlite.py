@@ -74,14 +74,18 @@ class SqliteJournal(Journal):
         """How the journal is called in messages."""
         return str(self.path) if self.run is None else f"run {self.run!r} in {self.path}"
 
-    def runs(self) -> list[str]:
-        """Return the ids of all runs in the file, sorted."""
+    def runs(self, prefix: str = "") -> list[str]:
+        """Return the ids of all runs in the file that start with *prefix*, sorted."""
         if not self.path.exists():
             return []
         with _connection(self.path) as database:
             if not _has_table(database):
                 return []
-            return [row[0] for row in database.execute("SELECT DISTINCT run FROM lines ORDER BY run")]
+            # No letter of an id comes after the tilde.
+            found = database.execute(
+                "SELECT DISTINCT run FROM lines WHERE run >= ? AND run < ? ORDER BY run", (prefix, f"{prefix}~")
+            )
+            return [row[0] for row in found]
 
     def bound(self, run: str) -> Journal:
         """Return the journal of one run; the store's own journal when it is one already."""

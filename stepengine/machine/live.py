@@ -55,6 +55,7 @@ class Live:
         "actions",
         "agent",
         "base",
+        "began",
         "bindings",
         "context",
         "definitions",
@@ -154,6 +155,7 @@ class Live:
         self.has_output = state.output is not None
         self.waiting = state.pending
         self.pending: tuple[Question, ...] = ()
+        self.began = False
         self.next_call = state.next_call
         self.step_index = self.step = state.step_index
         self.steps_remaining = self.limits.max_steps or 0

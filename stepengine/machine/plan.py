@@ -127,6 +127,7 @@ class Finished:
         thinking: The thinking texts in order.
         children: The results of its children in spawn order.
         warnings: What was logged and dropped.
+        began: Whether it got past its ``pre_run`` hooks.
         opening: The messages that it began with: what the user said, and the instructions.
     """
 
@@ -143,6 +144,7 @@ class Finished:
     thinking: tuple[str, ...] = ()
     children: tuple[ChildResult[Any], ...] = ()
     warnings: tuple[str, ...] = ()
+    began: bool = True
     opening: tuple[Message, ...] = attrs.field(default=(), repr=False)
 
     def as_child(self, *, is_inline: bool = False) -> ChildResult[Any]:

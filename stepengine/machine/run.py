@@ -77,6 +77,7 @@ def _until_end(live: Live) -> Generator[Any, Any, _Ending]:
     try:
         _open(live)
         yield from hooks.pre_run(live)
+        live.began = True
         returned = yield from _handle(live)
         yield from settle_output(live, returned)
     except Stopped as stopped:
@@ -264,6 +265,7 @@ def _finished(live: Live, ending: _Ending) -> Finished:
         error=ending.error,
         limit=live.limit,
         pending=live.pending,
+        began=live.began,
         spending=live.spent.total(live.agent.id),
         tool_calls=tuple(live.tool_log),
         thinking=tuple(live.thinking),

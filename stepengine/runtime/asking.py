@@ -80,6 +80,7 @@ class Desk:
         interactor: Somebody who answers in process.
         threads: Where an interactor without ``async`` is asked.
         earlier: Questions of the run that this one continues, with their answers; they are asked again under other ids.
+            One without a text, of which no more is known than that it is open, is the first that is asked.
         of_session: What people allowed for good in earlier runs of the conversation, and where that is kept for later ones.
 
     Attributes:
@@ -98,19 +99,28 @@ class Desk:
         earlier: Sequence[tuple[Question, AnswerLike]] = (),
         of_session: Remembered | None = None,
     ) -> None:
-        for key, value in (*given.items(), *[(question.id, value) for question, value in earlier]):
-            _check(value, f"for the question {key!r}")
         self.headless = False
         self.remembered = Remembered()
         self._of_session = Remembered() if of_session is None else of_session
-        self._given = given
-        self._earlier = list(earlier)
-        self._unused = set(given)
+        self.give(given, earlier)
         self._interactor = interactor
         self._threads = threads
         self._open: dict[str, tuple[Question, asyncio.Future[Answer | None]]] = {}
         self._attending = 0
         self._waiting = 0
+
+    def give(self, given: Mapping[str, AnswerLike], earlier: Sequence[tuple[Question, AnswerLike]] = ()) -> None:
+        """
+        Have these answers up front, and no others.
+
+        Raises:
+            AnswerRejected: when one is none.
+        """
+        for key, value in (*given.items(), *[(question.id, value) for question, value in earlier]):
+            _check(value, f"for the question {key!r}")
+        self._given = given
+        self._earlier = list(earlier)
+        self._unused = set(given)
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -177,7 +187,7 @@ class Desk:
 
     def _up_front(self, question: Question) -> Answer | None:
         for index, (earlier, value) in enumerate(self._earlier):
-            if attrs.evolve(earlier, id=question.id) == question:
+            if not earlier.text or attrs.evolve(earlier, id=question.id) == question:
                 del self._earlier[index]
                 return answered(value, question)
         for key in (question.id, question.text):

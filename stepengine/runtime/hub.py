@@ -162,6 +162,7 @@ class Hub:
         shows: Says which events are news; the others are neither shown nor logged. By default all are.
 
     Attributes:
+        shows: As given.
         watched: Whether anybody is shown events; while nobody is, they need not be made.
         followed: Whether somebody may ask for ``phase``, which then is kept up to date.
         phase: What the root run is doing (requirements N11).
@@ -176,7 +177,7 @@ class Hub:
         self._watchers = tuple(watchers)
         self._subscriptions: list[Subscription] = []
         self._logger = logger
-        self._shows = shows
+        self.shows = shows
         self._index = 0
         self._seats: dict[str, _Seat] = {}
         self._last: RunFinished | None = None
@@ -207,7 +208,7 @@ class Hub:
 
     def emit(self, event: Event) -> None:
         """Give *event* its index and show it, if it is news."""
-        if self._shows is not None and not self._shows(event):
+        if self.shows is not None and not self.shows(event):
             return
         if not GIVEN.names:
             self._pass_on(event)

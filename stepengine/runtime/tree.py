@@ -132,10 +132,9 @@ class Tree:
         *,
         earlier: Sequence[tuple[Question, AnswerLike]] = (),
     ) -> None:
-        self.services = services
         self.hub = hub
         self.emit: Callable[[Event], None] = hub.emit
-        self.desk = Desk(answers or {}, services.interactor, services.tools.threads, earlier, services.remembered)
+        self.desk = Desk({}, services.interactor, services.tools.threads, of_session=services.remembered)
         self.leaked: list[str] = []
         self.spawned_by: dict[str, str] = {}
         self.inbox: deque[UserMessage] = deque()
@@ -145,12 +144,27 @@ class Tree:
         self.signal = _Signal(self.root)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
-        self._created: datetime = plan.created
-        self._now_ms = services.clock.now_ms
-        self._start = self._now_ms()
         self._ledgers: dict[str, Ledger] = {}
         self.deadlines: dict[str, tuple[float, float]] = {}
         self._belongings: dict[str, Belongings] = {}
+        self.seat(services, plan, state, answers, earlier=earlier)
+
+    def seat(
+        self,
+        services: Services,
+        plan: RunPlan,
+        state: AgentState,
+        answers: Mapping[str, AnswerLike] | None = None,
+        *,
+        earlier: Sequence[tuple[Question, AnswerLike]] = (),
+    ) -> None:
+        """Let the root start from these, before it runs: what a session holds is known only when it was loaded."""
+        self.services = services
+        self.root.plan, self.root.state = plan, state
+        self.desk.give(answers or {}, earlier)
+        self._created: datetime = plan.created
+        self._now_ms = services.clock.now_ms
+        self._start = self._now_ms()
         self.performer: Performer = self._wrapped(plan)
 
     def _wrapped(self, plan: RunPlan) -> Performer:

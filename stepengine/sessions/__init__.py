@@ -12,8 +12,12 @@ from stepengine.sessions.session import (
     SessionInfo,
     SessionStore,
     StateStore,
+    TurnPlace,
+    TurnStore,
     VersionedStore,
     mended,
+    messages_from_json,
+    messages_to_json,
 )
 from stepengine.sessions.stores import FileSessions, MemorySessions, SqliteSessions
 
@@ -26,6 +30,10 @@ __all__ = (
     "SessionStore",
     "SqliteSessions",
     "StateStore",
+    "TurnPlace",
+    "TurnStore",
     "VersionedStore",
     "mended",
+    "messages_from_json",
+    "messages_to_json",
 )

@@ -9,18 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import attrs
 
+from stepengine.data import codec
 from stepengine.data.json import JsonDict, freeze_object
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage
+from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from stepengine.data.parts import ToolCallPart, strings
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
-from stepengine.errors import SessionError
+from stepengine.data.usage import Usage
+from stepengine.errors import SessionError, StepEngineError
 
-__all__ = ("CacheStore", "Session", "SessionInfo", "SessionStore", "StateStore", "VersionedStore", "check_id", "mended")
+__all__ = (
+    "CacheStore",
+    "Session",
+    "SessionInfo",
+    "SessionStore",
+    "StateStore",
+    "TurnPlace",
+    "TurnStore",
+    "VersionedStore",
+    "check_id",
+    "mended",
+    "messages_from_json",
+    "messages_to_json",
+)
 
 T = TypeVar("T")
 Now: TypeAlias = T | Awaitable[T]
@@ -41,9 +57,11 @@ class SessionInfo:
         child_session_ids: Sessions that began in this one, in order.
         model: The model string of the last run.
         provider: Its provider.
+        user_id: The user that its runs were started for.
+        status: How the last run in it ended, such as ``"completed"``.
         created_at: When it was first saved (UTC).
         updated_at: When it was last saved (UTC).
-        metadata: Free JSON.
+        metadata: Free JSON; that of its runs is added to it.
     """
 
     session_id: str
@@ -53,6 +71,8 @@ class SessionInfo:
     child_session_ids: tuple[str, ...] = attrs.field(default=(), converter=strings)
     model: str | None = None
     provider: str | None = None
+    user_id: str | None = None
+    status: str | None = None
     created_at: datetime | None = None
     updated_at: datetime | None = None
     metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
@@ -68,7 +88,9 @@ class Session:
         messages: The record: the whole conversation.
         state: The state that its last run left, with *messages* as its history; ``None`` when only messages are known.
         turns: How many root runs it has had.
-        journal: Where the last run is recorded when it waits for an answer; else ``None``.
+        journal: The name of the journal of the last run when it waits for an answer; else ``None``. The store says where
+            the journals of a session are: ``turn_place``.
+        usage: The tokens that all its runs have spent.
         version: How often it was saved; 0 for one that never was.
         repairs: What was mended when it was loaded; never stored.
     """
@@ -78,6 +100,7 @@ class Session:
     state: AgentState | None = None
     turns: int = 0
     journal: str | None = None
+    usage: Usage = Usage()
     version: int = 0
     repairs: tuple[str, ...] = attrs.field(default=(), eq=False)
 
@@ -85,6 +108,26 @@ class Session:
     def session_id(self) -> str:
         """The session's id."""
         return self.info.session_id
+
+
+@attrs.frozen(kw_only=True)
+class TurnPlace:
+    """
+    Where the journals of the root runs in a session are: in one of three kinds of places.
+
+    Attributes:
+        folder: A folder with a file for each.
+        database: An SQLite file with a run for each.
+        prefix: What their ids start with there.
+        memory: A dict of this process, from names to journals.
+        keep: How many of them are kept; older ones are removed when the session is saved.
+    """
+
+    folder: Path | None = None
+    database: Path | None = None
+    prefix: str = ""
+    memory: dict[str, Any] | None = None
+    keep: int = 10
 
 
 @runtime_checkable
@@ -100,13 +143,15 @@ class SessionStore(Protocol):
 
 @runtime_checkable
 class StateStore(Protocol):
-    """A store that also keeps the state of the last run, as JSON (requirements L2)."""
+    """
+    A store that also keeps what the last run left, as JSON (requirements L2): its state, and its journal while it waits.
+    """
 
     def get_state(self, session_id: str, /) -> Now[dict[str, Any] | None]:
         """Return what ``save_state`` stored, or ``None``."""
 
     def save_state(self, session_id: str, state: dict[str, Any], /) -> Now[None]:
-        """Store a state, ``AgentState`` as JSON."""
+        """Store a JSON object, whatever it holds."""
 
 
 @runtime_checkable
@@ -136,6 +181,14 @@ class VersionedStore(Protocol):
         """
 
 
+@runtime_checkable
+class TurnStore(Protocol):
+    """A store that has a place for the journals of a session's runs."""
+
+    def turn_place(self, session_id: str, /) -> TurnPlace:
+        """Return that place; nothing is made there by asking."""
+
+
 def check_id(session_id: str) -> str:
     """
     Return *session_id*.
@@ -155,6 +208,32 @@ def check_id(session_id: str) -> str:
         msg = f"the session id {session_id!r} holds half of a surrogate pair, which is no text"
         raise SessionError(msg) from None
     return session_id
+
+
+def messages_to_json(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Return messages as JSON, with everything that they hold, for stores that keep text."""
+    return [codec.bare(message) for message in messages]
+
+
+def messages_from_json(data: Iterable[Any]) -> list[Message]:
+    """
+    Return the messages that ``messages_to_json`` wrote down.
+
+    Raises:
+        SessionError: for anything else; it says where.
+    """
+    found: list[Message] = []
+    for number, item in enumerate(data):
+        try:
+            message = codec.restored(item)
+        except StepEngineError as error:
+            msg = f"item {number} is no stored message: {error}"
+            raise SessionError(msg) from None
+        if not isinstance(message, (UserMessage, AssistantMessage, ToolMessage)):
+            msg = f"item {number} is a {type(message).__name__} and no message"
+            raise SessionError(msg)
+        found.append(message)
+    return found
 
 
 def mended(messages: Iterable[Message]) -> tuple[Transcript, tuple[str, ...]]:

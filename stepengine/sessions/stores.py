@@ -26,11 +26,12 @@ from typing_extensions import override
 
 from stepengine.data import codec
 from stepengine.data.json import canonical, compact, freeze
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from stepengine.data.messages import Message
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
+from stepengine.data.usage import Usage
 from stepengine.errors import DataError, SessionConflict, SessionError, StepEngineError
-from stepengine.sessions.session import Session, SessionInfo, check_id, mended
+from stepengine.sessions.session import Session, SessionInfo, TurnPlace, check_id, mended, messages_from_json
 
 if TYPE_CHECKING:
     import sqlite3
@@ -79,12 +80,16 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def turn_place(self, session_id: str) -> TurnPlace:
+        """Return where the journals of a session's runs are."""
+
+    @abstractmethod
     def list(self) -> list[SessionInfo]:
         """Return what is known of all sessions, those that changed last first."""
 
     @abstractmethod
     def delete(self, session_id: str) -> None:
-        """Remove a session; one that is not known is no error."""
+        """Remove a session with the journals of its runs; one that is not known is no error."""
 
     @abstractmethod
     def get_cached(self, key: str) -> Any:
@@ -102,6 +107,18 @@ class Store(ABC):
         """Store messages in place of those of a session, whoever saved it last."""
         history = messages if isinstance(messages, Transcript) else Transcript(messages)
         self._changed(session_id, lambda session: attrs.evolve(session, messages=history, state=None, journal=None))
+
+    def replace(self, session_id: str, messages: Sequence[Message]) -> None:
+        """Let a session go on from other messages; it stays what it is but for them."""
+        self.save_history(session_id, messages)
+
+    def clear(self, session_id: str) -> None:
+        """Let a session begin anew; what is known of it beside its messages stays."""
+        self.save_history(session_id, ())
+
+    def usage(self, session_id: str) -> Usage:
+        """Return the tokens that all runs in a session have spent."""
+        return self.load(session_id).usage
 
     def get_state(self, session_id: str) -> dict[str, Any] | None:
         """Return the state that the last run left, as JSON."""
@@ -177,6 +194,7 @@ class MemorySessions(Store):
     def __init__(self, *, clock: Clock = _utc) -> None:
         super().__init__(clock=clock)
         self._sessions: dict[str, Session] = {}
+        self._turns: dict[str, dict[str, Any]] = {}
         self._cache: dict[str, tuple[float | None, Any]] = {}
         self._lock = threading.Lock()
 
@@ -194,6 +212,10 @@ class MemorySessions(Store):
             return made
 
     @override
+    def turn_place(self, session_id: str) -> TurnPlace:
+        return TurnPlace(memory=self._turns.setdefault(check_id(session_id), {}), keep=1)
+
+    @override
     def list(self) -> list[SessionInfo]:
         return _newest_first([session.info for session in self._sessions.copy().values()])
 
@@ -201,6 +223,7 @@ class MemorySessions(Store):
     def delete(self, session_id: str) -> None:
         with self._lock:
             self._sessions.pop(session_id, None)
+            self._turns.pop(session_id, None)
 
     @override
     def get_cached(self, key: str) -> Any:
@@ -244,14 +267,10 @@ def _messages(lines: Iterator[bytes], where: str) -> list[Message]:
     found: list[Message] = []
     for number, line in enumerate(lines, start=1):
         try:
-            message = codec.restored(json.loads(line))
-        except (ValueError, RecursionError, StepEngineError) as error:
+            found += messages_from_json([json.loads(line)])
+        except (ValueError, RecursionError, SessionError) as error:
             msg = f"{where}, line {number}, is no stored message: {error}"
             raise SessionError(msg) from None
-        if not isinstance(message, (UserMessage, AssistantMessage, ToolMessage)):
-            msg = f"{where}, line {number}, is a {type(message).__name__} and no message"
-            raise SessionError(msg)
-        found.append(message)
     return found
 
 
@@ -276,6 +295,9 @@ def _metadata(session: Session) -> dict[str, Any]:
         "version": session.version,
         "turns": session.turns,
         "journal": session.journal,
+        "user_id": info.user_id,
+        "status": info.status,
+        "usage": codec.bare(session.usage),
     }
 
 
@@ -293,16 +315,20 @@ def _described(data: Any, session_id: str, where: str) -> Session:
             child_session_ids=tuple([_typed(c, str) for c in data.get("child_session_ids") or ()]),
             model=_typed(data.get("model"), str, type(None)),
             provider=_typed(data.get("provider"), str, type(None)),
+            user_id=_typed(data.get("user_id"), str, type(None)),
+            status=_typed(data.get("status"), str, type(None)),
             created_at=_instant(data.get("created_at")),
             updated_at=_instant(data.get("updated_at")),
             metadata=data.get("metadata") or {},
         )
         turns, version = _typed(data.get("turns", 0), int), _typed(data.get("version", 0), int)
         journal = _typed(data.get("journal"), str, type(None))
+        usage = codec.restored(data["usage"]) if data.get("usage") else Usage()
+        _typed(usage, Usage)
     except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
         msg = f"{where} is no description of a session: {type(error).__name__}: {error}"
         raise SessionError(msg) from None
-    return Session(info=info, turns=turns, journal=journal, version=version)
+    return Session(info=info, turns=turns, journal=journal, version=version, usage=usage)
 
 
 def _typed(value: Any, *kinds: type) -> Any:
@@ -441,6 +467,10 @@ class FileSessions(Store):
             msg = f"the session {session.session_id!r} cannot be saved in {str(folder)!r}: {error.strerror}"
             raise SessionError(msg) from error
 
+    @override
+    def turn_place(self, session_id: str) -> TurnPlace:
+        return TurnPlace(folder=self.folder(session_id) / "turns")
+
     def _write_history(self, path: Path, lines: Sequence[bytes]) -> None:
         whole = b"".join(lines)
         stored = _read_file(path)
@@ -479,6 +509,8 @@ class FileSessions(Store):
         with self._locked(folder):
             for name in ("metadata.json", "state.json", "history.jsonl"):
                 (folder / name).unlink(missing_ok=True)
+            for journal in (folder / "turns").glob("*.jsonl"):
+                journal.unlink(missing_ok=True)
 
     @override
     def get_cached(self, key: str) -> Any:
@@ -585,8 +617,7 @@ class SqliteSessions(Store):
         import sqlite3
 
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
-            os.close(descriptor)
+            _made_private(self.path)
             database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             msg = f"{str(self.path)!r} cannot be opened: {getattr(error, 'strerror', None) or error}"
@@ -655,6 +686,17 @@ class SqliteSessions(Store):
         database.executemany("INSERT INTO messages (id, number, line) VALUES (?, ?, ?)", rows)
 
     @override
+    def turn_place(self, session_id: str) -> TurnPlace:
+        return TurnPlace(
+            database=self._turns, prefix=f"s{hashlib.sha256(check_id(session_id).encode()).hexdigest()[:40]}-"
+        )
+
+    @property
+    def _turns(self) -> Path:
+        """The file of the runs' journals: a run commits there without waiting for whoever saves a session."""
+        return self.path.with_name(f"{self.path.stem}.turns{self.path.suffix}")
+
+    @override
     def list(self) -> list[SessionInfo]:
         with self._open() as database:
             rows = database.execute("SELECT id, described FROM sessions").fetchall()
@@ -666,6 +708,22 @@ class SqliteSessions(Store):
         with self._transaction() as database:
             for table in ("sessions", "messages"):
                 database.execute(f"DELETE FROM {table} WHERE id = ?", (session_id,))  # noqa: S608  (names of ours)
+        self._delete_turns(session_id)
+
+    def _delete_turns(self, session_id: str) -> None:
+        import sqlite3
+
+        if not self._turns.exists():
+            return
+        prefix = self.turn_place(session_id).prefix
+        database = sqlite3.connect(self._turns, timeout=BUSY_SECONDS, isolation_level=None)
+        try:
+            database.execute("DELETE FROM lines WHERE run >= ? AND run < ?", (prefix, f"{prefix}~"))
+        except sqlite3.Error as error:
+            msg = f"{str(self._turns)!r}: {error}"
+            raise SessionError(msg) from error
+        finally:
+            database.close()
 
     @override
     def get_cached(self, key: str) -> Any:
@@ -681,6 +739,20 @@ class SqliteSessions(Store):
         with self._transaction() as database:
             database.execute("DELETE FROM cache WHERE until <= ?", (now.timestamp(),))
             database.execute("REPLACE INTO cache VALUES (?, ?, ?)", (key, _until(ttl, now), canonical(freeze(value))))
+
+
+def _made_private(path: Path) -> None:
+    """
+    Make the file for its owner when there is none, and refuse a link.
+
+    One that is there is not opened: closing that descriptor would give up the locks that SQLite holds for other threads.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE))
+    except FileExistsError:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            msg = f"{str(path)!r} is no regular file"
+            raise SessionError(msg) from None
 
 
 def _parsed(text: str | None, where: str) -> Any:

@@ -28,6 +28,7 @@ from stepengine.data.questions import Answer
 from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult, RunResult, RunStatus
 from stepengine.data.state import AgentState
+from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, ModelError, StepEngineError, ToolError
@@ -461,3 +462,13 @@ def test_a_value_that_may_be_anything_comes_back_by_itself_as_it_does_inside_an_
 def test_a_wrong_value_that_may_be_anything_is_refused_with_its_place() -> None:
     with pytest.raises(DataError, match=r"unknown type 'Nothing' at \$\.items\[1\]"):
         restored_any({"type": "tuple", "items": [{"type": "Usage"}, {"type": "Nothing"}]})
+
+
+def test_a_tool_without_a_time_limit_is_stored():
+    spec = ToolSpec("wait", timeout=float("inf"))
+
+    assert "inf" == to_json(spec)["timeout"]
+    assert spec == from_json(json.loads(json.dumps(to_json(spec))))
+    assert [ToolSpec("a", timeout=3.5), ToolSpec("b")] == [
+        from_json(to_json(each)) for each in (ToolSpec("a", timeout=3.5), ToolSpec("b"))
+    ]

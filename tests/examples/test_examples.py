@@ -67,6 +67,25 @@ def test_there_are_the_examples_that_were_asked_for(name: str, shown: list[str])
     assert "To go live" in " ".join(code.split())
 
 
+def test_everything_is_put_in_by_the_caller_in_the_complete_setup() -> None:
+    code = (ROOT / "examples" / "complete_setup.py").read_text()
+    parts = ["sessions=FileSessions(", "permissions=", "ask_user_tool(Colleague())", "spawn_tools()", "usage_logger("]
+
+    assert [] == [words for words in parts if words not in code]
+    assert "To go live" in " ".join(code.split())
+
+
+@pytest.mark.spec("requirements:K5", "requirements:K10")
+def test_the_bot_takes_the_next_message_for_the_answer(offline: dict[str, str], tmp_path: Path) -> None:
+    script = ROOT / "examples" / "bot_webhook.py"
+    done = subprocess.run(
+        [sys.executable, script], env=offline, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+
+    said = [line.removeprefix("bot: ") for line in done.stdout.splitlines() if line.startswith("bot: ")]
+    assert ["At six or at eight?", "Booked for eight.", "You are welcome."] == said
+
+
 @pytest.mark.spec("requirements:P13")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
 def test_an_example_runs_offline(example: Path, offline: dict[str, str], tmp_path: Path) -> None:

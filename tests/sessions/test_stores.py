@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -290,6 +291,7 @@ def test_the_files_are_those_of_the_layout(tmp_path):
         "session_id": "user:chat", "agent_type": "bot", "parent_session_id": None, "parent_tool_use_id": None,
         "child_session_ids": [], "model": "test/m", "provider": "test", "created_at": "2026-01-02T03:04:06.000000Z",
         "updated_at": "2026-01-02T03:04:06.000000Z", "metadata": {}, "version": 1, "turns": 0, "journal": None,
+        "user_id": None, "status": None, "usage": {"type": "Usage"},
     } == described  # fmt: skip
     assert ["hi", "hello"] == [
         json.loads(line)["content"][0]["text"] for line in (folder / "history.jsonl").read_text().splitlines()
@@ -473,3 +475,33 @@ def test_a_waiting_question_and_its_journal_are_kept(store):
     store.save(with_messages(store.load("x"), talk("a"), state=state, journal="turns/1.jsonl"))
 
     assert ((question,), "turns/1.jsonl") == (store.load("x").state.pending, store.load("x").journal)
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux lists locks")
+def test_opening_a_database_gives_up_no_lock_that_another_thread_holds_on_it(tmp_path):
+    store = SqliteSessions(tmp_path / "s.db")
+    store.save(store.load("x"))
+    inode = f":{store.path.stat().st_ino} "
+
+    def held():
+        return [
+            line for line in Path("/proc/locks").read_text().splitlines() if inode in line and str(os.getpid()) in line
+        ]
+
+    other = sqlite3.connect(store.path)
+    try:
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM sessions").fetchall()
+        assert held()
+        store.load("x")
+
+        assert held()
+    finally:
+        other.close()
+
+
+def test_a_link_in_place_of_a_database_is_refused(tmp_path):
+    SqliteSessions(tmp_path / "s.db")
+    (tmp_path / "link.db").symlink_to(tmp_path / "s.db")
+    with pytest.raises(SessionError, match="no regular file"):
+        SqliteSessions(tmp_path / "link.db")

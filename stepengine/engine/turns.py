@@ -1,0 +1,607 @@
+"""
+Runs in sessions: what a root run goes on from, and what it leaves for the next one (requirements K4-K6, L3-L5, L15).
+
+A store is whatever has the two methods of ``SessionStore``; what it can do beside that is used where it is there. Each run in
+a session is recorded in a journal of its own, where the store has a place for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import secrets
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+
+from stepengine.data import codec
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.messages import UserMessage
+from stepengine.data.outcomes import Outcome
+from stepengine.data.questions import AnswerLike, Question
+from stepengine.data.run import RunResult, RunStatus
+from stepengine.data.state import AgentState, suspended_at
+from stepengine.data.usage import Usage
+from stepengine.engine.live import LiveRun
+from stepengine.engine.planning import Request, not_from_state
+from stepengine.errors import (
+    AgentError,
+    DefinitionError,
+    JournalError,
+    ReplayDivergence,
+    SessionConflict,
+    SessionError,
+    StepEngineError,
+)
+from stepengine.machine.plan import Finished, RunPlan
+from stepengine.runtime.logs import LOGGER
+from stepengine.runtime.tree import Machine, Services
+from stepengine.sessions import Session, SessionInfo, StateStore, TurnStore, VersionedStore, mended
+
+if TYPE_CHECKING:
+    from stepengine.journal import Journal, JournalLike
+    from stepengine.journal import Session as Recording
+    from stepengine.journal.history import History
+
+__all__ = ("Sessions", "Turn")
+
+NUMBERS = [field.name for field in attrs.fields(Usage) if field.type in (int, "int")]
+OPEN = Question("", "")
+"""A question of which no more is known than that a call waits for its answer."""
+
+
+class Queue:
+    """Lets one run at a time into each session of a store, in the order in which they came, in whatever event loops."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: dict[str, deque[Future[None]]] = {}
+
+    async def enter(self, session_id: str) -> None:
+        """Wait until it is this one's turn."""
+        mine: Future[None] = Future()
+        with self._lock:
+            line = self._lines.setdefault(session_id, deque())
+            line.append(mine)
+            is_first = len(line) == 1
+        if is_first:
+            mine.set_result(None)
+            return
+        try:
+            await asyncio.wrap_future(mine)
+        except BaseException:
+            if not mine.cancel():
+                self.leave(session_id)
+            raise
+
+    def leave(self, session_id: str) -> None:
+        """Let the next one in that still waits."""
+        with self._lock:
+            line = self._lines[session_id]
+            line.popleft()
+            while line and not line[0].set_running_or_notify_cancel():
+                line.popleft()
+            if not line:
+                del self._lines[session_id]
+                return
+            line[0].set_result(None)
+
+
+_queues: weakref.WeakKeyDictionary[Any, Queue] = weakref.WeakKeyDictionary()
+"""By store: engines that share a store share its queue."""
+_queues_lock = threading.Lock()
+_inside: contextvars.ContextVar[tuple[Turn, ...]] = contextvars.ContextVar("stepengine_turns", default=())
+"""The turns that the code of this context is a part of."""
+
+
+class Sessions:
+    """
+    A store of any kind, as one that keeps whole sessions.
+
+    Args:
+        store: What ``Engine(sessions=...)`` was given.
+        children: Whether conversations of children are to be kept, too.
+
+    Raises:
+        DefinitionError: when the store cannot do that.
+    """
+
+    def __init__(self, store: Any, *, children: bool = False) -> None:
+        self.store = store
+        self.children = children
+        self._is_whole = isinstance(store, VersionedStore)
+        if children and not self._is_whole:
+            msg = (
+                f"Engine(child_sessions=True) needs a store with load and save, such as FileSessions; {store!r} has only "
+                "histories"
+            )
+            raise DefinitionError(msg)
+        self._has_state = isinstance(store, StateStore)
+        with _queues_lock:
+            try:
+                self.queue = _queues.setdefault(store, Queue())
+            except TypeError:  # it cannot be referred to weakly
+                self.queue = Queue()
+
+    async def load(self, session_id: str) -> Session:
+        """
+        Return a session.
+
+        Raises:
+            SessionError: when the store fails.
+        """
+        try:
+            return await self._loaded(session_id)
+        except StepEngineError:
+            raise
+        except Exception as error:
+            msg = f"the session {session_id!r} could not be loaded, so nothing was run: {type(error).__name__}: {error}"
+            raise SessionError(msg) from error
+
+    async def _loaded(self, session_id: str) -> Session:
+        if self._is_whole:
+            loaded: Session = await self._done(self.store.load, session_id)
+            return loaded
+        messages, repairs = mended(await self._done(self.store.get_history, session_id) or ())
+        session = Session(info=SessionInfo(session_id=session_id), messages=messages, repairs=repairs)
+        kept = await self._done(self.store.get_state, session_id) if self._has_state else None
+        if not kept or repairs:
+            return session
+        state: AgentState = codec.from_json(kept["state"])
+        if state.message_history != messages:
+            return session  # somebody else changed the history: it is all that is known
+        info = attrs.evolve(session.info, agent_id=state.agent_id)
+        return attrs.evolve(session, info=info, state=state, turns=kept["turns"], journal=kept["journal"])
+
+    async def save(self, session: Session) -> Session:
+        """
+        Store a session and return it as it is stored.
+
+        Raises:
+            SessionConflict: when somebody else saved it since it was loaded, and the store can tell.
+        """
+        if self._is_whole:
+            saved: Session = await self._done(self.store.save, session)
+            return saved
+        session_id, state = session.session_id, session.state
+        await self._done(self.store.save_history, session_id, session.messages)
+        if self._has_state and state is not None:
+            kept = {"state": codec.to_json(state), "turns": session.turns, "journal": session.journal}
+            await self._done(self.store.save_state, session_id, kept)
+        return session
+
+    async def journals(self, session: Session) -> Journals | None:
+        """Return the journals of a session's runs; ``None`` where the store has no place for them."""
+        if isinstance(self.store, TurnStore):
+            return Journals(self.store.turn_place(session.session_id))
+        return Within(session) if self._has_state else None
+
+    async def _done(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        if getattr(self.store, "blocking", False):
+            value = await asyncio.to_thread(method, *arguments)
+        else:
+            value = method(*arguments)
+        return await value if inspect.isawaitable(value) else value
+
+
+class Journals:
+    """
+    The journals of the runs in one session, by name; newer ones have greater names.
+
+    Args:
+        place: Where the store has them.
+    """
+
+    def __init__(self, place: Any) -> None:
+        self._place = place
+
+    def journal(self, name: str) -> Journal:
+        """Return a journal, new or not."""
+        from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
+
+        place = self._place
+        if place.memory is not None:
+            kept: Journal = place.memory.setdefault(name, MemoryJournal())
+            return kept
+        if place.database is not None:
+            return SqliteJournal(place.database, f"{place.prefix}{name}")
+        return FileJournal(place.folder / f"{name}.jsonl")
+
+    def names(self) -> list[str]:
+        """Return the names of those that there are, sorted."""
+        from stepengine.journal import SqliteJournal
+
+        place = self._place
+        if place.memory is not None:
+            return sorted(place.memory)
+        if place.database is not None:
+            return [run.removeprefix(place.prefix) for run in SqliteJournal(place.database).runs(place.prefix)]
+        return sorted(path.stem for path in place.folder.glob("*.jsonl"))
+
+    def stored(self, name: str) -> str:
+        """Return what the session keeps to find a journal again."""
+        return name
+
+    def tidy(self) -> None:
+        """Remove all but the newest ones."""
+        for name in self.names()[: -self._place.keep]:
+            if self._place.memory is not None:
+                del self._place.memory[name]
+            else:
+                self.journal(name).discard()
+
+
+class Within(Journals):
+    """The one journal that a store of states keeps within the state, while the run waits for an answer."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(None)
+        self._kept = session.journal
+        self._made: dict[str, Journal] = {}
+
+    def journal(self, name: str) -> Journal:
+        """Return a journal, new or not."""
+        from stepengine.journal import MemoryJournal
+
+        known = name if name == self._kept else ""
+        return self._made.setdefault(name, MemoryJournal(known))
+
+    def names(self) -> list[str]:
+        """Return none: what is not saved is not known."""
+        return []
+
+    def stored(self, name: str) -> str:
+        """Return the whole journal."""
+        return self._made[name].content().decode()
+
+    def tidy(self) -> None:
+        """Do nothing: each save replaces the journal before."""
+
+
+@attrs.frozen
+class Conversation:
+    """How a child of a run in a session ended: its place in the tree, the call that spawned it, and the rest."""
+
+    place: tuple[int, ...]
+    tool_call_id: str
+    model: str | None
+    status: RunStatus
+    state: AgentState
+
+
+Planned: TypeAlias = "Callable[[Request, JournalLike | None, LiveRun], object]"
+Again: TypeAlias = "Callable[..., LiveRun]"
+
+
+class Turn:
+    """
+    One root run in a session.
+
+    Args:
+        sessions: The store.
+        request: What the caller asks for; it names the session.
+        journal: Where the caller wants it recorded; ``None`` for the store's own place.
+        planned: Lets a run start from a request, recorded in a journal or not.
+        again: Lets a run start from what was recorded: a given one, or without one a new one.
+
+    Attributes:
+        sessions: As given.
+        session_id: The session.
+        is_in: Whether it is its turn.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        request: Request,
+        journal: JournalLike | None,
+        *,
+        planned: Planned,
+        again: Again,
+    ) -> None:
+        assert request.session_id is not None  # noqa: S101 - one was made where none was given
+        self.session_id = request.session_id
+        self.sessions = sessions
+        self._request = request
+        self._journal = journal
+        self._planned = planned
+        self._again = again
+        self._conversations: list[Conversation] = []
+        self._context = contextvars.copy_context()
+        self._before = Session(info=SessionInfo(session_id=self.session_id))
+        self._journals: Journals | None = None
+        self._name: str | None = None
+        self._continues = False
+        self.is_in = False
+        self._warnings: list[str] = []
+
+    # --- the beginning ------------------------------------------------------------------------------------------------
+
+    async def open(self, live: LiveRun) -> None:
+        """
+        Let *live* start from what the session holds, once it is its turn.
+
+        Raises:
+            AnswerRejected: when the answer does not fit the question that waits, or cannot be given.
+            SessionError: when the session cannot be loaded, or the run would wait for itself.
+        """
+        self._refuse_itself()
+        await self.sessions.queue.enter(self.session_id)
+        self.is_in = True
+        self._token = _inside.set((*_inside.get(), self))
+        self._take(await self.sessions.load(self.session_id))
+        self._journals = await self.sessions.journals(self._before)
+        await self._save_what_was_not()
+        recording = self._answered()
+        if recording is not None:
+            self._continues = True
+            if self._request.answers and self._request.prompt:
+                live.tree.inbox.append(UserMessage(self._request.prompt))
+            self._context.run(self._again, recording, live, agent=self._agent(recording), limits=self._request.limits)
+        else:
+            self._context.run(self._planned, *self._new(), live)
+
+    def leave(self) -> None:
+        """Let the next run into the session; may be called twice."""
+        if self.is_in:
+            self.is_in = False
+            self.sessions.queue.leave(self.session_id)
+            with contextlib.suppress(ValueError):  # in another context than the one that is left
+                _inside.reset(self._token)
+
+    def _refuse_itself(self) -> None:
+        for turn in _inside.get():
+            if turn.is_in and turn.sessions.queue is self.sessions.queue and turn.session_id == self.session_id:
+                msg = (
+                    f"a run in the session {self.session_id!r} was started inside a run in it, which would wait for itself; "
+                    "start it after that one has ended, or in another session"
+                )
+                raise SessionError(msg)
+
+    def _take(self, session: Session) -> None:
+        self._before = session
+        self._warnings += [f"the session {self.session_id!r} was mended: {repair}" for repair in session.repairs]
+
+    @property
+    def _waiting(self) -> tuple[Question, ...]:
+        """The questions that this run is the answer to, or may be: those that the same agent asked last."""
+        before, request = self._before, self._request
+        if request.previous is not None:
+            return ()
+        if before.state is None:
+            return (OPEN,) if suspended_at(before.messages) is not None else ()
+        return before.state.pending if before.info.agent_id == request.agent.definition.id else ()
+
+    def _answers(self) -> Mapping[str, AnswerLike]:
+        """Return the answers by question; what is said where something was asked is the answer to the first question."""
+        given, said = self._request.answers, self._request.prompt
+        if given or not said or not self._waiting:
+            return given or {}
+        return {self._waiting[0].id: said}
+
+    def _answered(self) -> Recording | None:
+        """Return the record of the run that waits, to go on from there with the answer; ``None`` where there is none."""
+        from stepengine.journal import Session as Recording
+
+        name, state = self._before.journal, self._before.state
+        if name is None or state is None or self._journals is None or not self._waiting:
+            return None
+        if not_from_state(self._request.agent.definition, state) is None:
+            return None  # its state is enough, and goes on also where prompts and tools have changed since
+        journal = self._journals.journal(name)
+        if not journal.records():
+            return None
+        recording = Recording.resume(journal, self._answers())
+        recording.raises = True
+        self._name = name
+        return recording
+
+    def _agent(self, recording: Recording) -> AgentDefinition[Any] | None:
+        """Return the definition of a recorded run's agent where the caller gave it; else the engine knows it by its id."""
+        own, opening = self._request.agent.definition, recording.opening
+        return own if opening is not None and opening.agent_id == own.id else None
+
+    def _new(self) -> tuple[Request, JournalLike | None]:
+        """Return what a new run starts with, and where it is recorded."""
+        request, waiting = self._request, self._waiting
+        answers = self._answers()
+        if answers and not request.answers:
+            request = attrs.evolve(request, answers=answers, prompt="")
+        if request.previous is None:
+            request = attrs.evolve(request, previous=self._previous(waiting))
+        if self._journal is not None or self._journals is None:
+            return request, self._journal
+        self._name = f"{self._before.turns + 1:06d}-{secrets.token_hex(4)}"
+        return request, self._journals.journal(self._name)
+
+    def _previous(self, waiting: tuple[Question, ...]) -> AgentState | None:
+        before = self._before
+        if before.state is not None:
+            return before.state
+        if not before.messages:
+            return None
+        return AgentState.from_messages(before.messages, pending=waiting)
+
+    def watched(self, services: Services, live: LiveRun) -> Services:
+        """Return *services* that keep the conversations of children for their sessions, when they are asked for."""
+        if not self.sessions.children:
+            return services
+        return attrs.evolve(services, machine=self._kept(services.machine, live))
+
+    def _kept(self, inner: Machine, live: LiveRun) -> Machine:
+        def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+            finished = yield from inner(plan, state)
+            if plan.path:
+                place = tuple([int(number) for number in plan.path.split(".")])
+                call = live.tree.spawned_by.get(plan.path, "")
+                self._conversations.append(Conversation(place, call, plan.model, finished.status, finished.state))
+            return finished
+
+        return machine
+
+    # --- what was not saved -------------------------------------------------------------------------------------------
+
+    async def _save_what_was_not(self) -> None:
+        """Save what a run left that ended in a process which was killed before the session was saved (reliability SS02)."""
+        for name in await asyncio.to_thread(self._ahead):
+            try:
+                await self._save_again(name)
+            except (AgentError, JournalError, SessionConflict, ReplayDivergence) as error:
+                self._warn(
+                    f"the run {name!r} of the session {self.session_id!r} was not saved, and cannot be: {error.message}"
+                )
+
+    def _ahead(self) -> list[str]:
+        """Return the names of the journals that know more than the session does."""
+        before, journals = self._before, self._journals
+        if journals is None or isinstance(journals, Within):
+            return []
+        if before.journal is not None and before.state is not None:
+            waiting = {question.id for question in before.state.pending}
+            history = _history(journals.journal(before.journal))
+            if history is not None and (history.is_complete or set(history.open_questions()) != waiting):
+                return [before.journal]
+        news = [name for name in journals.names() if name.startswith(f"{before.turns + 1:06d}-")]
+        known = {name: _history(journals.journal(name)) for name in news}
+        return [
+            name for name, history in known.items() if history and (history.is_complete or history.open_questions())
+        ]
+
+    async def _save_again(self, name: str) -> None:
+        from stepengine.journal import Session as Recording
+
+        assert self._journals is not None  # noqa: S101
+        recording = Recording.resume(self._journals.journal(name))
+        opening = recording.opening
+        if opening is None or (name != self._before.journal and not self._follows(opening.previous)):
+            recording.close()
+            return
+        live = self._context.run(self._again, recording, agent=self._agent(recording))
+        recording.raises = True
+        result = await live.run()
+        if not live.began:
+            return
+        turns = self._before.turns + (name != self._before.journal)
+        self._take(await self.sessions.save(self._after(result, live.tree.root.plan, name, turns)))
+
+    def _follows(self, previous: AgentState | None) -> bool:
+        """Return whether a run that started from *previous* started from what the session holds."""
+        return list(previous.message_history if previous is not None else ()) == list(self._before.messages)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    async def close(self, result: RunResult[Any], plan: RunPlan, *, began: bool) -> RunResult[Any]:
+        """Save the session as *result* leaves it; return the result, which says whether it was saved."""
+        if isinstance(result.error, ReplayDivergence) or not (began or self._continues):
+            return attrs.evolve(result, session_saved=False, warnings=(*result.warnings, *self._warnings))
+        turns = self._before.turns + (not self._continues)
+        try:
+            await self.sessions.save(self._after(result, plan, self._name, turns))
+            is_saved = True
+        except Exception as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
+            is_saved = await self._is_there(error, result.state, turns)
+        if is_saved:
+            await self._save_the_rest()
+        return attrs.evolve(result, session_saved=is_saved, warnings=(*result.warnings, *self._warnings))
+
+    def _after(self, result: RunResult[Any], plan: RunPlan, name: str | None, turns: int) -> Session:
+        before, model = self._before, plan.model
+        info = attrs.evolve(
+            before.info,
+            agent_id=plan.definition.id,
+            model=model,
+            provider=model.partition("/")[0] if model and "/" in model else None,
+            user_id=plan.user_id or before.info.user_id,
+            status=result.status.value,
+            metadata={**before.info.metadata, **plan.metadata, **(self._request.metadata or {})},
+            child_session_ids=(*before.info.child_session_ids, *self._begun_in(result.state.run_id)),
+        )
+        waits = result.status is RunStatus.SUSPENDED and name is not None and self._journals is not None
+        journal = self._journals.stored(name) if waits and name and self._journals else None
+        state = result.state
+        return attrs.evolve(
+            before,
+            info=info,
+            messages=state.message_history,
+            state=state,
+            turns=turns,
+            journal=journal,
+            usage=_without(before.usage, self._counted(turns)) + result.usage,
+        )
+
+    def _counted(self, turns: int) -> Usage:
+        """Return what the session counts already of a run that goes on."""
+        before = self._before
+        return before.state.usage if turns == before.turns and before.state is not None else Usage()
+
+    async def _is_there(self, error: Exception, state: AgentState, turns: int) -> bool:
+        """Return whether the session was saved in spite of *error*: by another process, which found the journal of this run."""
+        if isinstance(error, SessionConflict):
+            with contextlib.suppress(StepEngineError):
+                stored = await self.sessions.load(self.session_id)
+                if stored.turns == turns and stored.state is not None and stored.state.run_id == state.run_id:
+                    return True
+                own = list(state.message_history)
+                if stored.turns > turns and list(stored.messages[: len(own)]) == own:
+                    return True
+        self._warn(f"the session {self.session_id!r} was not saved: {type(error).__name__}: {error}", error)
+        return False
+
+    async def _save_the_rest(self) -> None:
+        """Save what belongs to the session beside it; it is saved itself."""
+        try:
+            if self._journals is not None:
+                await asyncio.to_thread(self._journals.tidy)
+            for child in self._conversations:
+                await self._save_child(child)
+        except Exception as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
+            self._warn(f"not all of the session {self.session_id!r} was saved: {type(error).__name__}: {error}", error)
+
+    async def _save_child(self, child: Conversation) -> None:
+        """Save the conversation of a child as a session that names the session and the call which it began in (L13)."""
+        state, parent = child.state, child.state.parent_id
+        session = await self.sessions.load(self._session_of(state.run_id))
+        above = {known.state.run_id for known in self._conversations}
+        info = attrs.evolve(
+            session.info,
+            agent_id=state.agent_id,
+            parent_session_id=self._session_of(parent) if parent in above else self.session_id,
+            parent_tool_call_id=child.tool_call_id or None,
+            child_session_ids=self._begun_in(state.run_id),
+            model=child.model,
+            status=child.status.value,
+        )
+        await self.sessions.save(attrs.evolve(session, info=info, messages=state.message_history, state=state))
+
+    def _session_of(self, run_id: str | None) -> str:
+        return f"{self.session_id}/{run_id}"
+
+    def _begun_in(self, run_id: str) -> tuple[str, ...]:
+        """Return the sessions of the children of a run, in the order in which they were spawned."""
+        own = sorted([(c.place, c.state.run_id) for c in self._conversations if c.state.parent_id == run_id])
+        return tuple([self._session_of(child) for _, child in own])
+
+    def _warn(self, text: str, error: Exception | None = None) -> None:
+        LOGGER.warning(text, exc_info=error)
+        self._warnings.append(text)
+
+
+def _without(usage: Usage, other: Usage) -> Usage:
+    numbers = {name: getattr(usage, name) - getattr(other, name) for name in NUMBERS}
+    return attrs.evolve(usage, **numbers)
+
+
+def _history(journal: Journal) -> History | None:
+    """Return what a journal says; ``None`` when it says nothing, or cannot be read."""
+    try:
+        history = journal.history()
+    except JournalError:
+        return None
+    return None if history.head is None else history

@@ -1,0 +1,769 @@
+"""
+Runs in sessions: what they go on from, what they leave, and what happens when two come at once, a store fails, or a process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentDefinition,
+    AgentState,
+    Answer,
+    Ask,
+    AssistantMessage,
+    Engine,
+    Hooks,
+    Limits,
+    RunStatus,
+    ToolMessage,
+    Usage,
+    UserMessage,
+    call,
+    tool,
+)
+from stepengine.data.parts import TextPart, ToolCallPart
+from stepengine.data.questions import Decision
+from stepengine.errors import AnswerRejected, DefinitionError, ReplayDivergence, SessionConflict, SessionError
+from stepengine.events import RunFinished, TextDelta
+from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.sessions import FileSessions, MemorySessions, SqliteSessions
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from stepengine.tools import ask_user_tool, spawn_tools
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).resolve().parents[2]
+BOT = AgentDefinition("bot", model="scripted/m")
+
+
+def store_of(kind, folder):
+    if kind == "memory":
+        return MemorySessions()
+    return FileSessions(folder / "sessions") if kind == "files" else SqliteSessions(folder / "sessions.db")
+
+
+@pytest.fixture(params=["memory", "files", "sqlite"])
+def store(request, tmp_path):
+    return store_of(request.param, tmp_path)
+
+
+class Histories:
+    """
+    The smallest store that there may be.
+    """
+
+    def __init__(self):
+        self.kept = {}
+
+    async def get_history(self, session_id):
+        return self.kept.get(session_id, [])
+
+    async def save_history(self, session_id, messages):
+        self.kept[session_id] = list(messages)
+
+
+class Slow(ScriptedModel):
+    """
+    A model that says whom it answers, after something else has happened.
+    """
+
+    def __init__(self, before):
+        super().__init__([lambda request: text(f"to {request.messages[-1].text}")] * 9)
+        self._before = before
+
+    async def stream(self, request):
+        await self._before()
+        async for delta in super().stream(request):
+            yield delta
+
+    async def complete(self, request):
+        await self._before()
+        return await super().complete(request)
+
+
+class States(Histories):
+    """
+    A store of texts, as a database of keys and values is one.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.states = {}
+
+    def get_state(self, session_id):
+        return json.loads(self.states.get(session_id, "null"))
+
+    def save_state(self, session_id, state):
+        self.states[session_id] = json.dumps(state)
+
+
+def said(request):
+    return [message.text for message in request.messages]
+
+
+def asking(*fields):
+    return AgentDefinition("clerk", model="scripted/m", tools=[ask_user_tool(), *fields])
+
+
+QUESTION = tool_call("ask_user", {"questions": [{"question": "For how many?"}]})
+
+
+def booking(ctx):
+    count = yield from Ask("For how many?")
+    when = yield from Ask("When?")
+    return f"{count} at {when}"
+
+
+BOOKING = AgentDefinition("booking", handle_steps=booking)
+
+
+# --- loading and saving ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:L3", "requirements:L7", "requirements:L16", "requirements:L8")
+async def test_a_run_goes_on_from_what_its_session_holds_and_leaves_it_for_the_next(store):
+    model = ScriptedModel([text("Hello."), text("I said hello.")])
+    first = await Engine([BOT], models=model, sessions=store).run(
+        BOT, "Hi.", session_id="u:1", user_id="ann", metadata={"lang": "de"}
+    )
+    other = attrs.evolve(BOT, model="second/n")
+    second = await Engine([other], models={"second": model}, sessions=store).run(
+        other, "What did you say?", session_id="u:1", metadata={"theme": "dark"}
+    )
+    elsewhere = await Engine([BOT], models=ScriptedModel([text("Yes?")]), sessions=store).run(
+        BOT, "Hi", session_id="u:2"
+    )
+    session = store.load("u:1")
+
+    assert (True, True, True) == (first.session_saved, second.session_saved, elsewhere.session_saved)
+    assert ["Hi.", "Hello.", "What did you say?"] == said(model.calls[1])
+    assert ["Hi.", "Hello.", "What did you say?", "I said hello."] == [m.text for m in session.messages]
+    assert (2, "bot", "second/n", "second") == (
+        session.turns, session.info.agent_id, session.info.model, session.info.provider,
+    )  # fmt: skip
+    assert ("ann", "completed", {"lang": "de", "theme": "dark"}) == (
+        session.info.user_id, session.info.status, dict(session.info.metadata),
+    )  # fmt: skip
+    assert first.state.run_id != second.state.run_id
+
+
+@pytest.mark.spec("requirements:L4", "requirements:L6")
+async def test_without_an_id_a_session_is_made_and_without_a_store_there_is_none(tmp_path):
+    store = FileSessions(tmp_path)
+    engine = Engine([BOT], models=ScriptedModel([text("a"), text("b"), text("c")]), sessions=store)
+    one, two = await engine.run(BOT, "x"), await engine.run(BOT, "x", session_id="ann:1/../bob")
+    bare = await Engine([BOT], models=ScriptedModel([text("a")])).run(BOT, "x")
+
+    assert sorted([one.session_id, "ann:1/../bob"]) == sorted([info.session_id for info in store.list()])
+    assert (True, None, None) == (one.session_saved, bare.session_id, bare.session_saved)
+    assert "ann:1/../bob" == two.session_id
+    assert [] == [path for path in tmp_path.parent.rglob("bob") if path.exists()]
+    with pytest.raises(SessionError, match="1 to 1,000 characters"):
+        await engine.run(BOT, "x", session_id="s" * 1001)
+
+
+@pytest.mark.spec("requirements:L1", "requirements:L2", "requirements:X31")
+async def test_a_store_with_two_methods_is_enough_and_what_it_lacks_is_named():
+    store = Histories()
+    model = ScriptedModel([text("Hello."), text("Yes.")])
+    engine = Engine([BOT], models=model, sessions=store)
+    for prompt in ("Hi.", "Again?"):
+        assert (await engine.run(BOT, prompt, session_id="x")).session_saved
+
+    assert ["Hi.", "Hello.", "Again?"] == said(model.calls[1])
+    with pytest.raises(DefinitionError, match=r"child_sessions=True\) needs a store with load and save"):
+        Engine(sessions=store, child_sessions=True)
+    for wrong in ("sessions", FileSessions, object()):
+        with pytest.raises(DefinitionError, match=r"Engine\(sessions=\.\.\.\).*get_history and save_history"):
+            Engine(sessions=wrong)
+
+
+@pytest.mark.spec("requirements:L3")
+@pytest.mark.parametrize("way", ["run_sync", "stream", "start"])
+async def test_streams_handles_and_synchronous_callers_go_on_from_a_session_too(way, tmp_path):
+    store = SqliteSessions(tmp_path / "s.db")
+    model = ScriptedModel([text("Hello."), text("Yes.")])
+    async with Engine([BOT], models=model, sessions=store) as engine:
+        await engine.run(BOT, "Hi.", session_id="x")
+        if way == "run_sync":
+            result = engine.run_sync(BOT, "Still there?", session_id="x")
+        elif way == "start":
+            handle = engine.start(BOT, "Still there?", session_id="x")
+            told = handle.run_id, handle.session_id
+            result = await handle.result()
+            assert told == (result.state.run_id, "x")
+        else:
+            events = [event async for event in engine.stream(BOT, "Still there?", session_id="x")]
+            result = events[-1].result
+            assert isinstance(events[-1], RunFinished)
+            assert any(isinstance(event, TextDelta) for event in events)
+
+    assert (True, "Yes.") == (result.session_saved, result.output)
+    assert ["Hi.", "Hello.", "Still there?"] == said(model.calls[1])
+    assert 2 == store.load("x").turns
+
+
+@pytest.mark.spec("requirements:X40", "requirements:L3")
+async def test_a_run_is_saved_however_it_ends_unless_it_never_began(store):
+    def broken(ctx, *_):
+        msg = "no"
+        raise RuntimeError(msg)
+
+    async def status(model, **fields):
+        agent = attrs.evolve(BOT, **fields)
+        result = await Engine([agent], models=model, sessions=store).run(agent, "Go.", session_id="x")
+        return result.status.value, result.session_saved, len(store.load("x").messages), store.load("x").info.status
+
+    assert ("completed", True, 2, "completed") == await status(ScriptedModel([text("ok")]))
+    assert ("failed", True, 3, "failed") == await status(ScriptedModel([]))
+    assert ("failed", False, 3, "failed") == await status(ScriptedModel([text("ok")]), hooks=Hooks(pre_run=[broken]))
+    assert ("completed", True, 5, "completed") == await status(ScriptedModel([text("ok")]))
+
+
+@pytest.mark.spec("requirements:L5", "reliability:SS03")
+async def test_a_store_that_fails_to_load_keeps_the_run_from_starting(tmp_path):
+    class Failing(Histories):
+        async def get_history(self, session_id):
+            msg = "no connection"
+            raise OSError(msg)
+
+    model = ScriptedModel([text("never")])
+    async with Engine([BOT], models=model, sessions=Failing()) as engine:
+        with pytest.raises(SessionError, match=r"'x' could not be loaded, so nothing was run: OSError: no connection"):
+            await engine.run(BOT, "Hi.", session_id="x")
+        with pytest.raises(SessionError, match="could not be loaded"):
+            await engine.start(BOT, "Hi.", session_id="x").result()
+        with pytest.raises(SessionError, match="could not be loaded"):
+            [event async for event in engine.stream(BOT, "Hi.", session_id="x")]
+
+    assert not model.calls
+
+
+@pytest.mark.spec("requirements:L5", "reliability:SS03")
+async def test_a_store_that_fails_to_save_does_not_lose_the_result(caplog):
+    class Full(Histories):
+        async def save_history(self, session_id, messages):
+            msg = "disk full"
+            raise OSError(msg)
+
+    result = await Engine([BOT], models=ScriptedModel([text("Hello.")]), sessions=Full()).run(
+        BOT, "Hi.", session_id="x"
+    )
+
+    assert (RunStatus.COMPLETED, "Hello.", False) == (result.status, result.output, result.session_saved)
+    assert ["the session 'x' was not saved: OSError: disk full"] == list(result.warnings) == caplog.messages
+
+
+@pytest.mark.spec("reliability:SS04")
+async def test_what_was_mended_at_loading_is_told_once():
+    store = Histories()
+    store.kept["x"] = [
+        UserMessage("Add."),
+        AssistantMessage([ToolCallPart("t1", "add", {"a": 1})]),
+        UserMessage("Well?"),
+        ToolMessage("t9", "add", [TextPart("3")]),
+    ]
+    engine = Engine([BOT], models=ScriptedModel([text("Sorry."), text("Yes.")]), sessions=store)
+    first, second = await engine.run(BOT, "Hello?", session_id="x"), await engine.run(BOT, "Hm?", session_id="x")
+
+    assert 2 == len(first.warnings)
+    assert "the session 'x' was mended: the call 't1' of add had no result" == first.warnings[0]
+    assert () == second.warnings
+    assert ["Add.", "", "Well?", "Hello?", "Sorry."] == [m.text for m in store.kept["x"] if m.role != "tool"][:5]
+
+
+@pytest.mark.spec("requirements:D18")
+async def test_previous_takes_the_place_of_what_a_session_holds(store):
+    engine = Engine([BOT], models=ScriptedModel([text("a"), text("b")]), sessions=store)
+    await engine.run(BOT, "old", session_id="x")
+    await engine.run(BOT, "go on", session_id="x", previous=AgentState.from_messages([UserMessage("new")]))
+
+    assert ["new", "go on", "b"] == [m.text for m in store.load("x").messages]
+    assert 2 == store.load("x").version
+
+
+@pytest.mark.spec("requirements:D18")
+async def test_a_conversation_can_be_measured_replaced_and_cleared_between_runs(store):
+    async def run(prompt, *replies):
+        model = ScriptedModel([attrs.evolve(reply, usage=Usage(input_tokens=10, output_tokens=1)) for reply in replies])
+        agent = asking()
+        result = await Engine([agent], models=model, sessions=store).run(agent, prompt, session_id="x")
+        return result, said(model.calls[0])
+
+    await run("Hi.", text("a"))
+    await run("A table.", QUESTION)
+    assert Usage(input_tokens=20, output_tokens=2) == attrs.evolve(store.usage("x"), requests=0)
+    await run("4", text("b"))
+    assert Usage(input_tokens=30, output_tokens=3) == attrs.evolve(store.usage("x"), requests=0)
+    store.replace("x", [UserMessage("Once.")])
+    assert ["Once.", "Go on."] == (await run("Go on.", text("c")))[1]
+    store.clear("x")
+    assert ["Anew."] == (await run("Anew.", text("d")))[1]
+    assert (5, 50) == (store.load("x").turns, store.usage("x").input_tokens)
+
+
+@pytest.mark.spec("requirements:D18")
+async def test_a_handler_that_goes_on_counts_once_what_it_had_spent(tmp_path):
+    def handler(ctx):
+        yield STEP
+        answer = yield from Ask("Well?")
+        yield STEP
+        return answer
+
+    agent = attrs.evolve(BOT, handle_steps=handler)
+    spent = Usage(input_tokens=10, output_tokens=1)
+    for prompt, reply in (("go", "a"), ("yes", "b")):
+        model = ScriptedModel([text(reply, usage=spent)])
+        result = await Engine([agent], models=model, sessions=FileSessions(tmp_path)).run(agent, prompt, session_id="x")
+
+    assert ("yes", 20) == (result.output, result.usage.input_tokens)
+    assert result.usage == FileSessions(tmp_path).usage("x")
+
+
+# --- questions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:K4", "requirements:K5", "requirements:K6", "requirements:K10", "requirements:X11")
+@pytest.mark.parametrize("kind", ["memory", "files", "sqlite", "states", "histories"])
+async def test_the_next_message_answers_what_the_model_asked_and_calls_that_ran_do_not_run_again(kind, tmp_path):
+    store = {"states": States, "histories": Histories}.get(kind, lambda: store_of(kind, tmp_path))()
+    ran = []
+
+    @tool(in_thread=False)
+    def note(word: str) -> str:
+        """Note a word."""
+        ran.append(word)
+        return word
+
+    agent = asking(note)
+    batch = tool_calls(tool_call("note", {"word": "a"}), QUESTION, tool_call("note", {"word": "b"}))
+    held = await Engine([agent], models=ScriptedModel([batch]), sessions=store).run(agent, "A table.", session_id="x")
+    assert (RunStatus.SUSPENDED, True, ["a"]) == (held.status, held.session_saved, ran)
+    # Another process, which was given another prompt meanwhile.
+    changed = attrs.evolve(agent, step_prompt="Be brief.")
+    model = ScriptedModel([text("For 4.")])
+    done = await Engine([changed], models=model, sessions=store).run(changed, "4", session_id="x")
+
+    assert (RunStatus.COMPLETED, "For 4.", ["a", "b"]) == (done.status, done.output, ran)
+    assert () == done.warnings
+    (request,) = model.calls
+    assert ["A table."] == [m.text for m in request.messages if m.role == "user"]
+    assert [{"question_index": 0, "text": "4"}] == request.messages[3].result.data["answers"]
+
+
+@pytest.mark.spec("requirements:K4", "requirements:K5", "requirements:K10", "requirements:X11")
+@pytest.mark.parametrize("kind", ["memory", "files", "sqlite", "states"])
+async def test_the_next_message_answers_a_handler_through_the_journal_that_the_store_keeps(kind, tmp_path):
+    def fresh():
+        return store if kind in ("memory", "states") else store_of(kind, tmp_path)
+
+    store = States() if kind == "states" else store_of(kind, tmp_path)
+    seen = []
+    for prompt in ("A table.", "4", "Eight.", "Again."):
+        result = await Engine([BOOKING], sessions=fresh()).run("booking", prompt, session_id="ann:1")
+        seen.append((result.status.value, result.output, [q.text for q in result.pending_questions]))
+
+    assert [
+        ("suspended", None, ["For how many?"]),
+        ("suspended", None, ["When?"]),
+        ("completed", "4 at Eight.", []),
+        ("suspended", None, ["For how many?"]),
+    ] == seen
+    if kind != "states":
+        session = fresh().load("ann:1")
+        assert (2, True) == (session.turns, session.journal is not None)
+        assert "suspended" == session.info.status
+
+
+@pytest.mark.spec("requirements:X11")
+async def test_a_handler_whose_journal_nobody_kept_is_refused_and_the_message_names_what_is_missing(tmp_path):
+    store = FileSessions(tmp_path)
+    own = MemoryJournal()
+    held = await Engine([BOOKING], sessions=store).run(BOOKING, "go", session_id="x", journal=own)
+    before = store.load("x")
+    assert (True, None) == (held.session_saved, before.journal)
+    with pytest.raises(AnswerRejected, match=r"agent 'booking' has a handler.*journal=.*save_state"):
+        await Engine([BOOKING], sessions=store).run(BOOKING, "4", session_id="x")
+
+    assert before == store.load("x")
+
+
+@pytest.mark.spec("requirements:K5")
+async def test_a_message_says_yes_to_a_permission_and_a_session_that_waits_for_two_takes_one_after_the_other(tmp_path):
+    ran = []
+
+    @tool(in_thread=False)
+    def pay(amount: int) -> str:
+        """Pay."""
+        ran.append(amount)
+        return "paid"
+
+    def judge(ctx, call):
+        return Decision.ask(f"Pay {call.input['amount']}?")
+
+    agent = AgentDefinition("payer", model="scripted/m", tools=[pay], hooks=Hooks(pre_tool=[judge]))
+    both = tool_calls(tool_call("pay", {"amount": 1}), tool_call("pay", {"amount": 2}))
+    replies = [[both], [], [text("done")]]
+    results = []
+    for prompt, replied in zip(("Pay.", "yes", "no"), replies, strict=True):
+        engine = Engine([agent], models=ScriptedModel(replied), sessions=SqliteSessions(tmp_path / "s.db"))
+        results.append(await engine.run(agent, prompt, session_id="x"))
+
+    assert ["suspended", "suspended", "completed"] == [r.status.value for r in results]
+    assert [1] == ran
+
+
+async def test_what_is_said_to_another_agent_is_no_answer(store):
+    await Engine([BOOKING], sessions=store).run(BOOKING, "A table.", session_id="x")
+    model = ScriptedModel([text("Hello.")])
+    result = await Engine([BOT, BOOKING], models=model, sessions=store).run(BOT, "Hi.", session_id="x")
+
+    assert ("Hello.", ["Hi."]) == (result.output, said(model.calls[0])[-1:])
+
+
+@pytest.mark.spec("requirements:K5")
+async def test_a_child_that_asks_is_answered_by_the_next_message_too(tmp_path):
+    boss = AgentDefinition("boss", model="scripted/m", tools=spawn_tools(), spawnable_agents=[BOOKING])
+    spawn = tool_call("spawn_agents", {"agents": [{"agent_type": "booking", "prompt": "go"}]})
+    model = ScriptedModel([spawn, text("Booked.")])
+    results = []
+    for prompt in ("A table.", "4", "at eight"):
+        engine = Engine([boss], models=model, sessions=FileSessions(tmp_path))
+        results.append(await engine.run(boss, prompt, session_id="x"))
+
+    assert ["suspended", "suspended", "completed"] == [r.status.value for r in results]
+    assert "4 at at eight" in results[-1].state.message_history[-2].text
+    assert 2 == len(model.calls)
+
+
+@pytest.mark.spec("requirements:K5")
+async def test_a_handler_that_was_changed_under_a_waiting_session_says_so_and_leaves_it_as_it_is(store):
+    def changed(ctx):
+        yield from Ask("How many?")
+
+    await Engine([BOOKING], sessions=store).run(BOOKING, "A table.", session_id="x")
+    before = store.load("x")
+    other = attrs.evolve(BOOKING, handle_steps=changed)
+    with pytest.raises(ReplayDivergence):
+        await Engine([other], sessions=store).run(other, "4", session_id="x")
+
+    assert before == store.load("x")
+    done = await Engine([BOOKING], sessions=store).run(BOOKING, "4", session_id="x")
+    assert ["When?"] == [q.text for q in done.pending_questions]
+    # The way out: the conversation goes on without the answer.
+    anew = await Engine([other], sessions=store).run(other, "x", session_id="x", previous=store.load("x").state)
+    assert ["How many?"] == [q.text for q in anew.pending_questions]
+
+
+@pytest.mark.spec("requirements:K5", "requirements:L7")
+async def test_what_comes_with_an_answer_reaches_the_run_and_its_session(tmp_path):
+    def handler(ctx):
+        answer = yield from Ask("Well?")
+        yield STEP
+        yield STEP
+        return answer
+
+    agent = attrs.evolve(BOT, handle_steps=handler)
+    # No engine knows the agent but from the call.
+    held = await Engine(models=ScriptedModel([]), sessions=FileSessions(tmp_path)).run(agent, "go", session_id="x")
+    model = ScriptedModel([text("a"), text("b")])
+    engine = Engine(models=model, sessions=FileSessions(tmp_path))
+    answers = {held.pending_questions[0].id: "yes"}
+    done = await engine.run(
+        agent, "And hurry.", session_id="x", answers=answers, metadata={"via": "mail"}, limits=Limits(max_steps=1)
+    )
+
+    assert (RunStatus.MAX_STEPS, ["go", "And hurry."]) == (done.status, said(model.calls[0]))
+    assert {"via": "mail"} == dict(FileSessions(tmp_path).load("x").info.metadata)
+
+
+@pytest.mark.spec("requirements:K9", "requirements:K12")
+async def test_an_answer_that_does_not_fit_changes_nothing(store):
+    def handler(ctx):
+        return (yield from Ask("Which?", ["red", "blue"]))
+
+    agent = AgentDefinition("chooser", handle_steps=handler)
+    held = await Engine([agent], sessions=store).run(agent, "go", session_id="x")
+    before = store.load("x")
+    for wrong in ({"q99": "red"}, {held.pending_questions[0].id: Answer(selected=["green"])}):
+        with pytest.raises(AnswerRejected):
+            await Engine([agent], sessions=store).run(agent, session_id="x", answers=wrong)
+
+    assert before == store.load("x")
+    done = await Engine([agent], sessions=store).run(agent, session_id="x", answers={"Which?": "red"})
+    assert "red" == done.output
+
+
+# --- several at once, and the end of processes ----------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:SS01", "requirements:L15")
+async def test_two_messages_at_once_wait_for_each_other_and_lose_nothing(store):
+    prompts = [f"message {number}" for number in range(6)]
+    engines = [Engine([BOT], models=Slow(lambda: asyncio.sleep(0.01)), sessions=store) for _ in range(2)]
+    tasks = [engines[n % 2].run(BOT, prompt, session_id="x") for n, prompt in enumerate(prompts)]
+    threads = [asyncio.to_thread(e.run_sync, BOT, f"thread {n}", session_id="y") for n, e in enumerate([*engines] * 1)]
+    results = await asyncio.gather(*tasks, *threads)
+    for engine in engines:
+        await engine.aclose()
+
+    assert [True] * 8 == [r.session_saved for r in results]
+    expected = [line for prompt in prompts for line in (prompt, f"to {prompt}")]
+    assert expected == [m.text for m in store.load("x").messages]
+    assert 4 == len(store.load("y").messages)
+
+
+@pytest.mark.spec("reliability:SS01")
+async def test_one_that_is_cancelled_while_it_waits_is_gone_and_the_next_one_comes(store):
+    gate = asyncio.Event()
+
+    engine = Engine([BOT], models=Slow(gate.wait), sessions=store)
+    first, second, third = [asyncio.create_task(engine.run(BOT, p, session_id="x")) for p in "abc"]
+    await asyncio.sleep(0.05)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    gate.set()
+
+    assert (True, True) == ((await first).session_saved, (await third).session_saved)
+    assert ["a", "to a", "c", "to c"] == [m.text for m in store.load("x").messages]
+
+
+async def test_a_run_in_a_session_that_starts_another_one_in_it_is_told_so_and_does_not_wait_for_ever():
+    store = MemorySessions()
+
+    @tool(in_thread=False)
+    async def nested() -> str:
+        """Start a run."""
+        other = await engine.run(BOT, "inner", session_id="y")
+        try:
+            await engine.run(BOT, "inner", session_id="x")
+        except SessionError as error:
+            return f"{other.output}; {error.message}"
+        return "no"
+
+    def handler(ctx):
+        result = yield from call("nested")
+        return result
+
+    agent = AgentDefinition("outer", tools=[nested], handle_steps=handler)
+    engine = Engine([agent, BOT], models=ScriptedModel([text("fine"), text("after")]), sessions=store)
+    result = await engine.run(agent, session_id="x")
+    after = await engine.run(BOT, "after", session_id="x")
+
+    assert "fine; a run in the session 'x' was started inside a run in it" in str(result.output)
+    assert after.session_saved
+
+
+@pytest.mark.spec("requirements:L15", "reliability:SS01")
+@pytest.mark.parametrize("kind", ["files", "sqlite"])
+async def test_across_processes_the_later_save_is_a_conflict_that_overwrites_nothing(kind, tmp_path):
+    async def quicker():
+        done = await asyncio.to_thread(process, tmp_path, kind, "quick")
+        assert (0, "True quick!") == (done.returncode, done.stdout.strip()), done.stderr
+
+    engine = Engine([BOT], models=Slow(quicker), sessions=store_of(kind, tmp_path))
+    late = await engine.run(BOT, "slow", session_id="x")
+
+    assert (RunStatus.COMPLETED, "to slow", False) == (late.status, late.output, late.session_saved)
+    assert "was not saved: SessionConflict: the session 'x' was saved by somebody else" in late.warnings[0]
+    assert ["quick", "quick!"] == [m.text for m in store_of(kind, tmp_path).load("x").messages]
+
+
+SCRIPT = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from stepengine import AgentDefinition, Ask, Engine
+from stepengine.sessions import FileSessions, SqliteSessions
+from stepengine.testing import ScriptedModel, text
+
+folder, kind, prompt = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+store = FileSessions(folder / "sessions") if kind == "files" else SqliteSessions(folder / "sessions.db")
+
+def booking(ctx):
+    count = yield from Ask("For how many?")
+    when = yield from Ask("When?")
+    return f"{count} at {when}"
+
+if prompt.startswith("kill"):
+    store.save = lambda session: os.kill(os.getpid(), signal.SIGKILL)
+agents = [AgentDefinition("bot", model="scripted/m"), AgentDefinition("booking", handle_steps=booking)]
+with Engine(agents, models=ScriptedModel([text(f"{prompt}!")]), sessions=store) as engine:
+    result = engine.run_sync(sys.argv[4] if len(sys.argv) > 4 else "bot", prompt, session_id="x")
+print(result.session_saved, result.output)
+"""
+
+
+def process(folder, kind, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder), kind, *arguments],
+        check=False, capture_output=True, text=True, cwd=ROOT, timeout=50, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+@pytest.mark.spec("reliability:SS02")
+@pytest.mark.parametrize("kind", ["files", "sqlite"])
+async def test_what_a_process_had_finished_that_was_killed_before_it_saved_is_saved_by_the_next_message(kind, tmp_path):
+    assert 0 == process(tmp_path, kind, "first").returncode
+    assert -signal.SIGKILL == process(tmp_path, kind, "kill").returncode
+    store = store_of(kind, tmp_path)
+    assert ["first", "first!"] == [m.text for m in store.load("x").messages]
+
+    model = ScriptedModel([text("I know.")])
+    result = await Engine([BOT], models=model, sessions=store).run(BOT, "third", session_id="x")
+
+    assert (True, ()) == (result.session_saved, result.warnings)
+    assert ["first", "first!", "kill", "kill!", "third"] == said(model.calls[0])
+    assert (3, 3) == (store.load("x").turns, store.load("x").version)
+
+
+@pytest.mark.spec("reliability:SS02", "requirements:K5", "requirements:K12")
+@pytest.mark.parametrize("kind", ["files", "sqlite"])
+async def test_an_answer_that_a_killed_process_had_taken_is_not_asked_for_again(kind, tmp_path):
+    assert 0 == process(tmp_path, kind, "a table", "booking").returncode
+    assert -signal.SIGKILL == process(tmp_path, kind, "kill 4", "booking").returncode
+    result = await Engine([BOOKING], sessions=store_of(kind, tmp_path)).run(BOOKING, "at eight", session_id="x")
+
+    assert (RunStatus.COMPLETED, "kill 4 at at eight", ()) == (result.status, result.output, result.warnings)
+    assert 1 == store_of(kind, tmp_path).load("x").turns
+
+
+@pytest.mark.spec("reliability:SS02", "reliability:SS01")
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_a_run_that_another_process_saved_for_it_is_saved(goes_on, tmp_path):
+    ours, theirs = FileSessions(tmp_path), FileSessions(tmp_path)
+    save = ours.save
+
+    def quicker(session):
+        # They find the journal of our run, which has ended, and save it; their own run may fail before it begins.
+        agent = BOT if goes_on else attrs.evolve(BOT, hooks=Hooks(pre_run=[lambda ctx: 1 / 0]))
+        with Engine([agent], models=ScriptedModel([text("Theirs.")]), sessions=theirs) as engine:
+            assert goes_on == engine.run_sync(agent, "they", session_id="x").session_saved
+        return save(session)
+
+    ours.save = quicker
+    engine = Engine([BOT], models=ScriptedModel([text("Ours.")]), sessions=ours)
+    result = await engine.run(BOT, "we", session_id="x")
+
+    assert (True, ()) == (result.session_saved, result.warnings)
+    expected = ["we", "Ours.", *(["they", "Theirs."] if goes_on else [])]
+    assert expected == [m.text for m in ours.load("x").messages]
+
+
+@pytest.mark.spec("requirements:L5")
+async def test_a_save_that_failed_once_is_made_up_for_by_the_next_message(tmp_path, monkeypatch):
+    store = FileSessions(tmp_path)
+    engine = Engine([BOT], models=ScriptedModel([text("Hello."), text("Yes.")]), sessions=store)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "save", lambda session: 1 / 0)
+        assert not (await engine.run(BOT, "Hi.", session_id="x")).session_saved
+    second = await engine.run(BOT, "Again?", session_id="x")
+
+    assert (True, ["Hi.", "Hello.", "Again?", "Yes."]) == (
+        second.session_saved,
+        [m.text for m in store.load("x").messages],
+    )
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:SS06")
+async def test_a_thousand_sessions_at_once_never_see_each_other():
+    model = ScriptedModel([lambda request: text("seen: " + " ".join(said(request)))] * 3_000)
+    store = MemorySessions()
+    engine = Engine([BOT], models=model, sessions=store)
+    ids = [f"session-{number}-{number:04x}" for number in range(1_000)]
+    runs = [engine.run(BOT, f"canary-{key}", session_id=key) for _ in range(3) for key in ids]
+    results = await asyncio.gather(*runs)
+
+    assert all(result.session_saved for result in results)
+    for key in ids:
+        words = " ".join([m.text for m in store.load(key).messages]).split()
+        assert {"seen:", f"canary-{key}"} == set(words)
+        assert 3 == store.load(key).turns
+
+
+# --- the journals of a session --------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:L9")
+async def test_each_run_has_a_journal_of_its_own_in_the_store_the_newest_are_kept_and_go_with_the_session(store):
+    engine = Engine([BOT], models=ScriptedModel([text(f"reply {n}") for n in range(13)]), sessions=store)
+    results = [await engine.run(BOT, f"message {n}", session_id="x") for n in range(12)]
+    await engine.run(BOT, "message", session_id="y")
+    place = store.turn_place("x")
+    replayed = await Engine([BOT]).replay(results[-1].journal)
+
+    assert ("reply 11", results[-1].state) == (replayed.output, replayed.state)
+    kept = [r.state.run_id for r in results if r.journal.records()]
+    if place.memory is None:
+        assert [r.state.run_id for r in results[-10:]] == kept
+        store.delete("x")
+        assert [] == [r for r in results if r.journal.records()]
+    else:
+        assert 1 == len(place.memory)
+    assert 1 == store.load("y").turns
+
+
+async def test_a_journal_of_the_callers_own_is_used_in_place_of_the_stores(tmp_path):
+    store = FileSessions(tmp_path / "s")
+    engine = Engine([BOT], models=ScriptedModel([text("Hello.")]), sessions=store)
+    result = await engine.run(BOT, "Hi.", session_id="x", journal=tmp_path / "run.jsonl")
+
+    assert isinstance(result.journal, FileJournal)
+    assert (tmp_path / "run.jsonl") == result.journal.path
+    assert not list((tmp_path / "s").rglob("*-*.jsonl"))
+
+
+@pytest.mark.spec("requirements:L13")
+async def test_conversations_of_children_are_sessions_of_their_own_when_they_are_asked_for(tmp_path):
+    leaf = AgentDefinition("leaf", model="scripted/m")
+    middle = AgentDefinition("middle", model="scripted/m", tools=spawn_tools(), spawnable_agents=[leaf])
+    boss = AgentDefinition("boss", model="scripted/m", tools=spawn_tools(), spawnable_agents=[middle, leaf])
+
+    def spawn(*names):
+        return tool_call("spawn_agents", {"agents": [{"agent_type": n, "prompt": f"go {n}"} for n in names]})
+
+    def reply(request):
+        first, rest = request.messages[0].text, any(m.role == "assistant" for m in request.messages)
+        if first == "Go.":
+            return text("done") if rest else spawn("middle", "leaf")
+        return spawn("leaf") if first == "go middle" and not rest else text(f"did {first}")
+
+    store = FileSessions(tmp_path)
+    engine = Engine([boss], models=ScriptedModel([reply] * 6), sessions=store, child_sessions=True)
+    result = await engine.run(boss, "Go.", session_id="x")
+    root = store.load("x").info
+    children = [store.load(child) for child in root.child_session_ids]
+    grandchild = store.load(children[0].info.child_session_ids[0])
+
+    assert (True, ()) == (result.session_saved, result.warnings)
+    assert ["middle", "leaf"] == [child.info.agent_id for child in children]
+    assert ["x", "x"] == [child.info.parent_session_id for child in children]
+    assert [result.tool_calls[0].tool_call_id] * 2 == [child.info.parent_tool_call_id for child in children]
+    assert (children[0].session_id, "leaf") == (grandchild.info.parent_session_id, grandchild.info.agent_id)
+    assert ["go leaf", "did go leaf"] == [m.text for m in grandchild.messages]
+    assert ["completed"] * 3 == [session.info.status for session in (*children, grandchild)]
+    plain = await Engine([boss], models=ScriptedModel([reply] * 6), sessions=store).run(boss, "Go.", session_id="y")
+    assert (True, ()) == (plain.session_saved, store.load("y").info.child_session_ids)
+
+
+@pytest.mark.spec("requirements:L14")
+async def test_a_session_that_was_loaded_does_not_change_when_its_run_goes_on(store):
+    engine = Engine([BOT], models=ScriptedModel([text("a"), text("b")]), sessions=store)
+    await engine.run(BOT, "x", session_id="x")
+    loaded = store.load("x")
+    await engine.run(BOT, "y", session_id="x")
+
+    assert (1, 2) == (loaded.version, len(loaded.messages))
+    with pytest.raises(SessionConflict):
+        store.save(loaded)
