@@ -32,6 +32,7 @@ Steps = Generator[Any, Any, Any]
 UNSAID = Answer()
 SPENT = "a limit of the run was spent"
 MAX_EDITS = 10
+UNSTEADY = "Not run: whenever a person approves an input of this call, a hook makes another one of it."
 TOLD_AT = 3
 UNATTENDED = (
     "Denied: a call of {} needs a person's approval, and nobody can give it in this run. Go on without it, and say in the "
@@ -244,8 +245,8 @@ def _edit(live: Live, slot: Slot, answer: Answer) -> Generator[Any, Any, Questio
             # A hook made something else of what was approved, and what was approved is what runs.
             asks = decision is not None and decision.kind == "ask"
             return _permission_question(slot, decision if decision is not None and asks else Decision.ask())
+        message = decision.message if decision is not None and decision.kind == "deny" else UNSTEADY
         allowed = allowed and slot.input == approved
-        message = decision.message if decision is not None and not allowed else ""
     yield from _decided(live, slot, "allow" if allowed else "deny", None, answer)
     if not allowed:
         _deny(live, slot, message)

@@ -708,3 +708,62 @@ def test_whatever_people_answer_what_is_denied_never_runs_and_what_runs_was_seen
     agent = AgentDefinition("lead", model="m/m", tools=["put", "get", "spawn_agents"])
     with Engine([agent], world.tools, ScriptedModel([]), permissions=UNDER_TEN) as engine:
         assert journal.lines() == engine.replay_sync(journal).journal.lines()
+
+
+def test_where_a_rule_would_still_ask_no_always_is_offered_and_none_is_kept(world):
+    strict = Policy([Rule.ask_for_tool("put", scope="user", priority=1)])
+    person = Person(put=ALWAYS)
+    world.run([*puts(1, 2), text("ok")], strict, interactor=person)
+
+    assert 2 == len(person.asked)
+    assert [None, None] == [e.remember for e in world.events if isinstance(e, PermissionRequested)]
+
+
+@pytest.mark.spec("reliability:PM29")
+def test_an_always_with_another_command_in_its_place_is_no_rule_for_the_first(world):
+    ran = []
+
+    @tool(category="execute")
+    def sh(command: str) -> str:
+        """Run."""
+        ran.append(command)
+        return "ran"
+
+    person = Person(sh=Answer(edited_input={"command": "ls"}, remember="session"))
+    agent = AgentDefinition("lead", model="m/m", tools=[sh])
+    model = ScriptedModel([*[tool_call("sh", {"command": "rm x"})] * 2, text("ok")])
+    with Engine([agent], models=model, permissions=Policy(), interactor=person) as engine:
+        engine.run_sync("lead", "go")
+
+    assert ["ls", "ls"] == ran
+    assert 2 == len(person.asked)
+
+
+def test_the_question_that_a_replay_ends_with_is_shown_as_it_was(world):
+    @tool(category="write", preview=edited_preview)
+    def put(x: int) -> str:
+        """Put."""
+        return "put"
+
+    world.tools[0] = put
+    journal = MemoryJournal()
+    (live,) = world.run([PUT], Policy(), journal=journal).pending_questions
+    agent = AgentDefinition("lead", model="m/m", tools=["put", "get", "spawn_agents"])
+    with Engine([agent], world.tools, ScriptedModel([]), permissions=Policy()) as engine:
+        (again,) = engine.replay_sync(journal).pending_questions
+
+    assert (live.preview, live.remember) == (again.preview, again.remember)
+    assert "Put 1" == again.preview["action"]
+
+
+@pytest.mark.spec("reliability:R8")
+def test_a_hook_that_never_leaves_an_input_as_it_was_approved_ends_in_a_deny(world):
+    def more(ctx, call):
+        return Change(input={"x": call.input["x"] + 1})
+
+    person = Person(put=Answer(edited_input={"x": 1}))
+    world.run([PUT, text("ok")], Policy(), hooks=Hooks(pre_tool=[more]), interactor=person)
+
+    assert [] == world.done
+    assert (10, ["deny"]) == (len(person.asked), [decision for _, decision, _ in world.decided()])
+    assert "a hook makes another one of it" in shown(world.model)[1][0][1]
