@@ -90,6 +90,8 @@ MODULES = {
     ],
     "stepengine.permissions": ["Policy", "Rule"],
     "stepengine.models": ["Models", "Provider", "ModelRequest", "ModelReply", "ModelDelta", "fallback"],
+    "stepengine.permissions": ["Policy", "Rule"],
+    "stepengine.sessions": ["FileSessions", "SqliteSessions", "MemorySessions"],
     "stepengine.events": ["TextDelta", "ToolStarted", "ToolFinished", "AgentFinished", "RunFinished"],
     "stepengine.errors": ["StepEngineError", "ToolError", "ModelError", "LimitExceeded", "LimitReached"],
 }

@@ -565,6 +565,22 @@ async def test_a_run_in_a_session_that_starts_another_one_in_it_is_told_so_and_d
     assert after.session_saved
 
 
+@pytest.mark.spec("requirements:L15")
+@pytest.mark.parametrize("kind", ["files", "sqlite"])
+async def test_two_that_share_no_store_object_do_not_overwrite_each_other(kind, tmp_path):
+    async def quicker():
+        with Engine([BOT], models=ScriptedModel([text("quick!")]), sessions=store_of(kind, tmp_path)) as other:
+            assert other.run_sync(BOT, "quick", session_id="x").session_saved
+
+    engine = Engine([BOT], models=Slow(quicker), sessions=store_of(kind, tmp_path))
+    late = await engine.run(BOT, "slow", session_id="x")
+
+    assert ("to slow", False) == (late.output, late.session_saved)
+    assert "SessionConflict: the session 'x' was saved by somebody else" in late.warnings[0]
+    assert ["quick", "quick!"] == [m.text for m in store_of(kind, tmp_path).load("x").messages]
+
+
+@pytest.mark.deep
 @pytest.mark.spec("requirements:L15", "reliability:SS01")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
 async def test_across_processes_the_later_save_is_a_conflict_that_overwrites_nothing(kind, tmp_path):
@@ -611,6 +627,7 @@ def process(folder, kind, *arguments):
     )  # fmt: skip
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:SS02")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
 async def test_what_a_process_had_finished_that_was_killed_before_it_saved_is_saved_by_the_next_message(kind, tmp_path):
@@ -627,6 +644,7 @@ async def test_what_a_process_had_finished_that_was_killed_before_it_saved_is_sa
     assert (3, 3) == (store.load("x").turns, store.load("x").version)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:SS02", "requirements:K5", "requirements:K12")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
 async def test_an_answer_that_a_killed_process_had_taken_is_not_asked_for_again(kind, tmp_path):
