@@ -513,8 +513,8 @@ MUTANTS = (
     Mutant(
         "a child takes the engine's model before its spawner's",
         "stepengine/engine/planning.py",
-        "model=self._model(definition.model or parent.model or self._default_model),",
-        "model=self._model(definition.model or self._default_model or parent.model),",
+        "model=self._model(self._asked(agent) or parent.model or self._default_model),",
+        "model=self._model(self._asked(agent) or self._default_model or parent.model),",
         ("tests/engine/test_engine.py", "tests/engine/test_spawn.py"),
     ),
     Mutant(

@@ -38,7 +38,7 @@ Last: TypeAlias = Annotated[bool, typer.Option("--last", help="The newest run of
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
-def _several(given: str | list[str] | None) -> list[str] | None:
+def _listed(given: str | list[str] | None) -> list[str] | None:
     return [given] if isinstance(given, str) else given
 
 
@@ -63,7 +63,7 @@ class Options:
         typer.Option(
             help="Another model than the recorded one, for all agents or for one.", metavar="MODEL|AGENT=MODEL"
         ),
-    ] = attrs.field(default=None, converter=_several)
+    ] = attrs.field(default=None, converter=_listed)
     base_url: BaseUrl = ""
     cwd: Annotated[Path, typer.Option(help="Folder that the tools work in.")] = Path()
     write: Annotated[bool, typer.Option("--write", help="Let tools change files in that folder.")] = False
