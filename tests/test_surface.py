@@ -88,7 +88,6 @@ MODULES = {
         "usage_logger",
         "SystemPrompt",
     ],
-    "stepengine.permissions": ["Policy", "Rule"],
     "stepengine.models": ["Models", "Provider", "ModelRequest", "ModelReply", "ModelDelta", "fallback"],
     "stepengine.permissions": ["Policy", "Rule"],
     "stepengine.sessions": ["FileSessions", "SqliteSessions", "MemorySessions"],
