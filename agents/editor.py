@@ -14,7 +14,6 @@ import ast
 import json
 import tomllib
 from collections.abc import Generator, Mapping
-from difflib import unified_diff
 from io import StringIO
 from posixpath import normpath
 from typing import Any, TypedDict
@@ -33,12 +32,14 @@ from stepengine import (
     Steps,
     ToolCall,
 )
+from stepengine.tools import unified_diff
 
 from ._shared import spoken
 
 EDITING = ("str_replace", "write_file")
 BEFORE = "editor_before"
-NO_END = "\\ No newline at end of file"
+DIFF_CHARS = 1_000_000
+CHECKED_CHARS, CHECKED_DOTS = 200_000, 100
 
 INSTRUCTIONS = """\
 Edit the files so that the request is met, and nothing else.
@@ -145,11 +146,7 @@ def forget(_: HookContext) -> Change:
 
 def diff_of(path: str, before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """Return a unified diff in git's form; a file that cannot be read is ``/dev/null``."""
-    sides = (before, after)
-    old, new = [f"{name}/{path}" if "content" in side else "/dev/null" for name, side in zip("ab", sides, strict=True)]
-    was, now = [lines_of(side.get("content", "")) for side in sides]
-    lines = unified_diff(was, now, old, new)
-    return "".join([line if line.endswith("\n") else f"{line}\n{NO_END}\n" for line in lines])
+    return unified_diff(before.get("content"), after.get("content"), path, most=DIFF_CHARS)
 
 
 def lines_of(text: str) -> list[str]:
@@ -158,18 +155,25 @@ def lines_of(text: str) -> list[str]:
 
 
 def parse_problem(path: str, text: str) -> str:
-    """Return why *text* does not parse, by the suffix of *path*; ``""`` when it does or nobody can tell."""
+    """
+    Return why *text* does not parse, by the suffix of *path*; ``""`` when it does or nobody can tell.
+
+    A text of more than 200,000 characters is not looked at, nor TOML with a hundred dots in a line: a key of very many
+    parts takes its parser very long.
+    """
+    if len(text) > CHECKED_CHARS:
+        return ""
     try:
         match path.rpartition(".")[2]:
             case "py":
                 ast.parse(text, path)
             case "json":
                 json.loads(text)
-            case "toml":
+            case "toml" if all(line.count(".") < CHECKED_DOTS for line in text.split("\n")):
                 tomllib.loads(text)
             case _:
                 pass
-    except (ValueError, SyntaxError, RecursionError) as error:
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # the last one says "too deep" as well
         return f"{type(error).__name__}: {error}"
     return ""
 

@@ -42,8 +42,10 @@ def handle_steps(ctx: StepContext[Where]) -> Steps:
 
 def paths_in(listing: str) -> list[str]:
     """Return the paths of a listing, each once, without what models like to put around them."""
-    lines = [BULLET.sub("", line.strip(), count=1).strip("`'\" ") for line in listing.splitlines()]
-    return list(dict.fromkeys([normpath(line) for line in lines if line]))[:MOST]
+    lines = [line.strip() for line in listing.splitlines()]
+    # A bullet is looked for at the beginning only: anywhere else, digits without end would be read again and again.
+    bare = [line[found.end() if (found := BULLET.match(line)) else 0 :].strip("`'\" ") for line in lines]
+    return list(dict.fromkeys([normpath(line) for line in bare if line]))[:MOST]
 
 
 agent = AgentDefinition(

@@ -17,34 +17,50 @@ import ast
 import asyncio
 import contextlib
 import itertools
+import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+import warnings
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import attrs
 import pytest
 
 import stepengine
-from stepengine.context.pruning_calls import without_thoughts
-from stepengine.data.json import JsonDict, mended
+from stepengine.cli.options import UsageProblem
+from stepengine.cli.settings import Settings
+from stepengine.data.json import JsonDict, freeze_object, mended
 from stepengine.data.matching import BoundedMatcher
+from stepengine.data.thoughts import parted
+from stepengine.data.tools import ToolSpec
 from stepengine.data.visible import visible
+from stepengine.data.wire import from_dicts
+from stepengine.engine import load_agent
 from stepengine.errors import StepEngineError
 from stepengine.journal.lines import Line, Source, glimpsed, members_of
 from stepengine.journal.reading import read_lines, strict_members
 from stepengine.journal.records import checked
-from stepengine.journal.redaction import Redactor, redactor_for
 from stepengine.journal.rendering import clean_tree
 from stepengine.journal.scanning import scan
+from stepengine.journal.shapes import check_place
 from stepengine.machine.blocks import split_blocks
+from stepengine.machine.output import json_in as answer_in
 from stepengine.machine.spawning import matching_id
 from stepengine.models._failures import Call, body_failure
 from stepengine.models._json import call_part, read_json
+from stepengine.models._schemas import plain_schema
 from stepengine.models._sse import SSEParser
 from stepengine.models._wire import safe_name
-from stepengine.models.keys import Credentials, redacted
+from stepengine.models.keys import Credentials, printable
+from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, permits
+from stepengine.permissions.policy import Policy
+from stepengine.permissions.rules import Domain, Regex, Request
+from stepengine.permissions.rules import Path as PathRule
+from stepengine.redaction import Redactor, Trickle, json_in, redactor_for
+from stepengine.sessions.stores import _messages, _parsed, _read_json
 from stepengine.testing.cleaning import Cleaner
 from stepengine.testing.reading import parse_cassette
 from stepengine.testing.streams import clean_events, joined_texts
@@ -57,6 +73,7 @@ from stepengine.tools.files.paths import shown
 from stepengine.tools.files.rules import PROTECTED, SECRETS, PathRules
 from stepengine.tools.files.text import decode, stream_lines
 from stepengine.tools.repair import repairer
+from stepengine.tools.schema_values import issues_of
 from stepengine.tools.schemas import Compiler
 from stepengine.tools.search.fallback import _line_test
 from stepengine.tools.search.finding import ranked
@@ -73,7 +90,8 @@ from stepengine.tools.web.pages import CODECS, page_of
 from stepengine.tools.web.urls import joined, parse_url
 
 PACKAGE = Path(stepengine.__file__).parent
-N = 65_536
+AGENTS = Path(__file__).resolve().parent.parent / "agents"
+N = 32_768
 """How many hostile characters n is, unless a place takes fewer."""
 SECONDS = 1.0
 MEASURABLE = 0.02
@@ -92,9 +110,8 @@ class Place:
         name: Its name.
         run: Takes what a shape makes.
         shapes: Each takes a number of characters and makes that much hostile text.
-        covers: The sites behind it, `file:scope` below the package; a trailing `*` stands for any scope.
+        covers: The sites behind it, `file:scope` below the package or `agents/`; a trailing `*` stands for any scope.
         most: How many characters it can meet, where a cap stands before it.
-        waits: The repair without which it does not hold.
     """
 
     name: str
@@ -102,7 +119,6 @@ class Place:
     shapes: tuple[Shape, ...]
     covers: tuple[str, ...] = ()
     most: int = 1 << 23
-    waits: str = ""
 
 
 def of(unit: str, before: str = "", after: str = "") -> Shape:
@@ -172,8 +188,8 @@ def fallback(pattern: str) -> Callable[[str], Any]:
 
 def schema_pattern(pattern: str) -> Callable[[str], Any]:
     schema = {"type": "string", "pattern": pattern}
-    check = Compiler("take", schema).compile(schema, "#")
-    return lambda text: check(text, "", [])
+    check = Compiler("take", schema).compiled("#")
+    return lambda text: issues_of(check, text)
 
 
 def mended_input(text: str) -> Any:
@@ -219,7 +235,7 @@ def streamed(data: bytes) -> None:
 
 
 def glimpse(line: bytes) -> None:
-    glimpsed(line, Line(Source(line, "x"), 0, len(line)))
+    glimpsed(line, Line(Source(line, "x"), 0, len(line), 1))
 
 
 def differing(prints: str) -> None:
@@ -227,16 +243,137 @@ def differing(prints: str) -> None:
 
 
 def cleaned_stream(text: str) -> None:
-    redactor = Redactor(KNOWN, shapes=True)
     joined_texts(text)
-    clean_events(text, redactor.secrets, redactor.value, redactor.text)
+    clean_events(text, Redactor(KNOWN, shapes=True))
+
+
+def trickled(text: str) -> None:
+    trickle = Trickle(Redactor(KNOWN, shapes=True))
+    for start in range(0, len(text), 16):
+        trickle.feed(text[start : start + 16])
+    trickle.rest()
+
+
+def loaded(read: Callable[[Path], Any]) -> Callable[[bytes], None]:
+    """Return what reads a file of these bytes."""
+
+    def run(data: bytes) -> None:
+        with file_of(data) as path:
+            read(path)
+
+    return run
+
+
+def settings_of(folder: Path, variables: Mapping[str, str]) -> None:
+    with contextlib.suppress(UsageProblem):
+        Settings.load(folder, variables, config=folder / "f" if (folder / "f").exists() else None)
+
+
+def imported_call(arguments: str) -> Any:
+    call = {"id": "1", "type": "function", "function": {"name": "x", "arguments": arguments}}
+    return from_dicts([{"role": "assistant", "content": None, "tool_calls": [call]}])
+
+
+def judged(command: str) -> None:
+    words = parse_command(command)
+    for form in (*READ_ONLY, CommandForm(("git", "push"))):
+        permits(form, words)
+        denies(form, words)
+
+
+def asked(text: str) -> None:
+    spec = ToolSpec("x", "", JsonDict(type="object", properties=JsonDict()))
+    request = Request(tool=spec, input=JsonDict(x=text, path=text, url=text))
+    for matcher in (Regex("(a+)+b"), PathRule("src/*/**/a"), Domain("*.a.test")):
+        matcher.matches(request, "deny")
+
+
+@cache
+def agents() -> tuple[ModuleType, ModuleType]:
+    """Return the modules of the bundled agents that read foreign text themselves."""
+    editor, picker = [load_agent(name).handle_steps for name in ("editor", "file-picker")]
+    return sys.modules[editor.__module__], sys.modules[picker.__module__]
+
+
+def parses(suffix: str) -> Callable[[str], Any]:
+    def run(text: str) -> None:
+        with warnings.catch_warnings(action="ignore"):
+            agents()[0].parse_problem(f"f.{suffix}", text)
+
+    return run
+
+
+def listed(text: str) -> Any:
+    return agents()[1].paths_in(text)
+
+
+def schema_tool(schema: dict[str, Any]) -> Tool[..., Any]:
+    return Tool("x", "", {"type": "object", **schema}, lambda value: value)
+
+
+def offered(schema: dict[str, Any]) -> None:
+    """Take a tool of somebody else, and show it to a provider that knows no references."""
+    made = schema_tool(schema)
+    plain_schema(made.spec.input_schema)
+    give(made, {"x": {"x": 1}})
+
+
+def give(made: Tool[..., Any], value: Any) -> None:
+    given = freeze_object(value)
+    made._binding.validate(made._binding.repair(given) if made._binding.repair else given)
+
+
+@cache
+def tool_with(words: str) -> Tool[..., Any]:
+    """Return a tool whose parameter ``x`` refers to itself through every one of these keywords."""
+    return schema_tool({"properties": {"x": {"$ref": "#/$defs/A"}}, "$defs": {"A": referring("A", words.split(), 3)}})
+
+
+def referring(name: str, words: list[str], times: int) -> dict[str, Any]:
+    """Return a schema that leads to a definition *times* for each keyword; the forms differ, so each has its own message."""
+    below = {"properties": {"x": {"$ref": f"#/$defs/{name}"}}}
+    return {"type": "object", **{word: [{**below, "minProperties": n + 2} for n in range(times)] for word in words}}
+
+
+def doubling(word: str) -> Shape:
+    """A row of definitions each of which leads to the next one twice: 2 ** n ways."""
+
+    def shape(n: int) -> dict[str, Any]:
+        count = min(60, n // 100)
+        row = {f"A{i}": {word: [{"$ref": f"#/$defs/A{i + 1}"}] * 2} for i in range(count)}
+        return {"properties": {"x": {"$ref": "#/$defs/A0"}}, "$defs": {**row, f"A{count}": {"type": "string"}}}
+
+    return shape
+
+
+def nested_schema(word: str) -> Shape:
+    def shape(n: int) -> dict[str, Any]:
+        made: dict[str, Any] = {"type": "string"}
+        for _ in range(min(30, n // 100)):
+            made = {word: [made, {"type": "integer"}]}
+        return {"properties": {"x": made}}
+
+    return shape
+
+
+def wide_schema(member: Callable[[int], Any]) -> Shape:
+    return lambda n: {"properties": {f"a{i}": member(i) for i in range(n // 64)}}
+
+
+def nested_value(n: int) -> Any:
+    value: Any = 1
+    for _ in range(min(60, n // 100)):
+        value = {"x": value}
+    return {"x": value}
+
+
+def schema_check(words: str) -> Callable[[Any], Any]:
+    return lambda value: give(tool_with(words), value)
 
 
 def json_lines(unit: str) -> Shape:
     return ofb(unit + "\n")
 
-
-REDACTION = "redaction is quadratic"
 
 BRACKETS = (of("["), of('{"a":'), of("[1,"), of('"'), of("\\"), of('"\\ud800', '"'), of("9"), of("1e"), of("-"))
 OPENERS = ("\x9d", "\x90", "\x98", "\x9b", "\x1b]", "\x1b[", "\x1b[0;", "\x1b ", "\x1b]0;\x1b", "\x9d0;", "\x1b[ ")
@@ -245,6 +382,8 @@ SECRET_SHAPES = (
     of("a"), of("<redacted:"), of("Bearer "), of("https://a:"), of("sk-a***"), of("sk\u2026"), of("AKIA"), of("{"), of('{\\"'),
 )  # fmt: skip
 HOSTILE_NAMES = (of("a"), of("aB"), of("_a"), of("é"), of("A"), of("a."))
+
+JSON_SHAPES = tuple(lambda n, shape=shape: shape(n).encode("utf-8", "surrogatepass") for shape in BRACKETS)
 
 PLACES = (
     # --- ignore files, globs, paths
@@ -494,9 +633,50 @@ PLACES = (
             f"pattern {pattern} of a schema",
             schema_pattern(pattern),
             (of("a"), of("a", "", "!"), of("ab")),
+            ("tools/schemas.py:Compiler._regex",),
             most=1 << 22,
         )
-        for pattern in ("^(a+)+$", "(a|aa)+$", "(.*)*x", "a{0,50}b")
+        for pattern in ("^(a+)+$", "(a|aa)+$", "(.*)*x", "a{0,50}b", "(a{200}){100}", r"(\w{0,9}\d){0,5}b")
+    ),
+    Place(
+        "patterns in a schema",
+        lambda text: Compiler("x", {"pattern": text}).compiled("#"),
+        (
+            of("("),
+            of("{"),
+            of("a{9}"),
+            of("(a{9}){9}"),
+            of(r"\w{0,99}"),
+            of("[a"),
+            of("(" * 99 + "a" + "){99}" * 99),
+            of("|"),
+        ),
+        most=1 << 17,
+    ),
+    Place(
+        "schema of a tool",
+        offered,
+        (
+            *(make(word) for make in (doubling, nested_schema) for word in ("anyOf", "oneOf", "allOf")),
+            wide_schema(lambda i: {"pattern": f"^(a+)+{i}$"}),
+            wide_schema(lambda i: {"anyOf": [{"$ref": "#"}] * 2}),
+            wide_schema(lambda i: {"$ref": "#/properties/a0"}),
+            wide_schema(lambda i: {"enum": [*range(9)]}),
+        ),
+        most=1 << 18,
+    ),
+    *(
+        Place(
+            f"input against a schema of {words}",
+            schema_check(words),
+            (
+                nested_value,
+                lambda n: {"x": {f"a{i}": i for i in range(n // 8)}},
+                lambda n: {"x": {"x": [0] * (n // 3)}},
+            ),
+            most=1 << 20,
+        )
+        for words in ("anyOf", "oneOf", "allOf", "anyOf oneOf allOf")
     ),
     Place("text of a result", clean, (of("\ud800"), of("a")), ("tools/conversion.py:SURROGATE",)),
     # --- models
@@ -518,7 +698,7 @@ PLACES = (
     Place(
         "JSON of a provider",
         read_json,
-        tuple(lambda n, shape=shape: shape(n).encode("utf-8", "surrogatepass") for shape in BRACKETS),
+        JSON_SHAPES,
         ("models/_json.py:*",),
     ),
     Place(
@@ -541,9 +721,9 @@ PLACES = (
     ),
     Place(
         "key in a message",
-        lambda text: redacted(text, None),
+        lambda text: printable(text, 2_000),
         (of("sk-"), of("sk-a"), of("key-" * 3 + " "), of("sk"), of("gsk-a-")),
-        ("models/keys.py:KEY_LIKE",),
+        ("models/keys.py:CONTROL",),
     ),
     # --- the machine and the views
     Place(
@@ -564,6 +744,19 @@ PLACES = (
         ("machine/blocks.py:*",),
     ),
     Place(
+        "JSON of an answer",
+        answer_in,
+        (*BRACKETS, of("```\n"), of("```json\n[\n"), of("[", "```\n", "\n```"), of("`"), of(" ```\n")),
+        ("machine/output.py:json_in",),
+    ),
+    Place(
+        "call in a history of other makers",
+        imported_call,
+        (*BRACKETS, of('"\\"')),
+        ("data/wire.py:_called",),
+        most=1 << 22,
+    ),
+    Place(
         "id of an agent",
         lambda text: matching_id(text, ["a/b@1", "c"]),
         (of("a"), of("a/"), of("@"), of("/"), of("_")),
@@ -571,9 +764,25 @@ PLACES = (
     ),
     Place(
         "thoughts in a text",
-        without_thoughts,
-        (of("<think>"), of("<thinking>"), of("</think>"), of("<think></thinking>"), of("<")),
-        ("context/pruning_calls.py:THOUGHTS",),
+        parted,
+        (
+            *(
+                of(u)
+                for u in (
+                    "<think>",
+                    "<thinking>",
+                    "</think>",
+                    "<think></thinking>",
+                    "<",
+                    "</think> ",
+                    " </think>a",
+                    "\n",
+                )
+            ),
+            *(of(u, "", "</think>\n") for u in ("`", "`a``a", "```\n", "~~~\n", "<think>", "` ", " ", "`\n\n")),
+            of("<think>a</think>"),
+            of(" ", "</think>", "a"),
+        ),
     ),
     Place(
         "what a terminal shows",
@@ -593,23 +802,28 @@ PLACES = (
         "redaction of known values",
         lambda text: Redactor(KNOWN, shapes=False).json_text(text),
         SECRET_SHAPES,
-        ("journal/redaction.py:*", "journal/redaction_rules.py:*"),
-        waits=REDACTION,
+        ("redaction.py:*",),
     ),
-    Place("redaction of all", lambda text: redactor_for("all").value({"a": text}), SECRET_SHAPES, waits=REDACTION),
+    Place("redaction of all", lambda text: redactor_for("all", {}).value({"a": text}), SECRET_SHAPES),
+    Place("redaction of what trickles in", trickled, SECRET_SHAPES, most=1 << 18),
+    Place("JSON in a text to redact", json_in, BRACKETS, most=1 << 22),
     Place("redaction in bytes", lambda text: Redactor(KNOWN, shapes=True).binary(text.encode()), SECRET_SHAPES),
     Place(
         "search for secrets",
         scanned,
         tuple(lambda n, shape=shape: shape(n).encode() for shape in SECRET_SHAPES),
         ("journal/scanning.py:*",),
-        waits=REDACTION,
     ),
     Place(
         "line of a journal",
         lambda line: (members_of(line, "x"), strict_members(line, "x")),
-        tuple(lambda n, shape=shape: shape(n).encode("utf-8", "surrogatepass") for shape in BRACKETS),
-        ("journal/lines.py:members_of", "journal/lines.py:_DECODE", "journal/reading.py:strict_members"),
+        JSON_SHAPES,
+        (
+            "journal/lines.py:members_of",
+            "journal/lines.py:SURROGATE",
+            "journal/lines.py:_DECODE",
+            "journal/reading.py:strict_members",
+        ),
     ),
     Place(
         "form of a line",
@@ -641,6 +855,144 @@ PLACES = (
         ("journal/rendering.py:PYTEST_FOLDER",),
         most=1 << 21,
     ),
+    Place(
+        "address in a journal",
+        lambda text: check_place(text, 1),
+        (of("1"), of("1."), of("111111111."), of(".")),
+        ("journal/shapes.py:PATH",),
+    ),
+    # --- sessions, policies, settings
+    Place(
+        "message of a session",
+        lambda data: _messages(iter([data]), "x"),
+        (
+            *JSON_SHAPES,
+            ofb("a", '{"type":"UserMessage","content":[{"type":"TextPart","text":"', '"}]}'),
+        ),
+        ("sessions/stores.py:_messages",),
+    ),
+    Place("file of a session", loaded(_read_json), JSON_SHAPES, ("sessions/stores.py:_read_json",)),
+    Place("row of a session", lambda data: _parsed(data.decode(), "x"), JSON_SHAPES, ("sessions/stores.py:_parsed",)),
+    Place(
+        "policy",
+        loaded(Policy.load),
+        (*JSON_SHAPES, ofb("a", '{"', '":1}'), ofb("rules", '{"', '":1}')),
+        ("permissions/policy.py:*",),
+        most=1 << 20,
+    ),
+    Place(
+        "command before rules",
+        judged,
+        tuple(
+            of(unit, before)
+            for unit, before in (
+                ("a ", "env "),
+                ("git -a ", "env "),
+                ("-a ", "git "),
+                ("git ", "env git "),
+                ("a/", "cat "),
+                ("../", "cat "),
+                ("a:", "cat "),
+                ("=", "cat "),
+                ("git;", ""),
+                ("a;", ""),
+                ("é", "cat "),
+                ("'a  bc' ", "sh -c a "),
+            )
+        ),
+        ("permissions/commands.py:*",),
+        most=131_072,
+    ),
+    Place(
+        "input before rules",
+        asked,
+        (of("a"), of("a/"), of("ab"), of(".a", "https://"), of("/", "https://"), of("src/a/"), of("\u0300")),
+        ("permissions/rules.py:*",),
+        most=1 << 18,
+    ),
+    Place(
+        "settings",
+        loaded(lambda path: settings_of(path.parent, {})),
+        (
+            *(
+                ofb(*parts)
+                for parts in (
+                    ("a.",),
+                    ("a.", "", "=1"),
+                    ("a.", "[", "a]"),
+                    ("[",),
+                    ("a={",),
+                    ('"',),
+                    ("a=1\n",),
+                    ("[a]\n",),
+                    ("[[a]]\n",),
+                    ("a.b=1\n",),
+                    ("9", "a="),
+                    ("1_", "a="),
+                    ("a", "", "=1"),
+                    ("key", "", "=1"),
+                    (" ", "a="),
+                    ("#\n",),
+                )
+            ),
+            lambda n: "".join([f"[permissions.a{i}]\nb = {i}\n" for i in range(n // 25)]).encode(),
+        ),
+        ("cli/settings.py:_read", "cli/settings.py:_of_file", "cli/settings.py:_key", "cli/settings.py:KEYLIKE"),
+        most=1 << 18,
+    ),
+    Place(
+        "variable in settings",
+        lambda text: settings_of(Path("/"), {"STEPENGINE_PROVIDERS__X__KEY": text, f"STEPENGINE_{text}__X": "1"}),
+        (of("a"), of("{"), of("A_"), of("__"), of("secrets")),
+        ("cli/settings.py:VARIABLE",),
+        most=131_072,
+    ),
+    # --- bundled agents
+    *(
+        Place(
+            f"edited file {suffix}",
+            parses(suffix),
+            tuple(of(*parts) for parts in units),
+            ("agents/editor.py:parse_problem",),
+            most=1 << 21,
+        )
+        for suffix, units in {
+            "py": (
+                ("(",),
+                ("-",),
+                ("not ",),
+                ("lambda:",),
+                ("a\n",),
+                ("x;",),
+                ("(a)=",),
+                ('f"{',),
+                ("()", "", "!"),
+                ("if a:\n ",),
+                ("with (",),
+                ("a if a else ",),
+                ("9",),
+                ("\\\n",),
+                ("@a\n",),
+            ),
+            "json": (("[",), ('{"a":',), ("9",), ('"',), ("[1,",)),
+            "toml": (
+                ("a.",),
+                ("a.", "", "=1"),
+                ("a." * 90 + "b=1\n",),
+                ("[",),
+                ("a=1\n",),
+                ("[[a]]\n",),
+                ("a={",),
+                ("9", "a="),
+            ),
+        }.items()
+    ),
+    Place(
+        "listing of files",
+        listed,
+        (of("1"), of("1."), of("- "), of("1 "), of("a\n"), of("../"), of("1. a\n"), of("`"), of("-", "", "a")),
+        ("agents/file_picker.py:BULLET",),
+    ),
     Place("comparison of journals", differing, (of("a"), of("ab"), of("abcdefghijklmnop")), most=1 << 17),
     # --- recordings
     Place(
@@ -667,8 +1019,7 @@ PLACES = (
         cleaned_stream,
         (of("data: {\n"), of('data: {"a":"sk-"}\n\n'), of("\r"), of("data:"), of("data: [[[\n")),
         ("testing/streams.py:*",),
-        most=1 << 17,
-        waits=REDACTION,
+        most=1 << 16,
     ),
     Place(
         "events of a cassette",
@@ -681,7 +1032,6 @@ PLACES = (
         lambda data: Cleaner(KNOWN).body(data, "text/plain"),
         tuple(lambda n, shape=shape: shape(n).encode() for shape in SECRET_SHAPES),
         ("testing/cleaning.py:*",),
-        waits=REDACTION,
     ),
 )
 
@@ -700,6 +1050,7 @@ APART: dict[str, str] = {
     "data/state.py:OWN_CALL_ID": "at most ten characters",
     "data/wire.py:_stored": "`from_json` of ours, which takes no text",
     "data/wire.py:_written_source": "base64 that was just made",
+    "engine/loading.py:load_agent": "the user's own command line",
     "helpers/calls.py:call": "`decode` of a tool",
     "journal/forks.py:TEXT_FORM": "an address that the caller gives; its parts are separated by dots",
     "journal/locking.py:_owner": "the kernel's list of locks",
@@ -747,6 +1098,7 @@ APART: dict[str, str] = {
     "tools/search/ripgrep.py:Ripgrep.problems": "at most 16,000 bytes",
     "tools/search/ripgrep.py:_text": "UTF-8 of a line of ripgrep's",
     "tools/shell/environment.py:SECRET_NAME": "names of the process's own variables",
+    "tools/shell/process.py:Process._told": "lines of the supervisor, a program of this package",
     "tools/typed.py:_validated": "JSON that was just made, of a result that was capped",
     "tools/typed.py:decode_result": "`decode` of a tool",
     "tools/web/html_worker.py:HIDING": "in a process of its own, with limits of time and memory",
@@ -762,12 +1114,7 @@ APART: dict[str, str] = {
 # --- one test over the table ----------------------------------------------------------------------------------------
 
 CASES = [
-    pytest.param(
-        place,
-        shape,
-        id=f"{place.name}-{number}",
-        marks=[pytest.mark.xfail(run=False, reason=place.waits)] if place.waits else [],
-    )
+    pytest.param(place, shape, id=f"{place.name}-{number}")
     for place in PLACES
     for number, shape in enumerate(place.shapes)
 ]
@@ -797,8 +1144,8 @@ def test_twice_the_text_takes_at_most_about_twice_the_time(place: Place, shape: 
     while seconds_of(place, shape(n)) < MEASURABLE and 8 * n <= place.most:
         n *= 2
     texts = [shape(n), shape(2 * n), shape(4 * n)]
-    taken = [min(seconds_of(place, text), seconds_of(place, text)) for text in texts]
-    for _ in range(ROUNDS - 2):
+    taken = [seconds_of(place, text) for text in texts]
+    for _ in range(ROUNDS - 1):
         if not grows(taken):
             break
         taken = [min(took, seconds_of(place, text)) for took, text in zip(taken, texts, strict=True)]
@@ -809,8 +1156,8 @@ def test_twice_the_text_takes_at_most_about_twice_the_time(place: Place, shape: 
 
 
 def grows(taken: list[float]) -> bool:
-    """Return whether twice the text takes much more than twice the time, where that can be told at all."""
-    return any(two >= MEASURABLE and two >= GROWTH * max(one, MEASURABLE / 4) for one, two in itertools.pairwise(taken))
+    """Return whether twice the text takes much more than twice the time; what is too short to be measured counts as 20 ms."""
+    return any(two >= GROWTH * max(one, MEASURABLE) for one, two in itertools.pairwise(taken))
 
 
 # --- a cancel is obeyed within a second -----------------------------------------------------------------------------
@@ -895,6 +1242,7 @@ NAMES = {
     "unified_diff",
     "ndiff",
     "JSONDecoder",
+    "SchemaValidator",
 }
 MODULES = {"re", "difflib", "html", "xml", "pickle", "plistlib", "sre_parse"}
 HARMLESS = {"re.escape", "difflib.Match", "html.escape"}
@@ -938,10 +1286,11 @@ def test_every_site_is_known() -> None:
     """
     In the table, or apart with a reason; and nothing stands there that is no more.
     """
+    files_of = {PACKAGE: sorted(PACKAGE.rglob("*.py")), AGENTS.parent: sorted(AGENTS.rglob("*.py"))}
     found = {
-        f"{path.relative_to(PACKAGE).as_posix()}:{scope}": line
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if "_agents" not in path.parts
+        f"{path.relative_to(root).as_posix()}:{scope}": line
+        for root, paths in files_of.items()
+        for path in paths
         for scope, line in sites_in(ast.parse(path.read_text()))
     }
     covered = {site for place in PLACES for site in place.covers}

@@ -36,6 +36,8 @@ ORDER: tuple[Source, ...] = ("default", "user", "project", "--config", "environm
 PREFIX = "STEPENGINE_"
 PROJECT_FILES = ("stepengine.toml", "pyproject.toml")
 FILE_BYTES = 256 * 1024
+LINE_DOTS = 200
+"""A key of very many parts takes the parser the square of their number."""
 SHOWN_CHARS = 60
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 KEYLIKE = re.compile(r"(?:key|token|secret|password)s?", re.IGNORECASE)
@@ -392,6 +394,9 @@ def _read(path: Path, *, strict: bool = True) -> str:
 
 def _of_file(path: Path, source: Source) -> list[_Given]:
     text = _read(path)
+    if dotted := [number for number, line in enumerate(text.split("\n"), start=1) if line.count(".") > LINE_DOTS]:
+        msg = f"{path}:{dotted[0]} has more than {LINE_DOTS} dots in one line; break the line"
+        raise UsageProblem(msg)
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

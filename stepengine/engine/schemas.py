@@ -79,20 +79,16 @@ def _model(schema: Any, where: str) -> Any:
 
 
 def _checker(schema: Mapping[str, Any], where: str) -> Callable[[Any], list[str]]:
+    from stepengine.tools.schema_values import issues_of
     from stepengine.tools.schemas import Compiler
 
     try:
-        check = Compiler(where, schema).compile(schema, "$")
+        check = Compiler(where, schema).compiled("$")
     except DefinitionError as error:
         msg = f"{where} cannot be checked: {error.message}"
         raise DefinitionError(msg) from error
 
-    def issues(value: Any) -> list[str]:
-        found: list[str] = []
-        check(value, "", found)
-        return found
-
-    return issues
+    return lambda value: issues_of(check, value)
 
 
 def _params(agent_id: str, schema: Any) -> Callable[[Any], Params]:

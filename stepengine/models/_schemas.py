@@ -7,7 +7,8 @@ from typing import Any
 
 __all__ = ("plain_schema",)
 
-MAX_DEPTH = 32
+DEFINITIONS = ("$defs", "definitions")
+MAX_DEPTH, NESTED, MOST_PARTS = 32, 1, 20_000
 NULL = {"type": "null"}
 
 
@@ -15,32 +16,47 @@ def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     Return *schema* without ``$ref``, ``const`` and unions with null; a schema that refers to itself ends as an object.
 
+    So does what would make a schema of more than 20,000 parts: references to references may stand for any number of them.
     A value that could be null is described by what it is otherwise, since the model may leave out what is optional.
     """
     definitions = {
-        f"#/{word}/{name}": found
-        for word in ("$defs", "definitions")
-        for name, found in (schema.get(word) or {}).items()
+        f"#/{word}/{name}": found for word in DEFINITIONS for name, found in (schema.get(word) or {}).items()
     }
-    plain = _plain(schema, definitions, 0)
+    plain = _Plain(definitions).of(schema, ())
     return plain if isinstance(plain, dict) else dict(schema)
 
 
-def _plain(value: Any, definitions: Mapping[str, Any], depth: int) -> Any:
-    if isinstance(value, list):
-        return [_plain(item, definitions, depth) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    if depth > MAX_DEPTH:
-        return {"type": "object"}
-    if "$ref" in value:
-        rest = {name: item for name, item in value.items() if name != "$ref"}
-        target = definitions.get(value["$ref"], {"type": "object"})
-        return _plain({**target, **rest}, definitions, depth + 1)
-    found = _without_null({name: item for name, item in value.items() if name not in ("$defs", "definitions")})
-    if "$ref" in found:
-        return _plain(found, definitions, depth + 1)
-    return {name: _members(name, item, definitions, depth) for name, item in found.items()}
+class _Plain:
+    """Puts definitions in the places that refer to them."""
+
+    def __init__(self, definitions: Mapping[str, Any]) -> None:
+        self._definitions = definitions
+        self._made = 0
+
+    def of(self, value: Any, within: tuple[str, ...]) -> Any:
+        """Return a schema without references; *within* are those in whose place it stands."""
+        if isinstance(value, list):
+            return [self.of(item, within) for item in value]
+        if not isinstance(value, Mapping):
+            return value
+        self._made += 1
+        found = dict(value) if "$ref" in value else _without_null(dict(value))
+        if "$ref" in found:
+            return self._referred(found.pop("$ref"), found, within)
+        return {name: self._member(name, item, within) for name, item in found.items() if name not in DEFINITIONS}
+
+    def _referred(self, reference: Any, rest: Mapping[str, Any], within: tuple[str, ...]) -> Any:
+        if within.count(reference) > NESTED or len(within) >= MAX_DEPTH or self._made > MOST_PARTS:
+            return {"type": "object"}
+        target = self._definitions.get(reference, {"type": "object"})
+        return self.of({**(target if isinstance(target, Mapping) else {}), **rest}, (*within, reference))
+
+    def _member(self, name: str, item: Any, within: tuple[str, ...]) -> Any:
+        if name in {"enum", "default", "examples", "required", "const"}:
+            return item
+        if name in {"properties", "patternProperties"} and isinstance(item, Mapping):
+            return {key: self.of(value, within) for key, value in item.items()}
+        return self.of(item, within)
 
 
 def _without_null(found: dict[str, Any]) -> dict[str, Any]:
@@ -57,11 +73,3 @@ def _without_null(found: dict[str, Any]) -> dict[str, Any]:
         kinds = [kind for kind in found["type"] if kind != "null"]
         found["type"] = kinds[0] if len(kinds) == 1 else kinds
     return found
-
-
-def _members(name: str, item: Any, definitions: Mapping[str, Any], depth: int) -> Any:
-    if name in {"enum", "default", "examples", "required", "const"}:
-        return item
-    if name in {"properties", "patternProperties"} and isinstance(item, Mapping):
-        return {key: _plain(value, definitions, depth + 1) for key, value in item.items()}
-    return _plain(item, definitions, depth + 1)

@@ -15,6 +15,7 @@ from stepengine.tools.control import ask_user_tool, control_tools
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
 from stepengine.tools.depends import Depends
+from stepengine.tools.files.edits import unified_diff
 from stepengine.tools.registry import ToolRegistry
 from stepengine.tools.spawning import agent_tool, spawn_tools, task_tool
 from stepengine.tools.threads import ThreadPool
@@ -56,5 +57,6 @@ __all__ = (
     "spawn_tools",
     "task_tool",
     "tool",
+    "unified_diff",
     "web_tools",
 )

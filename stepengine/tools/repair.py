@@ -52,6 +52,8 @@ class _Mender:
         self._root = root
         self._aliases = aliases
         self._names: dict[tuple[str, frozenset[str]], dict[str, str]] = {}
+        self._known: dict[int, list[Mapping[str, Any]]] = {}
+        """Forms by the identity of a schema, which is a part of *root*."""
 
     def plain_names(self) -> frozenset[str]:
         """Return the parameters at the top whose values never need mending."""
@@ -115,17 +117,29 @@ class _Mender:
 
     def _forms(self, schema: Any) -> list[Mapping[str, Any]]:
         """Return the schema, or its alternatives, with references followed."""
+        if id(schema) not in self._known:
+            self._known[id(schema)] = self._looked_up(schema, set())
+        return self._known[id(schema)]
+
+    def _looked_up(self, schema: Any, followed: set[str]) -> list[Mapping[str, Any]]:
+        """As above; a reference that was followed before says nothing new."""
         if not isinstance(schema, Mapping):
             return []
-        if "$ref" in schema:
+        reference = schema.get("$ref")
+        if reference is not None:
+            if str(reference) in followed:
+                return []
+            followed.add(str(reference))
             target: Any = self._root
-            for part in str(schema["$ref"]).split("/")[1:]:
+            for part in str(reference).split("/")[1:]:
                 target = target.get(part, {}) if isinstance(target, Mapping) else {}
+            if not isinstance(target, Mapping):
+                return []
             schema = {**target, **{k: v for k, v in schema.items() if k != "$ref"}}
         alternatives = schema.get("anyOf") or schema.get("oneOf")
-        if not alternatives:
+        if not isinstance(alternatives, list) or not alternatives:
             return [schema]
-        return [form for alternative in alternatives for form in self._forms(alternative)]
+        return [form for alternative in alternatives for form in self._looked_up(alternative, followed)]
 
 
 def _kinds(form: Mapping[str, Any]) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class SchemaInputs:
             raise DefinitionError(msg) from error
         self._name = tool_name
         check_providers(tool_name, self.schema)
-        self._check = Compiler(tool_name, self.schema).compile(self.schema, "#")
+        self._check = Compiler(tool_name, self.schema).compiled("#")
 
     def validate(self, value: JsonDict) -> Validated:
         """
@@ -48,10 +48,7 @@ class SchemaInputs:
         Raises:
             ToolInputError: listing every field with its problem.
         """
-        try:
-            issues = issues_of(self._check, value, "")
-        except RecursionError:
-            issues = [": is nested too deeply to be checked"]
+        issues = issues_of(self._check, value)
         if issues:
             raise refusal(self._name, [i.removeprefix(": ") for i in issues], value)
         return Validated(value, value)

@@ -7,7 +7,7 @@ that was not checked must not reach a body.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from stepengine.data.json import canonical
@@ -16,11 +16,11 @@ from stepengine.tools.schema_values import (
     BOUNDS,
     TYPES,
     Check,
+    Issues,
     anything,
     below,
     equal,
     is_number,
-    issues_of,
     kind_of,
     never,
 )
@@ -33,6 +33,18 @@ DESCRIPTIONS = frozenset({
     "deprecated", "readOnly", "writeOnly", "format", "contentEncoding", "contentMediaType",
 })
 # fmt: on
+MOST_SCHEMAS = 10_000
+MOST_SIZE = 50_000
+CLASS, STEPS = 10, 500
+NEAREST_CHARS = 2_000
+
+
+def _fits_none(path: str, tries: Sequence[Issues]) -> str:
+    """Return the sentence for a value that fits none of several forms; it may hold others like it, so it has an end."""
+    nearest: Issues = min(tries, key=len)
+    said = "; ".join(nearest)
+    said = said if len(said) <= NEAREST_CHARS else f"{said[:NEAREST_CHARS]}..."
+    return f"{path}: fits none of the {len(tries)} allowed forms; the nearest one says: {said}"
 
 
 class Compiler:
@@ -42,6 +54,7 @@ class Compiler:
         self._name = tool_name
         self._root = root
         self._references: dict[str, Check | None] = {}
+        self._count = self._size = 0
         self._keywords: Mapping[str, Callable[[Any, Mapping[str, Any], str], Check]] = {
             "type": self._type,
             "enum": self._enum,
@@ -69,8 +82,23 @@ class Compiler:
         msg = f"input_schema of tool {self._name!r} at {at}: {problem}"
         raise DefinitionError(msg)
 
+    def compiled(self, at: str) -> Check:
+        """
+        Return the check for the whole schema, whose place is called *at*.
+
+        Raises:
+            DefinitionError: when it cannot be checked.
+        """
+        try:
+            return self.compile(self._root, at)
+        except RecursionError:
+            self.refuse(at, "it is nested too deeply")
+
     def compile(self, schema: Any, at: str) -> Check:
         """Return the check for one schema; *at* is its place."""
+        self._count += 1
+        if self._count > MOST_SCHEMAS:
+            self.refuse(at, f"it consists of more than {MOST_SCHEMAS:,} schemas")
         if isinstance(schema, bool):
             return anything if schema else never
         if not isinstance(schema, Mapping):
@@ -83,7 +111,7 @@ class Compiler:
         if len(checks) == 1:
             return checks[0]
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
+        def check(value: Any, path: str, issues: Issues) -> None:
             for one in checks:
                 one(value, path, issues)
 
@@ -96,7 +124,7 @@ class Compiler:
         tests = [TYPES[n] for n in names]
         wanted = " or ".join(names)
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
+        def check(value: Any, path: str, issues: Issues) -> None:
             if not any(test(value) for test in tests):
                 issues.append(f"{path}: should be {wanted}, not {kind_of(value)}")
 
@@ -107,7 +135,8 @@ class Compiler:
             self.refuse(at, "enum is a list of values")
         shown = ", ".join(canonical(v) for v in allowed)
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
+        def check(value: Any, path: str, issues: Issues) -> None:
+            issues.spend(len(allowed))
             if not any(equal(value, a) for a in allowed):
                 issues.append(f"{path}: should be one of {shown}")
 
@@ -116,7 +145,7 @@ class Compiler:
     def _properties(self, properties: Any, _: Any, at: str) -> Check:
         checks = {name: self.compile(schema, f"{at}/{name}") for name, schema in self._object(properties, at).items()}
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
+        def check(value: Any, path: str, issues: Issues) -> None:
             if isinstance(value, Mapping):
                 for name, one in checks.items():
                     if name in value:
@@ -128,11 +157,11 @@ class Compiler:
         """Members that match a pattern; those that match none are left to ``additionalProperties``."""
         checks = [(self._regex(p, at), self.compile(s, f"{at}/{p}")) for p, s in self._object(patterns, at).items()]
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
+        def check(value: Any, path: str, issues: Issues) -> None:
             if isinstance(value, Mapping):
                 for name, member in value.items():
                     for pattern, one in checks:
-                        if pattern(name):
+                        if pattern(name, issues):
                             one(member, below(path, name), issues)
 
         return check
@@ -143,11 +172,11 @@ class Compiler:
         one = None if additional is False else self.compile(additional, at)
         listed = ", ".join(sorted(known)) or "none"
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
+        def check(value: Any, path: str, issues: Issues) -> None:
             if not isinstance(value, Mapping):
                 return
             for name, member in value.items():
-                if name in known or any(p(name) for p in patterns):
+                if name in known or any(p(name, issues) for p in patterns):
                     continue
                 if one is None:
                     issues.append(f"{below(path, name)}: is not a parameter; the parameters are: {listed}")
@@ -160,7 +189,7 @@ class Compiler:
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
             self.refuse(at, "required is a list of names")
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
+        def check(value: Any, path: str, issues: Issues) -> None:
             if isinstance(value, Mapping):
                 issues.extend([f"{below(path, n)}: is required" for n in names if n not in value])
 
@@ -170,7 +199,7 @@ class Compiler:
         one = self.compile(schema, at)
         first = len(parent.get("prefixItems", ()))
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
+        def check(value: Any, path: str, issues: Issues) -> None:
             if isinstance(value, list):
                 for index, item in enumerate(value[first:], first):
                     one(item, below(path, index), issues)
@@ -180,7 +209,7 @@ class Compiler:
     def _prefix_items(self, schemas: Any, _: Any, at: str) -> Check:
         checks = self._each(schemas, at)
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
+        def check(value: Any, path: str, issues: Issues) -> None:
             if isinstance(value, list):
                 for index, (item, one) in enumerate(zip(value, checks, strict=False)):
                     one(item, below(path, index), issues)
@@ -195,7 +224,7 @@ class Compiler:
             if not is_number(bound):
                 self.refuse(at, f"{keyword} is a number, not {bound!r}")
 
-            def check(value: Any, path: str, issues: list[str]) -> None:
+            def check(value: Any, path: str, issues: Issues) -> None:
                 if applies(value) and not test(value, bound):
                     issues.append(f"{path}: {text.format(bound)}")
 
@@ -207,7 +236,7 @@ class Compiler:
         if not is_number(factor) or factor <= 0:
             self.refuse(at, f"multipleOf is a positive number, not {factor!r}")
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
+        def check(value: Any, path: str, issues: Issues) -> None:
             if is_number(value) and value % factor != 0:
                 issues.append(f"{path}: should be a multiple of {factor}")
 
@@ -216,14 +245,14 @@ class Compiler:
     def _pattern(self, pattern: Any, _: Any, at: str) -> Check:
         matches = self._regex(pattern, at)
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
-            if isinstance(value, str) and not matches(value):
+        def check(value: Any, path: str, issues: Issues) -> None:
+            if isinstance(value, str) and not matches(value, issues):
                 issues.append(f"{path}: should match {pattern!r}")
 
         return check
 
     def _unique(self, wanted: Any, _: Any, __: str) -> Check:
-        def check(value: Any, path: str, issues: list[str]) -> None:
+        def check(value: Any, path: str, issues: Issues) -> None:
             if isinstance(value, list) and len({canonical(v) for v in value}) < len(value):
                 issues.append(f"{path}: holds an item twice")
 
@@ -232,7 +261,7 @@ class Compiler:
     def _property_names(self, schema: Any, _: Any, at: str) -> Check:
         one = self.compile(schema, at)
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
+        def check(value: Any, path: str, issues: Issues) -> None:
             if isinstance(value, Mapping):
                 for name in value:
                     one(name, below(path, name), issues)
@@ -242,24 +271,21 @@ class Compiler:
     def _any_of(self, schemas: Any, _: Any, at: str) -> Check:
         checks = self._each(schemas, at)
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
-            tries = [issues_of(one, value, path) for one in checks]
+        def check(value: Any, path: str, issues: Issues) -> None:
+            tries = [issues.of(one, value, path) for one in checks]
             if all(tries):
-                best = min(tries, key=len)
-                issues.append(
-                    f"{path}: fits none of the {len(checks)} allowed forms; the nearest one says: {'; '.join(best)}"
-                )
+                issues.append(_fits_none(path, tries))
 
         return check
 
     def _one_of(self, schemas: Any, _: Any, at: str) -> Check:
         checks = self._each(schemas, at)
-        some = self._any_of(schemas, _, at)
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
-            fitting = sum(not issues_of(one, value, path) for one in checks)
+        def check(value: Any, path: str, issues: Issues) -> None:
+            tries = [issues.of(one, value, path) for one in checks]
+            fitting = sum(not tried for tried in tries)
             if not fitting:
-                some(value, path, issues)
+                issues.append(_fits_none(path, tries))
             elif fitting > 1:
                 issues.append(f"{path}: fits {fitting} of the {len(checks)} forms, and exactly one is allowed")
 
@@ -268,7 +294,8 @@ class Compiler:
     def _all_of(self, schemas: Any, _: Any, at: str) -> Check:
         checks = self._each(schemas, at)
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
+        def check(value: Any, path: str, issues: Issues) -> None:
+            issues.spend(len(checks))
             for one in checks:
                 one(value, path, issues)
 
@@ -277,8 +304,8 @@ class Compiler:
     def _not(self, schema: Any, _: Any, at: str) -> Check:
         one = self.compile(schema, at)
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
-            if not issues_of(one, value, path):
+        def check(value: Any, path: str, issues: Issues) -> None:
+            if not issues.of(one, value, path):
                 issues.append(f"{path}: has a form that is excluded")
 
         return check
@@ -290,10 +317,10 @@ class Compiler:
             self._references[reference] = None
             self._references[reference] = self.compile(self._resolve(reference, at), reference)
 
-        def check(value: Any, path: str, issues: list[str]) -> None:
+        def check(value: Any, path: str, issues: Issues) -> None:
             target = self._references[reference]
             if target is not None:
-                target(value, path, issues)
+                issues.referred(reference, target, value, path)
 
         return check
 
@@ -316,12 +343,52 @@ class Compiler:
             self.refuse(at, "expected an object of schemas")
         return value
 
-    def _regex(self, pattern: Any, at: str) -> Callable[[str], bool]:
-        """Return whether a text holds a match; by an engine that cannot backtrack, since schemas and texts are foreign."""
+    def _regex(self, pattern: Any, at: str) -> Callable[[str, Issues], bool]:
+        """
+        Return whether a text holds a match; by an engine that cannot backtrack, since schemas and texts are foreign.
+
+        Such an engine follows every way through the pattern at once, so repetitions of repetitions still cost: what is
+        compiled has a limit, and what is searched is counted.
+        """
         from pydantic_core import SchemaError, SchemaValidator, core_schema
 
+        size = _size_of(pattern) if isinstance(pattern, str) else 1
+        self._size += size
+        if self._size > MOST_SIZE:
+            self.refuse(at, f"{pattern[:80]!r} is too large, with the other patterns: count what braces repeat")
         try:
-            return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex")).isinstance_python
+            has = SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex")).isinstance_python
         except SchemaError as error:
             reason = str(error).strip().splitlines()[-1].strip()
             self.refuse(at, f"{pattern!r} is no regular expression without look-around and back-references: {reason}")
+
+        def matches(text: str, issues: Issues) -> bool:
+            issues.spend(1 + size * len(text) // STEPS)
+            return has(text)
+
+        return matches
+
+
+def _size_of(pattern: str) -> int:
+    """Return about how many states a pattern has: one for each character, ten for each class, times what braces say."""
+    if len(pattern) > MOST_SIZE:
+        return len(pattern)
+    sizes, last, at = [0], 0, 0
+    while at < len(pattern):
+        char, at = pattern[at], at + 1
+        if char == "{":
+            end = pattern.find("}", at)
+            counts = "".join([c if c.isdigit() else " " for c in pattern[at : end if end >= 0 else at]]).split()
+            times = max([int(count[:9]) for count in counts], default=1)
+            sizes[-1] = min(sizes[-1] + last * max(0, times - 1), MOST_SIZE + 1)
+            at = max(at, end + 1)
+        elif char == "(":
+            sizes.append(0)
+        elif char == ")" and len(sizes) > 1:
+            last = sizes.pop()
+            sizes[-1] += last
+        else:
+            last = CLASS if char in "\\[." else 1
+            sizes[-1] += last
+            at += char == "\\"
+    return max(len(pattern), sum(sizes))

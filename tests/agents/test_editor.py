@@ -86,7 +86,14 @@ def test_repairs_are_bounded_and_what_is_left_is_reported(project: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "broken"), [("a.json", "{"), ("a.toml", "= 1"), ("deep.json", "[" * 100_000), ("null.py", "x = '\x00'")]
+    ("name", "broken"),
+    [
+        ("a.json", "{"),
+        ("a.toml", "= 1"),
+        ("deep.json", "[" * 100_000),
+        ("null.py", "x = '\x00'"),
+        ("deep.py", "-" * 9_999),
+    ],
 )
 def test_other_formats_are_checked_too(project: Path, name: str, broken: str) -> None:
     write = tool_call("write_file", {"path": name, "content": broken})
@@ -196,3 +203,14 @@ def test_a_spent_step_budget_ends_the_repairs(project: Path) -> None:
 
     assert RunStatus.MAX_STEPS == result.status
     assert "return (" in (project / "shop.py").read_text()
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize("content", ["a." * 100_000, "x = 1\n" * 100_000], ids=["dots", "length"])
+def test_what_would_take_long_to_be_parsed_is_not_looked_at(project: Path, content: str) -> None:
+    name = "a.toml" if "." in content else "a.py"
+    write = tool_call("write_file", {"path": name, "content": content})
+
+    result, _ = edit(project, write, text("done"))
+
+    assert ([name], []) == (result.output["changed_files"], result.output["problems"])

@@ -97,7 +97,7 @@ def test_the_lister_sees_the_tree_and_answers_with_paths(project: Path, folders:
 
 @pytest.mark.spec("requirements:Q5", "generator-contract:B22")
 def test_the_picker_has_files_named_reads_each_once_and_reports(project: Path) -> None:
-    listing = "- shop.py\n2. `./shop.py`\n* docs/ideas.md\n\n.hidden.py"
+    listing = "- shop.py\n2. `./shop.py`\n* docs/ideas.md\n\n.hidden.py\ndocs/1. a - b.md"
     result, model = run("file-picker", project, [listing, "shop.py: total()"], "prices?", params={"directories": ["."]})
     (listed, reported) = model.calls
     (*_, read) = reported.messages
@@ -107,7 +107,9 @@ def test_the_picker_has_files_named_reads_each_once_and_reports(project: Path) -
     assert ["prices?"] == [words.partition("\n")[0] for words in asked(listed)]
     assert '"directories": [\n    "."\n  ]' in asked(listed)[0]
     assert ["read_files"] == called(result)
-    assert ["shop.py", "docs/ideas.md", ".hidden.py"] == [entry["path"] for entry in read.result.data]
+    assert ["shop.py", "docs/ideas.md", ".hidden.py", "docs/1. a - b.md"] == [
+        entry["path"] for entry in read.result.data
+    ]
     assert "none" == reported.tool_choice
 
 

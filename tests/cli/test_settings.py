@@ -138,7 +138,11 @@ def test_a_key_in_a_file_is_refused_and_not_printed(home, line):
 
 def test_files_that_are_no_text_or_too_large_are_refused(home):
     path = home / "home/stepengine/config.toml"
-    for content, why in ((b"\xff", "not UTF-8"), (b"#" * 300_000, "more than")):
+    for content, why in (
+        (b"\xff", "not UTF-8"),
+        (b"#" * 300_000, "more than"),
+        (b"\n" + b"a." * 99_999, ":2 has more"),
+    ):
         path.write_bytes(content)
         with pytest.raises(UsageProblem, match=why):
             Settings.load(home / "work", {"XDG_CONFIG_HOME": str(home / "home")})

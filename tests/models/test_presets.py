@@ -225,6 +225,20 @@ def test_schemas_for_gemini_behind_openrouter_are_plain():
     assert "$ref" not in json.dumps(body("openrouter", model="google/x", tools=(ToolSpec("t", "", endless),))["tools"])
 
 
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize(
+    "to", [lambda n: n + 1, lambda n: n, lambda n: (n + 1) % 9], ids=["others", "itself", "in a ring"]
+)
+def test_a_schema_whose_references_stand_for_very_many_parts_is_made_plain_up_to_a_limit(to):
+    names = {n: {"properties": {m: {"$ref": f"#/$defs/A{to(n)}"} for m in "abcd"}} for n in range(60)}
+    schema = {"properties": {"x": {"$ref": "#/$defs/A0"}}, "$defs": {f"A{n}": made for n, made in names.items()}}
+    got = body("openrouter", model="google/x", tools=(ToolSpec("t", "", schema),))["tools"][0]["function"]["parameters"]
+
+    assert "$ref" not in (text := json.dumps(got))
+    assert len(text) < 5_000_000
+    assert {"a", "b", "c", "d"} == got["properties"]["x"]["properties"].keys()
+
+
 # --- registering ----------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typing_extensions import TypedDict
 
 from stepengine.data.json import freeze_object
-from stepengine.tools import file_tools, search_tools, spawn_tools, tool
+from stepengine.tools import Tool, file_tools, search_tools, spawn_tools, tool
 
 
 class Edit(TypedDict):
@@ -106,3 +106,17 @@ def test_the_bundled_tools_accept_the_known_other_spellings_and_show_only_their_
         assert binding.repair is not None
         assert mended == binding.repair(freeze_object(given_input))
         assert "allowMultiple" not in json.dumps(binding.spec.input_schema)
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize("word", ["anyOf", "oneOf"])
+def test_alternatives_that_lead_to_alternatives_are_each_looked_at_once(word: str) -> None:
+    row = {f"A{n}": {word: [{"$ref": f"#/$defs/A{n + 1}"}] * 2} for n in range(60)}
+    end = {word: [{"type": "array", "items": {"type": "object"}}, {"$ref": "#/$defs/A0"}]}
+    made = Tool(
+        "t", "", {"properties": {"x": {"$ref": "#/$defs/A0"}}, "$defs": {**row, "A60": end}}, lambda value: value
+    )
+    repair = made.binding().repair
+    assert repair is not None
+
+    assert {"x": [{"a": 1}]} == repair(freeze_object({"x": '[{"a": 1}]'}))

@@ -128,3 +128,92 @@ def test_a_deeply_nested_input_is_refused_and_not_a_crash() -> None:
         value = {"kids": [value]}
 
     assert fits(made, value) in {True, False}
+
+
+def leading_to(times: int, word: str) -> Tool[..., Any]:
+    """Return a tool whose value is reached through 40 definitions, each of which leads to the next one several times."""
+    row = {f"A{n}": {word: [{"$ref": f"#/$defs/A{n + 1}"}] * times} for n in range(40)}
+    return Tool(
+        "t",
+        "",
+        {"properties": {"v": {"$ref": "#/$defs/A0"}}, "$defs": {**row, "A40": {"type": "string"}}},
+        lambda value: value,
+    )
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize(("word", "times"), [("anyOf", 2), ("anyOf", 5), ("oneOf", 1), ("allOf", 2), ("allOf", 5)])
+def test_a_schema_that_leads_to_a_value_on_very_many_ways_is_checked_once_for_each(word: str, times: int) -> None:
+    made = leading_to(times, word)
+
+    assert (True, False) == (fits(made, "a"), fits(made, 1))
+
+
+@pytest.mark.spec("reliability:R23")
+def test_forms_that_share_a_member_take_no_longer_the_deeper_the_value_is() -> None:
+    kinds = [
+        {"type": "object", "required": ["kind"], "properties": {"kind": {"const": k}, "of": {"$ref": "#/$defs/tree"}}}
+        for k in "abcd"
+    ]
+    made = Tool(
+        "t",
+        "",
+        {"properties": {"v": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": {"oneOf": kinds}}},
+        lambda value: value,
+    )
+    good, bad = {"kind": "d"}, {"kind": "e"}
+    for _ in range(40):
+        good, bad = {"kind": "d", "of": good}, {"kind": "d", "of": bad}
+
+    assert (True, False) == (fits(made, good), fits(made, bad))
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize("word", ["anyOf", "oneOf", "allOf"])
+def test_a_schema_nested_in_itself_is_compiled_once(word: str) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(30):
+        schema = {word: [schema]}
+
+    assert (True, False) == (fits(tool_for(schema), "a"), fits(tool_for(schema), 1))
+
+
+def test_a_reference_that_leads_back_without_an_end_fits_nothing() -> None:
+    made = tool_for({"anyOf": [{"type": "string"}, {"$ref": "#/properties/v"}]})
+
+    assert (True, False) == (fits(made, "a"), fits(made, 1))
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"items": {"enum": [*range(2_000)]}}, [-1] * 1_000),
+        ({"items": {"allOf": [{"minimum": n} for n in range(2_000)]}}, [9_999] * 1_000),
+        ({"pattern": "^(a{200}){50}$"}, "a" * 100_000),
+    ],
+)
+def test_what_takes_too_long_to_be_compared_is_refused(schema: Any, value: Any) -> None:
+    with pytest.raises(ToolInputError, match="takes too long"):
+        tool_for(schema).binding().validate(freeze_object({"v": value}))
+
+
+def test_of_very_many_problems_a_hundred_are_told() -> None:
+    with pytest.raises(ToolInputError, match="and there is more") as caught:
+        tool_for({"items": {"type": "string"}}).binding().validate(freeze_object({"v": [1] * 10_000}))
+
+    assert 101 == len(caught.value.issues)
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"pattern": "(a{1000}){100}"}, "too large"),
+        ({"properties": {f"a{n}": {"pattern": r"\w{90}"} for n in range(60)}}, "too large"),
+        ({"allOf": [True] * 20_000}, "more than 10,000 schemas"),
+    ],
+)
+def test_a_schema_that_would_take_too_long_is_refused_at_construction(schema: Any, said: str) -> None:
+    with pytest.raises(DefinitionError, match=said):
+        tool_for(schema)

@@ -120,9 +120,17 @@ def _line_numbers(text: str, spans: list[tuple[int, int]]) -> str:
     return ", ".join(numbers) + (", ..." if len(spans) > SHOWN_LINES else "")
 
 
-def unified_diff(old: str, new: str, path: str) -> str:
-    """Return the unified diff of two texts, at most 20,000 characters of it."""
-    before, after = _by_newline(old), _by_newline(new)
+def unified_diff(old: str | None, new: str | None, path: str, *, most: int = DIFF_CHARS) -> str:
+    """
+    Return the unified diff of two texts, in git's form, in a time that no content can blow up.
+
+    Args:
+        old: The text before; ``None`` for a file that was not there.
+        new: The text after; ``None`` for a file that is no more.
+        path: The file's name.
+        most: How many characters of the diff are returned.
+    """
+    before, after = _by_newline(old or ""), _by_newline(new or "")
     same = 0
     for a, b in zip(before, after, strict=False):
         if a != b:
@@ -138,12 +146,9 @@ def unified_diff(old: str, new: str, path: str) -> str:
         return f"(the changes span {max(len(old_part), len(new_part)):,} lines, too many for a diff)"
     groups = BoundedMatcher(old_part, new_part).get_grouped_opcodes(CONTEXT)
     hunks = "".join([line for group in groups for line in _hunk(group, old_part, new_part, first)])
-    text = f"--- a/{path}\n+++ b/{path}\n{hunks}" if hunks else ""
-    return (
-        text
-        if len(text) <= DIFF_CHARS
-        else f"{text[:DIFF_CHARS]}\n(the diff was cut; it has {len(text):,} characters)\n"
-    )
+    was, now = "/dev/null" if old is None else f"a/{path}", "/dev/null" if new is None else f"b/{path}"
+    text = f"--- {was}\n+++ {now}\n{hunks}" if hunks else ""
+    return text if len(text) <= most else f"{text[:most]}\n(the diff was cut; it has {len(text):,} characters)\n"
 
 
 def _by_newline(text: str) -> list[str]:
