@@ -206,6 +206,8 @@ def bench_for(
         agent_models=_agent_models(options, agents, is_new=is_new),
         hooks=Hooks(pre_step=[Compaction()], on_stop=[require_finished_todos()]),
         permissions=settings.policy,
+        # The journal that every run has by itself is no sign that somebody will come back to answer.
+        headless=True if is_new and not options.journal and not sys.stdin.isatty() else None,
         workspace=options.cwd.resolve(),
     )
     return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))

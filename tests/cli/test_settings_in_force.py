@@ -131,6 +131,17 @@ def test_permissions_hold_for_runs_and_a_projects_are_refused_once(scripted: Any
     assert "config.toml:1: permissions: 'never' is no mode" in command("run", "desk", "go", code=2).stderr
 
 
+@pytest.mark.spec("requirements:M17", "requirements:X55")
+def test_without_a_terminal_a_permission_is_denied_and_only_a_journal_of_ones_own_waits_for_it(scripted: Any) -> None:
+    user('[permissions]\nmode = "default"\n')
+    scripted(*loops(1), text("denied"), *loops(1))
+    said = command("run", "desk", "go", "--model", "x/m")
+
+    assert "nobody" in said.stderr
+    assert "denied\n" == said.stdout
+    command("run", "desk", "go", "--model", "x/m", "--journal", "mine.jsonl", code=3)
+
+
 @pytest.mark.spec("interfaces:IF102")
 def test_agents_are_found_in_the_folders_that_are_set_beside_the_file_that_names_them(
     tmp_path: Path, scripted: Any
