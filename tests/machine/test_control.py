@@ -104,7 +104,10 @@ def test_set_messages_replaces_the_history_and_later_ids_skip_what_it_holds(form
     ("messages", "issue"),
     [
         (FORMS["dicts"][:2], "have no result"),
-        ([{"role": "robot", "content": "x"}], "needs role 'user', 'assistant', 'tool', 'system' or 'developer', not 'robot'"),
+        (
+            [{"role": "robot", "content": "x"}],
+            "needs role 'user', 'assistant', 'tool', 'system' or 'developer', not 'robot'",
+        ),
         ([{"role": "system", "content": "x"}], "holds no system message"),
         ("text", "messages: expected a list, not str"),
         ([5], "needs role 'user', 'assistant', 'tool', 'system' or 'developer', not None"),
