@@ -19,17 +19,17 @@ from stepengine.cli.settings import KEYS, Settings
 @pytest.fixture
 def home(tmp_path):
     (tmp_path / "home/stepengine").mkdir(parents=True)
-    (tmp_path / "work/.git").mkdir(parents=True)
+    (tmp_path / "repo/.git").mkdir(parents=True)
     return tmp_path
 
 
 def load(home, *, user="", project="", name="stepengine.toml", config=None, **environ):
     (home / "home/stepengine/config.toml").write_text(user)
-    (home / "work" / name).write_text(project)
+    (home / "repo" / name).write_text(project)
     if config is not None:
         (home / "given.toml").write_text(config)
     environ = {"XDG_CONFIG_HOME": str(home / "home"), **environ}
-    return Settings.load(home / "work", environ, config=home / "given.toml" if config is not None else None)
+    return Settings.load(home / "repo", environ, config=home / "given.toml" if config is not None else None)
 
 
 PLACES = ("user", "project", "config", "environment", "argument")
@@ -40,7 +40,7 @@ PLACES = ("user", "project", "config", "environment", "argument")
 def test_the_nearest_place_wins_leaf_by_leaf_and_says_where_it_is(tmp_path_factory, places):
     home = tmp_path_factory.mktemp("any")
     (home / "home/stepengine").mkdir(parents=True)
-    (home / "work/.git").mkdir(parents=True)
+    (home / "repo/.git").mkdir(parents=True)
     levels = dict(zip(PLACES, ("debug", "info", "warning", "error", "off"), strict=True))
     files = {p: f'[display]\nlog = "{levels[p]}"\n' if p in places else "" for p in ("user", "project", "config")}
     files["user"] += '[aliases]\nmine = "a/b"\n'
@@ -52,7 +52,7 @@ def test_the_nearest_place_wins_leaf_by_leaf_and_says_where_it_is(tmp_path_facto
 
     assert (levels[winner] if winner else "warning") == settings.get("display.log")
     shown = {
-        None: "default", "user": f"{home}/home/stepengine/config.toml:2", "project": f"{home}/work/stepengine.toml:2",
+        None: "default", "user": f"{home}/home/stepengine/config.toml:2", "project": f"{home}/repo/stepengine.toml:2",
         "config": f"{home}/given.toml:2", "environment": "STEPENGINE_DISPLAY__LOG", "argument": "argument",
     }  # fmt: skip
     assert shown[winner] == str(settings.origin("display.log"))
@@ -145,23 +145,23 @@ def test_files_that_are_no_text_or_too_large_are_refused(home):
     ):
         path.write_bytes(content)
         with pytest.raises(UsageProblem, match=why):
-            Settings.load(home / "work", {"XDG_CONFIG_HOME": str(home / "home")})
+            Settings.load(home / "repo", {"XDG_CONFIG_HOME": str(home / "home")})
     path.unlink()
     with pytest.raises(UsageProblem, match="cannot be read"):
-        Settings.load(home / "work", {}, config=home / "missing.toml")
+        Settings.load(home / "repo", {}, config=home / "missing.toml")
 
 
 @pytest.mark.spec("interfaces:IF103")
 def test_the_project_s_file_is_looked_for_up_to_the_top_of_the_repository(home):
     (home / "stepengine.toml").write_text('display.log = "off"\n')
-    (home / "work/deep/er").mkdir(parents=True)
+    (home / "repo/deep/er").mkdir(parents=True)
 
-    assert "warning" == Settings.load(home / "work/deep/er", {}).get("display.log")
-    (home / "work/stepengine.toml").write_text('display.log = "debug"\n')
-    assert "debug" == Settings.load(home / "work/deep/er", {}).get("display.log")
-    (home / "work/pyproject.toml").write_text("[tool.stepengine]\n")
+    assert "warning" == Settings.load(home / "repo/deep/er", {}).get("display.log")
+    (home / "repo/stepengine.toml").write_text('display.log = "debug"\n')
+    assert "debug" == Settings.load(home / "repo/deep/er", {}).get("display.log")
+    (home / "repo/pyproject.toml").write_text("[tool.stepengine]\n")
     with pytest.raises(UsageProblem, match="keep one of them"):
-        Settings.load(home / "work/deep/er", {})
+        Settings.load(home / "repo/deep/er", {})
 
 
 def test_older_variables_and_those_of_others_keep_their_meaning(home):
@@ -186,13 +186,13 @@ def test_older_variables_and_those_of_others_keep_their_meaning(home):
 def test_the_command_shows_every_setting_its_value_and_its_place(home, monkeypatch):
     load(home, user='aliases.fast = "a/b"\n', project='display.log = "info"\nmodel = "evil/m"\n')
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "home"))
-    monkeypatch.chdir(home / "work")
+    monkeypatch.chdir(home / "repo")
     shown = CliRunner().invoke(app, ["config"])
     data = json.loads(CliRunner().invoke(app, ["config", "--json"]).stdout)
 
     assert 0 == shown.exit_code
     assert {k.name for k in KEYS if "<" not in k.name} | {"aliases.fast"} == set(data)
-    assert {"value": "info", "source": "project", "place": f"{home}/work/stepengine.toml:1"} == data["display.log"]
+    assert {"value": "info", "source": "project", "place": f"{home}/repo/stepengine.toml:1"} == data["display.log"]
     assert f"{home}/home/stepengine/config.toml:1" in shown.stdout
     assert "model may not be set by a project" in shown.stderr
     assert 2 == CliRunner().invoke(app, ["config", "limits.max_step"]).exit_code
