@@ -63,7 +63,11 @@ def _two(a: str, b: str, *, last: bool) -> tuple[str, str]:
 def runs_command(*, everywhere: bool, waiting: bool, as_json: bool) -> Exit:
     """Print the recorded runs: those of the working folder, or all."""
     here = str(Path.cwd())
-    chosen = [entry for entry in entries() if everywhere or entry.text("cwd") == here]
+    try:
+        found = entries()
+    except UsageProblem as problem:
+        return complain(str(problem))
+    chosen = [entry for entry in found if everywhere or entry.text("cwd") == here]
     chosen = [entry for entry in chosen if not waiting or entry.status in GOES_ON]
     if as_json:
         print(dumps([{**entry.info, "stem": entry.stem, "status": entry.status} for entry in chosen]))

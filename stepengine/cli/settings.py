@@ -39,6 +39,7 @@ FILE_BYTES = 256 * 1024
 LINE_DOTS = 200
 """A key of very many parts takes the parser the square of their number."""
 SHOWN_CHARS = 60
+MAX_INT = 2**63 - 1
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 KEYLIKE = re.compile(r"(?:key|token|secret|password)s?", re.IGNORECASE)
 LOGS = ("debug", "info", "warning", "error", "off")
@@ -105,7 +106,7 @@ def _parse_number(text: str) -> Any:
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int or value < 1:
+    if type(value) is not int or not 1 <= value <= MAX_INT:
         raise ValueError
     return value
 
@@ -340,7 +341,10 @@ def _checked(key: Key, given: _Given) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a number of more digits than Python writes
+        return "a very long number"
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
@@ -399,11 +403,15 @@ def _of_file(path: Path, source: Source) -> list[_Given]:
         raise UsageProblem(msg)
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also for numbers that are too long to be read
         msg = f"{path} is no TOML: {error}"
         raise UsageProblem(msg) from None
     if path.name == "pyproject.toml":
-        data = data.get("tool", {}).get("stepengine", {})
+        for name in ("tool", "stepengine"):
+            data = data.get(name, {})
+            if not isinstance(data, dict):
+                msg = f"{path}: {name} is no table; [tool.stepengine] with one setting per line would be fine"
+                raise UsageProblem(msg)
     lines = _lines(text)
     return [_Given(name, value, Origin(source, f"{path}:{lines(name)}")) for name, value in _leaves(data)]
 

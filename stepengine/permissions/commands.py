@@ -136,14 +136,26 @@ def _begins(prefix: Sequence[str], words: Sequence[str]) -> bool:
     """Return whether the words of a prefix stand in front, options and their values between them aside."""
     if _name(words[0]) != _name(prefix[0]):
         return False
-    at = 1
+    places = {1}
     for wanted in prefix[1:]:
-        while at < len(words) and words[at] != wanted and words[at].startswith("-"):
-            at += 1 if at + 1 < len(words) and words[at + 1] == wanted else 2
-        if at >= len(words) or words[at] != wanted:
-            return False
-        at += 1
-    return True
+        reached: set[int] = set()
+        for at in sorted(places):
+            reached |= _after_options(words, at)
+        places = {at + 1 for at in reached if words[at] == wanted}
+    return bool(places)
+
+
+def _after_options(words: Sequence[str], start: int) -> set[int]:
+    """Return where options that begin at *start* may end: nobody knows which of them takes the next word as its value."""
+    ends: set[int] = set()
+    waiting = [start]
+    while waiting:
+        at = waiting.pop()
+        if at < len(words) and at not in ends:
+            ends.add(at)
+            if words[at].startswith("-"):
+                waiting += [at + 1, at + 2]
+    return ends
 
 
 def _form(prefix: str, flags: str = "", operands: Operands = "none") -> CommandForm:

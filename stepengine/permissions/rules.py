@@ -8,9 +8,9 @@ globs on our own matcher.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
-from urllib.parse import urlsplit
 
 import attrs
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, ValidationError, core_schema
@@ -24,6 +24,7 @@ from stepengine.permissions.commands import CommandForm, denies, permits
 from stepengine.tools.argv import Argv, Script, parse_command
 from stepengine.tools.files.rules import folded
 from stepengine.tools.search.patterns import GlobPattern
+from stepengine.tools.web.urls import parse_url
 
 __all__ = (
     "Call",
@@ -42,8 +43,10 @@ __all__ = (
 )
 
 Effect: TypeAlias = Literal["allow", "deny", "ask"]
+COMMANDS = ("command", "argv")
 PATHS = ("path", "paths", "file", "files", "file_path", "folder", "directory", "directories", "cwd")
 URLS = ("url", "urls")
+PLAIN_URL = re.compile(r"[a-z][a-z0-9+.-]*://([A-Za-z0-9.-]*[A-Za-z0-9])\.?(?::[0-9]{1,5})?(?:[/?#][!-\[\]-~]*)?")
 
 
 @attrs.frozen(kw_only=True)
@@ -68,19 +71,27 @@ class Request:
     context: HookContext | None = None
 
     @property
-    def command(self) -> Argv | Script | None:
-        """The command that the call would run, read as the shell tool reads it; ``None`` when there is none."""
-        given: Any = self.input.get("command", self.input.get("argv"))
-        if self.tool.category != "execute" or not isinstance(given, (str, list)):
-            return None
-        try:
-            return parse_command(given)
-        except ToolError:
-            return None
+    def commands(self) -> tuple[Argv | Script, ...]:
+        """The commands in the input, each read as the shell tool reads it; one that is refused there counts as a script."""
+        if self.tool.category != "execute":
+            return ()
+        return tuple(
+            [_command_of(given) for name in COMMANDS for given in (self.input.get(name),) if given is not None]
+        )
 
     def texts(self, names: Sequence[str]) -> Iterator[str]:
         """Give the texts that stand in the input under one of *names*, in lists and objects of it too."""
         yield from _texts(self.input, frozenset(names), inside=False)
+
+
+def _command_of(given: Any) -> Argv | Script:
+    words = (
+        given if isinstance(given, str) else [str(word) for word in given] if isinstance(given, list) else str(given)
+    )
+    try:
+        return parse_command(words)
+    except ToolError as error:
+        return Script(words if isinstance(words, str) else "\n".join(words), error.message)
 
 
 def _texts(value: Any, names: frozenset[str], *, inside: bool) -> Iterator[str]:
@@ -89,7 +100,7 @@ def _texts(value: Any, names: frozenset[str], *, inside: bool) -> Iterator[str]:
             yield value
     elif isinstance(value, Mapping):
         for name, member in value.items():
-            yield from _texts(member, names, inside=name in names)
+            yield from _texts(member, names, inside=inside or name in names)
     elif isinstance(value, list):
         for member in value:
             yield from _texts(member, names, inside=inside)
@@ -175,10 +186,10 @@ class Command:
 
     def matches(self, request: Request, decision: Effect) -> bool:
         """Return whether the rule is about a call; an allow is about less than a deny or an ask."""
-        command = request.command
-        if command is None:
-            return False
-        return permits(self.form, command) if decision == "allow" else denies(self.form, command)
+        commands = request.commands
+        if decision == "allow":
+            return bool(commands) and all(permits(self.form, command) for command in commands)
+        return any(denies(self.form, command) for command in commands)
 
     def __str__(self) -> str:
         return f"command {' '.join(self.form.prefix)}"
@@ -214,16 +225,35 @@ class Path:
             return False
         paths = list(request.texts(PATHS))
         if decision == "allow":
-            return bool(paths) and all(not p.startswith("/") and self._exact.match(_parts(p)) for p in paths)
+            return bool(paths) and all(_stays(p) and self._exact.match(_parts(p)) for p in paths)
         return any(self._may_be(path) for path in paths)
 
     def _may_be(self, path: str) -> bool:
-        parts = _parts(folded([path]))
+        parts = _climbed(_parts(folded([path])))
+        if parts is None:
+            return True  # it leads out, so nobody can say what it names
         starts = range(len(parts)) if path.startswith("/") else (0,)
         return any(self._folded.match(parts[start:]) for start in starts)
 
     def __str__(self) -> str:
         return f"path {self.glob}" + (f" of {self.tool}" if self.tool else "")
+
+
+def _stays(path: str) -> bool:
+    return not path.startswith("/") and ".." not in path.split("/")
+
+
+def _climbed(parts: Sequence[str]) -> tuple[str, ...] | None:
+    """Return a path without its ``..``; ``None`` for one that climbs above where it starts."""
+    made: list[str] = []
+    for part in parts:
+        if part != "..":
+            made.append(part)
+        elif made:
+            made.pop()
+        else:
+            return None
+    return tuple(made)
 
 
 def _parts(path: str) -> tuple[str, ...]:
@@ -260,14 +290,23 @@ class Domain:
         return all(found) and bool(found) if decision == "allow" else any(found)
 
     def _is_host(self, url: str, decision: Effect) -> bool:
-        try:
-            host = (urlsplit(url).hostname or "").rstrip(".")
-        except ValueError:
+        host = _host_of(url)
+        if host is None:  # different programs may read different hosts in it
             return decision != "allow"
         return host.endswith(self.host[1:]) if self.host.startswith("*.") else host == self.host
 
     def __str__(self) -> str:
         return f"domain {self.host}" + (f" for {self.tool}" if self.tool else "")
+
+
+def _host_of(url: str) -> str | None:
+    """Return the host that every program reads in an address, as the web tools do; ``None`` for one that is not plain."""
+    try:
+        return parse_url(url).host.lower()
+    except ToolError:
+        # The web tools refuse more than what is unclear, such as this machine and other schemes.
+        plain = PLAIN_URL.fullmatch(url)
+        return None if plain is None else plain[1].lower()
 
 
 @attrs.frozen
@@ -365,12 +404,9 @@ class Call:
 
 
 def _as_words(request: Request) -> JsonDict:
-    """Return the input with its command as a list of words; a script, which only a shell can read, stays as it is."""
-    command = request.command
-    if command is None or isinstance(command, Script):
-        return request.input
-    name = "command" if "command" in request.input else "argv"
-    return freeze_object({**request.input, name: list(command)})
+    """Return the input with its commands as lists of words; a script, which only a shell can read, stays as it is."""
+    read = {name: _command_of(request.input[name]) for name in COMMANDS if request.input.get(name) is not None}
+    return freeze_object({**request.input, **{n: list(c) for n, c in read.items() if not isinstance(c, Script)}})
 
 
 Matcher: TypeAlias = Call | Every | ToolNamed | Category | Command | Path | Domain | Regex | When

@@ -136,6 +136,21 @@ def test_a_key_in_a_file_is_refused_and_not_printed(home, line):
     assert "sk-abc" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("pyproject.toml", "[[tool.stepengine]]\n", "stepengine is no table"),
+        ("pyproject.toml", "[tool]\nstepengine = 3\n# [tool.stepengine]\n", "stepengine is no table"),
+        ("stepengine.toml", f"limits.max_steps = {'9' * 5_000}\n", "is no TOML"),
+        ("stepengine.toml", f"limits.max_steps = 0x{'f' * 5_000}\n", "a whole number"),
+    ],
+    ids=map(str, range(4)),
+)
+def test_a_foreign_file_of_any_shape_is_refused_in_one_sentence(home, name, text, why):
+    with pytest.raises(UsageProblem, match=why):
+        load(home, project=text, name=name)
+
+
 def test_files_that_are_no_text_or_too_large_are_refused(home):
     path = home / "home/stepengine/config.toml"
     for content, why in (

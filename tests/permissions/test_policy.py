@@ -354,3 +354,60 @@ def test_every_scope_and_decision_can_be_stored():
     ]
 
     assert Policy(rules) == Policy.from_json(json.loads(json.dumps(Policy(rules).to_json())))
+
+
+# --- what is not what it seems --------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:PM43", "reliability:R7")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://evil\u3002org/x", "https://\uff45vil.org", "https://evil.org./", "https:/evil.org", "https:evil.org", "evil.org/x",
+        "https://ev%69l.org", "https://good.org@evil.org", "https://evil.org\\@good.org/", "HTTPS://EVIL.ORG", " https://evil.org",
+        "ftp://evil.org/x", "https://evil.org:8443/x",
+    ],
+)  # fmt: skip
+def test_a_denied_host_is_found_however_it_is_written_and_never_allowed_as_another(url):
+    assert "deny" == decided(Policy([Rule.deny_domain("evil.org")], "bypass"), FETCHES, url=url)
+    assert "deny" == decided(Policy([Rule.allow_domain("good.org")], "dont_ask"), FETCHES, url=url)
+
+
+def test_a_host_that_no_rule_denies_is_left_alone():
+    policy = Policy([Rule.deny_domain("evil.org")], "bypass")
+
+    for url in (
+        "https://good.org",
+        "http://localhost:8080/x?y=1",
+        "http://127.0.0.1/",
+        "ftp://good.org/a",
+        "ws://good.org",
+    ):
+        assert "allow" == decided(policy, FETCHES, url=url), url
+
+
+@pytest.mark.spec("reliability:FP4", "reliability:R7")
+def test_a_path_is_what_it_leads_to():
+    denied = Policy([Rule.deny_path("secrets/**")], "bypass")
+    allowed = Policy([Rule.allow_path("docs/**")], "dont_ask")
+
+    for path in ("docs/../secrets/x", "./secrets/./x", "a/b/../../secrets/x", "../x", "docs/../../etc/passwd"):
+        assert "deny" == decided(denied, READS, path=path), path
+        assert "deny" == decided(allowed, READS, path=path), path
+    assert "allow" == decided(denied, READS, path="a/../docs/x")
+    assert "deny" == decided(denied, READS, paths={"first": "secrets/x"}, path="docs/a")
+    assert "deny" == decided(allowed, READS, paths={"first": "secrets/x"}, path="docs/a")
+
+
+@pytest.mark.spec("reliability:R7", "reliability:R8", "reliability:PM25")
+def test_every_command_in_an_input_is_judged_also_one_that_cannot_be_run():
+    denied = Policy([Rule.deny_command("rm")], "bypass")
+    allowed = Policy([Rule.allow_command("ls")], "dont_ask")
+
+    for members in (
+        {"argv": ["rm", "x"], "command": None}, {"argv": ["rm", "x"], "command": "ls"}, {"command": "rm x " + "y " * 60_000},
+        {"command": "rm x\x00"}, {"command": ["rm", "\x00"]}, {"command": ["rm"] * 2_000},
+    ):  # fmt: skip
+        assert "deny" == decided(denied, RUNS, **members), members
+        assert "deny" == decided(allowed, RUNS, **members), members
+    assert "allow" == decided(allowed, RUNS, argv=["ls"], command=None)

@@ -49,7 +49,7 @@ def test_the_day_is_summed_up(journal):
     replies = REPLIES["replaying" if journal.replaying else "recording"]
     with Engine([agent], models={"test": ScriptedModel(replies)}) as engine:
         result = engine.run_sync("summer", "What happened?", journal=journal)
-    assert (result.text, result.output) == ("A quiet day.", "summed up")
+    assert (result.thinking, result.text, result.output) == ((), "summed up", "summed up")
     assert_prefix_stable(result)
 
 
