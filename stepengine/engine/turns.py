@@ -99,6 +99,9 @@ _queues: weakref.WeakKeyDictionary[Any, Queue] = weakref.WeakKeyDictionary()
 _queues_lock = threading.Lock()
 _inside: contextvars.ContextVar[tuple[Turn, ...]] = contextvars.ContextVar("stepengine_turns", default=())
 """The turns that the code of this context is a part of."""
+_owners: dict[tuple[int, str], Turn] = {}
+_waiting: set[Turn] = set()
+"""Who is in which session, and who waits for one: so that no run waits for one that waits for it."""
 
 
 class Sessions:
@@ -200,13 +203,13 @@ class Journals:
     """
 
     def __init__(self, place: Any) -> None:
-        self._place = place
+        self.place = place
 
     def journal(self, name: str) -> Journal:
         """Return a journal, new or not."""
         from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
 
-        place = self._place
+        place = self.place
         if place.memory is not None:
             kept: Journal = place.memory.setdefault(name, MemoryJournal())
             return kept
@@ -218,7 +221,7 @@ class Journals:
         """Return the names of those that there are, sorted."""
         from stepengine.journal import SqliteJournal
 
-        place = self._place
+        place = self.place
         if place.memory is not None:
             return sorted(place.memory)
         if place.database is not None:
@@ -231,9 +234,9 @@ class Journals:
 
     def tidy(self) -> None:
         """Remove all but the newest ones."""
-        for name in self.names()[: -self._place.keep]:
-            if self._place.memory is not None:
-                del self._place.memory[name]
+        for name in self.names()[: -self.place.keep]:
+            if self.place.memory is not None:
+                del self.place.memory[name]
             else:
                 self.journal(name).discard()
 
@@ -319,6 +322,7 @@ class Turn:
         self._journals: Journals | None = None
         self._name: str | None = None
         self._continues = False
+        self.around: tuple[Turn, ...] = ()
         self.is_in = False
         self._warnings: list[str] = []
 
@@ -332,9 +336,7 @@ class Turn:
             AnswerRejected: when the answer does not fit the question that waits, or cannot be given.
             SessionError: when the session cannot be loaded, or the run would wait for itself.
         """
-        self._refuse_itself()
-        await self.sessions.queue.enter(self.session_id)
-        self.is_in = True
+        await self._enter()
         self._token = _inside.set((*_inside.get(), self))
         self._take(await self.sessions.load(self.session_id))
         self._journals = await self.sessions.journals(self._before)
@@ -352,18 +354,43 @@ class Turn:
         """Let the next run into the session; may be called twice."""
         if self.is_in:
             self.is_in = False
+            _owners.pop(self.place, None)
             self.sessions.queue.leave(self.session_id)
             with contextlib.suppress(ValueError):  # in another context than the one that is left
                 _inside.reset(self._token)
 
-    def _refuse_itself(self) -> None:
-        for turn in _inside.get():
-            if turn.is_in and turn.sessions.queue is self.sessions.queue and turn.session_id == self.session_id:
+    async def _enter(self) -> None:
+        """Wait for the session; refuse to wait for a run that waits, itself or through others, for this one."""
+        self.around = _inside.get()
+        with _queues_lock:
+            self._refuse_circles()
+            _waiting.add(self)
+        try:
+            await self.sessions.queue.enter(self.session_id)
+        finally:
+            _waiting.discard(self)
+        self.is_in = True
+        _owners[self.place] = self
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """The session that it is in or waits for."""
+        return id(self.sessions.queue), self.session_id
+
+    def _refuse_circles(self) -> None:
+        places, seen = [self.place], set[Turn]()
+        while places:
+            owner = _owners.get(places.pop())
+            if owner is None or owner in seen:
+                continue
+            if owner in self.around:
                 msg = (
-                    f"a run in the session {self.session_id!r} was started inside a run in it, which would wait for itself; "
-                    "start it after that one has ended, or in another session"
+                    f"a run in the session {self.session_id!r} was started inside a run that it would wait for, so neither "
+                    "would ever end; start it after that one has ended, or in another session"
                 )
                 raise SessionError(msg)
+            seen.add(owner)
+            places += [turn.place for turn in _waiting if owner in turn.around]
 
     def _take(self, session: Session) -> None:
         self._before = session

@@ -118,43 +118,34 @@ def denies(form: CommandForm, command: Argv | Script) -> bool:
     first = form.prefix[0].casefold()
     if isinstance(command, Script):
         return any(_name(word) == first for word in WORD.findall(command.text))
-    if permits(form, command) or (not form.exact and _begins(form.prefix, command)):
+    launches = _name(command[0]) in LAUNCHERS
+    if permits(form, command) or (_stands_in(form.prefix, command, anywhere=launches) and (launches or not form.exact)):
         return True
-    if _name(command[0]) not in LAUNCHERS:
-        return False
-    return any(
-        _begins(form.prefix, command[at:]) or any(_name(w) == first for w in WORD.findall(word) if w != word)
-        for at, word in enumerate(command[1:], start=1)
-    )
+    return launches and any(_name(w) == first for word in command[1:] for w in WORD.findall(word) if w != word)
 
 
 def _name(word: str) -> str:
     return word.rpartition("/")[2].casefold()
 
 
-def _begins(prefix: Sequence[str], words: Sequence[str]) -> bool:
-    """Return whether the words of a prefix stand in front, options and their values between them aside."""
-    if _name(words[0]) != _name(prefix[0]):
-        return False
-    places = {1}
+def _stands_in(prefix: Sequence[str], words: Sequence[str], *, anywhere: bool) -> bool:
+    """Return whether the words of a prefix stand in front, or *anywhere*, options and their values between them aside."""
+    program = _name(prefix[0])
+    places = {at + 1 for at, word in enumerate(words if anywhere else words[:1]) if _name(word) == program}
     for wanted in prefix[1:]:
-        reached: set[int] = set()
-        for at in sorted(places):
-            reached |= _after_options(words, at)
-        places = {at + 1 for at in reached if words[at] == wanted}
+        places = {at + 1 for at in _after_options(words, places) if words[at] == wanted}
     return bool(places)
 
 
-def _after_options(words: Sequence[str], start: int) -> set[int]:
-    """Return where options that begin at *start* may end: nobody knows which of them takes the next word as its value."""
-    ends: set[int] = set()
-    waiting = [start]
-    while waiting:
-        at = waiting.pop()
-        if at < len(words) and at not in ends:
-            ends.add(at)
-            if words[at].startswith("-"):
-                waiting += [at + 1, at + 2]
+def _after_options(words: Sequence[str], starts: set[int]) -> set[int]:
+    """Return where options that begin at *starts* may end: nobody knows which of them takes the next word as its value."""
+    ends, reached = set[int](), set(starts)
+    if starts:
+        for at in range(min(starts), len(words)):
+            if at in reached:
+                ends.add(at)
+                if words[at].startswith("-"):
+                    reached.update((at + 1, at + 2))
     return ends
 
 

@@ -539,6 +539,36 @@ async def test_one_that_is_cancelled_while_it_waits_is_gone_and_the_next_one_com
     assert ["a", "to a", "c", "to c"] == [m.text for m in store.load("x").messages]
 
 
+async def test_runs_of_two_sessions_that_start_each_other_do_not_wait_for_ever():
+    both_are_in, inside = asyncio.Event(), []
+
+    @tool(in_thread=False)
+    async def cross(other: str) -> str:
+        """Start a run in the other session."""
+        inside.append(other)
+        if len(inside) == 2:
+            both_are_in.set()
+        await both_are_in.wait()
+        try:
+            return (await engine.run(BOT, "inner", session_id=other)).output
+        except SessionError as error:
+            return error.message
+
+    def handler(ctx):
+        result = yield from call("cross", str, other=ctx.prompt)
+        return result
+
+    agent = AgentDefinition("outer", tools=[cross], handle_steps=handler)
+    engine = Engine([agent, BOT], models=ScriptedModel([text("fine")] * 4), sessions=MemorySessions())
+    runs = [engine.run(agent, other, session_id=own) for own, other in (("a", "b"), ("b", "a"))]
+    results = await asyncio.wait_for(asyncio.gather(*runs), 20)
+
+    said = sorted(str(result.output) for result in results)
+    assert "neither would ever end" in said[0]
+    assert "fine" == said[1]
+    assert "fine" == (await engine.run(BOT, "after", session_id="a")).output
+
+
 async def test_a_run_in_a_session_that_starts_another_one_in_it_is_told_so_and_does_not_wait_for_ever():
     store = MemorySessions()
 
@@ -561,7 +591,7 @@ async def test_a_run_in_a_session_that_starts_another_one_in_it_is_told_so_and_d
     result = await engine.run(agent, session_id="x")
     after = await engine.run(BOT, "after", session_id="x")
 
-    assert "fine; a run in the session 'x' was started inside a run in it" in str(result.output)
+    assert "fine; a run in the session 'x' was started inside a run that it would wait for" in str(result.output)
     assert after.session_saved
 
 
