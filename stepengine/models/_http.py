@@ -197,7 +197,7 @@ class HttpProvider(Provider):
         if ready is None:
             import httpx2
 
-            from stepengine.models._transport import hold
+            from stepengine.models._transport import hold, trusted
 
             credentials, base_url = self._access()
             self._sdk()
@@ -206,6 +206,7 @@ class HttpProvider(Provider):
                 headers={"accept-encoding": "gzip"},
                 event_hooks={"response": [hold]},
                 transport=self._transport,
+                verify=trusted(),
                 timeout=httpx2.Timeout(connect=timeouts.connect, read=timeouts.total, write=60.0, pool=60.0),
                 limits=httpx2.Limits(max_connections=1000, max_keepalive_connections=100),
                 follow_redirects=False,

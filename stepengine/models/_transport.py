@@ -9,18 +9,32 @@ Import this at the first request: it loads the HTTP library.
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 import zlib
 from collections.abc import AsyncIterator
+from functools import cache
 
 import httpx2
 
-__all__ = ("MAX_REFUSAL", "hold")
+__all__ = ("MAX_REFUSAL", "hold", "trusted")
 
 MAX_REFUSAL = 256 * 1024
 """Bytes, unpacked, that are read of a reply with an error status; its beginning says what is wrong."""
 
 PIECE = 256 * 1024
 FIRST_REFUSAL = 300
+
+
+def trusted() -> ssl.SSLContext:
+    """Return how certificates are checked: as the HTTP library does it by itself, but for all clients of the process once."""
+    return _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@cache
+def _trusted(_file: str | None, _folder: str | None) -> ssl.SSLContext:
+    """Read the certificates, 20 ms, anew only where the variables that the library looks at have changed."""
+    return httpx2.create_ssl_context()
 
 
 async def hold(response: httpx2.Response) -> None:

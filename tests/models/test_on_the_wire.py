@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 
 import httpx2
 import pytest
@@ -11,7 +12,8 @@ from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
-from tests.models.wires import MODEL, provider_of
+from stepengine.models._transport import _trusted
+from tests.models.wires import FOUR, MODEL, provider_of
 
 
 @pytest.mark.spec("ecosystem:EC95")
@@ -56,3 +58,25 @@ async def test_the_encoded_bytes_reach_the_transport_as_they_are_with_key_and_ty
     assert got.url.path == ("/v1/messages" if name == "anthropic" else "/v1/chat/completions")
     if name == "anthropic":
         assert got.headers["anthropic-version"] == ("2023-06-01" if sampling else "2026-10-21")
+
+
+@pytest.mark.anyio
+async def test_trusted_certificates_are_read_once_for_all_clients_and_anew_when_the_variable_changes(
+    tmp_path, monkeypatch
+):
+    reads = []
+    read = ssl.SSLContext.load_verify_locations
+    monkeypatch.setattr(
+        ssl.SSLContext, "load_verify_locations", lambda self, *files: reads.append(files) or read(self, *files)
+    )
+    _trusted.cache_clear()
+    for name in FOUR:
+        for _ in range(2):
+            provider = provider_of(name, base_url="http://127.0.0.1:9/v1")
+            provider._ready()
+            await provider.close()
+    assert len(reads) == 1
+
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing"))
+    with pytest.raises(FileNotFoundError):
+        provider_of("anthropic")._ready()

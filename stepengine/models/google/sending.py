@@ -30,6 +30,8 @@ def client_of(sdk: Any, key: str, base_url: str, api_version: str | None, http_c
     """Return a client of the SDK that uses *http_client* and none of its own (EC194)."""
     import httpx2
 
+    from stepengine.models._transport import trusted
+
     types = sdk.types
 
     def client(async_client: Any) -> Any:
@@ -37,6 +39,8 @@ def client_of(sdk: Any, key: str, base_url: str, api_version: str | None, http_c
             base_url=base_url,
             api_version=api_version,
             httpx_async_client=async_client,
+            # For web sockets, which nobody opens; without it the SDK reads the certificates once more.
+            async_client_args={"ssl": trusted()},
             # Of the sync client nothing is used; given one, the SDK does not make one with certificates of its own.
             httpx_client=httpx2.Client(transport=httpx2.MockTransport(_refuse)),
         )
