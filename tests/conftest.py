@@ -63,6 +63,10 @@ def anyio_backend() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Containers like to forbid byte code. Then each worker would rewrite every test, and each program that a test starts
+    # compile the whole package.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     # A shell starts what it puts into the background with SIGINT ignored; tests send it, and wait for what it does.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -266,22 +270,31 @@ def threads() -> Iterator[str]:
 
 
 def children() -> Iterator[str]:
-    for file in Path("/proc/self/task").glob("*/children"):
+    for task in listed("/proc/self/task"):
         try:
-            pids = file.read_text().split()
+            pids = Path(f"/proc/self/task/{task}/children").read_text().split()
         except OSError:  # the thread has ended meanwhile
             continue
         yield from (f"child process: {pid}" for pid in pids)
 
 
 def descriptors() -> Iterator[str]:
-    folder = Path("/proc/self/fd")
-    for link in folder.iterdir() if folder.is_dir() else ():
+    for name in listed("/proc/self/fd"):
         try:
-            target = link.readlink()
+            target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
         except OSError:  # the descriptor of the listing itself
             continue
-        yield f"descriptor: {link.name} -> {target}"
+        yield f"descriptor: {name} -> {target}"
+
+
+def listed(folder: str) -> list[str]:
+    """
+    Return the names in a folder of Linux; none elsewhere. Plain strings, because this happens before and after every test.
+    """
+    try:
+        return os.listdir(folder)  # noqa: PTH208
+    except FileNotFoundError:
+        return []
 
 
 @pytest.fixture(autouse=True)
