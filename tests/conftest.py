@@ -91,10 +91,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """
-    What was imported so far stays: no search for garbage need go through it again.
+    What was imported so far stays: no search for garbage need go through it again, nor often through what comes later, mostly
+    the providers' SDKs, 0.1 s each time.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 def marker_errors(item: pytest.Item) -> Iterator[str]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from stepengine.models._transport import trusted
 from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
 from stepengine.testing.cleaning import Cleaner
 from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse, is_stream
@@ -86,7 +88,11 @@ def clients(transport: ReplayTransport, url: str) -> tuple[Any, Any, Call]:
         from google import genai
         from google.genai.types import HttpOptions
 
-        options = HttpOptions(api_version="v1beta", httpx_client=sync_http, httpx_async_client=async_http)
+        # The SDK would read the trusted certificates for each client, for web sockets that nobody opens.
+        trust = {"ssl": trusted()}
+        options = HttpOptions(
+            api_version="v1beta", httpx_client=sync_http, httpx_async_client=async_http, async_client_args=trust
+        )
         client = genai.Client(api_key="replay", vertexai=False, http_options=options)
         return client, client.aio, send_google
     if "anthropic" in url:
@@ -178,6 +184,7 @@ def is_generating(method: str, host: str, path: str) -> bool:
     return method == "POST" and host in HOSTS and path.endswith(ENDPOINTS) and "/openai/" not in path
 
 
+@cache
 def sdk_interactions(folder: str) -> list[list[Interaction]]:
     """
     Return the requests of each cassette that an SDK's client makes to the generating endpoint of its provider.
