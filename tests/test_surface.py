@@ -137,12 +137,12 @@ def test_what_examples_pages_and_agents_import_has_a_public_name() -> None:
     ]
 
 
-@pytest.mark.parametrize(("module", "name"), NAMES, ids=[f"{m}.{n}" for m, n in NAMES])
-def test_every_public_class_and_function_has_a_docstring(module: str, name: str) -> None:
-    member = getattr(importlib.import_module(module), name)
+def test_every_public_class_and_function_has_a_docstring() -> None:
+    members = {f"{module}.{name}": getattr(importlib.import_module(module), name) for module, name in NAMES}
+    told = [name for name, member in members.items() if inspect.isclass(member) or inspect.isfunction(member)]
 
-    if inspect.isclass(member) or inspect.isfunction(member):
-        assert inspect.getdoc(member)
+    assert len(told) > 200
+    assert [] == [name for name in told if not inspect.getdoc(members[name])]
 
 
 @pytest.mark.spec("requirements:P14")

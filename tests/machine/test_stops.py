@@ -118,9 +118,14 @@ def test_the_scenario_has_every_kind_of_effect():
     "generator-contract:D38",
     "generator-contract:G55",
 )
-@pytest.mark.parametrize("k", range(COUNT))
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stop_at_any_effect_leaves_a_whole_history_and_a_closed_handler(kind, k):
+def test_a_stop_at_any_effect_leaves_a_whole_history_and_a_closed_handler(kind, subtests):
+    for k in range(COUNT):
+        with subtests.test(k=k):
+            check_stop(kind, k)
+
+
+def check_stop(kind, k):
     rich = Rich()
     played = rich.play({k: Stop(kind)})
     assert played.status is KINDS[kind]
