@@ -139,9 +139,8 @@ def take(entry: dict[str, Any], number: int, i: dict[str, Any]) -> Recording:
     )
 
 
-def of(*, stream: bool | None = None, ok: bool = True) -> list[Any]:
-    """Parameters for pytest: the recordings that stream or not, that succeeded or not."""
-    chosen = [r for r in recordings() if (r.status < 400) == ok and (stream is None or r.stream == stream)]
-    return [pytest.param(r, id=r.name) for r in chosen] or [
-        pytest.param(None, marks=pytest.mark.skip(reason="no recordings"))
+def of(wire: str, *, stream: bool | None = None, ok: bool = True) -> list[Recording]:
+    """The recordings of a wire that stream or not, that succeeded or not."""
+    return [
+        r for r in recordings() if r.wire == wire and (r.status < 400) == ok and (stream is None or r.stream == stream)
     ]

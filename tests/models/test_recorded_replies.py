@@ -45,6 +45,9 @@ EXPECTED = {
 }
 
 
+EACH_WIRE = pytest.mark.parametrize("wire", sorted({wire for wire, _ in EXPECTED}))
+
+
 def test_the_whole_recorded_traffic_is_read():
     kinds = Counter((r.wire, "error" if r.status >= 400 else "stream" if r.stream else "plain") for r in recordings())
     plain = {key: count for key, count in kinds.items() if key[1] != "error"}
@@ -98,34 +101,40 @@ KNOWN = {
 
 
 @pytest.mark.spec("requirements:G3", "requirements:G16", "ecosystem:EC214")
-@pytest.mark.parametrize("recording", of(stream=False))
-def test_a_reply_in_one_piece_decodes(recording: Recording):
-    reply = recording.decoded()
-    check_reply(recording, reply)
-    opaque = [thaw(p.data) for p in reply.content if isinstance(p, OpaquePart)]
-    data = json.loads(recording.reply)
-    if recording.wire in KNOWN:
-        blocks = data["content" if recording.wire == "anthropic" else "output"]
-        assert opaque == [block for block in blocks if block["type"] not in KNOWN[recording.wire]]
-    elif recording.wire == "google-gla":
-        assert opaque == [
-            p for p in data["candidates"][0]["content"].get("parts", ()) if not {"text", "functionCall"} & set(p)
-        ]
+@EACH_WIRE
+def test_a_reply_in_one_piece_decodes(wire: str, subtests: pytest.Subtests):
+    for recording in of(wire, stream=False):
+        with subtests.test(recording.name):
+            reply = recording.decoded()
+            check_reply(recording, reply)
+            opaque = [thaw(p.data) for p in reply.content if isinstance(p, OpaquePart)]
+            data = json.loads(recording.reply)
+            if recording.wire in KNOWN:
+                blocks = data["content" if recording.wire == "anthropic" else "output"]
+                assert opaque == [block for block in blocks if block["type"] not in KNOWN[recording.wire]]
+            elif recording.wire == "google-gla":
+                assert opaque == [
+                    p
+                    for p in data["candidates"][0]["content"].get("parts", ())
+                    if not {"text", "functionCall"} & set(p)
+                ]
 
 
 @pytest.mark.spec("requirements:G4", "requirements:G5", "ecosystem:EC71", "ecosystem:EC72")
-@pytest.mark.parametrize("recording", of(stream=True))
-def test_a_stream_gives_the_same_reply_however_it_is_cut_into_pieces(recording: Recording):
-    deltas, whole = recording.streamed(len(recording.reply))
-    check_reply(recording, whole)
-    for piece in (1, 7, 4096):
-        again, reply = recording.streamed(piece)
-        assert reply == whole
-        assert again == deltas
-    assert "".join([d.text for d in deltas if isinstance(d, TextChunk)]) == whole.text
-    thinking = "".join([d.text for d in deltas if isinstance(d, ThinkingChunk)])
-    assert thinking == "".join([p.text for p in whole.content if type(p).__name__ == "ThinkingPart"])
-    check_calls(deltas, whole)
+@EACH_WIRE
+def test_a_stream_gives_the_same_reply_however_it_is_cut_into_pieces(wire: str, subtests: pytest.Subtests):
+    for recording in of(wire, stream=True):
+        with subtests.test(recording.name):
+            deltas, whole = recording.streamed(len(recording.reply))
+            check_reply(recording, whole)
+            for piece in (1, 7, 4096):
+                again, reply = recording.streamed(piece)
+                assert reply == whole
+                assert again == deltas
+            assert "".join([d.text for d in deltas if isinstance(d, TextChunk)]) == whole.text
+            thinking = "".join([d.text for d in deltas if isinstance(d, ThinkingChunk)])
+            assert thinking == "".join([p.text for p in whole.content if type(p).__name__ == "ThinkingPart"])
+            check_calls(deltas, whole)
 
 
 def check_calls(deltas: list[object], reply: ModelReply) -> None:
@@ -138,29 +147,33 @@ def check_calls(deltas: list[object], reply: ModelReply) -> None:
 
 
 @pytest.mark.spec("reliability:MP20", "ecosystem:EC213")
-@pytest.mark.parametrize("recording", of(stream=True))
-def test_a_stream_cut_at_any_event_before_its_terminal_marker_is_no_reply(recording: Recording):
-    end = recording.reply.index(recording.marker)
-    events = recording.reply[:end].replace(b"\r\n", b"\n").split(b"\n\n")
-    reader = recording.reader()
-    for event in events[:-1]:
-        reader.feed(event + b"\n\n")
-        with pytest.raises(TruncatedReply) as caught:
-            reader.finish()
-        assert caught.value.retryable
+@EACH_WIRE
+def test_a_stream_cut_at_any_event_before_its_terminal_marker_is_no_reply(wire: str, subtests: pytest.Subtests):
+    for recording in of(wire, stream=True):
+        with subtests.test(recording.name):
+            end = recording.reply.index(recording.marker)
+            events = recording.reply[:end].replace(b"\r\n", b"\n").split(b"\n\n")
+            reader = recording.reader()
+            for event in events[:-1]:
+                reader.feed(event + b"\n\n")
+                with pytest.raises(TruncatedReply) as caught:
+                    reader.finish()
+                assert caught.value.retryable
 
 
-@pytest.mark.parametrize("recording", of(ok=False))
+@EACH_WIRE
 @pytest.mark.spec("reliability:MP01", "reliability:MP05")
-def test_an_error_answer_becomes_the_right_error_with_the_provider_s_words(recording: Recording):
-    failure = body_failure(recording.reply, recording.status, {}, recording.call)
-    assert isinstance(failure, ModelError)
-    assert failure.status == recording.status
-    assert failure.retryable == (recording.status == 429)
-    error = json.loads(recording.reply)["error"]
-    assert error["message"] in failure.message
-    if isinstance(error.get("metadata"), dict) and error["metadata"].get("raw"):
-        assert error["metadata"]["raw"][:100] in failure.message
+def test_an_error_answer_becomes_the_right_error_with_the_provider_s_words(wire: str, subtests: pytest.Subtests):
+    for recording in of(wire, ok=False):
+        with subtests.test(recording.name):
+            failure = body_failure(recording.reply, recording.status, {}, recording.call)
+            assert isinstance(failure, ModelError)
+            assert failure.status == recording.status
+            assert failure.retryable == (recording.status == 429)
+            error = json.loads(recording.reply)["error"]
+            assert error["message"] in failure.message
+            if isinstance(error.get("metadata"), dict) and error["metadata"].get("raw"):
+                assert error["metadata"]["raw"][:100] in failure.message
 
 
 @pytest.mark.spec("requirements:G17")
@@ -182,23 +195,27 @@ def test_the_recorded_usage_can_be_priced():
 
 
 @pytest.mark.spec("ecosystem:EC214", "ecosystem:EC76")
-@pytest.mark.parametrize("recording", of(stream=False))
-def test_the_buckets_add_up_to_what_the_price_list_s_own_reader_finds(recording: Recording):
-    flavor = {"openai-responses": {"api_flavor": "responses"}, "anthropic": {}, "google-gla": {}}
-    provider = PRICE_LISTS.get(recording.call.provider, recording.call.provider)
-    try:
-        found = extract_usage(
-            json.loads(recording.reply),
-            provider_id=provider,
-            **flavor.get(recording.wire, {"api_flavor": "chat"}),
-        ).usage
-    except (LookupError, ValueError):
-        pytest.skip("its reader does not know the model or refuses the figures")
-    usage = recording.decoded().usage
-    if usage is None:
-        pytest.skip("a background reply that has used nothing yet")
-    assert usage.prompt_tokens == (found.input_tokens or 0)
-    assert usage.completion_tokens == (found.output_tokens or 0)
-    assert usage.cache_read_tokens == (found.cache_read_tokens or 0)
-    # Some servers report more cached tokens than prompt; our buckets never hold more than the total.
-    assert usage.cache_write_tokens == min(found.cache_write_tokens or 0, usage.prompt_tokens - usage.cache_read_tokens)
+@EACH_WIRE
+def test_the_buckets_add_up_to_what_the_price_list_s_own_reader_finds(wire: str, subtests: pytest.Subtests):
+    for recording in of(wire, stream=False):
+        with subtests.test(recording.name):
+            flavor = {"openai-responses": {"api_flavor": "responses"}, "anthropic": {}, "google-gla": {}}
+            provider = PRICE_LISTS.get(recording.call.provider, recording.call.provider)
+            try:
+                found = extract_usage(
+                    json.loads(recording.reply),
+                    provider_id=provider,
+                    **flavor.get(recording.wire, {"api_flavor": "chat"}),
+                ).usage
+            except (LookupError, ValueError):
+                pytest.skip("its reader does not know the model or refuses the figures")
+            usage = recording.decoded().usage
+            if usage is None:
+                pytest.skip("a background reply that has used nothing yet")
+            assert usage.prompt_tokens == (found.input_tokens or 0)
+            assert usage.completion_tokens == (found.output_tokens or 0)
+            assert usage.cache_read_tokens == (found.cache_read_tokens or 0)
+            # Some servers report more cached tokens than prompt; our buckets never hold more than the total.
+            assert usage.cache_write_tokens == min(
+                found.cache_write_tokens or 0, usage.prompt_tokens - usage.cache_read_tokens
+            )
