@@ -28,6 +28,7 @@ from stepengine.tools.context import Workspace
 
 if TYPE_CHECKING:
     from stepengine.journal import InDoubt, JournalLike, OnDivergence
+    from stepengine.journal.undoing import Roots
 
 __all__ = (
     "AgentLike",
@@ -157,6 +158,8 @@ class ForkOptions(TypedDict, total=False):
         limits: Other limits than the recorded ones.
         allow_repeat: Go on although effects that are cut off have changed the world and may happen again.
         into: Where the new journal goes; by default into memory.
+        restore_files: The folder that ``file_tools`` was given, or several: the files that were written after that place are
+            brought back to what they were then, or ``UndoRefused`` is raised; by default files stay as they are.
     """
 
     edit: Any
@@ -165,6 +168,7 @@ class ForkOptions(TypedDict, total=False):
     limits: Limits | None
     allow_repeat: bool
     into: JournalLike | None
+    restore_files: Roots | None
 
 
 @attrs.frozen
