@@ -18,7 +18,7 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState
 from stepengine.errors import DefinitionError, InputError, ReplayDivergence
 from stepengine.models import Models, Provider
-from stepengine.permissions import Policy
+from stepengine.permissions import Policy, PolicyFile
 from stepengine.runtime.clock import Clock
 from stepengine.runtime.hub import ObserverLike, Watcher
 from stepengine.runtime.rates import RateLimit, RateLimits, RateLimitsLike
@@ -208,7 +208,12 @@ ENGINE = {
     "agents": _several("AgentDefinition objects"),
     "tools": _several("Tool objects, and a model goes to Engine(agents, models=...)"),
     "hooks": or_none(an_instance(Hooks, "Hooks(pre_step=[check])")),
-    "permissions": or_none(an_instance(Policy, 'Policy([Rule.allow_category("read")])')),
+    "permissions": or_none(
+        Fine(
+            lambda value: isinstance(value, Policy | PolicyFile),
+            'a Policy such as Policy([Rule.allow_category("read")])',
+        )
+    ),
     "headless": or_none(FLAG),
     "limits": LIMITS,
     "observers": _several("functions of an event, or of objects with on_event"),
