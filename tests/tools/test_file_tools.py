@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, Question, RunResult, StepContext, ToolCall
 from stepengine.data.events import Event, FileChanged
+from stepengine.data.json import freeze_object
 from stepengine.data.results import SideEffect
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions import Policy as Permissions
@@ -25,6 +26,7 @@ from stepengine.tools import ToolContext, ToolRegistry, file_tools
 from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
 from stepengine.tools.files.reading import reading_tools
 from stepengine.tools.files.root import Policy, Root
+from stepengine.tools.files.text import digest
 from stepengine.tools.files.writing import writing_tools
 
 
@@ -428,6 +430,33 @@ def test_the_locks_of_files_are_forgotten() -> None:
     from stepengine.tools.files import atomic
 
     assert 0 == len(atomic._locks)
+
+
+@pytest.mark.spec("reliability:FP6")
+async def test_the_log_of_a_write_tells_the_file_sizes_hashes_and_time_and_never_the_content(tmp_path: Path) -> None:
+    lines: list[tuple[str, dict[str, Any]]] = []
+
+    class Log:
+        def info(self, message: str, /, **data: Any) -> None:
+            lines.append((message, data))
+
+        debug = warning = error = info
+
+    (tmp_path / "a").write_text("old canary")
+    made = {t.spec.name: t for t in file_tools(tmp_path, write=True, delete=True)}
+    for name, given_input in (("write_file", {"path": "./a", "content": "new canary"}), ("delete_file", {"path": "a"})):
+        arguments = made[name].binding().validate(freeze_object(given_input)).arguments
+        assert not (await made[name].execute(arguments, ToolContext.for_test(logger=Log()))).is_error
+    (written,), (deleted,) = [
+        [data for said, data in lines if said == f"file {what}"] for what in ("written", "deleted")
+    ]
+
+    assert ("a", 10, digest(b"old canary"), digest(b"new canary")) == tuple(
+        written[name] for name in ("path", "size", "before", "after")
+    )
+    assert (digest(b"new canary"), None) == (deleted["before"], deleted["after"])
+    assert isinstance(written["milliseconds"], int)
+    assert "canary" not in str(lines)
 
 
 # --- deleting, and what others changed meanwhile ----------------------------------------------------------------------
