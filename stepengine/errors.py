@@ -10,7 +10,8 @@ StepEngineError
   TranscriptError      unpaired or misplaced messages
   DataError            a value that is not JSON, or a stored form that cannot be read
   SessionError         SessionConflict, AnswerRejected
-  JournalError         JournalCorrupt, JournalLocked, JournalVersion, JournalWriteFailed, ReplayDivergence, UnknownOutcome
+  JournalError         JournalCorrupt, JournalLocked, JournalVersion, JournalWriteFailed, ReplayDivergence, UndoRefused,
+                       UnknownOutcome
 
 Beside the tree stands LimitReached, the signal by which a spent limit arrives at a handler's own ``yield``. It is no
 ``Exception``, so that ``except Exception`` does not swallow it; callers see the ``LimitExceeded`` that it carries.
@@ -30,7 +31,7 @@ __all__ = (
     "JournalVersion", "JournalWriteFailed", "LimitExceeded", "LimitReached", "MissingKey", "ModelError",
     "OutputMissing", "PathOutsideRoot", "PerformError", "PermissionDenied", "ReplayDivergence", "SessionConflict",
     "SessionError", "StepEngineError", "ToolError", "ToolInputError", "ToolNotAvailable", "TranscriptError",
-    "TruncatedReply", "UnknownModel", "UnknownOutcome",
+    "TruncatedReply", "UndoRefused", "UnknownModel", "UnknownOutcome",
 )  # fmt: skip
 
 
@@ -394,6 +395,21 @@ class ReplayDivergence(JournalError):
         super().__init__(message)
         self.kind, self.address, self.step, self.site = kind, address, step, site
         self.diff: tuple[Any, ...] = tuple([d if isinstance(d, tuple) else tuple(d) for d in diff])
+
+
+class UndoRefused(JournalError):
+    """
+    The writes of a run are not undone; nothing was changed.
+
+    Attributes:
+        files: The files that keep it from being undone, each with why.
+    """
+
+    fields = ("files",)
+
+    def __init__(self, message: str = "", *, files: Sequence[Sequence[str]] = ()) -> None:
+        super().__init__(message)
+        self.files: tuple[Any, ...] = tuple([f if isinstance(f, tuple) else tuple(f) for f in files])
 
 
 class UnknownOutcome(JournalError):

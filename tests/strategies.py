@@ -324,6 +324,7 @@ ERROR_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "step": counts,
     "site": text,
     "diff": tuples(st.tuples(names, text, text)),
+    "files": tuples(st.tuples(names, text)),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import attrs
@@ -96,16 +97,35 @@ Go on from the middle of the run in FILE, in a new journal; FILE itself is only 
 
 AT is the last effect to keep, as `stepengine show` numbers them: 5, or 3.2#1 for effect 1 of the child 3.2. With --edit
 it gets another outcome: text for a model's reply, JSON or text for a tool's result, an answer for a question; or a
-whole reply or result as `stepengine show --json` prints it.
+whole reply or result as `stepengine show --json` prints it. With --restore-files the files that the run wrote after AT are
+brought back first to what they were then, all of them or the fork is refused; see `stepengine undo --help`.
 
 \b
 Examples:
   stepengine fork --last --at 5
   stepengine fork run.jsonl --at 5
+  stepengine fork run.jsonl --at 5 --restore-files
   stepengine fork run.jsonl --at 2 --edit "No such file" --into other.jsonl
   stepengine fork run.jsonl --at 4 --edit @reply.json
 
 {EXIT_CODES}"""
+
+UNDO = """\
+Bring the files that the run in FILE and its children wrote back to what they were before it; FILE itself is only read.
+
+All of it or nothing: when one of the files was changed since, by a person, a command or another run, nothing is done, and
+the files are named. With --partial these are left, and the rest is brought back. A file that had more than 4 MiB is not
+undoable, and what programs did is not undone: that is said, too.
+
+\b
+Examples:
+  stepengine undo --last --dry-run
+  stepengine undo --last
+  stepengine undo run.jsonl --cwd project
+  stepengine undo run.jsonl --at 5             what was written after effect 5
+
+\b
+Leaves with 0 when it is done, with 1 when it is refused."""
 
 SHOW = """\
 Show the run in FILE step by step: what was asked for, what came back, when, and what it cost.
@@ -272,14 +292,45 @@ def fork(
     ] = None,
     into: Annotated[str, typer.Option(help="The new journal; default: beside FILE.", metavar="FILE")] = "",
     allow_repeat: Repeat = False,
+    restore_files: Annotated[
+        bool, typer.Option("--restore-files", help="First bring back the files that were written after N.")
+    ] = False,
     answer: Answers = None,
 ) -> None:
     """Go on from the middle of a run; ``FORK`` is what users read."""
     from stepengine.cli.journals import Branch, fork_command
 
-    leave(
-        fork_command(attrs.evolve(options, journal=file, last=last), Branch(at, edit, into, allow_repeat), answer or ())
-    )
+    branch = Branch(at, edit, into, allow_repeat, restore_files)
+    leave(fork_command(attrs.evolve(options, journal=file, last=last), branch, answer or ()))
+
+
+def undo(
+    file: File = "",
+    *,
+    last: Last = False,
+    at: Annotated[
+        str, typer.Option(help="The last effect whose writes stay; default: none.", metavar="N|PATH#N")
+    ] = "-1",
+    cwd: Annotated[
+        Path | None, typer.Option(help="Folder that the tools worked in; default: as the run was started.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Leave the files that were changed since, and bring back the rest.")
+    ] = False,
+    moved: Annotated[
+        bool, typer.Option("--moved", help="The folder stands at another place than when the run wrote.")
+    ] = False,
+    allow_protected: Annotated[
+        list[str] | None,
+        typer.Option(help="Protected files that may be brought back, such as .github/workflows/.", metavar="PATTERN"),
+    ] = None,
+) -> None:
+    """Undo what a run wrote; ``UNDO`` is what users read."""
+    from stepengine.cli.undoing import undo_command
+
+    how = {"at": at, "dry_run": dry_run, "partial": partial, "moved": moved, "allow_protected": allow_protected or ()}
+    leave(undo_command(file, last=last, cwd=cwd, **how))
 
 
 def show(
@@ -336,6 +387,7 @@ def add_journal_commands(app: typer.Typer) -> None:
         "replay": (replay, REPLAY),
         "show": (show, SHOW),
         "fork": (fork, FORK),
+        "undo": (undo, UNDO),
         "extend": (extend, EXTEND),
         "diff": (diff, DIFF),
         "check": (check, CHECK),

@@ -66,6 +66,7 @@ class Branch:
     edit: str | None = None
     into: str = ""
     allow_repeat: bool = False
+    restore_files: bool = False
 
 
 class _Interrupted(Exception):
@@ -181,7 +182,7 @@ def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> 
 
 
 def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
-    from stepengine.journal.forks import place_of
+    from stepengine.journal.cut import place_of
 
     journal, given = journal_at(options.journal), answers_of(answers)
     history = journal.history()
@@ -199,7 +200,9 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
             msg = "a fork needs a journal: name one with --into FILE"
             raise UsageProblem(msg)
         made = recording.journal
-        fork = partial(bench.engine.fork, journal, at=branch.at, edit=edit, into=made, allow_repeat=branch.allow_repeat)
+        root = options.cwd if branch.restore_files else None
+        fork = partial(bench.engine.fork, journal, at=branch.at, edit=edit, into=made, restore_files=root)
+        fork = partial(fork, allow_repeat=branch.allow_repeat)
         run = _perform(bench, lambda: fork(answers=given, agent=agent, limits=limits))
         recording.ended(run.result)
     stem = recording.stem if into is None else ""

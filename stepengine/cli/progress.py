@@ -341,6 +341,8 @@ class Progress:
         shown = event.question.preview
         if shown is not None:
             self._line(event.path, f"    {one_line(str(shown['action']), 400)}", "yellow")
+        if event.question.remember is not None:
+            self._line(event.path, f"    always: {one_line(str(event.question.remember['id']), 400)}", "dim")
 
     def _on_notification(self, event: ev.Notification) -> None:
         self._line(event.path, f"  * {one_line(event.message, 400)}")

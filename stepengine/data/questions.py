@@ -55,8 +55,8 @@ class Question:
         path: The path of the run that asks.
         preview: For a permission question, what the tool's own ``preview`` says of the call, as ``action`` and ``details``;
             ``None`` when it says nothing. It is made when somebody is asked, so it does not count when questions are compared.
-        remember: For a permission question, the rule that ``Answer(remember="session")`` adds, as a policy file has it;
-            ``None`` when a rule would not keep the question from being asked again.
+        remember: For a permission question, the rule that ``Answer(remember=...)`` adds, as a policy file has it; its
+            ``"id"`` says in words what that allows. ``None`` when a rule would not keep the question from being asked again.
     """
 
     id: str
@@ -80,7 +80,8 @@ class Answer:
         text: Free text.
         declined: The person did not want to answer.
         remember: ``"session"`` turns an approval into a rule: such calls are not asked about again for the rest of the
-            session, or of the run tree where there is none (requirements M11). By itself it is a yes.
+            session, or of the run tree where there is none (requirements M11). ``"always"`` keeps it in the engine's
+            ``PolicyFile``, too, for every process that uses that; without one it is ``"session"``. By itself it is a yes.
         edited_input: For a permission question, the input to run in place of the one that was asked about. By itself it is a
             yes. It is validated and judged like the first one: what is denied stays denied.
         by: Who answered, for the record.
@@ -90,7 +91,7 @@ class Answer:
     selected: tuple[str, ...] = attrs.field(default=(), converter=strings)
     text: str = ""
     declined: bool = False
-    remember: Literal["session"] | None = None
+    remember: Literal["session", "always"] | None = None
     edited_input: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
     by: str = attrs.field(default="", kw_only=True)
     reason: str = attrs.field(default="", kw_only=True)

@@ -40,7 +40,7 @@ from stepengine.errors import StepEngineError, UnknownModel
 from stepengine.machine import RunPlan, run_agent
 from stepengine.models import Models, Provider
 from stepengine.models.pricing import cost_of
-from stepengine.permissions import Policy, Rule
+from stepengine.permissions import Policy, PolicyFile, Rule
 from stepengine.redaction import GIVEN
 from stepengine.runtime.asking import Remembered
 from stepengine.runtime.calls import Pricing
@@ -76,7 +76,7 @@ class Base:
         models: ModelsLike = None,
         *,
         hooks: Hooks | None = None,
-        permissions: Policy | None = None,
+        permissions: Policy | PolicyFile | None = None,
         limits: Limits | None = None,
         observers: Iterable[ObserverLike] = (),
         interactor: Interactor | None = None,
@@ -97,7 +97,9 @@ class Base:
     ) -> None:
         check_engine(locals())
         GIVEN.learn(os.environ)
-        self._catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits(), permissions)
+        self._allowed = permissions if isinstance(permissions, PolicyFile) else None
+        policy = permissions.policy if isinstance(permissions, PolicyFile) else permissions
+        self._catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits(), policy)
         self._models = Models.of(models)
         self._keep_names = isinstance(models, Provider)
         self._watchers = tuple([watcher_of(o) for o in observers])
@@ -229,17 +231,18 @@ class Base:
     def _remembered_in(self, session_id: str | None) -> Remembered | None:
         """Return where the rules of a conversation are kept; those of the oldest conversations are forgotten."""
         if session_id is None:
-            return None
-        kept = self._remembered.setdefault(session_id, Remembered())
+            return None if self._allowed is None else Remembered(self._allowed)
+        kept = self._remembered.setdefault(session_id, Remembered(self._allowed))
         while len(self._remembered) > KEPT_SESSIONS:
             self._remembered.pop(next(iter(self._remembered)), None)
         return kept
 
     def remembered(self, session_id: str) -> tuple[Rule, ...]:
         """
-        Return what people allowed for good in a conversation, with ``Answer(remember="session")``, since the engine was made.
+        Return what people allowed for good in a conversation, with ``Answer(remember=...)``, since the engine was made.
 
-        The engine keeps these rules in its memory, of the last 10,000 conversations: another process asks again.
+        The engine keeps these rules in its memory, of the last 10,000 conversations: another process asks again, unless they
+        stand in a ``PolicyFile``.
         """
         kept = self._remembered.get(session_id)
         found = [] if kept is None else [dict(rule) for rule in kept.rules]

@@ -40,7 +40,8 @@ class Engine(Recorded):
         models: One ``Provider`` for every model string, a mapping from prefix to ``Provider``, a ``Models`` registry, or
             ``None`` for the real adapters with keys from the environment.
         hooks: Hooks of every agent, called before the agent's own.
-        permissions: Which tool calls may run, need a person, or never run, in every agent of a tree; ``None`` allows all.
+        permissions: Which tool calls may run, need a person, or never run, in every agent of a tree: a ``Policy``, or a
+            ``PolicyFile``, which also keeps what people allow for good; ``None`` allows all.
         limits: Limits of every run that does not set its own.
         observers: Functions or objects with ``on_event`` that are shown every event.
         interactor: Somebody who answers questions in process: an object with a method ``ask(question)``, plain or async,

@@ -18,7 +18,7 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState
 from stepengine.errors import DefinitionError, InputError, ReplayDivergence
 from stepengine.models import Models, Provider
-from stepengine.permissions import Policy
+from stepengine.permissions import Policy, PolicyFile
 from stepengine.runtime.clock import Clock
 from stepengine.runtime.hub import ObserverLike, Watcher
 from stepengine.runtime.rates import RateLimit, RateLimits, RateLimitsLike
@@ -28,6 +28,7 @@ from stepengine.tools.context import Workspace
 
 if TYPE_CHECKING:
     from stepengine.journal import InDoubt, JournalLike, OnDivergence
+    from stepengine.journal.undoing import Roots
 
 __all__ = (
     "AgentLike",
@@ -157,6 +158,8 @@ class ForkOptions(TypedDict, total=False):
         limits: Other limits than the recorded ones.
         allow_repeat: Go on although effects that are cut off have changed the world and may happen again.
         into: Where the new journal goes; by default into memory.
+        restore_files: The folder that ``file_tools`` was given, or several: the files that were written after that place are
+            brought back to what they were then, or ``UndoRefused`` is raised; by default files stay as they are.
     """
 
     edit: Any
@@ -165,6 +168,7 @@ class ForkOptions(TypedDict, total=False):
     limits: Limits | None
     allow_repeat: bool
     into: JournalLike | None
+    restore_files: Roots | None
 
 
 @attrs.frozen
@@ -204,7 +208,12 @@ ENGINE = {
     "agents": _several("AgentDefinition objects"),
     "tools": _several("Tool objects, and a model goes to Engine(agents, models=...)"),
     "hooks": or_none(an_instance(Hooks, "Hooks(pre_step=[check])")),
-    "permissions": or_none(an_instance(Policy, 'Policy([Rule.allow_category("read")])')),
+    "permissions": or_none(
+        Fine(
+            lambda value: isinstance(value, Policy | PolicyFile),
+            'a Policy such as Policy([Rule.allow_category("read")])',
+        )
+    ),
     "headless": or_none(FLAG),
     "limits": LIMITS,
     "observers": _several("functions of an event, or of objects with on_event"),

@@ -20,6 +20,7 @@ from stepengine.journal.sealing import Edit, Sealed, repair, sealed
 from stepengine.journal.session import InDoubt, Session
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.store import Journal, MemoryJournal
+from stepengine.journal.undoing import Undone, undo
 from stepengine.redaction import Field, Header, Pattern, Redactor, SecretFound, Value
 
 __all__ = (
@@ -43,6 +44,7 @@ __all__ = (
     "SecretFound",
     "Session",
     "SqliteJournal",
+    "Undone",
     "Value",
     "as_journal",
     "begin",
@@ -60,4 +62,5 @@ __all__ = (
     "scan",
     "scrub",
     "sealed",
+    "undo",
 )

@@ -169,6 +169,8 @@ class Encoder:
         members: dict[str, Any] = {"kind": "result", "path": record.path, "seq": record.seq, "at": record.at}
         if record.attempts:
             members["attempts"] = list(record.attempts)
+        if record.writes:
+            members["writes"] = list(record.writes)
         assert record.outcome is not None  # noqa: S101 - a result of this process has its outcome
         members.update(outcome_members(record.outcome))
         value = members.get("value")

@@ -7,7 +7,6 @@ file: a sibling that had finished stays (replay D11, prototype N8).
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -20,43 +19,17 @@ from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import answered
 from stepengine.data.results import ToolResult
 from stepengine.errors import DataError, JournalError, StepEngineError
-from stepengine.journal.cut import Cut, check_repeats
+from stepengine.journal.cut import Cut, check_repeats, place_of
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.forms import questions_of
 from stepengine.journal.history import History, parent_of
 from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address
 from stepengine.journal.store import Journal, MemoryJournal
+from stepengine.journal.undoing import Roots, Undoing, undo_writes
 
-__all__ = ("address_of", "branch", "place_of")
+__all__ = ("branch",)
 
 MAX_FORKS = 10_000
-TEXT_FORM = re.compile(r"(?:(?P<path>[0-9]{1,9}(?:\.[0-9]{1,9})*)?#)?(?P<seq>-1|[0-9]{1,9})")
-
-
-def place_of(history: History, at: int | str) -> Address:
-    """
-    Return the address of an effect that has a result, as ``address_of`` does.
-
-    Raises:
-        JournalError: for what is no address; when there is no such effect, or it has no result.
-    """
-    address = address_of(at)
-    _check_place(history, address)
-    return address
-
-
-def address_of(at: int | str) -> Address:
-    """
-    Return the address that a number of the root's effects, ``"#5"`` or ``"3.2#1"`` means.
-
-    Raises:
-        JournalError: for anything else.
-    """
-    found = None if isinstance(at, bool) else TEXT_FORM.fullmatch(str(at))
-    if found is None:
-        msg = f"an address is a number of an effect, or text such as '#5' or '3.2#1' (effect 1 of the child 3.2), not {at!r}"
-        raise JournalError(msg)
-    return found["path"] or "", int(found["seq"])
 
 
 def branch(
@@ -66,6 +39,7 @@ def branch(
     *,
     allow_repeat: bool = False,
     into: JournalLike | None = None,
+    restore_files: Roots | None = None,
 ) -> Journal:
     """
     Return a new journal that ends with the result of the effect *at*; resuming it goes on from there.
@@ -78,10 +52,13 @@ def branch(
             value to one. ``None`` keeps it.
         allow_repeat: Go on although effects that are cut off have changed the world and may happen again.
         into: Where the new journal goes; by default into memory.
+        restore_files: The folder that ``file_tools`` was given: the files that were written after *at* are brought back to
+            what they were then, as ``undo`` does; by default files stay as they are.
 
     Raises:
         JournalError: when there is no such effect, it has no result, its outcome cannot be edited, or something would be
             repeated.
+        UndoRefused: when a file cannot be brought back; nothing was changed, and there is no new journal.
     """
     source = as_journal(journal)
     if source.forks >= MAX_FORKS:
@@ -93,7 +70,7 @@ def branch(
     cut = Cut(history.last_together)
     cut.at((address[0], address[1] + 1))
     if not allow_repeat:
-        check_repeats(history, cut, f"forking at {shown_address(*address)}")
+        check_repeats(history, cut, f"forking at {shown_address(*address)}", undone=restore_files is not None)
     run = f"{str(root['run_id'])[:40]}-{secrets.token_hex(4)}"
     records = _kept(history, cut, address, run)
     if edit is not None:
@@ -103,23 +80,11 @@ def branch(
     if target.records():
         msg = f"{target.name} holds a run already; a fork needs a journal of its own"
         raise JournalError(msg)
+    if restore_files is not None:
+        undo_writes(history, restore_files, cut.keeps_result, Undoing())
     target.replace(records)
     source.forks += 1
     return target
-
-
-def _check_place(history: History, address: Address) -> None:
-    where = shown_address(*address)
-    if address == ROOT:
-        return
-    if address not in history.intents:
-        numbers = [seq for path, seq in history.intents if path == address[0] and seq >= 0]
-        known = f"the run there has the effects 0 to {max(numbers)}" if numbers else "there is no run at that path"
-        msg = f"{history.name} has no effect {where}: {known}"
-        raise JournalError(msg)
-    if address not in history.results:
-        msg = f"effect {where} of {history.name} has no result yet; resume the run, or fork it at an earlier effect"
-        raise JournalError(msg)
 
 
 def _kept(history: History, cut: Cut, address: Address, run: str) -> list[Record]:
@@ -161,7 +126,8 @@ def _edited(history: History, records: Sequence[Record], address: Address, edit:
     value = outcome.value if type(outcome) is Value else outcome.error  # type: ignore[union-attr]
     wanted = edit(value) if callable(edit) else edit
     made = _outcome(history, history.intents[address], wanted, known.at)
-    changed = Result(known.path, known.seq, known.at, attrs.evolve(made, inputs=outcome.inputs), known.attempts)
+    outcome, writes = attrs.evolve(made, inputs=outcome.inputs), [write.form() for write in history.writes(known)]
+    changed = Result(known.path, known.seq, known.at, outcome, known.attempts, writes=writes)
     return [changed if record is known else record for record in records]
 
 

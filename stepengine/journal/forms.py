@@ -26,6 +26,7 @@ __all__ = (
     "comparable",
     "describe",
     "is_repeatable",
+    "must_last",
     "name_of",
     "outcome_members",
     "outcome_of",
@@ -96,6 +97,16 @@ def is_repeatable(item: Item) -> bool:
         notes = binding.spec.annotations if binding is not None else None
         return notes is not None and (notes.idempotent or notes.read_only)
     return effect.call.is_idempotent if type(effect) is Perform else True
+
+
+def must_last(item: Item) -> bool:
+    """Return whether it has to outlive a crash that an effect was begun: it cannot happen again, or may be undone."""
+    effect = item.effect
+    if type(effect) is CallTool:
+        binding = item.plan.tools.get(effect.tool_name)
+        if binding is not None and binding.spec.category == "write":
+            return not binding.spec.annotations.read_only
+    return not is_repeatable(item)
 
 
 def touched_world(form: Any) -> bool:

@@ -21,6 +21,7 @@ from stepengine.journal.encoding import request_members, unpacked
 from stepengine.journal.forms import bare, outcome_of, questions_of, restored
 from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address
 from stepengine.journal.shapes import EFFECTS, UNREADABLE, check_effect, check_input, check_outcome
+from stepengine.tools.files.writes import FileWrite
 
 __all__ = ("History", "parent_of")
 
@@ -246,6 +247,17 @@ class History:
         except (StepEngineError, *UNREADABLE) as error:
             raise self._corrupt(result, error) from error
         return made
+
+    def writes(self, result: Result) -> list[FileWrite]:
+        """
+        Return what is needed to undo the writes of a tool call, in order.
+
+        Raises:
+            JournalCorrupt: when that cannot be read, or a blob of it is missing.
+        """
+        with self._reading(result):
+            forms = list(result.writes) if result.outcome is not None else unpacked(list(result.writes), self.blobs)
+            return [FileWrite.of_form(form) for form in forms]
 
     def tools_of(self, path: str) -> frozenset[str]:
         """Return the names of the tools that the run at *path* called."""

@@ -27,7 +27,7 @@ INTENT_FORM = re.compile(
     rb'(?:(?:,"purpose":"[a-z_]+","request":\{"model"|,"tool_name"):"([ !#-\[\]-~]*)")?'
 )
 RESULT_FORM = re.compile(
-    rb'\{"kind":"result","path":"((?:[0-9]{1,9}(?:\.[0-9]{1,9})*)?)","seq":(-1|[0-9]{1,9}),"at":([0-9]{1,13}),"(attempts|value|error)":'
+    rb'\{"kind":"result","path":"((?:[0-9]{1,9}(?:\.[0-9]{1,9})*)?)","seq":(-1|[0-9]{1,9}),"at":([0-9]{1,13}),"(attempts|writes|value|error)":'
 )
 GATHER_FORM = re.compile(rb'\},"gather":([0-9]{1,9}),"crc":"[0-9a-f]{8}"\}\Z')
 GATHER_TAIL = 40
@@ -179,7 +179,8 @@ def glimpsed(line: bytes, place: Line) -> Intent | Result | None:
     if found is None:
         return None
     path, seq, at, first = found.groups()
-    return Result(_shared(path), int(seq), int(at), None, None if first == b"attempts" else (), place)
+    attempts, writes = None if first == b"attempts" else (), None if first == b"writes" else ()
+    return Result(_shared(path), int(seq), int(at), None, attempts, place, writes)
 
 
 @lru_cache(maxsize=1024)

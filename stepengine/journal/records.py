@@ -182,6 +182,7 @@ class Result:
     outcome: Value | Failure | None = None
     _attempts: Sequence[Mapping[str, Any]] | None = ()
     _line: Mapping[str, Any] | Line | None = None
+    _writes: Sequence[Mapping[str, Any]] | None = ()
 
     @property
     def attempts(self) -> Sequence[Mapping[str, Any]]:
@@ -190,6 +191,14 @@ class Result:
             found: Sequence[Mapping[str, Any]] = cast("Any", self.line).get("attempts", ())
             return found
         return self._attempts
+
+    @property
+    def writes(self) -> Sequence[Mapping[str, Any]]:
+        """What is needed to undo the writes of a tool call, in order, as JSON objects."""
+        if self._writes is None:
+            found: Sequence[Mapping[str, Any]] = cast("Any", self.line).get("writes", ())
+            return found
+        return self._writes
 
     @property
     def line(self) -> Mapping[str, Any] | None:
@@ -358,7 +367,8 @@ def _result(members: Mapping[str, Any]) -> Result:
         raise ValueError(msg)
     attempts = _typed(members, "attempts", list) if "attempts" in members else ()
     check_attempts(attempts)
-    return Result(*_address(members), _at(members), None, attempts, members)
+    writes = _typed(members, "writes", list) if "writes" in members else ()
+    return Result(*_address(members), _at(members), None, attempts, members, writes)
 
 
 def _input(members: Mapping[str, Any]) -> Input:

@@ -199,7 +199,9 @@ class Replayer:
         self._session.timing.came_by(known.at)
         self._past.answered += 1
         if self._copies:
-            self._session.append(Result(item.path, item.effect.seq, known.at, outcome, known.attempts))
+            writes = [write.form() for write in self._past.history.writes(known)] if known.writes else ()
+            made = Result(item.path, item.effect.seq, known.at, outcome, known.attempts, writes=writes)
+            self._session.append(made)
 
     def refused_child(self, address: Address, item: Item) -> Single | None:
         """Return the recorded result of a child that never started; it must not start now."""

@@ -23,6 +23,7 @@ from stepengine.journal.replayer import live_kinds
 from stepengine.journal.session import InDoubt, Session
 from stepengine.journal.store import Journal
 from stepengine.journal.timing import Pace
+from stepengine.journal.undoing import Roots
 
 __all__ = ("Accepting", "Deciding", "Launch", "OnDivergence", "begin", "extend", "fork", "record", "replay", "resume")
 
@@ -172,6 +173,7 @@ async def fork(
     answers: Mapping[str, AnswerLike] | None = None,
     allow_repeat: bool = False,
     into: JournalLike | None = None,
+    restore_files: Roots | None = None,
 ) -> RunResult[Any]:
     """
     Go on from the middle of a run in a journal of its own; see ``branch`` for the arguments.
@@ -180,9 +182,10 @@ async def fork(
         AnswerRejected: when *answers* are no mapping, or one does not fit.
         JournalError: as ``branch``.
         ReplayDivergence: when the kept part does not fit the code.
+        UndoRefused: as ``branch``.
     """
     given, _ = sorted_answers(answers)
-    made = branch(journal, at, edit, allow_repeat=allow_repeat, into=into)
+    made = branch(journal, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files)
     waiting = made.history().open_questions()
     texts = {question.text for _, question in waiting.values()}
     session = Session.resume(made, {key: answer for key, answer in given.items() if key in waiting or key in texts})

@@ -29,22 +29,23 @@ from stepengine.data.state import AgentState
 from stepengine.errors import JournalError, StepEngineError, UnknownModel
 from stepengine.journal.commits import Commits
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.forms import bare
+from stepengine.journal.forms import bare, is_repeatable
 from stepengine.journal.history import History
 from stepengine.journal.lookups import lookups, recalled
 from stepengine.journal.openings import STABLE_CREATED, Opening, created_of, new_head, opening_of, root_form
 from stepengine.journal.order import in_address_order, put_as_recorded
 from stepengine.journal.past import Past, stop_of
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
-from stepengine.journal.records import ROOT, Input, Intent, Record, Result
+from stepengine.journal.records import ROOT, Address, Input, Intent, Record, Result
 from stepengine.journal.replayer import Replayer
 from stepengine.journal.store import Extension, Journal, MemoryJournal, Writer
 from stepengine.journal.tape import Tape
 from stepengine.journal.timing import Pace, Timing
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.calls import ModelRegistry
-from stepengine.runtime.performer import Performer
+from stepengine.runtime.performer import Item, Performer
 from stepengine.runtime.tree import Machine, Planner, Services
+from stepengine.tools.files.writes import FileWrite
 
 __all__ = ("InDoubt", "Mode", "Session")
 
@@ -100,6 +101,7 @@ class Session:
         self._give_back: Callable[[], Any] | None = None
         self._models: ModelRegistry | None = None
         self._seed = ""
+        self._writes: dict[Address, list[FileWrite]] = {}
 
     @classmethod
     def record(cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
@@ -277,6 +279,8 @@ class Session:
             planner=self._planner(services.planner),
             middlewares=(*services.middlewares, self._tape),
             seed=self._seed,
+            # A recording of a test is repeated anywhere, never undone; and replays write nothing.
+            keep_write=None if self.source.stable or self.mode == "replay" else self._keep_write,
         )
 
     def tell(self, request: ModelRequest, times: int) -> None:
@@ -347,6 +351,28 @@ class Session:
         """Write a record; it is durable with the next commit."""
         assert self._writer is not None  # noqa: S101 - there is one from start to end
         self._writer.append(record)
+
+    def _keep_write(self, path: str, seq: int, write: FileWrite) -> None:
+        self._writes.setdefault((path, seq), []).append(write)
+
+    @property
+    def has_writes(self) -> bool:
+        """Whether files were written by calls whose results are not recorded yet."""
+        return bool(self._writes)
+
+    def writes_of(self, item: Item, *, again: bool) -> list[Mapping[str, Any]]:
+        """Return the stored form of what a call wrote, without what no journal may hold; *again*: it was begun before."""
+        redactor, forms = self.source.redactor, list[Mapping[str, Any]]()
+        for write in self._writes.pop((item.path, item.effect.seq), ()):
+            old = write.before
+            if old is not None and old.content is not None:
+                text = old.content.decode("latin-1")
+                if redactor.suspicious(text) and redactor.value(text) != text:
+                    old = old.without_content()
+            # Done twice, a call that is like one done once finds its own work, or nothing of it.
+            doubtful = again and (write.was == write.after or not is_repeatable(item))
+            forms.append(attrs.evolve(write, before=old, doubtful=doubtful).form())
+        return forms
 
     def durable(self) -> asyncio.Future[None]:
         """Return what is done when everything is durable that was appended; calls of one tick share one commit (JR42)."""

@@ -21,7 +21,7 @@ from stepengine.data.run import ChildResult
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.errors import StepEngineError, UnknownOutcome
-from stepengine.journal.forms import bare, describe, is_repeatable, outcome_members, outcome_of, storable
+from stepengine.journal.forms import bare, describe, is_repeatable, must_last, outcome_members, outcome_of, storable
 from stepengine.journal.questions import decision_about
 from stepengine.journal.records import Input, Intent, Result, to_text
 from stepengine.machine.plan import Finished, RunPlan
@@ -63,7 +63,7 @@ class Tape:
         session, replayer = self._session, self._replayer
         if session.fatal is not None:
             raise session.fatal
-        must_last = False
+        lasts = False
         fresh: list[Item] = []
         for item in batch:
             together = None if item.gather is None else item.gather.effects[0].seq
@@ -73,14 +73,14 @@ class Tape:
             else:
                 fresh.append(item)
                 self._note(intent)
-                must_last = must_last or not is_repeatable(item)
+                lasts = lasts or must_last(item)
         if fresh and not self._has_begun:
-            self._has_begun = must_last = True
-        return self._begin_lasting(fresh) if must_last and session.waits else self._inner.begin(fresh)
+            self._has_begun = lasts = True
+        return self._begin_lasting(fresh) if lasts and session.waits else self._inner.begin(fresh)
 
     async def _begin_lasting(self, batch: Sequence[Item]) -> None:
         """
-        Begin effects that must not happen twice: that they were begun must outlive a power cut (reliability JR41).
+        Begin effects that must not happen twice, or may be undone: that they were begun must outlive a power cut (JR41).
 
         The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed.
         """
@@ -172,29 +172,30 @@ class Tape:
         """Deal with an effect that was begun and has no result (reliability R3, JR07)."""
         if is_repeatable(item):
             lost = {"error": bare(UnknownOutcome("the process ended before the reply was recorded"))}
-            return await self._live(item, io, [lost] if type(item.effect) is CallModel else [])
+            return await self._live(item, io, [lost] if type(item.effect) is CallModel else [], again=True)
         session = self._session
         decided = decision_about(item, session.in_doubt, session.decisions, 0)
         if decided is None:
-            return await self._live(item, io, [])
+            return await self._live(item, io, [], again=True)
         return await self._kept(item, decided, [])
 
-    async def _live(self, item: Item, io: IO, attempts: list[Any]) -> Single:
+    async def _live(self, item: Item, io: IO, attempts: list[Any], *, again: bool = False) -> Single:
         if type(item.effect) is CallModel:
             io = _Attempts(io, attempts)
-        return await self._kept(item, await self._inner.perform(item, io), attempts)
+        return await self._kept(item, await self._inner.perform(item, io), attempts, again=again)
 
-    async def _kept(self, item: Item, outcome: Single, attempts: Sequence[Any]) -> Single:
+    async def _kept(self, item: Item, outcome: Single, attempts: Sequence[Any], *, again: bool = False) -> Single:
         """Return an outcome that is durable; several that finish together share one commit."""
         session, path, seq = self._session, item.path, item.effect.seq
         at = session.timing.of(path, seq, outcome.at)
         session.timing.came_by(at)
+        writes = session.writes_of(item, again=again) if session.has_writes else ()
         if type(outcome) is Stop:
             self._keep_answers(item, outcome, at)
             return attrs.evolve(outcome, at=at)
         settled = self._settled(item, cast("Value | Failure", outcome), at)
         try:
-            session.append(Result(path, seq, at, settled, tuple(attempts)))
+            session.append(Result(path, seq, at, settled, tuple(attempts), writes=writes))
             if session.waits:
                 await _to_the_end(session.durable())
         except StepEngineError as error:

@@ -6,7 +6,7 @@ What lives here: `Policy` and `Rule`: allow, ask or deny for a tool call, the ex
 What must not: asking a person (that is an effect), running a tool, confining one (that is the tool's own duty).
 """
 
-from stepengine.permissions.policy import Mode, Policy, Verdict, read_only_commands
+from stepengine.permissions.policy import Mode, Policy, PolicyFile, Verdict, read_only_commands
 from stepengine.permissions.rules import (
     Call,
     Category,
@@ -33,6 +33,7 @@ __all__ = (
     "Mode",
     "Path",
     "Policy",
+    "PolicyFile",
     "Regex",
     "Request",
     "Rule",

@@ -11,14 +11,15 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path as FilePath
 from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 
 from stepengine.data.hooks import HookContext
-from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.json import JsonDict, canonical, freeze_object, thaw
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Decision
 from stepengine.data.tools import ToolSpec
@@ -42,14 +43,13 @@ from stepengine.permissions.rules import (
     When,
 )
 
-__all__ = ("Mode", "Policy", "Verdict", "read_only_commands")
-
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 VERSION = 1
 FILE_BYTES = 1024 * 1024
 PLAN = "Denied: in plan mode only tools that change nothing may be used; describe what you would do instead."
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
+CALL_KEYS = ("is", "input", "agent", "paths", "hosts")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description")
 
 
@@ -109,6 +109,8 @@ class Policy:
         mode: What holds where no rule matches. ``default`` asks. ``plan`` allows what changes nothing and denies the rest.
             ``accept_edits`` allows tools of the category ``write`` and asks for the rest. ``dont_ask`` denies wherever it
             would have to be asked, ``bypass`` allows there. Denying and allowing rules hold in every mode.
+        remembered: What people allowed for good. These decide nothing: they answer the questions that the policy asks, so
+            that a run that waits is judged as it was when it began. See ``PolicyFile``.
 
     Raises:
         DefinitionError: for a mode that is none, and two rules of one id.
@@ -116,6 +118,7 @@ class Policy:
 
     rules: tuple[Rule, ...] = attrs.field(default=(), converter=_rules)
     mode: Mode = "default"
+    remembered: tuple[Rule, ...] = attrs.field(default=(), converter=_rules, kw_only=True)
     _ordered: tuple[Rule, ...] = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -223,7 +226,7 @@ class Policy:
         """Return the policy with *rules* added; one of the same id is replaced in its place."""
         new = {rule.id: rule for rule in rules}
         kept = [new.pop(rule.id, rule) for rule in self.rules]
-        return Policy((*kept, *new.values()), self.mode)
+        return attrs.evolve(self, rules=(*kept, *new.values()))
 
     def without(self, *ids: str) -> Policy:
         """
@@ -237,7 +240,7 @@ class Policy:
             if identity not in known:
                 msg = f"the policy has no rule {identity!r}{_near(identity, known)}; it has {', '.join(sorted(known)) or 'none'}"
                 raise DefinitionError(msg)
-        return Policy([rule for rule in self.rules if rule.id not in ids], self.mode)
+        return attrs.evolve(self, rules=[rule for rule in self.rules if rule.id not in ids])
 
     def with_session_rule(self, session_id: str, rule: Rule) -> Policy:
         """Return the policy with a rule that holds in one conversation."""
@@ -247,7 +250,7 @@ class Policy:
     def without_session_rules(self, session_id: str) -> Policy:
         """Return the policy without the rules of one conversation."""
         scope = Scope("session", session_id)
-        return Policy([rule for rule in self.rules if rule.scope != scope], self.mode)
+        return attrs.evolve(self, rules=[rule for rule in self.rules if rule.scope != scope])
 
     # --- as a file ----------------------------------------------------------------------------------------------------
 
@@ -258,7 +261,8 @@ class Policy:
         Raises:
             DefinitionError: for a rule with a function.
         """
-        return {"version": VERSION, "mode": self.mode, "rules": [_stored(rule) for rule in self.rules]}
+        stored = {"version": VERSION, "mode": self.mode, "rules": [_stored(rule) for rule in self.rules]}
+        return stored | ({"remembered": [_stored(rule) for rule in self.remembered]} if self.remembered else {})
 
     @classmethod
     def from_json(cls, data: Any, *, where: str = "the policy") -> Policy:
@@ -269,22 +273,21 @@ class Policy:
             DefinitionError: naming *where*, the rule and the member that cannot be used; also for the mode ``bypass``, which
                 only code may set.
         """
-        found = _members(data, ("version", "mode", "rules"), where)
+        found = _members(data, ("version", "mode", "rules", "remembered"), where)
         if found.get("version", VERSION) != VERSION:
             msg = f"{where} has the version {found['version']!r}; this stepengine reads version {VERSION}"
             raise DefinitionError(msg)
         if found.get("mode") == "bypass":
             msg = f"{where} asks for the mode 'bypass', which only code may set: Policy(rules, mode='bypass')"
             raise DefinitionError(msg)
-        rules = found.get("rules", [])
-        if not isinstance(rules, list):
-            msg = f"{where} has rules that are no list"
-            raise DefinitionError(msg)
+        for name in ("rules", "remembered"):
+            if not isinstance(found.get(name, []), list):
+                msg = f"{where} has {name} that are no list"
+                raise DefinitionError(msg)
         try:
-            return cls(
-                [_loaded(rule, f"rule {number}") for number, rule in enumerate(rules, start=1)],
-                found.get("mode", "default"),
-            )
+            rules = [_loaded(rule, f"rule {number}") for number, rule in enumerate(found.get("rules", []), start=1)]
+            kept = [_loaded(rule, f"remembered {n}") for n, rule in enumerate(found.get("remembered", []), start=1)]
+            return cls(rules, found.get("mode", "default"), remembered=kept)
         except DefinitionError as error:
             msg = f"{where}: {error.message}"
             raise DefinitionError(msg) from None
@@ -315,7 +318,7 @@ class Policy:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """
-        Write the policy to a file, all of it or nothing.
+        Write the policy to a file, all of it or nothing, and durably.
 
         Raises:
             DefinitionError: for a rule with a function, and the mode ``bypass``, which no file may set.
@@ -324,13 +327,114 @@ class Policy:
         if self.mode == "bypass":
             msg = "a policy in the mode 'bypass' is not saved, because no file may set that mode; save one in another mode"
             raise DefinitionError(msg)
-        target = FilePath(path)
-        part = target.with_name(f"{target.name}.{os.getpid()}.part")
-        try:
-            part.write_text(json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+        with _locked(path):
+            _replace(FilePath(path), text.encode())
+
+
+class PolicyFile:
+    """
+    A policy in a file, which also keeps what people allow for good: ``Engine(permissions=PolicyFile("policy.json"))``.
+
+    ``Answer(remember="always")`` adds to it, and every process that uses the file knows it from its next question on. No
+    answer is lost when several add at once, or when one is killed: the file is locked, and replaced as a whole. The policy
+    itself is the one that the file held when this was made.
+
+    Args:
+        path: The file, which ``Policy.save`` wrote, or a person.
+
+    Attributes:
+        path: The file.
+        policy: What it said when it was read.
+
+    Raises:
+        DefinitionError: as ``Policy.load``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = FilePath(path)
+        self.policy = Policy.load(path)
+        self._known: tuple[Any, frozenset[str]] = (None, frozenset())
+
+    @property
+    def remembered(self) -> tuple[Rule, ...]:
+        """What people allowed for good, in the order in which they did; read from the file."""
+        return Policy.load(self.path).remembered
+
+    def knows(self, rule: JsonDict) -> bool:
+        """
+        Return whether exactly this rule, in its stored form, is kept; the file is read when it has changed.
+
+        Raises:
+            DefinitionError: when the file is no policy any more.
+        """
+        status = self.path.stat() if self.path.exists() else None
+        state = status and (status.st_ino, status.st_size, status.st_mtime_ns)
+        if state is None or state != self._known[0]:
+            self._known = (state, frozenset([canonical(_stored(kept)) for kept in self.remembered]))
+        return canonical(rule) in self._known[1]
+
+    def remember(self, rule: JsonDict) -> None:
+        """
+        Keep a rule, in its stored form; it is durable when this returns.
+
+        Raises:
+            DefinitionError: when it is no rule, or the file is no policy any more.
+            OSError: when the file cannot be written.
+        """
+        made = _loaded(thaw(rule), "the rule")
+        self._change(lambda kept: {**kept, made.id: made})
+
+    def forget(self, *ids: str) -> None:
+        """
+        Drop what people allowed for good: the rules of these ids, all without one.
+
+        Raises:
+            DefinitionError: when the file is no policy any more.
+            OSError: when the file cannot be written.
+        """
+        self._change(lambda kept: {i: rule for i, rule in kept.items() if ids and i not in ids})
+
+    def _change(self, change: Callable[[dict[str, Rule]], dict[str, Rule]]) -> None:
+        with _locked(self.path):
+            policy = Policy.load(self.path)
+            kept = {rule.id: rule for rule in policy.remembered}
+            changed = attrs.evolve(policy, remembered=change(kept).values())
+            if changed != policy:
+                _replace(self.path, (json.dumps(changed.to_json(), indent=2, ensure_ascii=False) + "\n").encode())
+
+
+@contextmanager
+def _locked(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold the lock of a policy file, ``policy.json.lock`` beside it, against other processes and threads."""
+    import fcntl
+
+    descriptor = os.open(f"{os.fspath(path)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(target: FilePath, data: bytes) -> None:
+    """Replace a file as a whole, and durably; its permission bits stay."""
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            with suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), target.stat().st_mode & 0o777)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _opinion(rule: Rule, request: Request) -> str:
@@ -376,8 +480,8 @@ def _stored_matcher(rule: Rule) -> Any:
     match rule.matcher:
         case Every():
             return True
-        case Call(tool, given_input):
-            return tool if given_input is None else {"is": tool, "input": given_input}
+        case Call():
+            return _stored_call(rule.matcher)
         case ToolNamed(name) | Category(name):
             return name
         case Command(form):
@@ -392,6 +496,12 @@ def _stored_matcher(rule: Rule) -> Any:
         case When():
             msg = f"the rule {rule.id!r} cannot be stored: it holds a function; use a matcher that is data, or add it in code"
             raise DefinitionError(msg)
+
+
+def _stored_call(call: Call) -> Any:
+    narrowed = {name: getattr(call, name) for name in CALL_KEYS[1:]}
+    given = {name: list(v) if isinstance(v, tuple) else v for name, v in narrowed.items() if v is not None}
+    return {"is": call.tool, **given} if given else call.tool
 
 
 def _loaded(data: Any, where: str) -> Rule:
@@ -412,9 +522,9 @@ def _loaded(data: Any, where: str) -> Rule:
         raise DefinitionError(msg) from None
 
 
-def _typed(value: Any, kind: type, where: str) -> Any:
+def _typed(value: Any, kind: type, where: str, what: str = "text") -> Any:
     if type(value) is not kind:
-        msg = f"{where} is {value!r}, not {'a whole number' if kind is int else 'text'}"
+        msg = f"{where} is {value!r}, not {'a whole number' if kind is int else what}"
         raise DefinitionError(msg)
     return value
 
@@ -454,18 +564,28 @@ def _loaded_matcher(data: Any, where: str) -> Matcher:
 def _loaded_call(value: Any, where: str) -> Call:
     if isinstance(value, str):
         return Call(value)
-    found = _members(value, ("is", "input"), where)
-    return Call(_typed(found.get("is"), str, f"{where}.is"), _typed(found.get("input"), dict, f"{where}.input"))
+    found = _members(value, CALL_KEYS, where)
+    given: dict[str, Any] = {
+        name: _typed(found[name], kind, f"{where}.{name}", what)
+        for name, kind, what in (("input", dict, "an object"), ("agent", str, "text"))
+        if name in found
+    }
+    given |= {name: _words(found[name], f"{where}.{name}", '["src/app.py"]') for name in CALL_KEYS[3:] if name in found}
+    return Call(_typed(found.get("is"), str, f"{where}.is"), **given)
+
+
+def _words(value: Any, where: str, example: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        msg = f"{where} is {value!r}, not a list of words such as {example}"
+        raise DefinitionError(msg)
+    return value
 
 
 def _loaded_form(value: Any, where: str) -> CommandForm:
     data: JsonDict = freeze_object(value if isinstance(value, dict) else {"prefix": value})
     found = _members(data, ("prefix", "exact", "flags", "operands"), where)
     for name in ("prefix", "flags"):
-        words = found.get(name, [])
-        if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
-            msg = f'{where}.{name} is {words!r}, not a list of words such as ["git", "status"]'
-            raise DefinitionError(msg)
+        _words(found.get(name, []), f"{where}.{name}", '["git", "status"]')
     operands = found.get("operands", "any")
     if operands not in ("any", "none", "paths", "pattern"):
         msg = f"{where}.operands is {operands!r}; 'any', 'none', 'paths' and 'pattern' are fine"

@@ -9,7 +9,7 @@ globs on our own matcher.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import attrs
@@ -25,22 +25,6 @@ from stepengine.tools.argv import Argv, Script, parse_command
 from stepengine.tools.files.rules import folded
 from stepengine.tools.search.patterns import GlobPattern
 from stepengine.tools.web.urls import parse_url
-
-__all__ = (
-    "Call",
-    "Category",
-    "Command",
-    "Domain",
-    "Every",
-    "Matcher",
-    "Path",
-    "Regex",
-    "Request",
-    "Rule",
-    "Scope",
-    "ToolNamed",
-    "When",
-)
 
 Effect: TypeAlias = Literal["allow", "deny", "ask"]
 COMMANDS = ("command", "argv")
@@ -375,32 +359,80 @@ class When:
         return f"calls for which {getattr(self.test, '__qualname__', 'a function')} is true"
 
 
+def _plain_path(path: str) -> str:
+    """Return a path without what says nothing, such as ``./``; one with ``..`` stays as it is."""
+    return path if not _stays(path.lstrip("/")) else "/" * path.startswith("/") + "/".join(_parts(path))
+
+
+def _texts_or_none(value: Iterable[str] | None) -> tuple[str, ...] | None:
+    return None if value is None else strings(value)
+
+
 @attrs.frozen
 class Call:
     """
-    Calls of exactly this tool, and with *input* only those whose input equals it, a command in it read word by word.
+    Calls of exactly this tool, as far as the other members narrow that.
 
-    That is what a person means who answers "always allow this": nothing that is only like it.
+    That is what a person means who answers "always allow this": what was seen, and nothing that is only like it.
+
+    Attributes:
+        tool: The tool's name.
+        input: Only calls whose input equals it, a command in it read word by word.
+        agent: Only calls of this agent.
+        paths: Only calls that name files, and no others than these.
+        hosts: Only calls that name web addresses, and of no other hosts than these.
     """
 
     kind: ClassVar[str] = "call"
     tool: str
     input: JsonDict | None = attrs.field(default=None, converter=attrs.converters.optional(freeze_object))
+    agent: str | None = attrs.field(default=None, kw_only=True)
+    paths: tuple[str, ...] | None = attrs.field(default=None, converter=_texts_or_none, kw_only=True)
+    hosts: tuple[str, ...] | None = attrs.field(default=None, converter=_texts_or_none, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         _not_empty(self.tool, 'the name of a tool, such as "read_files"')
 
     @classmethod
     def of(cls, request: Request) -> Call:
-        """Return what a person who allows a call for good has seen of it: the tool, and of programs the whole input."""
-        return cls(request.tool.name, _as_words(request) if request.tool.category == "execute" else None)
+        """
+        Return what a person who allows a call for good has seen of it: the agent, the tool, and what it is about.
+
+        Of programs, and of addresses that are not plain, that is the whole input; else the files and hosts that it names.
+        """
+        agent = request.agent_id or None
+        paths, hosts = _paths_in(request), _hosts_in(request)
+        if request.tool.category == "execute" or None in hosts:
+            return cls(request.tool.name, _as_words(request), agent=agent)
+        named = sorted([host for host in hosts if host is not None])
+        return cls(request.tool.name, agent=agent, paths=sorted(paths) or None, hosts=named or None)
 
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether the rule is about a call."""
-        return request.tool.name == self.tool and (self.input is None or _as_words(request) == self.input)
+        if request.tool.name != self.tool or (self.agent is not None and _same(self.agent) != _same(request.agent_id)):
+            return False
+        if self.input is not None and _as_words(request) != self.input:
+            return False
+        return _is_within(self.paths, _paths_in(request)) and _is_within(self.hosts, _hosts_in(request))
 
     def __str__(self) -> str:
-        return f"calls of {self.tool}" if self.input is None else f"the call {self.tool} {canonical(self.input)}"
+        by = "" if self.agent is None else f" by {self.agent}"
+        if self.input is not None:
+            return f"the call {self.tool} {canonical(self.input)}{by}"
+        paths = "" if self.paths is None else f" for {', '.join(self.paths)}"
+        return f"calls of {self.tool}{by}{paths}" + ("" if self.hosts is None else f" to {', '.join(self.hosts)}")
+
+
+def _paths_in(request: Request) -> set[str]:
+    return {_plain_path(path) for path in request.texts(PATHS)}
+
+
+def _hosts_in(request: Request) -> set[str | None]:
+    return {_host_of(url) for url in request.texts(URLS)}
+
+
+def _is_within(allowed: Sequence[str] | None, found: set[Any]) -> bool:
+    return allowed is None or (bool(found) and found <= set(allowed))
 
 
 def _as_words(request: Request) -> JsonDict:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any, Protocol, cast
 
 import attrs
 
@@ -26,7 +27,7 @@ from stepengine.data.questions import (
     answered,
     edit_problem,
 )
-from stepengine.errors import AnswerRejected, LimitExceeded
+from stepengine.errors import AnswerRejected, LimitExceeded, StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import Item
 from stepengine.tools.definition import ToolPreview
@@ -35,16 +36,30 @@ from stepengine.tools.threads import ThreadPool
 __all__ = ("Desk", "Remembered", "shown_questions")
 
 
+class RuleStore(Protocol):
+    """Where the rules of people who answered "always" outlive the process, such as a ``PolicyFile``."""
+
+    def knows(self, rule: JsonDict, /) -> bool:
+        """Return whether exactly this rule is kept."""
+
+    def remember(self, rule: JsonDict, /) -> None:
+        """Keep a rule; it is durable when this returns."""
+
+
 class Remembered:
     """
     The rules of people who answered "always allow this".
 
     They apply as answers to the questions that they are about: so each call that they let through has its own recorded
     answer, and a replay or resume depends on nothing but the record.
+
+    Args:
+        store: Where those are kept that hold for every process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: RuleStore | None = None) -> None:
         self._rules: dict[str, JsonDict] = {}
+        self._store = store
 
     @property
     def rules(self) -> tuple[JsonDict, ...]:
@@ -53,22 +68,47 @@ class Remembered:
 
     def take(self, question: Question, answer: Answer) -> None:
         """Add the rule that an answer makes, if it makes one."""
-        rule = question.remember
-        if rule is None or not answer.agrees or answer.remember is None:
-            return
-        if answer.edited_input is None or isinstance(rule["match"].get("call"), str):
-            # A rule about one input is not made of an answer that has put another one in its place.
+        rule = rule_of(question, answer)
+        if rule is not None:
             self._rules[canonical(rule)] = rule
+
+    def keep(self, question: Question, answer: Answer) -> None:
+        """Have the rule that an answer makes outlive the process, if that is what was said; what fails is logged."""
+        rule = rule_of(question, answer) if answer.remember == "always" else None
+        if rule is None or self._store is None:
+            return
+        try:
+            self._store.remember(rule)
+        except (StepEngineError, OSError) as error:
+            LOGGER.warning("%r is not kept for other processes: %s", rule["id"], error)
 
     def allow(self, question: Question) -> bool:
         """Return whether a question has its answer already."""
-        return question.remember is not None and canonical(question.remember) in self._rules
+        rule = question.remember
+        if rule is None or canonical(rule) in self._rules:
+            return rule is not None
+        try:
+            return self._store is not None and self._store.knows(rule)
+        except (StepEngineError, OSError) as error:
+            LOGGER.warning("what was allowed for good cannot be looked up: %s", error)
+            return False
 
     def forget(self, ids: Collection[str]) -> None:
         """Drop the rules of these ids, all without one."""
         for key, rule in list(self._rules.items()):
             if not ids or rule["id"] in ids:
                 self._rules.pop(key, None)
+
+
+def rule_of(question: Question, answer: Answer) -> JsonDict | None:
+    """Return the rule that an answer makes, if it makes one."""
+    rule = question.remember
+    if rule is None or not answer.agrees or answer.remember is None:
+        return None
+    call: Any = rule["match"].get("call")
+    # A rule about what one input holds is not made of an answer that has put another one in its place.
+    is_of_input = isinstance(call, Mapping) and bool(call.keys() & {"input", "paths", "hosts"})
+    return rule if answer.edited_input is None or not is_of_input else None
 
 
 class Desk:
@@ -144,6 +184,8 @@ class Desk:
         for question, answer in zip(questions, answers, strict=True):
             if answer is not None:
                 self._of_session.take(question, answer)
+                if answer.remember == "always":
+                    await self._threads.run("policy file", partial(self._of_session.keep, question, answer))
         return answers
 
     def knows(self, question: Question) -> bool:

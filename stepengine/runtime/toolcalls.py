@@ -86,7 +86,7 @@ class _Unmade:
 def _context(item: Item, effect: CallTool, tree: Tree) -> ToolContext:
     plan, setting = item.plan, tree.services.tools
     state, agent = effect.state(), plan.definition
-    voice = _Voice(item, effect, tree)
+    voice, keep = _Voice(item, effect, tree), tree.services.keep_write
     return ToolContext(
         agent_state=state,
         tool_call_id=effect.tool_call_id,
@@ -112,6 +112,7 @@ def _context(item: Item, effect: CallTool, tree: Tree) -> ToolContext:
         leaked=tree.leaked,
         belongings=partial(tree.belongings, item.path),
         sleep=tree.services.clock.sleep,
+        keep_write=None if keep is None else partial(keep, item.path, effect.seq),
     )
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -43,6 +43,9 @@ from stepengine.runtime.scope import Scope
 from stepengine.runtime.toolcalls import ToolSetting
 from stepengine.runtime.watchdog import Watchdog
 from stepengine.tools.context import Belongings
+
+if TYPE_CHECKING:
+    from stepengine.tools.files.writes import FileWrite
 
 __all__ = ("Machine", "Planner", "Services", "Tree")
 
@@ -79,6 +82,7 @@ class Services:
         clock: Time and sleep.
         middlewares: What wraps the leaves of every tree, from the inside out: recorders and the like.
         outermost: What wraps everything else.
+        keep_write: Takes the address of a call and what is needed to undo a write of it; ``None`` where nobody keeps that.
     """
 
     machine: Machine
@@ -95,6 +99,7 @@ class Services:
     clock: Clock = attrs.field(factory=SystemClock)
     middlewares: Sequence[Middleware] = ()
     outermost: Sequence[Middleware] = ()
+    keep_write: Callable[[str, int, FileWrite], None] | None = None
 
 
 class Tree:

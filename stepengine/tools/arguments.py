@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from stepengine.data.json import JsonDict, JsonList, compact, freeze, freeze_object
 from stepengine.data.tools import Validated, quick_validated
@@ -56,6 +56,38 @@ def _adapter(signature: Signature) -> TypeAdapter[Any]:
         text = str(error).partition("\n")[0]
         msg = f"{place_of(fn)}: the parameters of tool {getattr(fn, '__name__', '?')!r} have no JSON Schema: {text}"
         raise DefinitionError(msg) from error
+
+
+def _aliases(schema: Any, signature: Signature) -> dict[str, tuple[str, ...]]:
+    """
+    Return the names by which an input gives parameters that have others there, the first first.
+
+    Raises:
+        DefinitionError: for a name that is a way into an object: no input could be made of the validated value again.
+    """
+    while schema["type"] != "arguments":
+        schema = schema["schema"] if schema["type"] == "definitions" else schema["arguments_schema"]
+    found: dict[str, tuple[str, ...]] = {}
+    for parameter in schema["arguments_schema"]:
+        given = parameter.get("alias")
+        if given is None:
+            continue
+        ways = [given] if isinstance(given, str) else given if isinstance(given[0], list) else [given]
+        names = [way if isinstance(way, str) else way[0] for way in ways if isinstance(way, str) or len(way) == 1]
+        if len(names) < len(ways) or not all(isinstance(name, str) for name in names):
+            where = place_of(signature.body.fn)
+            msg = f"{where}: the parameter {parameter['name']!r} is read from inside of another; an alias is one name"
+            raise DefinitionError(msg)
+        found[parameter["name"]] = tuple(names)
+    return found
+
+
+def _nameless(annotation: Any) -> Any:
+    """Return an annotation without what names its parameter, which pydantic warns of where there is no parameter."""
+    from pydantic.fields import FieldInfo
+
+    kept = [each for each in annotation.__metadata__ if not isinstance(each, FieldInfo)]
+    return Annotated[(annotation.__origin__, *kept)] if kept else annotation.__origin__
 
 
 def without_titles(schema: Any) -> Any:
@@ -115,6 +147,7 @@ class FunctionInputs:
         self._adapter = _adapter(signature)
         self._validate = self._adapter.validator.validate_python
         self._encoders: dict[str, TypeAdapter[Any]] = {}
+        self._aliases = _aliases(self._adapter.core_schema, signature)
         self.schema = self._schema(texts)
 
     def _schema(self, texts: Mapping[str, str]) -> JsonDict:
@@ -166,14 +199,20 @@ class FunctionInputs:
     def _as_input(self, given: JsonDict, arguments: Mapping[str, Any]) -> JsonDict:
         changed: dict[str, Any] = {}
         for name, value in arguments.items():
-            if name in given:
-                if not _same(given[name], value):
-                    changed[name] = self._encode(name, value, given)
+            place = self._place(name, given) if name in self._aliases else name
+            if place in given:
+                if not _same(given[place], value):
+                    changed[place] = self._encode(name, value, given)
             elif type(value) in SCALARS:
-                changed[name] = value
+                changed[place] = value
             else:
-                changed[name] = self._encode(name, value, given)
+                changed[place] = self._encode(name, value, given)
         return freeze_object({**given, **changed}) if changed else given
+
+    def _place(self, name: str, given: JsonDict) -> str:
+        """Return the member of the input that a parameter with other names is read from."""
+        known = self._aliases[name]
+        return next((alias for alias in known if alias in given), known[0])
 
     def _encode(self, name: str, value: Any, given: JsonDict) -> Any:
         encoder = self._encoders.get(name)
@@ -181,7 +220,7 @@ class FunctionInputs:
             from pydantic import TypeAdapter
 
             annotation = next(p.annotation for p in self._signature.parameters if p.name == name)
-            encoder = self._encoders[name] = TypeAdapter(annotation)
+            encoder = self._encoders[name] = TypeAdapter(_nameless(annotation) if name in self._aliases else annotation)
         try:
             return freeze(encoder.dump_python(value, mode="json", by_alias=True, warnings=False), name)
         except (DataError, ValueError, TypeError) as error:

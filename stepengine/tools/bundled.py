@@ -29,6 +29,7 @@ def file_tools(
     root: str | os.PathLike[str],
     *,
     write: bool = False,
+    delete: bool = False,
     propose: bool = False,
     withhold: Sequence[str] = (),
     allow_secrets: Sequence[str] = (),
@@ -40,14 +41,18 @@ def file_tools(
     """
     Return ``read_files``, ``list_directory`` and ``read_subtree``, and with *write* also ``write_file`` and ``str_replace``.
 
-    With *propose* come ``propose_write_file`` and ``propose_str_replace``, which show a change and make none.
+    With *delete* comes ``delete_file``. With *propose* come ``propose_write_file`` and ``propose_str_replace``, which show a
+    change and make none.
 
     The root is opened now and held. No path leads out of it: not ``..``, not an absolute path, not a symbolic link, and
-    not a folder that is swapped for a link while a tool runs. Files are written atomically.
+    not a folder that is swapped for a link while a tool runs. Files are written atomically, and not when somebody has
+    changed them since the run read them, or since a person allowed the call and was shown its difference. Where the run
+    has a journal, it keeps what ``stepengine.journal.undo`` needs.
 
     Args:
         root: The folder that the tools are confined to.
         write: Whether files may be written.
+        delete: Whether files may be deleted, too; only with *write*.
         propose: Whether changes may be proposed; they are kept in the run's context and written nowhere.
         withhold: Patterns of files that are not shown either, such as the journal of the run.
         allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
@@ -58,8 +63,12 @@ def file_tools(
         allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
 
     Raises:
-        DefinitionError: when the root is no folder or too wide, or the system cannot confine the tools.
+        DefinitionError: when the root is no folder or too wide, or the system cannot confine the tools; for *delete*
+            without *write*.
     """
+    if delete and not write:
+        msg = "file_tools(delete=True) goes with write=True: what may delete files may change them"
+        raise DefinitionError(msg)
     from stepengine.tools.files.proposing import proposing_tools
     from stepengine.tools.files.reading import reading_tools
     from stepengine.tools.files.root import Policy, Root
@@ -75,7 +84,7 @@ def file_tools(
         allow_wide_root=allow_wide_root,
     )
     held = Root(root, policy)
-    changing = [*(writing_tools(held) if write else ()), *(proposing_tools(held) if propose else ())]
+    changing = [*(writing_tools(held, delete=delete) if write else ()), *(proposing_tools(held) if propose else ())]
     return [*reading_tools(held), subtree_tool(held), *changing]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import attrs
 
@@ -16,6 +16,9 @@ from stepengine.data.logger import RunLogger
 from stepengine.data.state import AgentState
 from stepengine.errors import StepEngineError
 from stepengine.tools.threads import ThreadPool
+
+if TYPE_CHECKING:
+    from stepengine.tools.files.writes import FileWrite
 
 __all__ = ("Belongings", "CallScope", "CancelSignal", "Closable", "ResourceMap", "ToolContext", "Workspace")
 
@@ -115,7 +118,7 @@ class Belongings:
     def get(self, key: Hashable, make: Callable[[], C]) -> C:
         """Return what is kept under *key*; what *make* returns, the first time."""
         if key not in self._values:
-            self._values[key] = make()
+            self._values.setdefault(key, make())  # bodies in two threads may come by at once
         return cast("C", self._values[key])
 
     async def aclose(self) -> list[str]:
@@ -205,6 +208,7 @@ class ToolContext:
     _scope: CallScope = attrs.field(factory=CallScope, repr=False)
     _belongings: Callable[[], Belongings] | None = attrs.field(default=None, repr=False)
     _sleep: Callable[[float], Awaitable[None]] = attrs.field(default=asyncio.sleep, repr=False)
+    _keep_write: Callable[[FileWrite], None] | None = attrs.field(default=None, repr=False)
 
     @classmethod
     def for_test(cls, **overrides: Any) -> ToolContext:
@@ -212,7 +216,8 @@ class ToolContext:
         Return a context for a unit test; every field can be given.
 
         ``emit=events.append`` collects events; ``threads=`` takes a ``ThreadPool``, without one each call makes its own;
-        ``belongings=lambda: mine`` takes the ``Belongings`` of a run, which the test ends with ``await mine.aclose()``.
+        ``belongings=lambda: mine`` takes the ``Belongings`` of a run, which the test ends with ``await mine.aclose()``;
+        ``keep_write=writes.append`` collects what a journal would keep of writes.
         """
         return cls(**{"tool_call_id": "c1", "run_id": "test-run", "agent_id": "test-agent", **overrides})
 
@@ -221,6 +226,11 @@ class ToolContext:
         if getattr(event, "tool_call_id", None) == "":
             event = attrs.evolve(event, tool_call_id=self.tool_call_id, tool_name=self.tool_name)  # type: ignore[call-arg]
         self._emit(event)
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether a run makes the call, so that tools can keep something for it."""
+        return self._belongings is not None
 
     def of_run(self, key: Hashable, make: Callable[[], C]) -> C:
         """
@@ -235,6 +245,16 @@ class ToolContext:
             msg = f"tool {self.tool_name!r} keeps something for its run, and is not called by one"
             raise StepEngineError(msg)
         return self._belongings().get(key, make)
+
+    @property
+    def keeps_writes(self) -> bool:
+        """Whether somebody keeps what is needed to undo a write."""
+        return self._keep_write is not None
+
+    def wrote(self, write: FileWrite) -> None:
+        """Have the journal keep what is needed to undo a write, beside the call's result; without one nothing is kept."""
+        if self._keep_write is not None:
+            self._keep_write(write)
 
     async def pause(self, seconds: float) -> None:
         """Wait by the run's clock, before the body is tried again."""
@@ -255,9 +275,12 @@ class ToolContext:
         scope.used = True
         return made
 
-    def for_thread(self, cancelled: CancelSignal, emit: Callable[[Event], None], logger: RunLogger) -> ToolContext:
-        """Return this context for a body in a thread; it shares the call's scope."""
-        return attrs.evolve(self, cancelled=cancelled, emit=emit, logger=logger)
+    def for_thread(
+        self, cancelled: CancelSignal, on_loop: Callable[[Callable[..., None]], Callable[..., None]], logger: RunLogger
+    ) -> ToolContext:
+        """Return this context for a body in a thread; it shares the call's scope, and is heard through *on_loop*."""
+        keep = None if self._keep_write is None else on_loop(self._keep_write)
+        return attrs.evolve(self, cancelled=cancelled, emit=on_loop(self.emit), logger=logger, keep_write=keep)
 
     @property
     def max_chars(self) -> int | None:

@@ -50,4 +50,4 @@ class LoopLogger:
 def context_for_thread(ctx: ToolContext, loop: OnLoop) -> tuple[ToolContext, CallSignal]:
     """Return the context for a body in a thread, and the signal that cancels this one call."""
     signal = CallSignal(ctx.cancelled)
-    return ctx.for_thread(signal, loop.wrap(ctx.emit), LoopLogger(ctx.logger, loop)), signal
+    return ctx.for_thread(signal, loop.wrap, LoopLogger(ctx.logger, loop)), signal

@@ -44,7 +44,7 @@ def handle_steps(ctx):
 agent = AgentDefinition("desk", system_prompt="You help.", tools=[tool], handle_steps=handle_steps)
 """
 REAL_MODELS = running.models_of
-COMMANDS = ("resume", "replay", "show", "fork", "extend", "diff", "check", "test", "seal", "repair")
+COMMANDS = ("resume", "replay", "show", "fork", "extend", "diff", "check", "test", "seal", "repair", "undo")
 
 
 @pytest.fixture(autouse=True)

@@ -292,3 +292,64 @@ def test_a_run_that_was_killed_is_interrupted_and_the_last_one_to_go_on_with() -
     assert ["completed", "interrupted"] == [entry.status for entry in entries()]
     assert "alive\n" == command("resume", "--last", "-q").stdout
     assert ["completed", "completed"] == [entry.status for entry in entries()]
+
+
+# --- undo ---------------------------------------------------------------------------------------------------------------
+
+WRITES = """
+from stepengine import *
+
+def handle_steps(ctx):
+    yield ToolCall("write_file", {"path": "a.txt", "content": "one"})
+    yield ToolCall("write_file", {"path": "new/b.txt", "content": "two"})
+    yield ToolCall("write_file", {"path": "a.txt", "content": "three"})
+    return ctx.prompt
+
+agent = AgentDefinition("writes", tools=["write_file"], handle_steps=handle_steps)
+"""
+
+
+@pytest.fixture
+def project(work: Path) -> Path:
+    """
+    The folder that a recorded run has written in; it is not the one in which commands run.
+    """
+    (work / "agents/writes.py").write_text(WRITES)
+    (work / "project").mkdir()
+    (work / "project/a.txt").write_text("as it was")
+    command("run", "writes", "go", "-q", "--write", "--cwd", "project")
+    return work / "project"
+
+
+def test_undo_brings_back_what_the_last_run_wrote_and_lists_it(project: Path) -> None:
+    listed = "restored  a.txt\nremoved   new/b.txt\n"
+
+    assert listed == command("undo", "--last", "--dry-run").stdout
+    assert "three" == (project / "a.txt").read_text()
+    assert f"{listed}removed   new/\n" == command("undo", "--last").stdout
+    assert ["a.txt"] == sorted(path.name for path in project.rglob("*"))
+    assert "as it was" == (project / "a.txt").read_text()
+    assert "2 as before already\n" == command("undo", entries()[0].stem).stdout
+
+
+def test_undo_refuses_what_was_changed_since_and_leaves_it_when_asked_to(project: Path) -> None:
+    (project / "a.txt").write_text("by hand")
+    refused = command("undo", "--last", code=1)
+
+    assert "changed   a.txt: it was changed since\n" == refused.stdout
+    assert "nothing was undone; --partial leaves these files" in refused.stderr
+    assert (project / "new/b.txt").exists()
+    done = command("undo", "--last", "--partial", "--cwd", "project").stdout
+    assert "removed   new/b.txt\nremoved   new/\nleft      a.txt: it was changed since\n" == done
+    assert "below another folder" in command("undo", "--last", "--cwd", ".", code=1).stdout
+
+
+def test_a_fork_with_restored_files_runs_in_the_folder_as_it_was_then(project: Path) -> None:
+    command("fork", "--last", "--at", "1", "--restore-files", "-q")
+    assert ["three", "two"] == [(project / name).read_text() for name in ("a.txt", "new/b.txt")]
+    (project / "a.txt").write_text("by hand")
+    refused = command("fork", "--last", "--at", "0", "--restore-files", "-q", code=1)
+
+    assert "nothing was undone" in refused.stderr
+    assert "by hand" == (project / "a.txt").read_text()
+    assert 2 == len(entries())

@@ -4,9 +4,12 @@ A policy in a real engine: what it denies never happens, whoever asks for it and
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import AliasChoices, AliasPath, BaseModel, Field, StringConstraints
 
 from stepengine import (
     STEP_ALL,
@@ -28,7 +31,7 @@ from stepengine.data.events import PermissionDecided, PermissionRequested
 from stepengine.data.run import RunStatus
 from stepengine.errors import AnswerRejected, DefinitionError
 from stepengine.journal import MemoryJournal
-from stepengine.permissions import Call, Policy, Rule
+from stepengine.permissions import Call, Path, Policy, PolicyFile, Rule
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools import ToolPreview, spawn_tools
 
@@ -351,12 +354,12 @@ def test_what_a_person_always_allows_is_asked_once_and_a_deny_still_wins(world):
     assert RunStatus.COMPLETED is result.status
     assert [("put", {"x": 1}), ("get", {"x": 2})] == person.asked
     assert [("put", 1), ("put", 2), ("get", 2), ("put", 3)] == world.done
-    rule = "allow calls of put in user"
+    rule = "allow calls of put by lead in user"
     expected = [("allow", None), ("allow", rule), ("deny", "never nine"), ("allow", None), ("allow", rule)]
     assert expected == [(decision, by) for _, decision, by in world.decided()]
     requested = [e for e in world.events if isinstance(e, PermissionRequested)]
     assert ["put", "get"] == [e.tool_name for e in requested]
-    match = {"call": "put"}
+    match = {"call": {"is": "put", "agent": "lead"}}
     assert {"id": rule, "decision": "allow", "match": match, "scope": "user"} == requested[0].remember
 
 
@@ -405,10 +408,10 @@ def test_an_always_holds_for_its_session_and_its_user_and_is_listed_and_cleared(
             return len(person.asked) - before
 
         assert [1, 0] == [asked(session_id="a"), asked(session_id="a")]
-        assert [Rule("allow", Call("put"), scope="user")] == list(engine.remembered("a"))
+        assert [Rule("allow", Call("put", agent="lead"), scope="user")] == list(engine.remembered("a"))
         assert 1 == asked(session_id="b")
         assert 1 == asked(session_id="a", user_id="eve")
-        engine.forget("a", "allow calls of put in user")
+        engine.forget("a", "allow calls of put by lead in user")
         assert ["user:eve"] == [str(rule.scope) for rule in engine.remembered("a")]
         assert 1 == asked(session_id="a")
         engine.forget("a")
@@ -431,6 +434,124 @@ def test_an_always_is_known_from_the_record_alone_after_a_resume_and_in_a_replay
         again = third.replay_sync(journal)
         assert journal.lines() == again.journal.lines()
         assert () == third.remembered("s")
+
+
+@pytest.mark.spec("requirements:M11", "reliability:PM29")
+def test_an_always_is_for_the_agent_the_files_and_the_hosts_that_were_seen():
+    @tool(category="write")
+    def put(path: str, text: str) -> str:
+        """Write."""
+        return "written"
+
+    @tool(category="network")
+    def get(url: str) -> str:
+        """Fetch."""
+        return "fetched"
+
+    calls = [
+        ("put", {"path": "a/b", "text": "one"}),
+        ("put", {"path": "./a/b", "text": "two"}),
+        ("put", {"path": "a/c", "text": "one"}),
+        ("get", {"url": "https://docs.example.org/a"}),
+        ("get", {"url": "https://DOCS.example.org:443/b?c"}),
+        ("get", {"url": "https://example.org/a"}),
+        ("get", {"url": "https://docs.example.org\\@evil/"}),
+        ("get", {"url": "https://docs.example.org\\@evil/x"}),
+    ]
+
+    def lead_steps(ctx):
+        for call in calls:
+            yield ToolCall(*call)
+        yield AgentCall("other")
+
+    def other_steps(ctx):
+        yield ToolCall(*calls[0])
+        yield ToolCall(*calls[0])
+
+    lead = AgentDefinition("lead", tools=[put, get], spawnable_agents=["other"], handle_steps=lead_steps)
+    other = AgentDefinition("other", tools=[put, get], handle_steps=other_steps)
+    person = Person(put=ALWAYS, get=ALWAYS)
+    with Engine([lead, other], permissions=Policy(), interactor=person) as engine:
+        engine.run_sync("lead", "go", session_id="s").unwrap()
+        named = [rule.id for rule in engine.remembered("s")]
+
+    assert [calls[at] for at in (0, 2, 3, 5, 6, 7, 0)] == [(name, given) for name, given in person.asked]
+    assert [
+        "allow calls of put by lead for a/b in user",
+        "allow calls of put by lead for a/c in user",
+        "allow calls of get by lead to docs.example.org in user",
+        "allow calls of get by lead to example.org in user",
+    ] == named[:4]
+    assert "allow calls of put by other for a/b in user" == named[-1]
+
+
+# --- what holds for every process -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def policy_file(tmp_path):
+    path = tmp_path / "policy.json"
+    Policy([Rule.allow_tool("get")]).save(path)
+    return path
+
+
+def shared(world, path, replies, answer, **options):
+    """
+    Run as another process would that uses the same policy file; return the result and how often somebody was asked.
+    """
+    person = Person(put=answer)
+    agent = AgentDefinition("lead", model="m/m", tools=["put", "get"])
+    with Engine(
+        [agent], world.tools, ScriptedModel(replies), permissions=PolicyFile(path), interactor=person
+    ) as engine:
+        return engine.run_sync("lead", "go", **options), len(person.asked)
+
+
+@pytest.mark.spec("requirements:M11", "requirements:M12")
+def test_what_a_person_allows_for_good_is_known_to_every_process_with_the_same_policy_file(world, policy_file):
+    replies = [*puts(1, 2), text("ok")]
+    assert 2 == shared(world, policy_file, replies, True)[1]
+    assert 1 == shared(world, policy_file, replies, ALWAYS)[1]
+    assert 1 == shared(world, policy_file, replies, Answer(remember="always"))[1]
+    result, asked = shared(world, policy_file, replies, False)
+    file = PolicyFile(policy_file)
+
+    assert (0, [False, False]) == (asked, [call.is_error for call in result.tool_calls])
+    assert ["allow calls of put by lead in user"] == [rule.id for rule in file.remembered]
+    assert Policy([Rule.allow_tool("get")], remembered=file.remembered) == Policy.load(policy_file)
+    file.forget("allow calls of put by lead in user")
+    assert () == file.remembered
+    assert 2 == shared(world, policy_file, replies, False)[1]
+
+
+@pytest.mark.spec("requirements:M11", "requirements:X29")
+def test_a_rule_that_another_process_kept_changes_no_run_that_waits_and_no_replay(world, policy_file):
+    journal, agent = MemoryJournal(), AgentDefinition("lead", model="m/m", tools=["put", "get"])
+    with Engine([agent], world.tools, ScriptedModel(puts(1)), permissions=PolicyFile(policy_file)) as engine:
+        (question,) = engine.run_sync("lead", "go", journal=journal).pending_questions
+    shared(world, policy_file, [*puts(5), text("ok")], Answer(remember="always"))
+    with Engine([agent], world.tools, ScriptedModel(["ok"]), permissions=PolicyFile(policy_file)) as engine:
+        assert RunStatus.COMPLETED is engine.resume_sync(journal, answers={question.id: True}).status
+        assert RunStatus.COMPLETED is engine.replay_sync(journal).status
+    deny = Policy([Rule.deny_tool("put")], remembered=PolicyFile(policy_file).remembered)
+    deny.save(policy_file)
+    result, asked = shared(world, policy_file, [*puts(1), text("ok")], True)
+    assert (0, "denied") == (asked, result.tool_calls[0].result.status)
+
+
+@pytest.mark.spec("requirements:M11")
+def test_a_policy_file_that_cannot_be_used_any_more_is_told_and_somebody_is_asked(world, policy_file, caplog):
+    person = Person(put=Answer(remember="always"))
+    agent = AgentDefinition("lead", model="m/m", tools=["put", "get"])
+    model = ScriptedModel([*puts(1), text("ok")] * 2)
+    with Engine([agent], world.tools, model, permissions=PolicyFile(policy_file), interactor=person) as engine:
+        policy_file.write_text("{")
+        for _ in range(2):
+            assert RunStatus.COMPLETED is engine.run_sync("lead", "go").status
+
+    assert 2 == len(person.asked)
+    assert "is no JSON" in caplog.text
+    assert "{" == policy_file.read_text()
 
 
 @pytest.mark.spec("requirements:X3")
@@ -524,6 +645,51 @@ def test_the_policy_judges_the_input_that_runs_whatever_name_the_model_gave_it(a
         engine.run_sync("lead", "go")
 
     assert [] == [command for command in ran if command.startswith("rm")]
+
+
+Plain = Annotated[str, StringConstraints(strip_whitespace=True, to_lower=True)]
+
+
+@pytest.mark.spec("reliability:R8", "reliability:FP4", "requirements:M5")
+@pytest.mark.parametrize("name", ["file", "path"])
+@pytest.mark.parametrize("aliased", ["alias", "choices", "model"])
+def test_the_policy_judges_the_value_that_a_type_makes_of_an_aliased_input(name, aliased):
+    ran = []
+    alias = {"alias": "file"} if aliased == "alias" else {"validation_alias": AliasChoices("file", "path")}
+
+    class Place(BaseModel):
+        path: Plain = Field(**alias)
+
+    @tool(category="write")
+    def put(path: Annotated[Plain, Field(**alias)]) -> str:
+        """Write."""
+        ran.append(path)
+        return "written"
+
+    @tool(category="write")
+    def put_there(place: Place) -> str:
+        """Write."""
+        ran.append(place.path)
+        return "written"
+
+    inner = {"file" if aliased == "alias" else name: "  SECRETS/Key "}
+    call = tool_call("put_there", {"place": inner}) if aliased == "model" else tool_call("put", inner)
+    agent = AgentDefinition("lead", model="m/m", tools=[put, put_there])
+    policy = Policy([Rule("deny", Path("secrets/key")), Rule.allow_category("write")])
+    exact = Policy([Rule("allow", Path("secrets/key"))], "dont_ask")
+    for judged, expected in ((policy, []), (exact, ["secrets/key"])):
+        with Engine([agent], models=ScriptedModel([call, text("ok")]), permissions=judged) as engine:
+            engine.run_sync("lead", "go")
+        assert expected == ran
+
+
+def test_an_alias_that_leads_into_an_object_is_refused_where_the_tool_is_made():
+    with pytest.raises(DefinitionError, match="an alias is one name"):
+
+        @tool
+        def put(path: Annotated[str, Field(validation_alias=AliasPath("a", "b"))]) -> str:
+            """Write."""
+            return path
 
 
 EDITED = Answer(edited_input={"x": 5}, by="ana", reason="one is too few")

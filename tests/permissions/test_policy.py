@@ -7,6 +7,8 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import json
+import subprocess
+import sys
 
 import attrs
 import pytest
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolAnnotations, ToolSpec
 from stepengine.errors import DefinitionError
-from stepengine.permissions import Call, Policy, Request, Rule, Scope, When, read_only_commands
+from stepengine.permissions import Call, Policy, PolicyFile, Request, Rule, Scope, When, read_only_commands
 from stepengine.permissions.rules import Domain, Path, Regex, ToolNamed, _starred
 
 READS = ToolSpec("read_files", category="read", annotations=ToolAnnotations(read_only=True))
@@ -411,3 +413,136 @@ def test_every_command_in_an_input_is_judged_also_one_that_cannot_be_run():
         assert "deny" == decided(denied, RUNS, **members), members
         assert "deny" == decided(allowed, RUNS, **members), members
     assert "allow" == decided(allowed, RUNS, argv=["ls"], command=None)
+
+
+# --- M1, M4: what a rule is made of, and its short builders ---------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:M1")
+def test_a_rule_has_an_id_a_scope_a_priority_a_matcher_a_decision_and_a_description():
+    rule = Rule("ask", ToolNamed("x"), scope="agent:lead", priority=3, id="mine", message="Sure?", description="Why.")
+    low = Rule("allow", ToolNamed("x"), scope="agent:lead", priority=2)
+    policy = Policy([low, rule])
+    found = policy.check(request(ToolSpec("x")))
+
+    assert ("mine", Scope("agent", "lead"), 3, ToolNamed("x"), "ask", "Why.") == (
+        rule.id, rule.scope, rule.priority, rule.matcher, rule.decision, rule.description
+    )  # fmt: skip
+    assert (Scope(), 0, "") == (
+        Rule("allow", ToolNamed("x")).scope,
+        Rule("allow", ToolNamed("x")).priority,
+        low.description,
+    )
+    assert "allow tool x in agent:lead" == low.id
+    assert (rule, "ask", "Sure?") == (found.rule, found.decision, found.message)
+    assert policy == Policy.from_json(json.loads(json.dumps(policy.to_json())))
+
+
+BUILDERS = {
+    "tool": (("write_file",), WRITES, {}, READS, {}),
+    "category": (("write",), WRITES, {}, READS, {}),
+    "command": ((["git", "status"],), RUNS, {"command": "git status -s"}, RUNS, {"command": "git push"}),
+    "path": (("docs/**",), WRITES, {"path": "docs/a"}, WRITES, {"path": "src/a"}),
+    "domain": (("example.org",), FETCHES, {"url": "https://example.org/"}, FETCHES, {"url": "https://example.com/"}),
+}
+
+
+@pytest.mark.spec("requirements:M4")
+@pytest.mark.parametrize("what", BUILDERS)
+def test_the_short_builders_decide_as_they_say_about_what_they_name_and_nothing_else(what):
+    arguments, tool, members, other, others = BUILDERS[what]
+    made = [Rule.__dict__[f"allow_{what}"], Rule.__dict__[f"deny_{what}"], Rule.__dict__.get(f"ask_for_{what}")]
+    rules = [make.__get__(None, Rule)(*arguments, id="mine", scope="user") for make in made if make is not None]
+
+    for decision, rule in zip(("allow", "deny", "ask"), rules, strict=False):
+        policy = Policy([rule], "dont_ask" if decision == "allow" else "bypass" if decision == "deny" else "default")
+        assert (decision, "mine", "user") == (rule.decision, rule.id, str(rule.scope))
+        assert decision == decided(policy, tool, **members)
+        assert rule is not policy.check(request(other, **others)).rule
+    if len(rules) > 1:
+        told = made[1].__get__(None, Rule)(*arguments, "Not that.")
+        assert "Not that." == Policy([told]).check(request(tool, **members)).message
+
+
+@pytest.mark.spec("reliability:PM35")
+def test_plan_mode_believes_the_annotation_and_what_says_nothing_may_change_something():
+    says, silent = ToolSpec("a", annotations=ToolAnnotations(read_only=True)), ToolSpec("b", category="read")
+
+    assert ["allow", "deny"] == [decided(Policy(mode="plan"), tool) for tool in (says, silent)]
+
+
+# --- what is kept for good, by several processes ------------------------------------------------------------------------
+
+
+def keeper(path, worker, count):
+    """
+    Return the process that keeps rules one after the other, and says so after each.
+    """
+    script = (
+        "import sys\n"
+        "from stepengine.permissions import PolicyFile\n"
+        "file = PolicyFile(sys.argv[1])\n"
+        "for n in range(int(sys.argv[3])):\n"
+        "    name = f'{sys.argv[2]}-{n}'\n"
+        "    file.remember({'id': name, 'decision': 'allow', 'match': {'call': {'is': name, 'agent': 'a'}}})\n"
+        "    print(name, flush=True)\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(path), worker, str(count)], stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:M11", "requirements:M12")
+def test_processes_that_keep_rules_at_once_lose_none_and_a_kill_loses_nothing_that_was_said_to_be_kept(tmp_path):
+    path = tmp_path / "policy.json"
+    Policy([Rule.allow_tool("get")]).save(path)
+    workers = [keeper(path, name, 60) for name in ("a", "b")]
+    said = set()
+    killed = keeper(path, "k", 10_000)
+    for _ in range(25):
+        said.add(killed.stdout.readline().strip())
+    killed.kill()
+    said |= set(killed.communicate()[0].split())
+    for worker in workers:
+        said |= set(worker.communicate(timeout=60)[0].split())
+
+    kept = {rule.id for rule in Policy.load(path).remembered}
+    assert said <= kept
+    assert len(kept - said) <= 1  # one may have been kept by a process that could not say so any more
+    assert 120 == len({name for name in kept if name[0] in "ab"})
+    assert (Rule.allow_tool("get"),) == Policy.load(path).rules
+    assert oct(0o644 & ~0o022) == oct(path.stat().st_mode & 0o777)
+
+
+def test_what_a_policy_file_keeps_is_checked_like_its_rules(tmp_path):
+    path = tmp_path / "policy.json"
+    for kept, said in (
+        ({}, "remembered that are no list"),
+        ([{"decision": "allow"}], "remembered 1: match"),
+        ([{"id": "x", "decision": "allow", "match": {"call": {"is": "a", "path": "b"}}}], "did you mean 'paths'"),
+        ([{"id": "x", "decision": "allow", "match": {"call": {"is": "a", "paths": "b"}}}], "not a list of words"),
+        ([{"id": "x", "decision": "allow", "match": {"call": {"is": "a", "input": "b"}}}], "not an object"),
+        ([{"id": "x", "decision": "allow", "match": {"all": True}}] * 2, "two rules of one policy have the id 'x'"),
+    ):
+        path.write_text(json.dumps({"remembered": kept}))
+        with pytest.raises(DefinitionError, match=said):
+            PolicyFile(path)
+
+
+CALLS = st.builds(
+    Call,
+    st.sampled_from(["a", "b"]),
+    st.none() | st.just({"x": 1}),
+    agent=st.none() | st.sampled_from(["lead", "other"]),
+    paths=st.none() | st.lists(st.sampled_from(["p", "/p", "p/q"]), min_size=1),
+    hosts=st.none() | st.just(["example.org"]),
+)
+
+
+@pytest.mark.spec("requirements:M12")
+@given(st.lists(CALLS, unique_by=str))
+def test_calls_that_were_allowed_for_good_come_back_from_a_file_as_they_were(calls):
+    policy = Policy(remembered=[Rule("allow", call) for call in calls])
+
+    assert policy == Policy.from_json(json.loads(json.dumps(policy.to_json())))

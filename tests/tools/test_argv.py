@@ -8,7 +8,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from stepengine.errors import ToolError
@@ -119,6 +119,31 @@ def test_a_quoted_argument_list_is_read_back(arguments: list[str]) -> None:
     ["a=~", "a\\=~", '"a="~', "a:~b", "''~", "\\~", "a~", "'~'", "#", "a#", "''#", "\\#", "%", "^", "-", "--", "é"]
 )
 def test_every_shell_splits_what_is_accepted_into_the_same_words(texts: list[str]) -> None:
+    check_against_shells(texts)
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(not SHELLS, reason="there is no shell")
+@pytest.mark.spec("reliability:PM01", "reliability:PM02", "reliability:PM03", "reliability:PM05", "reliability:R8")
+def test_in_50_000_texts_no_shell_finds_other_words_than_the_splitter() -> None:
+    seen = 0
+
+    @settings(max_examples=500, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(st.lists(st.one_of(nasty_text, quoted_text, st.text(NASTY, max_size=40)), min_size=100, max_size=100))
+    def explore(texts: list[str]) -> None:
+        nonlocal seen
+        seen += len(texts)
+        check_against_shells(texts)
+
+    explore()
+    print(f"{seen:,} texts")
+    assert seen >= 50_000
+
+
+def check_against_shells(texts: list[str]) -> None:
+    """
+    Have every shell split those of the texts that the splitter accepts; none may see other words.
+    """
     accepted = []
     for text in texts:
         try:

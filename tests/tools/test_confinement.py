@@ -15,11 +15,12 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from stepengine.data.results import ToolResult
@@ -359,16 +360,65 @@ def test_whatever_a_path_is_made_of_what_it_opens_is_inside(
     tangled: tuple[Path, Root], parts: list[str], prefix: str
 ) -> None:
     folder, held = tangled
-    path = prefix.format(root=os.path.realpath(folder)) + "/".join(parts)
+    check_inside(folder, held, prefix.format(root=os.path.realpath(folder)) + "/".join(parts))
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:FS01", "reliability:FS02", "reliability:FS04", "reliability:FS05", "reliability:FP1")
+def test_in_50_000_paths_none_that_is_read_or_written_leads_out(tangled: tuple[Path, Root]) -> None:
+    folder, held = tangled
+    real = os.path.realpath(folder)
+    prefixes = st.sampled_from(["", "/", f"{real}/", real, f"{real}/..", f"{real}-secret/", "//", "file://"])
+    words = st.one_of(
+        components, st.text(max_size=4), st.sampled_from(["new", "..%2f", "..\\", "\u2024\u2024", "A.TXT"])
+    )
+    seen = 0
+
+    @settings(max_examples=500, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(st.lists(st.tuples(prefixes, st.lists(words, min_size=1, max_size=6)), min_size=100, max_size=100))
+    def explore(paths: list[tuple[str, list[str]]]) -> None:
+        nonlocal seen
+        for prefix, parts in paths:
+            seen += 1
+            check_inside(folder, held, prefix + "/".join(parts))
+
+    explore()
+    print(f"{seen:,} paths")
+    assert seen >= 50_000
+    assert SECRET == (folder.parent / "secret").read_text()
+    assert {"root", "secret"} == set(os.listdir(folder.parent))
+
+
+def check_inside(folder: Path, held: Root, path: str) -> None:
+    """
+    Reach a path in every way; whatever is reached is inside, and where it says that it is.
+    """
+    top = os.path.realpath(folder)
     for reach in (held.open_file, held.open_folder):
         try:
             opened = reach(path)
         except ToolError:
             continue
-        real = os.readlink(f"/proc/self/fd/{opened.fd}") if Path("/proc/self/fd").exists() else os.path.realpath(folder)
+        real = os.readlink(f"/proc/self/fd/{opened.fd}") if Path("/proc/self/fd").exists() else top
         os.close(opened.fd)
-        assert (real + "/").startswith(os.path.realpath(folder) + "/")
-        assert real.removeprefix(os.path.realpath(folder)).strip("/") == "/".join(opened.parts)
+        assert (real + "/").startswith(top + "/")
+        assert real.removeprefix(top).strip("/") == "/".join(opened.parts)
+    before = tree(folder)
+    with suppress(ToolError), held.parent(path, create=True) as (fd, name):
+        real = os.readlink(f"/proc/self/fd/{fd}") if Path("/proc/self/fd").exists() else top
+        assert (real + "/").startswith(top + "/")
+        assert name not in {"", ".", ".."}
+        assert "/" not in name
+        msg = "nothing is written, so the folders that were made go again"
+        raise ToolError(msg)
+    assert before == tree(folder)
+
+
+def tree(folder: Path) -> list[str]:
+    """
+    Return the folders below a folder.
+    """
+    return sorted(place for place, _, _ in os.walk(folder))
 
 
 @given(st.text(min_size=1, max_size=12))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepengine import AgentDefinition, Engine, Question, RunResult, StepContext, ToolCall
 from stepengine.data.events import Event, FileChanged
+from stepengine.data.json import freeze_object
 from stepengine.data.results import SideEffect
-from stepengine.errors import ToolError
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.permissions import Policy as Permissions
 from stepengine.tools import ToolContext, ToolRegistry, file_tools
 from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
 from stepengine.tools.files.reading import reading_tools
 from stepengine.tools.files.root import Policy, Root
+from stepengine.tools.files.text import digest
 from stepengine.tools.files.writing import writing_tools
 
 
@@ -418,10 +422,180 @@ def test_the_preview_of_a_write_names_the_file(tmp_path: Path) -> None:
     shown = tool.preview(tool.arguments(path="a", content="x"))
 
     assert shown is not None
-    assert ("Write 'a'", {"content": "x"}) == (shown.action, shown.details)
+    diff = "--- /dev/null\n+++ b/a\n@@ -0,0 +1 @@\n+x\n\\ No newline at end of file\n"
+    assert ("Write 'a'", {"unified_diff": diff}) == (shown.action, shown.details)
 
 
 def test_the_locks_of_files_are_forgotten() -> None:
     from stepengine.tools.files import atomic
 
     assert 0 == len(atomic._locks)
+
+
+@pytest.mark.spec("reliability:FP6")
+async def test_the_log_of_a_write_tells_the_file_sizes_hashes_and_time_and_never_the_content(tmp_path: Path) -> None:
+    lines: list[tuple[str, dict[str, Any]]] = []
+
+    class Log:
+        def info(self, message: str, /, **data: Any) -> None:
+            lines.append((message, data))
+
+        debug = warning = error = info
+
+    (tmp_path / "a").write_text("old canary")
+    made = {t.spec.name: t for t in file_tools(tmp_path, write=True, delete=True)}
+    for name, given_input in (("write_file", {"path": "./a", "content": "new canary"}), ("delete_file", {"path": "a"})):
+        arguments = made[name].binding().validate(freeze_object(given_input)).arguments
+        assert not (await made[name].execute(arguments, ToolContext.for_test(logger=Log()))).is_error
+    (written,), (deleted,) = [
+        [data for said, data in lines if said == f"file {what}"] for what in ("written", "deleted")
+    ]
+
+    assert ("a", 10, digest(b"old canary"), digest(b"new canary")) == tuple(
+        written[name] for name in ("path", "size", "before", "after")
+    )
+    assert (digest(b"new canary"), None) == (deleted["before"], deleted["after"])
+    assert isinstance(written["milliseconds"], int)
+    assert "canary" not in str(lines)
+
+
+# --- deleting, and what others changed meanwhile ----------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:FS24")
+async def test_a_file_is_deleted_and_nothing_else_is(tmp_path: Path) -> None:
+    registry = ToolRegistry(file_tools(tmp_path, write=True, delete=True))
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("a")
+    (tmp_path / ".env").write_text("x")
+    for path, said in (
+        (".", "root folder itself"),
+        ("folder", "is a folder"),
+        ("link", "is a symbolic link"),
+        ("none", "does not exist"),
+        ("../a", "outside of the root"),
+        (".env", "secrets"),
+    ):
+        assert said in (await registry.execute("delete_file", {"path": path})).text
+    assert {".env", "a", "folder", "link"} == set(os.listdir(tmp_path))
+    result = await registry.execute("delete_file", {"path": "a"})
+
+    assert {"file": "a", "message": "Deleted a."} == result.data
+    assert {".env", "folder", "link"} == set(os.listdir(tmp_path))
+    assert "delete_file" not in {t.spec.name for t in file_tools(tmp_path, write=True)}
+    with pytest.raises(DefinitionError, match="write=True"):
+        file_tools(tmp_path, delete=True)
+
+
+def run_of(tmp_path: Path, steps: Callable[[], Iterator[Any]], **options: Any) -> RunResult[Any]:
+    """
+    Run an agent that makes calls with the tools for files below a folder.
+    """
+
+    def handle_steps(ctx: StepContext) -> Iterator[Any]:
+        for call in steps():
+            yield ToolCall(*call)
+
+    tools = file_tools(tmp_path, write=True, delete=True)
+    agent = AgentDefinition("writer", tools=tools, handle_steps=handle_steps)  # type: ignore[arg-type]
+    with Engine([agent], **options.pop("engine", {})) as engine:
+        return engine.run_sync("writer", **options)
+
+
+@pytest.mark.spec("reliability:FS18")
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("write_file", {"path": "a", "content": "mine"}),
+        (
+            "str_replace",
+            {"path": "a", "replacements": [{"old_string": "o", "new_string": "O", "allow_multiple": True}]},
+        ),
+        ("delete_file", {"path": "a"}),
+    ],
+)
+def test_what_changed_since_the_run_read_it_is_not_overwritten_though_no_hash_is_given(
+    tmp_path: Path, change: tuple[str, Any]
+) -> None:
+    def steps() -> Iterator[Any]:
+        (tmp_path / "a").write_text("one")
+        yield "read_files", {"paths": ["a"]}
+        (tmp_path / "a").write_text("two, by hand")
+        yield change
+        yield "read_files", {"paths": ["a"]}
+        yield change
+
+    refused, done = [call.result for call in run_of(tmp_path, steps).tool_calls if call.tool_name == change[0]]
+    assert (True, False) == (refused.is_error, done.is_error)
+    assert "'a' has changed since it was read; read it again" in refused.text
+
+
+@pytest.mark.spec("reliability:FS18")
+def test_what_a_run_wrote_itself_is_no_change_by_others(tmp_path: Path) -> None:
+    def steps() -> Iterator[Any]:
+        yield "write_file", {"path": "a", "content": "one"}
+        yield "read_files", {"paths": ["./a"]}
+        yield "str_replace", {"path": "a", "replacements": [{"old_string": "one", "new_string": "two"}]}
+        yield "str_replace", {"path": "a", "replacements": [{"old_string": "two", "new_string": "three"}]}
+        yield "delete_file", {"path": "a"}
+        yield "write_file", {"path": "a", "content": "four"}
+
+    assert [False] * 6 == [call.is_error for call in run_of(tmp_path, steps).tool_calls]
+
+
+@pytest.mark.spec("reliability:FS18")
+def test_a_run_that_goes_on_from_another_knows_what_that_one_had_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("one")
+    (tmp_path / "b").write_text("one")
+    before = run_of(tmp_path, lambda: iter([("read_files", {"paths": ["a", "b"]})]))
+    (tmp_path / "a").write_text("by hand")
+    calls = [("write_file", {"path": name, "content": "mine"}) for name in ("a", "b")]
+    after = run_of(tmp_path, lambda: iter(calls), previous=before.state)
+
+    assert [True, False] == [call.is_error for call in after.tool_calls]
+    assert "by hand" == (tmp_path / "a").read_text()
+
+
+@pytest.mark.spec("reliability:FS14", "requirements:E19")
+@pytest.mark.parametrize(
+    ("wanted", "action", "line"),
+    [
+        (("write_file", {"path": "a", "content": "mine\n"}), "Write 'a'", "+mine"),
+        (("write_file", {"path": "new/b", "content": "mine\n"}), "Write 'new/b'", "+++ b/new/b"),
+        (
+            ("str_replace", {"path": "a", "replacements": [{"old_string": "ne", "new_string": "NE"}]}),
+            "Edit 'a'",
+            "+oNE",
+        ),
+        (("delete_file", {"path": "a"}), "Delete 'a'", "+++ /dev/null"),
+        (("write_file", {"path": ".env", "content": ""}), "Write '.env', which will be refused", ""),
+    ],
+)
+@pytest.mark.parametrize("meddles", [False, True])
+def test_a_person_is_shown_the_difference_and_a_file_that_changed_then_is_left(
+    tmp_path: Path, wanted: tuple[str, Any], action: str, line: str, meddles: bool
+) -> None:
+    (tmp_path / "a").write_text("one\n")
+
+    file = tmp_path / wanted[1]["path"]
+
+    class Ana:
+        def ask(self, question: Question) -> bool:
+            self.seen = question
+            if meddles:
+                file.parent.mkdir(exist_ok=True)
+                file.write_text("one by hand\n")
+            return True
+
+    ana = Ana()
+    result = run_of(tmp_path, lambda: iter([wanted]), engine={"permissions": Permissions(), "interactor": ana})
+    (call,) = result.tool_calls
+
+    assert ana.seen.preview is not None
+    assert action == ana.seen.preview["action"]
+    assert line in str(ana.seen.preview["details"].get("unified_diff", "")).split("\n") or not line
+    assert call.is_error == (meddles or not line)
+    if meddles and line:
+        assert "since its difference was shown" in call.result.text
+        assert "one by hand\n" == file.read_text()

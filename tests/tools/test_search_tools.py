@@ -153,6 +153,26 @@ async def test_neither_pattern_nor_folder_smuggles_anything(root: Path, prefer_p
     assert "outside of the root" in (await search(root, prefer_python, pattern="x", cwd="../")).text
 
 
+@pytest.mark.spec("reliability:PM26")
+@pytest.mark.parametrize("prefer_python", ENGINES)
+async def test_names_and_patterns_that_look_like_options_are_names_and_patterns(
+    root: Path, prefer_python: bool
+) -> None:
+    for name in ("-rf", "--help", "--files-with-matches", "@sub"):
+        (root / name).write_text("needle --pre=./x\n")
+        (root / f"{name}.d").mkdir()
+        (root / f"{name}.d" / name).write_text("needle\n")
+    listed = ["--files-with-matches", "--help", "-rf", "@sub"]
+    whole = await search(root, prefer_python, pattern="needle")
+    dashed = await search(root, prefer_python, pattern="--pre=./x")
+
+    assert sorted([*listed, *[f"{n}.d/{n}" for n in listed]]) == sorted(found(whole.data["stdout"]))
+    assert listed == sorted(found(dashed.data["stdout"]))
+    for name in listed:
+        inside = await search(root, prefer_python, pattern="needle", cwd=f"{name}.d")
+        assert 1 == len(found(inside.data["stdout"]))
+
+
 @given(
     st.lists(
         st.sampled_from(

@@ -73,19 +73,22 @@ def target_info(folder: int, name: str, path: str) -> os.stat_result | None:
     raise ToolError(msg)
 
 
-def replace_file(folder: int, name: str, data: bytes, old: os.stat_result | None) -> None:
+def replace_file(folder: int, name: str, data: bytes, old: os.stat_result | None, *, mode: int | None = None) -> None:
     """
     Make *data* the content of a file, durably.
 
-    The mode of an old file is kept without set-uid and set-gid; a new file gets 0644 minus the umask.
+    The mode of an old file is kept without set-uid and set-gid, unless *mode* gives another; a new file gets 0644 minus
+    the umask.
     """
+    if mode is None:
+        mode = NEW_MODE & ~_umask() if old is None else stat.S_IMODE(old.st_mode) & 0o777
     temporary = f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600, dir_fd=folder)
     try:
         try:
             _write_all(fd, data)
-            os.fchmod(fd, NEW_MODE & ~_umask() if old is None else stat.S_IMODE(old.st_mode) & 0o777)
+            os.fchmod(fd, mode)
             os.fsync(fd)
         finally:
             os.close(fd)

@@ -17,6 +17,7 @@ from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.tools.files.paths import display, shown
 from stepengine.tools.files.root import Root
+from stepengine.tools.files.seen import note_hash
 from stepengine.tools.files.text import Lines, binary_kind, cut_line, decode, digest, read_capped, stream_lines
 from stepengine.tools.files.walk import TEMPORARY, Budget
 
@@ -84,7 +85,7 @@ def reading_tools(root: Root) -> list[Tool[..., Any]]:
             if one.key(root) in seen:
                 continue
             seen.add(one.key(root))
-            entry = _Reader(root, one, left, line_numbers=line_numbers).entry()
+            entry = _Reader(ctx, root, one, left, line_numbers=line_numbers).entry()
             left -= len(compact(entry)) + 1
             entries.append(entry)
             if ctx.cancelled.is_set():
@@ -165,7 +166,8 @@ class _Wanted:
 class _Reader:
     """Makes the entry of one file."""
 
-    def __init__(self, root: Root, wanted: _Wanted, left: int, *, line_numbers: bool) -> None:
+    def __init__(self, ctx: ToolContext, root: Root, wanted: _Wanted, left: int, *, line_numbers: bool) -> None:
+        self._ctx = ctx
         self._root = root
         self._wanted = wanted
         self._left = left - ENTRY_CHARS - len(compact(wanted.path))
@@ -178,7 +180,9 @@ class _Reader:
             self._check_left(has_room=self._left > 0)
             opened = self._root.open_file(wanted.path)
             try:
-                return self._part(self._lines(opened.fd, opened.info.st_size))
+                entry = self._part(self._lines(opened.fd, opened.info.st_size))
+                note_hash(self._ctx, self._root.real, opened.parts, self._hash)
+                return entry
             finally:
                 os.close(opened.fd)
         except ToolError as error:

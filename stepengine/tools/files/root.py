@@ -25,6 +25,7 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools._caps import SYMLINK_HOPS
 from stepengine.tools.files.paths import parts_of, target_parts
 from stepengine.tools.files.rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
+from stepengine.tools.files.writes import root_id
 
 __all__ = ("Missing", "Opened", "Policy", "Root")
 
@@ -86,6 +87,9 @@ class Root:
         folder: The root; a symbolic link is resolved once, now.
         policy: What may be touched.
 
+    Attributes:
+        id: What stands for it in records.
+
     Raises:
         DefinitionError: when it is no folder, too wide, or this system cannot walk by descriptor.
     """
@@ -103,6 +107,7 @@ class Root:
         self.policy = policy
         self.info = os.fstat(self.fd)
         self.real = tuple([p for p in os.path.realpath(folder).split("/") if p])
+        self.id = root_id(self.real)
         self.secrets = PathRules((*SECRETS, *policy.withhold), policy.allow_secrets)
         self.protected = PathRules(PROTECTED, (*policy.allow_protected, *UNPROTECTED))
         if not policy.allow_wide_root:
@@ -243,11 +248,12 @@ class Root:
         return new
 
     @contextmanager
-    def parent(self, path: str, *, create: bool) -> Iterator[tuple[int, str]]:
+    def parent(self, path: str, *, create: bool, made: list[str] | None = None) -> Iterator[tuple[int, str]]:
         """
         Give the descriptor of the folder that holds the last component, and its name, for writing.
 
-        No symbolic link is followed. Missing folders are made with *create*, on the held descriptors.
+        No symbolic link is followed. Missing folders are made with *create*, on the held descriptors, and removed again
+        when nothing comes of it; *made* takes their paths below the root, outermost first.
 
         Raises:
             PathOutsideRoot: when the path leads out.
@@ -262,21 +268,35 @@ class Root:
             which = self.protected.which(parts)
             msg = f"{path!r} is protected from being written (it matches {which!r}), because other programs run or trust it"
             raise ToolError(msg)
-        folder = os.open(".", FOLDER, dir_fd=self.fd)
+        folder, made = os.open(".", FOLDER, dir_fd=self.fd), [] if made is None else made
         try:
-            for name in parts[:-1]:
-                folder = self._move(folder, self._enter(folder, name, path, create=create))
+            for depth in range(1, len(parts)):
+                folder = self._move(folder, self._enter(folder, parts[:depth], path, made if create else None))
             yield folder, parts[-1]
+        except BaseException:
+            self.remove_empty(made)
+            raise
         finally:
             self._move(folder, self.fd)
 
-    def _enter(self, folder: int, name: str, path: str, *, create: bool) -> int:
+    def remove_empty(self, folders: Sequence[str]) -> list[str]:
+        """Remove folders that hold nothing, given outermost first; return those that were removed."""
+        removed: list[str] = []
+        for path in reversed(folders):
+            with suppress(OSError, ToolError), self.parent(path, create=False) as (folder, name):
+                os.rmdir(name, dir_fd=folder)
+                removed.append(path)
+        return removed
+
+    def _enter(self, folder: int, place: Sequence[str], path: str, made: list[str] | None) -> int:
+        """Open the folder at *place*; a missing one is made, and noted, where *made* is a list."""
+        name = place[-1]
         try:
             fd = os.open(name, FOLDER, dir_fd=folder)
         except FileNotFoundError as error:
-            if not create:
+            if made is None:
                 self._fail(error, path)
-            fd = self._make(folder, name, path)
+            fd = self._make(folder, place, path, made)
         except OSError as error:
             self._fail(error, path, link=error.errno in LINK and read_link(folder, name) is not None and name)
         try:
@@ -286,10 +306,12 @@ class Root:
             raise
         return fd
 
-    def _make(self, folder: int, name: str, path: str) -> int:
+    def _make(self, folder: int, place: Sequence[str], path: str, made: list[str]) -> int:
+        name = place[-1]
         try:
             with suppress(FileExistsError):  # somebody else made it; what it is, the next line finds out
                 os.mkdir(name, 0o755, dir_fd=folder)
+                made.append("/".join(place))
             return os.open(name, FOLDER, dir_fd=folder)
         except OSError as error:
             self._fail(error, path, link=error.errno in LINK and name)

@@ -1,29 +1,35 @@
-"""``write_file`` and ``str_replace``: writing below a root (requirements F5, F6)."""
+"""``write_file``, ``str_replace`` and ``delete_file``: changing files below a root (requirements F5, F6)."""
 
 from __future__ import annotations
 
 import os
+import stat
 import time
-from collections.abc import Callable
-from typing import Annotated, Any, NotRequired
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
+import attrs
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from stepengine.data.events import FileChanged
-from stepengine.data.json import JsonDict
+from stepengine.data.json import JsonDict, canonical
 from stepengine.data.results import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools._caps import READ_WHOLE_BYTES, WRITE_BYTES
+from stepengine.tools._caps import READ_WHOLE_BYTES, SHOWN_DIFFS, WRITE_BYTES
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
 from stepengine.tools.files.atomic import lock_for, replace_file, sweep, target_info
 from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
 from stepengine.tools.files.paths import display
-from stepengine.tools.files.root import FILE, Opened, Root
+from stepengine.tools.files.root import FILE, Missing, Opened, Root
+from stepengine.tools.files.seen import known_hash, note_hash
 from stepengine.tools.files.text import FileText, decode, digest, read_capped
+from stepengine.tools.files.writes import FileWrite, OldFile, hash_of
 
 __all__ = ("writing_tools",)
 
@@ -48,11 +54,11 @@ class ReplacementInput(TypedDict):
     ]
 
 
-def writing_tools(root: Root) -> list[Tool[..., Any]]:
-    """Return the tools that write below *root*."""
+def writing_tools(root: Root, *, delete: bool = False) -> list[Tool[..., Any]]:
+    """Return the tools that write below *root*; with *delete* also the one that deletes."""
     writer = _Writer(root)
 
-    @tool(category="write", annotations=OVERWRITES, preview=_preview_write)
+    @tool(category="write", annotations=OVERWRITES, preview=writer.preview_write)
     def write_file(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext, path: PathText, content: str, instructions: str = "", expected_hash: str = ""
     ) -> ToolResult:
@@ -80,18 +86,15 @@ def writing_tools(root: Root) -> list[Tool[..., Any]]:
             instructions: What the change is for, in a few words; it is only logged.
             expected_hash: The `hash` that `read_files` gave; when the file has changed since, nothing is written.
         """
-
-        def new_content(_: bytes | None) -> bytes:
-            return content.encode("utf-8", "replace")
-
-        action, _, data = writer.write(ctx, path, new_content, expected_hash, create=True)
+        given = {"path": path, "content": content, "instructions": instructions, "expected_hash": expected_hash}
+        done = writer.change(ctx, given, _whole(content))
+        data = done.new or b""
         lines = content.count("\n") + bool(content and not content.endswith("\n"))
-        word = "Created" if action == "created" else "Overwrote"
-        file = display(root.parts(path))
+        word, file = "Created" if done.action == "created" else "Overwrote", done.file
         ctx.logger.info("write_file", path=file, instructions=instructions)
         return _result({"file": file, "message": f"{word} {file} ({lines:,} lines, {len(data):,} bytes)."}, file)
 
-    @tool(category="write", annotations=EDITS, preview=_preview_replace, aliases=ALIASES)
+    @tool(category="write", annotations=EDITS, preview=writer.preview_replace, aliases=ALIASES)
     def str_replace(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         path: PathText,
@@ -123,19 +126,75 @@ def writing_tools(root: Root) -> list[Tool[..., Any]]:
             replacements: What to replace.
             expected_hash: The `hash` that `read_files` gave; when the file has changed since, nothing is written.
         """
-        made = [Replacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
+        given = {"path": path, "replacements": replacements, "expected_hash": expected_hash}
+        done = writer.change(ctx, given, _edited(path, replacements))
+        count = f"{len(replacements)} replacement{'s' if len(replacements) > 1 else ''}"
+        value = {"file": done.file, "message": f"Changed {done.file} ({count}).", "unified_diff": done.diff}
+        return _result(value, done.file)
 
-        def new_content(old: bytes | None) -> bytes:
-            decoded = _text(old, path)
-            return decoded.encode(replace_all(decoded.text, made, path))
+    @tool(category="write", annotations=EDITS, preview=writer.preview_delete)
+    def delete_file(ctx: ToolContext, path: PathText, expected_hash: str = "") -> ToolResult:  # noqa: D417  (as above)
+        """
+        Delete a file.
 
-        _, old, data = writer.write(ctx, path, new_content, expected_hash, create=False)
-        file = display(root.parts(path))
-        diff = unified_diff(_text(old, path).shown, _text(data, path).shown, file)
-        count = f"{len(made)} replacement{'s' if len(made) > 1 else ''}"
-        return _result({"file": file, "message": f"Changed {file} ({count}).", "unified_diff": diff}, file)
+        Usage:
+            - One file per call. Folders are not deleted.
 
-    return [write_file, str_replace]
+        Examples:
+            {"path": "src/old_module.py"}
+
+        When not to use:
+            - To empty a file, use `write_file` with an empty `content`.
+
+        Notes:
+            - Symbolic links, special, secret and protected files cannot be deleted.
+
+        Args:
+            path: The file.
+            expected_hash: The `hash` that `read_files` gave; when the file has changed since, nothing is deleted.
+        """
+        done = writer.change(ctx, {"path": path, "expected_hash": expected_hash}, _gone(path))
+        value = {"file": done.file, "message": f"Deleted {done.file}."}
+        return ToolResult.json(value, side_effects=(SideEffect("file_deleted", done.file),))
+
+    return [write_file, str_replace, *([delete_file] if delete else ())]
+
+
+def _whole(content: str) -> Change:
+    """Return the change to a file with exactly this content."""
+    return lambda _: content.encode("utf-8", "replace")
+
+
+def _edited(path: str, replacements: Sequence[ReplacementInput]) -> Change:
+    """
+    Return the change that makes these replacements.
+
+    It raises ``ToolError`` when one cannot be made, and for a file that is missing, binary or too large.
+    """
+    made = [Replacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
+
+    def change(old: Found) -> bytes:
+        if not old.exists:
+            msg = f"{path!r} does not exist; use write_file to create it"
+            raise ToolError(msg)
+        if old.data is None:
+            msg = f"{path!r} has more than {READ_WHOLE_BYTES:,} bytes, which is too much to change"
+            raise ToolError(msg)
+        decoded = _text(old.data, path)
+        return decoded.encode(replace_all(decoded.text, made, path))
+
+    return change
+
+
+def _gone(path: str) -> Change:
+    """Return the change to no file at all; it raises ``ToolError`` where there is none."""
+
+    def change(old: Found) -> None:
+        if not old.exists:
+            msg = f"{path!r} does not exist"
+            raise ToolError(msg)
+
+    return change
 
 
 def _text(data: bytes | None, path: str) -> FileText:
@@ -150,12 +209,64 @@ def _result(value: dict[str, Any], file: str) -> ToolResult:
     return ToolResult.json(value, side_effects=(SideEffect("file_written", file),))
 
 
-def _preview_write(input: JsonDict) -> ToolPreview:
-    return ToolPreview(f"Write {input['path']!r}", {"content": input["content"]})
+@attrs.frozen
+class Found:
+    """
+    What stands under a name.
+
+    Attributes:
+        info: What the system says of it; ``None`` when there is nothing.
+        data: Its content; ``None`` when there is nothing, or more than can be looked at.
+    """
+
+    info: os.stat_result | None
+    data: bytes | None
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a file."""
+        return self.info is not None
+
+    @property
+    def digest(self) -> str:
+        """The short hash of its content; ``""`` when there is none to look at."""
+        return "" if self.data is None else digest(self.data)
 
 
-def _preview_replace(input: JsonDict) -> ToolPreview:
-    return ToolPreview(f"Edit {input['path']!r}", {"replacements": input["replacements"]})
+Change: TypeAlias = Callable[[Found], bytes | None]
+"""Returns the new content of a file, ``None`` for one that is to be deleted; raises ``ToolError`` for a change that cannot be."""
+
+
+@attrs.frozen
+class Done:
+    """
+    A change that was made.
+
+    Attributes:
+        file: The file, relative to the root.
+        old: What stood there.
+        new: What stands there now; ``None`` for nothing.
+    """
+
+    file: str
+    old: Found
+    new: bytes | None
+
+    @property
+    def action(self) -> Literal["created", "modified", "deleted"]:
+        """What became of the file."""
+        if self.new is None:
+            return "deleted"
+        return "modified" if self.old.exists else "created"
+
+    @property
+    def diff(self) -> str:
+        """The difference, as ``unified_diff`` gives it; a sentence where there is none to show."""
+        before = decode(self.old.data) if self.old.data is not None else None
+        after = decode(self.new) if self.new is not None else None
+        if (self.old.exists and before is None) or (self.new is not None and after is None):
+            return "(the file is binary or too large for a diff)"
+        return unified_diff(before.shown if before else None, after.shown if after else None, self.file)
 
 
 class _Writer:
@@ -164,65 +275,130 @@ class _Writer:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._swept: set[tuple[int, int]] = set()
+        # What people were shown who were asked about a call: the hash of the file that its diff was made from.
+        self._shown: OrderedDict[str, str] = OrderedDict()
 
-    def write(
-        self, ctx: ToolContext, path: str, change: Callable[[bytes | None], bytes], expected_hash: str, *, create: bool
-    ) -> tuple[str, bytes | None, bytes]:
-        """Return whether the file was created or modified, its old content if it was needed, and its new content."""
-        began = time.monotonic()
+    def change(self, ctx: ToolContext, given: Mapping[str, Any], change: Change) -> Done:
+        """
+        Make a change that a call asks for.
+
+        Args:
+            ctx: The call's context.
+            given: The call's input.
+            change: Gives the new content.
+        """
+        began, path, made = time.monotonic(), given["path"], list[str]()
         try:
-            with self._root.parent(path, create=create) as (folder, name), lock_for(folder, name):
+            with (
+                self._root.parent(path, create="content" in given, made=made) as (folder, name),
+                lock_for(folder, name),
+            ):
                 self._sweep(folder)
-                info = target_info(folder, name, path)
-                old = None if info is None else self._content(folder, name, path)
-                if not create:
-                    self._check_readable(info, old, path)
-                if expected_hash and (old is None or digest(old) != expected_hash):
-                    msg = f"{path!r} has changed since it was read; read it again"
-                    raise ToolError(msg)
-                data = change(old)
-                self._check_size(data, path)
-                replace_file(folder, name, data, info)
+                old = self._found(folder, name, path)
+                self._check_unchanged(ctx, given, old)
+                new = change(old)
+                self._put(folder, name, old, new, path)
+                after = "" if new is None else digest(new)
+                note_hash(ctx, self._root.real, self._root.parts(path), after)
         except OSError as error:
             msg = f"{path!r} was not written: {error.strerror or type(error).__name__}"
             raise ToolError(msg) from error
-        action = "created" if info is None else "modified"
-        file = display(self._root.parts(path))
-        ctx.emit(FileChanged(file=file, action=action))
+        done = Done(display(self._root.parts(path)), old, new)
+        ctx.emit(FileChanged(file=done.file, action=done.action))
         ctx.logger.info(
-            "file written",
-            path=file,
-            size=len(data),
-            before=None if old is None else digest(old),
-            after=digest(data),
+            "file written" if new is not None else "file deleted",
+            path=done.file,
+            size=len(new or b""),
+            before=old.digest or None,
+            after=after or None,
             milliseconds=round((time.monotonic() - began) * 1000),
         )
-        return action, old, data
+        if ctx.keeps_writes:
+            ctx.wrote(self._kept(done, made))
+        return done
 
-    def _content(self, folder: int, name: str, path: str) -> bytes | None:
-        """Return the old content; ``None`` when it is too large to be looked at."""
+    def _put(self, folder: int, name: str, old: Found, new: bytes | None, path: str) -> None:
+        if new is None:
+            os.unlink(name, dir_fd=folder)
+            os.fsync(folder)
+            return
+        if len(new) > WRITE_BYTES:
+            msg = f"{path!r} would have {len(new):,} bytes; at most {WRITE_BYTES:,} are written"
+            raise ToolError(msg)
+        replace_file(folder, name, new, old.info)
+
+    def _kept(self, done: Done, made: Sequence[str]) -> FileWrite:
+        """Return what is needed to undo a change."""
+        info, new = done.old.info, done.new
+        return FileWrite(
+            root=self._root.id,
+            path=done.file,
+            before=None if info is None else OldFile.of(done.old.data, stat.S_IMODE(info.st_mode)),
+            after=None if new is None else hash_of(new),
+            folders=tuple(made),
+        )
+
+    def _check_unchanged(self, ctx: ToolContext, given: Mapping[str, Any], old: Found) -> None:
+        """Refuse to change what is not what the model, or the person who allowed the call, has seen."""
+        path, shown = given["path"], self._shown.pop(_key(given), None)
+        if shown is not None and shown != old.digest:
+            msg = f"{path!r} has changed since its difference was shown to the person who allowed this; read it again"
+            raise ToolError(msg)
+        expected = given["expected_hash"]
+        if not expected and old.data is not None:
+            expected = known_hash(ctx, self._root.real, self._root.parts(path))
+        if expected and old.digest != expected:
+            msg = f"{path!r} has changed since it was read; read it again"
+            raise ToolError(msg)
+
+    def _found(self, folder: int, name: str, path: str) -> Found:
+        info = target_info(folder, name, path)
+        if info is None:
+            return Found(None, None)
         fd = os.open(name, FILE, dir_fd=folder)
         try:
             self._root.check_file(Opened(fd, self._root.parts(path), os.fstat(fd)), path)
-            return read_capped(fd)
+            return Found(info, read_capped(fd))
         finally:
             os.close(fd)
-
-    def _check_readable(self, info: os.stat_result | None, old: bytes | None, path: str) -> None:
-        if info is None:
-            msg = f"{path!r} does not exist; use write_file to create it"
-            raise ToolError(msg)
-        if old is None:
-            msg = f"{path!r} has more than {READ_WHOLE_BYTES:,} bytes, which is too much to change"
-            raise ToolError(msg)
-
-    def _check_size(self, data: bytes, path: str) -> None:
-        if len(data) > WRITE_BYTES:
-            msg = f"{path!r} would have {len(data):,} bytes; at most {WRITE_BYTES:,} are written"
-            raise ToolError(msg)
 
     def _sweep(self, folder: int) -> None:
         info = os.fstat(folder)
         if (info.st_dev, info.st_ino) not in self._swept:
             self._swept.add((info.st_dev, info.st_ino))
             sweep(folder)
+
+    # --- what people are shown ----------------------------------------------------------------------------------------
+
+    def preview_write(self, given: JsonDict) -> ToolPreview:
+        """Return what ``write_file`` would do."""
+        return self._preview("Write", given, _whole(given["content"]))
+
+    def preview_replace(self, given: JsonDict) -> ToolPreview:
+        """Return what ``str_replace`` would do."""
+        return self._preview("Edit", given, _edited(given["path"], given["replacements"]))
+
+    def preview_delete(self, given: JsonDict) -> ToolPreview:
+        """Return what ``delete_file`` would do."""
+        return self._preview("Delete", given, _gone(given["path"]))
+
+    def _preview(self, verb: str, given: JsonDict, change: Change) -> ToolPreview:
+        """Return the difference that a call would make to the file as it is now; the call is bound to that file."""
+        path = given["path"]
+        try:
+            old = Found(None, None)
+            with suppress(Missing), self._root.parent(path, create=False) as (folder, name):
+                old = self._found(folder, name, path)
+            done = Done(display(self._root.parts(path)), old, change(old))
+        except (ToolError, OSError) as error:
+            why = error.message if isinstance(error, ToolError) else error.strerror or type(error).__name__
+            return ToolPreview(f"{verb} {path!r}, which will be refused", {"problem": why})
+        self._shown[_key(given)] = old.digest
+        while len(self._shown) > SHOWN_DIFFS:
+            self._shown.popitem(last=False)
+        return ToolPreview(f"{verb} {path!r}", {"unified_diff": done.diff})
+
+
+def _key(given: Mapping[str, Any]) -> str:
+    """Return what tells a call's input from others."""
+    return hash_of(canonical(given).encode())

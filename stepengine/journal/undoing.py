@@ -1,0 +1,375 @@
+"""
+Undoing what a run wrote: ``undo`` brings files back to what they were before it, or before a part of it.
+
+A journal is only read. It says of each write what the file held before and after; whether that still holds is looked up
+on the disk, under the rules by which the tools write: below the root, through held folders, through no link.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from typing import Literal, TypeAlias
+
+import attrs
+
+from stepengine.data.outcomes import Failure
+from stepengine.errors import DefinitionError, JournalError, ToolError, UndoRefused, UnknownOutcome
+from stepengine.journal.cut import Cut, place_of
+from stepengine.journal.divergence import verb
+from stepengine.journal.finding import JournalLike, as_journal
+from stepengine.journal.forms import touched_world
+from stepengine.journal.history import History
+from stepengine.journal.records import Address, Intent, Result, shown_address
+from stepengine.tools.files.atomic import lock_for, replace_file, target_info
+from stepengine.tools.files.root import FILE, Missing, Opened, Policy, Root
+from stepengine.tools.files.text import read_capped
+from stepengine.tools.files.writes import LARGE, FileWrite, OldFile, hash_of
+
+__all__ = ("Roots", "Undone", "undo", "undo_writes")
+
+Roots: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+"""The folder that ``file_tools`` was given, or all of them where there were several."""
+
+Fate: TypeAlias = Literal["restored", "removed", "created", "unchanged"]
+LISTED = 20
+CHANGED = "it was changed since"
+BETWEEN = "it was changed by somebody else between two writes of the run"
+DOUBTFUL = "a write of it was cut off and done again, so nobody knows what it held before"
+LOST = {
+    LARGE: "not undoable: it had more than 4 MiB, which no journal keeps",
+    "": "not undoable: the journal does not keep what it held, because that may be a secret",
+}
+ELSEWHERE = "it was written below another folder than those that were given"
+
+
+@attrs.frozen(kw_only=True)
+class Undone:
+    """
+    What was undone; paths are relative to their root.
+
+    Attributes:
+        restored: Files that hold again what they held before.
+        removed: Files that the run had made, and folders that it had made for them and that are empty.
+        created: Files that the run had deleted, and that are there again.
+        unchanged: Files that were as before already.
+        left: Files that were left alone, each with why; only where that was asked for.
+        unknown: Calls that were begun and of which nobody knows whether they happened, such as ``"#3 call_tool str_replace"``.
+        others: What else may have changed the world and keeps nothing to undo it by, such as
+            ``"call_tool run_terminal_command (2 times)"``.
+        dry_run: Whether nothing was done, and this is what would have been.
+    """
+
+    restored: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    created: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+    unknown: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    def __str__(self) -> str:
+        rows = [(word, path) for word in ("restored", "removed", "created") for path in getattr(self, word)]
+        lines = [f"{word:8}  {path}" for word, path in rows]
+        lines += [f"{'left':8}  {path}: {why}" for path, why in self.left]
+        if self.unchanged:
+            lines.append(f"{len(self.unchanged)} as before already")
+        lines += [f"not known: {call} was begun, and whether it happened stands nowhere" for call in self.unknown]
+        lines += [f"not undone: {call}, which keeps nothing to undo it by" for call in self.others]
+        return "\n".join(lines or ["the run wrote no files"])
+
+
+def undo(
+    journal: JournalLike,
+    root: Roots,
+    *,
+    at: int | str = -1,
+    partial: bool = False,
+    dry_run: bool = False,
+    moved: bool = False,
+    allow_secrets: Sequence[str] = (),
+    allow_protected: Sequence[str] = (),
+    cross_mounts: bool = False,
+    allow_wide_root: bool = False,
+) -> Undone:
+    """
+    Bring the files that a run and its children wrote with ``file_tools`` back to what they were.
+
+    All of it or nothing: when one file was changed since, or cannot be brought back, nothing is done, unless *partial*
+    says so. What other tools did, such as commands, is not undone; the result names them. When it is interrupted, it can
+    be done again.
+
+    Args:
+        journal: The journal of the run, or the path of its file; it is only read.
+        root: The folder that ``file_tools`` was given; several where there were several.
+        at: The last effect whose writes stay: a number of the root's effects, or ``"path#number"``; by default none.
+        partial: Leave the files that cannot be brought back, and bring back the rest.
+        dry_run: Only say what would be done.
+        moved: The root stands at another place than when the run wrote; only for one root.
+        allow_secrets: As with ``file_tools``; so the other three.
+        allow_protected: See above.
+        cross_mounts: See above.
+        allow_wide_root: See above.
+
+    Raises:
+        UndoRefused: when a file cannot be brought back; it names them, and nothing was changed.
+        JournalLocked: when the run still goes on.
+        JournalError: when the journal is damaged, or there is no effect *at*.
+        DefinitionError: when a root is no folder or too wide.
+        OSError: when the disk fails in the middle; undo again to go on.
+    """
+    source = as_journal(journal)
+    policy = Policy(
+        allow_secrets=tuple(allow_secrets),
+        allow_protected=tuple(allow_protected),
+        cross_mounts=cross_mounts,
+        allow_wide_root=allow_wide_root,
+    )
+    options = Undoing(partial=partial, dry_run=dry_run, moved=moved, policy=policy)
+    history = source.history()
+    if history.head is None:
+        msg = f"{source.name} does not exist or holds no run, so there is nothing to undo"
+        raise JournalError(msg)
+    with ExitStack() as held:
+        if not dry_run:
+            # Nobody writes the journal meanwhile, so the run does not go on.
+            history = held.enter_context(closing(source.writer())).history
+        path, seq = place_of(history, at)
+        cut = Cut(history.last_together)
+        cut.at((path, seq + 1))
+        return undo_writes(history, root, cut.keeps_result, options)
+
+
+@attrs.frozen(kw_only=True)
+class Undoing:
+    """How writes are undone; see ``undo``."""
+
+    partial: bool = False
+    dry_run: bool = False
+    moved: bool = False
+    policy: Policy = Policy()
+
+
+def undo_writes(
+    history: History,
+    root: Roots,
+    keeps: Callable[[Address], bool],
+    options: Undoing,
+) -> Undone:
+    """Undo the writes of a history whose results are not among those that *keeps* accepts; see ``undo``."""
+    with ExitStack() as held:
+        files = _files(history, keeps, _roots(root, options, held), moved=options.moved)
+        for file in files:
+            file.look()
+        stuck = tuple([(file.path, file.problem) for file in files if file.problem])
+        if stuck and not options.partial:
+            raise _refused(stuck)
+        whole = [file for file in files if not file.problem]
+        for file in [] if options.dry_run else whole:
+            file.bring_back()
+        removed = [] if options.dry_run else list(_remove_folders(whole))
+    return Undone(
+        restored=_of(whole, "restored"),
+        removed=(*_of(whole, "removed"), *[f"{folder}/" for folder in removed]),
+        created=_of(whole, "created"),
+        unchanged=_of(whole, "unchanged"),
+        left=stuck,
+        unknown=tuple(_unknown(history, keeps)),
+        others=tuple(_others(history, keeps)),
+        dry_run=options.dry_run,
+    )
+
+
+def _of(files: Iterable[_File], fate: Fate) -> tuple[str, ...]:
+    return tuple([file.path for file in files if file.fate == fate])
+
+
+def _remove_folders(files: Iterable[_File]) -> Iterator[str]:
+    """Remove the folders that were made for the files and are empty, the deepest first, and give them."""
+    places = {(file.root, folder) for file in files for folder in file.folders}
+    for root, folder in sorted(places, key=lambda place: (-place[1].count("/"), place[1])):
+        if root is not None:
+            yield from root.remove_empty([folder])
+
+
+def _refused(stuck: Sequence[tuple[str, str]]) -> UndoRefused:
+    listed = "; ".join([f"{path}: {why}" for path, why in stuck[:LISTED]])
+    more = f"; and {len(stuck) - LISTED} more" if len(stuck) > LISTED else ""
+    msg = f"nothing was undone, because of {len(stuck)} of the files: {listed}{more}. partial=True (--partial) undoes the rest"
+    return UndoRefused(msg, files=stuck)
+
+
+def _roots(root: Roots, options: Undoing, held: ExitStack) -> dict[str, Root]:
+    folders = [root] if isinstance(root, str | os.PathLike) else list(root)
+    if not folders or (options.moved and len(folders) > 1):
+        msg = "undo takes the folder that file_tools was given, or several; with moved=True exactly one"
+        raise DefinitionError(msg)
+    made = [Root(folder, options.policy) for folder in folders]
+    for each in made:
+        held.callback(each.close)
+    return {each.id: each for each in made}
+
+
+# --- what the journal says ----------------------------------------------------------------------------------------------
+
+
+def _files(history: History, keeps: Callable[[Address], bool], roots: dict[str, Root], *, moved: bool) -> list[_File]:
+    """Return the files that were written, each with all its writes, in the order of their first ones."""
+    only = next(iter(roots.values()))
+    files: dict[tuple[str, str], _File] = {}
+    for result in _results(history, keeps):
+        for write in history.writes(result) if result.writes else ():
+            key = (write.root, write.path)
+            if key not in files:
+                files[key] = _File(only if moved else roots.get(write.root), write)
+            else:
+                files[key].add(write)
+    return list(files.values())
+
+
+def _results(history: History, keeps: Callable[[Address], bool]) -> Iterator[Result]:
+    for record in history.records:
+        if type(record) is Result and not keeps((record.path, record.seq)):
+            yield record
+
+
+def _acts(history: History, keeps: Callable[[Address], bool]) -> Iterator[tuple[Intent, Result | None]]:
+    for address, intent in history.intents.items():
+        if intent.type in ("CallTool", "Perform") and not keeps(address):
+            yield intent, history.results.get(address)
+
+
+def _unknown(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]:
+    for intent, result in _acts(history, keeps):
+        outcome = None if result is None else history.outcome(result)
+        if outcome is None or (type(outcome) is Failure and isinstance(outcome.error, UnknownOutcome)):
+            yield f"{shown_address(intent.path, intent.seq)} {verb(history.form(intent))}"
+
+
+def _others(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]:
+    """Give what may have changed the world and kept nothing; what failed is taken at its word."""
+    counted = Counter[str]()
+    for intent, result in _acts(history, keeps):
+        if result is None or result.writes or not touched_world(history.form(intent)):
+            continue
+        outcome = history.outcome(result)
+        if type(outcome) is not Failure and not getattr(getattr(outcome, "value", None), "is_error", False):
+            counted[verb(history.form(intent))] += 1
+    for call, times in counted.items():
+        yield f"{call} ({times} time{'s' if times > 1 else ''})"
+
+
+# --- one file -----------------------------------------------------------------------------------------------------------
+
+
+class _File:
+    """
+    A file that a run wrote: what it held before the first write and after the last, and what is to be done with it.
+
+    Attributes:
+        path: Where it is, relative to its root.
+        root: What it is below; ``None`` when that was not given.
+        folders: The folders that were made for it.
+        problem: Why it cannot be brought back; ``""`` when it can.
+        fate: What becomes of it.
+    """
+
+    def __init__(self, root: Root | None, first: FileWrite) -> None:
+        self.path = first.path
+        self.problem = "" if root is not None else ELSEWHERE
+        self.fate: Fate = "unchanged"
+        self.root = root
+        self.folders = list(first.folders)
+        self._before: OldFile | None = first.before
+        # All that the run left there: after a part of it was undone the file may hold any of these.
+        self._states = [first.was, first.after]
+        if first.doubtful:
+            self.problem = self.problem or DOUBTFUL
+
+    def add(self, write: FileWrite) -> None:
+        """Take a further write in: it has to begin with what the one before ended with, or with what it made itself."""
+        if write.was != self._states[-1] and not write.doubtful:
+            self.problem = self.problem or BETWEEN
+        self._states.append(write.after)
+        self.folders += write.folders
+
+    @property
+    def _was(self) -> str | None:
+        return None if self._before is None else self._before.hash
+
+    def look(self) -> None:
+        """Look at what stands there, and say what is to be done, or why nothing can be."""
+        if self.problem or self.root is None:
+            return
+        try:
+            with self.root.parent(self.path, create=False) as (folder, name), lock_for(folder, name):
+                self._judge(*self._found(folder, name))
+        except Missing:
+            self._judge(None, None)
+        except ToolError as error:
+            self.problem = error.message
+        except OSError as error:
+            self.problem = f"it cannot be used: {error.strerror or type(error).__name__}"
+
+    def _judge(self, info: os.stat_result | None, now: str | None) -> None:
+        old = self._before
+        if now == self._was and (old is None or info is None or stat.S_IMODE(info.st_mode) & 0o777 == old.mode):
+            self.fate = "unchanged"
+        elif now not in self._states:
+            self.problem = CHANGED if now is not None else "it was deleted since"
+        elif old is None:
+            self.fate = "removed"
+        elif old.content is None or hash_of(old.content) != old.hash:
+            self.problem = LOST.get(old.lost, LOST[""])
+        else:
+            self.fate = "created" if now is None else "restored"
+
+    def _found(self, folder: int, name: str) -> tuple[os.stat_result | None, str | None]:
+        """Return what stands under the name, and the hash of its content; ``""`` for one too large to be looked at."""
+        assert self.root is not None  # noqa: S101 - without one it has a problem
+        info = target_info(folder, name, self.path)
+        if info is None:
+            return None, None
+        fd = os.open(name, FILE, dir_fd=folder)
+        try:
+            self.root.check_file(Opened(fd, self.root.parts(self.path), os.fstat(fd)), self.path)
+            data = read_capped(fd)
+        finally:
+            os.close(fd)
+        return info, "" if data is None else hash_of(data)
+
+    def bring_back(self) -> None:
+        """
+        Do what is to be done.
+
+        Raises:
+            UndoRefused: when the file was changed after it was looked at.
+        """
+        if self.fate == "unchanged":
+            return
+        assert self.root is not None  # noqa: S101 - without one it has a problem
+        fate = self.fate
+        try:
+            with self.root.parent(self.path, create=fate == "created") as (folder, name), lock_for(folder, name):
+                info, now = self._found(folder, name)
+                self._judge(info, now)
+                if not self.problem and self.fate == fate:
+                    self._put(folder, name, info)
+                    return
+            why = self.problem or CHANGED
+        except ToolError as error:
+            why = error.message
+        msg = f"{self.path} was changed while the run was undone, so undoing ended there: {why}; undo again to go on"
+        raise UndoRefused(msg, files=[(self.path, why)])
+
+    def _put(self, folder: int, name: str, info: os.stat_result | None) -> None:
+        old = self._before
+        if old is None:
+            os.unlink(name, dir_fd=folder)
+            os.fsync(folder)
+        else:
+            replace_file(folder, name, old.content or b"", info, mode=old.mode)

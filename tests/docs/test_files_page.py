@@ -1,0 +1,43 @@
+"""
+`docs/files-and-undo.md` is so: its Python runs, its command shows what it shows, its options are there.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stepengine.cli.journal_app import UNDO
+
+from .pages import Project, assert_shown, blocks_of, execute, page
+
+PAGE = page("files-and-undo.md")
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:FS14", "reliability:FS18")
+def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    In one folder and in order: each block goes on with the files of the one before.
+    """
+    monkeypatch.chdir(tmp_path)
+    project, said = Project(tmp_path), ""
+    for block in blocks_of(PAGE):
+        match block.kind:
+            case "python":
+                execute(block, "files-and-undo.md")
+            case "sh":
+                said = "".join([project.run(line) for line in block.text.splitlines()])
+            case "text":
+                assert_shown(block.text, said)
+            case other:
+                pytest.fail(f"nobody runs a block of {other}")
+
+
+def test_the_options_of_the_table_are_those_of_the_commands() -> None:
+    rows = re.findall(r"^\| `(--[a-z-]+)", PAGE, re.MULTILINE)
+
+    assert ["--dry-run", "--partial", "--at", "--moved"] == rows
+    assert "--dry-run" in UNDO

@@ -1,0 +1,447 @@
+"""
+Undoing what a run wrote: the tree is what it was, or nothing is touched.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepengine import STEP, AgentCall, AgentDefinition, Engine, ToolCall, tool
+from stepengine.errors import DefinitionError, JournalCorrupt, JournalError, JournalLocked, UndoRefused
+from stepengine.journal import FileJournal, MemoryJournal, check, undo
+from stepengine.testing import ScriptedModel
+from stepengine.tools import file_tools, shell_tools
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def root(tmp_path):
+    made = tmp_path / "root"
+    made.mkdir()
+    return made
+
+
+def tree_of(root):
+    """
+    Return everything below a folder: kinds, permission bits, contents, targets of links.
+    """
+    found = {}
+    for path in sorted(Path(root).rglob("*")):
+        if path.is_symlink():
+            found[str(path)] = ("link", str(path.readlink()))
+        else:
+            mode = path.stat().st_mode & 0o7777
+            found[str(path)] = ("folder", mode) if path.is_dir() else ("file", mode, path.read_bytes())
+    return found
+
+
+def done(tool_name, **given):
+    return ToolCall(tool_name, given, include_tool_call=False)
+
+
+def write(path, content="x"):
+    return done("write_file", path=path, content=content)
+
+
+def edit(path, old, new):
+    return done("str_replace", path=path, replacements=[{"old_string": old, "new_string": new}])
+
+
+def delete(path):
+    return done("delete_file", path=path)
+
+
+def ran(root, calls, journal=None, tools=(), **options):
+    """
+    Run an agent that makes these calls; return its journal, read anew from its lines.
+    """
+
+    def handle_steps(ctx):
+        for call in calls:  # noqa: UP028  (a list takes nothing back)
+            yield call
+
+    journal = MemoryJournal(**options) if journal is None else journal
+    writers = file_tools(root, write=True, delete=True)
+    with Engine([AgentDefinition("writer", handle_steps=handle_steps)], [*writers, *tools]) as engine:
+        engine.run_sync("writer", journal=journal).unwrap()
+    return MemoryJournal(journal.lines()) if isinstance(journal, MemoryJournal) else journal
+
+
+def test_a_file_that_was_changed_made_or_deleted_is_again_what_it_was(root):
+    (root / "a.py").write_bytes(b"one\r\ntwo\r\n")
+    (root / "a.py").chmod(0o751)
+    (root / "old.bin").write_bytes(bytes(range(256)) * 300)
+    (root / "old.bin").chmod(0o600)
+    before = tree_of(root)
+    calls = [edit("a.py", "two", "2"), write("new/deep/b.py"), edit("a.py", "2", "zwei"), delete("old.bin")]
+    journal = ran(root, calls)
+    assert check(journal).problems == ()
+    preview = undo(journal, root, dry_run=True)
+    assert before != tree_of(root)
+    made = undo(journal, root)
+
+    assert before == tree_of(root)
+    assert (("a.py",), ("old.bin",)) == (made.restored, made.created) == (preview.restored, preview.created)
+    assert ("new/deep/b.py", "new/deep/", "new/") == made.removed
+    assert ("a.py", "new/deep/b.py", "old.bin") == undo(journal, root).unchanged
+    assert "restored  a.py\nremoved   new/deep/b.py" in str(made)
+
+
+# What a scripted agent may do, to few files so that it comes by each several times.
+NAMES = st.sampled_from(["a", "b.py", "d/a", "d/e/c", "d/e/f/g"])
+CONTENTS = st.one_of(
+    st.text(max_size=12), st.sampled_from(["", "\x01" * 50, "naïve\u2028\x85", "x" * 40_000, '{"$blob": "x"}'])
+)
+ACTS = st.one_of(
+    st.builds(write, NAMES, CONTENTS),
+    st.builds(edit, NAMES, st.sampled_from(["a", "x"]), CONTENTS),
+    st.builds(delete, NAMES),
+)
+FILES = st.dictionaries(
+    NAMES,
+    st.tuples(st.one_of(st.binary(max_size=30), st.just(b"\xff\x00" * 40_000)), st.sampled_from([0o644, 0o755, 0o400])),
+)
+
+
+@pytest.mark.deep
+@settings(max_examples=100)
+@given(files=FILES, acts=st.lists(ACTS, max_size=12), at=st.integers(-1, 11))
+def test_undoing_whatever_an_agent_wrote_gives_the_tree_of_before_byte_for_byte(files, acts, at):
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (content, mode) in files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            path.chmod(mode)
+        trees = [tree_of(folder)]
+
+        def watched():
+            for act in acts:
+                yield act
+                trees.append(tree_of(folder))
+
+        journal = ran(folder, watched())
+        if at + 1 < len(trees):
+            undo(journal, folder, at=at)
+            assert files_of(trees[at + 1]) == files_of(tree_of(folder))
+        undo(journal, folder)
+        assert trees[0] == tree_of(folder)
+
+
+def files_of(tree):
+    return {path: what for path, what in tree.items() if what[0] != "folder"}
+
+
+def test_a_file_that_was_changed_since_is_named_and_nothing_is_undone(root):
+    for name in ("a", "b", "c"):
+        (root / name).write_text("old")
+    journal = ran(root, [write("a"), write("b"), delete("c"), write("d"), write("e")])
+    (root / "b").write_text("by hand")
+    (root / "c").write_text("again")
+    (root / "d").unlink()
+    (root / "e").unlink()
+    (root / "e").symlink_to("a")
+    held = tree_of(root)
+    with pytest.raises(UndoRefused) as caught:
+        undo(journal, root)
+
+    assert held == tree_of(root)
+    assert ["b", "c", "e"] == [path for path, _ in caught.value.files]
+    assert "b: it was changed since; c: it was changed since; e: 'e' is a symbolic link" in caught.value.message
+    made = undo(journal, root, partial=True)
+    assert (("a",), ("d",), ["b", "c", "e"]) == (made.restored, made.unchanged, [path for path, _ in made.left])
+    assert "old" == (root / "a").read_text()
+    assert "by hand" == (root / "b").read_text()
+
+
+def test_what_somebody_else_wrote_between_two_writes_of_a_run_is_not_lost(root):
+    @tool
+    def elsewhere() -> str:
+        """Change the file behind the run's back."""
+        (root / "a").write_text("by hand")
+        return "done"
+
+    (root / "a").write_text("old")
+    journal = ran(
+        root, [write("a", "one"), done("elsewhere"), done("read_files", paths=["a"]), delete("a")], tools=[elsewhere]
+    )
+
+    with pytest.raises(UndoRefused, match="changed by somebody else between two writes"):
+        undo(journal, root)
+    made = undo(journal, root, at=2)
+    assert "by hand" == (root / "a").read_text()
+    assert ("a",) == made.created
+
+
+def test_no_path_of_a_journal_leads_out_of_the_root_or_to_a_protected_file(root, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "x").write_text("new")
+    (root / ".git").mkdir()
+    (root / "plain").write_text("old")
+    text = b"".join(ran(root, [write("plain", "new")]).lines()).decode()
+    for path in ("../outside/x", str(outside / "x"), "link/x", ".git/hook", ".env", "pl\\u0000ain"):
+        if not (root / "link").is_symlink():
+            (root / "link").symlink_to(outside)
+        (root / ".git" / "hook").write_text("new")
+        forged = MemoryJournal(resealed(text.replace('"path":"plain","before"', f'"path":"{path}","before"')))
+        with pytest.raises(UndoRefused):
+            undo(forged, root)
+        assert "new" == (outside / "x").read_text()
+        assert "new" == (root / ".git" / "hook").read_text()
+
+
+def resealed(text):
+    """
+    Return lines with checksums that are right, as anybody can make them.
+    """
+    import zlib
+
+    made, crc = [], 0
+    for line in text.splitlines():
+        body = line.encode()[:-18]
+        crc = zlib.crc32(body, crc)
+        made.append(body + b',"crc":"%08x"}\n' % crc)
+    return b"".join(made)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('"mode":420', '"mode":2541'),
+        ('"mode":420', '"mode":true'),
+        ('"after":"', '"after":7,"x":"'),
+        ('"path":"plain","before"', '"path":7,"before"'),
+        ('"text":"old"', '"base64":"?"'),
+        ('"writes":[{', '"writes":[7,{'),
+    ],
+)
+def test_a_journal_that_no_run_wrote_is_called_damaged(root, change):
+    (root / "plain").write_text("old")
+    text = b"".join(ran(root, [write("plain", "new")]).lines()).decode()
+    assert change[0] in text
+    forged = MemoryJournal(resealed(text.replace(*change)))
+
+    with pytest.raises(JournalCorrupt, match="holds what no run writes"):
+        undo(forged, root)
+
+
+def test_an_old_content_that_is_not_what_its_hash_says_is_not_written(root):
+    (root / "plain").write_text("old")
+    text = b"".join(ran(root, [write("plain", "new")]).lines()).decode()
+
+    with pytest.raises(UndoRefused, match="not undoable"):
+        undo(MemoryJournal(resealed(text.replace('"text":"old"', '"text":"evil"'))), root)
+    assert "new" == (root / "plain").read_text()
+
+
+def test_a_file_of_more_than_4_mib_is_not_undoable_and_undo_says_so(root):
+    (root / "fits").write_bytes(b"x" * (4 * MIB))
+    (root / "large").write_bytes(b"x" * (4 * MIB + 1))
+    (root / "huge").write_bytes(b"x" * (11 * MIB))
+    journal = ran(root, [write("fits"), write("large"), write("huge")])
+
+    with pytest.raises(UndoRefused) as caught:
+        undo(journal, root)
+    assert [("large", True), ("huge", True)] == [(path, "4 MiB" in why) for path, why in caught.value.files]
+    assert ("fits",) == undo(journal, root, partial=True).restored
+    assert 4 * MIB == (root / "fits").stat().st_size
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_secret_in_an_old_file_does_not_come_into_the_journal(root, monkeypatch, encoding):
+    monkeypatch.setenv("SERVICE_API_KEY", "very-secret-7f3a9c")
+    (root / "a").write_bytes("key = very-secret-7f3a9c".encode(encoding))
+    journal = ran(root, [write("a")])
+
+    text = b"".join(journal.lines())
+    if encoding == "utf-8":
+        assert b"very-secret" not in text
+        with pytest.raises(UndoRefused, match="may be a secret"):
+            undo(journal, root)
+
+
+def test_what_is_kept_is_not_shown_to_a_model_nor_part_of_a_fingerprint(root):
+    (root / "a").write_text("the old content")
+    model = ScriptedModel(["Done."])
+
+    def handle_steps(ctx):
+        yield write("a", "new")
+        yield STEP
+
+    agent = AgentDefinition("writer", model="test/m", handle_steps=handle_steps)
+    journal, plain = MemoryJournal(), None
+    with Engine([agent], file_tools(root, write=True), models=model) as engine:
+        result = engine.run_sync("writer", journal=journal)
+        plain = engine.replay_sync(MemoryJournal(journal.lines()))
+
+    assert "the old content" in b"".join(journal.lines()).decode()
+    assert "the old content" not in str(model.calls)
+    assert "the old content" not in str(result)
+    assert plain.journal.lines() == journal.lines()
+
+
+def test_recordings_of_tests_keep_nothing_to_undo(root):
+    (root / "a").write_text("old")
+
+    assert b'"writes"' not in b"".join(ran(root, [write("a")], stable=True).lines())
+
+
+def test_what_else_a_run_did_is_named(root):
+    @tool
+    def send() -> str:
+        """Send something."""
+        return "sent"
+
+    shell = shell_tools(root)
+    run = done("run_terminal_command", command=["true"])
+    journal = ran(root, [write("a"), run, run, done("send")], tools=[send, *shell])
+    made = undo(journal, root)
+
+    assert ("call_tool run_terminal_command (2 times)", "call_tool send (1 time)") == made.others
+    assert "not undone: call_tool send (1 time), which keeps nothing to undo it by" in str(made)
+
+
+def test_the_writes_of_children_are_undone_too(root):
+    def handle_child(ctx):
+        yield edit("a", "old", ctx.prompt)
+
+    def handle_steps(ctx):
+        yield AgentCall("child", "one")
+        yield write("a", "old")
+        yield AgentCall("child", "two")
+
+    child = AgentDefinition("child", handle_steps=handle_child)
+    parent = AgentDefinition("parent", spawnable_agents=["child"], handle_steps=handle_steps)
+    (root / "a").write_text("an old one")
+    journal = MemoryJournal()
+    with Engine([parent, child], file_tools(root, write=True)) as engine:
+        engine.run_sync("parent", journal=journal).unwrap()
+    assert "two" == (root / "a").read_text()
+    undo(journal, root, at="0#0")
+    assert "an one one" == (root / "a").read_text()
+    undo(journal, root)
+    assert "an old one" == (root / "a").read_text()
+
+
+def test_several_roots_are_told_apart_and_a_moved_one_has_to_be_called_so(root, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a").write_text("x")
+    journal = ran(root, [write("a"), write("b")])
+
+    with pytest.raises(UndoRefused, match="below another folder"):
+        undo(journal, other)
+    with pytest.raises(DefinitionError, match="exactly one"):
+        undo(journal, [root, other], moved=True)
+    assert "x" == (other / "a").read_text()
+    root.rename(tmp_path / "moved")
+    assert ("a", "b") == undo(journal, [tmp_path / "moved"], moved=True).removed
+
+
+def test_a_run_that_goes_on_is_not_undone_and_a_missing_one_leaves_no_file(root, tmp_path):
+    journal = ran(root, [write("a")], FileJournal(tmp_path / "run.jsonl"))
+    writer = journal.writer()
+    try:
+        with pytest.raises(JournalLocked):
+            undo(tmp_path / "run.jsonl", root)
+    finally:
+        writer.close()
+    assert ("a",) == undo(tmp_path / "run.jsonl", root).removed
+    with pytest.raises(JournalError, match="holds no run"):
+        undo(tmp_path / "none.jsonl", root)
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_a_fork_can_bring_the_files_back_to_its_step(root, tmp_path):
+    (root / "a").write_text("start")
+
+    def handle_steps(ctx):
+        yield edit("a", "start", "one")
+        yield edit("a", "one", "one two")
+        yield write("b")
+        return (root / "a").read_text()
+
+    journal = MemoryJournal()
+    with Engine([AgentDefinition("writer", handle_steps=handle_steps)], file_tools(root, write=True)) as engine:
+        engine.run_sync("writer", journal=journal).unwrap()
+        with pytest.raises(JournalError, match="allow_repeat"):
+            engine.fork_sync(journal, at=0)
+        forked = engine.fork_sync(journal, at=0, restore_files=root).unwrap()
+        assert "one two" == forked == (root / "a").read_text()
+        (root / "b").write_text("by hand")
+        with pytest.raises(UndoRefused):
+            engine.fork_sync(journal, at=0, restore_files=root, into=tmp_path / "fork.jsonl")
+
+    assert not (tmp_path / "fork.jsonl").exists()
+    assert "one two" == (root / "a").read_text()
+
+
+SCRIPT = """
+    import os, signal, sys
+    from stepengine import AgentDefinition, Engine, ToolCall
+    from stepengine.journal import FileJournal
+    from stepengine.tools import file_tools
+    from stepengine.tools.files import writing
+
+    folder, journal, act, resumes = sys.argv[1:]
+    given = {"write_file": {"content": "new"}, "delete_file": {}}
+    given["str_replace"] = {"replacements": [{"old_string": "old", "new_string": "new"}]}
+    put = writing._Writer._put
+
+    def killed(self, directory, name, old, new, path):
+        put(self, directory, name, old, new, path)
+        if name == "b":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if resumes == "no":
+        writing._Writer._put = killed
+
+    def handle_steps(ctx):
+        yield ToolCall("write_file", {"path": "a", "content": "new"}, include_tool_call=False)
+        try:
+            yield ToolCall(act, {"path": "b", **given[act]}, include_tool_call=False)
+        except Exception as error:
+            print(type(error).__name__)
+
+    with Engine([AgentDefinition("w", handle_steps=handle_steps)], file_tools(folder, write=True, delete=True)) as engine:
+        if resumes == "no":
+            engine.run_sync("w", journal=FileJournal(journal))
+        else:
+            engine.resume_sync(journal).unwrap()
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:R3")
+@pytest.mark.parametrize("act", ["write_file", "str_replace", "delete_file"])
+def test_after_a_kill_between_a_write_and_its_result_undo_says_what_it_cannot_know(root, tmp_path, act):
+    (root / "a").write_text("old")
+    (root / "b").write_text("old")
+    journal = str(tmp_path / "run.jsonl")
+    run = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(root), journal, act]
+    assert -signal.SIGKILL == subprocess.run([*run, "no"], check=False, timeout=60).returncode
+    held = (root / "b").exists() and (root / "b").read_text()
+    assert held == (act != "delete_file" and "new")
+
+    made = undo(journal, root, dry_run=True)
+    assert ((f"#1 call_tool {act}",), ("a",)) == (made.unknown, made.restored)
+    assert f"not known: #1 call_tool {act} was begun" in str(made)
+    subprocess.run([*run, "yes"], check=True, timeout=60)
+    if act == "write_file":  # it may be done again, and found what it had written itself
+        with pytest.raises(UndoRefused, match="cut off and done again"):
+            undo(journal, root)
+        assert "new" == (root / "a").read_text()
+    else:
+        assert (f"#1 call_tool {act}",) == undo(journal, root).unknown
+        assert "old" == (root / "a").read_text()
