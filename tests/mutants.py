@@ -156,8 +156,8 @@ MUTANTS = (
     Mutant(
         "a root's body has a parent's session",
         "stepengine/runtime/toolcalls.py",
-        "parent_session_id=plan.session_id if item.path else None,",
-        "parent_session_id=plan.session_id,",
+        "parent_session_id=info.session_id if item.path else None,",
+        "parent_session_id=info.session_id,",
         TOOL_CONTEXTS,
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""How a run ended: ``RunResult`` for callers, ``ChildResult`` for parents."""
+"""What a caller says of a run, ``RunInfo``, and how it ended: ``RunResult`` for callers, ``ChildResult`` for parents."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Generic
 import attrs
 from typing_extensions import TypeVar
 
+from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.models import StopReason
 from stepengine.data.parts import tuple_of
 from stepengine.data.questions import Question
@@ -19,7 +20,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.usage import Spending, Usage
 from stepengine.errors import ChildError, StepEngineError
 
-__all__ = ("ChildResult", "RunPhase", "RunResult", "RunStatus")
+__all__ = ("ChildResult", "RunInfo", "RunPhase", "RunResult", "RunStatus")
 
 Out = TypeVar("Out", default=Any)
 
@@ -46,6 +47,22 @@ class RunPhase(StrEnum):
     AWAITING_AGENT = "awaiting_agent"
     DONE = "done"
     FAILED = "failed"
+
+
+@attrs.frozen
+class RunInfo:
+    """
+    What a caller says of a run beside what it asks for; the same for every run of a tree.
+
+    Attributes:
+        session_id: The conversation's id, if there is one.
+        user_id: The user's id, if the caller gave one.
+        metadata: The caller's metadata, for hooks and tools.
+    """
+
+    session_id: str | None = None
+    user_id: str | None = None
+    metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
 
 
 @attrs.frozen(kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -17,6 +18,7 @@ from stepengine.data.hooks import HOOK_POINTS, Hooks
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.tools import ToolBinding, ToolLike
+from stepengine.engine.notes import instructions_note
 from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
 from stepengine.machine.control import CONTROL_BINDINGS, EXPANDING_SPECS
@@ -61,6 +63,16 @@ class Agent:
     def child(self, key: str) -> Agent:
         """Return the agent with a normalised id out of ``spawnable``."""
         return self._family[key]
+
+    @cached_property
+    def children(self) -> Mapping[str, str]:
+        """The display names of the agents that it may spawn, by normalised id."""
+        return {key: self.child(key).definition.display_name for key in self.spawnable}
+
+    @cached_property
+    def note(self) -> str:
+        """What is added to its instructions, unless it is shown the tools of a parent."""
+        return instructions_note(self, None)
 
 
 class Catalog:

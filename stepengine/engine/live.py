@@ -21,7 +21,7 @@ from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.tree import Machine, Tree
 
 if TYPE_CHECKING:
-    from stepengine.engine.turns import Turn
+    from stepengine.engine.session_turns import Turn
     from stepengine.journal import Session
 
 __all__ = ("LiveRun", "failing", "streamed", "until_ended", "warn_of")
@@ -178,7 +178,7 @@ class LiveRun:
             pending_questions=finished.pending,
             thinking=finished.thinking,
             children=finished.children,
-            session_id=tree.root.plan.session_id,
+            session_id=tree.root.plan.info.session_id,
             error=finished.error,
             journal=None if self.session is None else self.session.journal,
             leaked=tuple(tree.leaked),

@@ -12,12 +12,13 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
+from stepengine.data.makers import maker_of
 from stepengine.data.messages import Message
 from stepengine.data.models import StopReason
 from stepengine.data.parts import tuple_of
 from stepengine.data.questions import Question
 from stepengine.data.results import ToolCallLog
-from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.run import ChildResult, RunInfo, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolBinding, ToolSpec
 from stepengine.data.usage import Spending
@@ -27,7 +28,7 @@ from stepengine.machine.inheriting import left_by
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ("Finished", "RunPlan")
+__all__ = ("Finished", "RunPlan", "quick_plan")
 
 
 def _complete(plan: RunPlan) -> Limits:
@@ -38,7 +39,7 @@ def _always() -> bool:
     return True
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class RunPlan:
     """
     Everything that a run is started with beside its state (design 3).
@@ -69,9 +70,7 @@ class RunPlan:
             an ``output_schema``.
         decode_output: Turns the stored JSON of a valid output into what the caller gets, such as a pydantic model.
         output_json_schema: The JSON Schema of the output, when there is an ``output_schema``.
-        session_id: The conversation's id.
-        user_id: The user's id.
-        metadata: The caller's metadata.
+        info: What the caller says of it.
         context_window: The model's context length in tokens, when known; looked up for agents with ``pre_step`` hooks.
         here: Whether the caller is in the run's own thread; only there may a handler or hook say something.
         watched: Whether anybody looks at step, phase and text events; while nobody does, they are not made.
@@ -100,12 +99,13 @@ class RunPlan:
     validate_output: Callable[[JsonValue], JsonValue] | None = None
     decode_output: Callable[[JsonValue], Any] | None = None
     output_json_schema: JsonDict | None = None
-    session_id: str | None = None
-    user_id: str | None = None
-    metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze)
+    info: RunInfo = RunInfo()
     context_window: int | None = None
     here: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
     watched: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
+
+
+quick_plan = maker_of(RunPlan)
 
 
 @attrs.frozen(kw_only=True)

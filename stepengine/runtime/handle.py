@@ -68,12 +68,12 @@ class RunHandle(Generic[Out]):
     @property
     def session_id(self) -> str | None:
         """The conversation's id, if there is one."""
-        return self._tree.root.plan.session_id
+        return self._tree.root.plan.info.session_id
 
     @property
     def metadata(self) -> Mapping[str, Any]:
         """The caller's metadata."""
-        return self._tree.root.plan.metadata
+        return self._tree.root.plan.info.metadata
 
     @property
     def phase(self) -> RunPhase:

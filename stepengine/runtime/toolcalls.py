@@ -85,7 +85,7 @@ class _Unmade:
 
 def _context(item: Item, effect: CallTool, tree: Tree) -> ToolContext:
     plan, setting = item.plan, tree.services.tools
-    state, agent = effect.state(), plan.definition
+    state, agent, info = effect.state(), plan.definition, plan.info
     voice = _Voice(item, effect, tree)
     return ToolContext(
         agent_state=state,
@@ -95,13 +95,13 @@ def _context(item: Item, effect: CallTool, tree: Tree) -> ToolContext:
         agent_id=agent.id,
         agent_name=agent.display_name,
         agent_description=agent.description,
-        session_id=plan.session_id,
-        user_id=plan.user_id,
-        parent_session_id=plan.session_id if item.path else None,
+        session_id=info.session_id,
+        user_id=info.user_id,
+        parent_session_id=info.session_id if item.path else None,
         parent_tool_call_id=tree.spawned_by.get(item.path),
         ancestor_run_ids=cast("Any", state.ancestor_run_ids),
         step_index=effect.step_index,
-        metadata=plan.metadata,
+        metadata=info.metadata,
         workspace=setting.workspace,
         resources=setting.resources,
         logger=voice,

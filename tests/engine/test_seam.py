@@ -103,8 +103,8 @@ async def test_a_middleware_sees_every_effect_of_the_tree_begun_before_it_is_per
         )
 
     engine = Engine([agent], models=ScriptedModel([reply] * 4))
-    request = Request(agent=engine._catalog.find("lead"), prompt="go")
-    result = await engine._begin_request(request, wrap=wrapped(middlewares=(Recorder("r", log),))).run()
+    request = Request(agent=engine._launcher.catalog.find("lead"), prompt="go")
+    result = await engine._launcher.ready(request, wrap=wrapped(middlewares=(Recorder("r", log),))).run()
     seen = [(address, kind) for _, what, address, kind in log if what == "begin"]
 
     assert RunStatus.COMPLETED is result.status
@@ -121,7 +121,9 @@ async def test_recorders_stand_inside_the_meter_and_outside_the_gate_and_outermo
     agent = AgentDefinition("a", model="test/m", limits=Limits(max_tokens=1))
     engine = Engine([agent], models=ScriptedModel([text("never")]))
     wrap = wrapped(middlewares=(Recorder("inner", log), Recorder("middle", log)), outermost=(Recorder("outer", log),))
-    result = await engine._begin_request(Request(agent=engine._catalog.find("a"), prompt="x" * 100), wrap=wrap).run()
+    result = await engine._launcher.ready(
+        Request(agent=engine._launcher.catalog.find("a"), prompt="x" * 100), wrap=wrap
+    ).run()
 
     assert "tokens" == result.error.kind  # type: ignore[union-attr]
     assert [
@@ -149,8 +151,8 @@ async def test_a_middleware_may_answer_instead_and_the_meter_counts_what_it_says
     model = ScriptedModel([text("1"), text("2")])
     agent = AgentDefinition("a", model="test/m", handle_steps=twice, limits=Limits(max_tokens=100))
     engine = Engine([agent], models=model)
-    request = Request(agent=engine._catalog.find("a"), prompt="hi")
-    result = await engine._begin_request(request, wrap=wrapped(middlewares=(Player,))).run()
+    request = Request(agent=engine._launcher.catalog.find("a"), prompt="hi")
+    result = await engine._launcher.ready(request, wrap=wrapped(middlewares=(Player,))).run()
 
     assert "tokens" == result.error.kind  # type: ignore[union-attr]
     assert "recorded" == result.state.message_history[-1].text
@@ -177,7 +179,9 @@ async def test_seed_and_time_of_creation_can_be_given_and_reach_the_children() -
             services.append(given)
             return given
 
-        result = await engine._begin_request(Request(agent=engine._catalog.find("a")), wrap=wrap, **known).run()
+        launcher = engine._launcher
+        launcher.seed, launcher.created = known.get("seed"), known.get("created")
+        result = await launcher.ready(Request(agent=launcher.catalog.find("a")), wrap=wrap).run()
         return result.output, services[0].seed
 
     first, seed = await run(seed="s", created=created)
@@ -198,6 +202,8 @@ async def test_plan_and_state_can_be_exchanged_before_the_run_starts() -> None:
     def prepare(plan: Any, state: Any) -> Any:
         return attrs.evolve(plan, run_id="known"), attrs.evolve(state, run_id="known")
 
-    result = await engine._begin_request(Request(agent=engine._catalog.find("a"), prompt="hi"), prepare=prepare).run()
+    result = await engine._launcher.ready(
+        Request(agent=engine._launcher.catalog.find("a"), prompt="hi"), prepare=prepare
+    ).run()
 
     assert "known" == result.state.run_id

@@ -309,8 +309,8 @@ class Turn:
         planned: Planned,
         again: Again,
     ) -> None:
-        assert request.session_id is not None  # noqa: S101 - one was made where none was given
-        self.session_id = request.session_id
+        assert request.info.session_id is not None  # noqa: S101 - one was made where none was given
+        self.session_id = request.info.session_id
         self.sessions = sessions
         self._request = request
         self._journal = journal
@@ -545,9 +545,9 @@ class Turn:
             agent_id=plan.definition.id,
             model=model,
             provider=model.partition("/")[0] if model and "/" in model else None,
-            user_id=plan.user_id or before.info.user_id,
+            user_id=plan.info.user_id or before.info.user_id,
             status=result.status.value,
-            metadata={**before.info.metadata, **plan.metadata, **(self._request.metadata or {})},
+            metadata={**before.info.metadata, **plan.info.metadata, **self._request.info.metadata},
             child_session_ids=(*before.info.child_session_ids, *self._begun_in(result.state.run_id)),
         )
         waits = result.status is RunStatus.SUSPENDED and name is not None and self._journals is not None
