@@ -24,7 +24,7 @@ from stepengine.errors import AgentError, DefinitionError
 from stepengine.machine.control import CONTROL_BINDINGS, EXPANDING_SPECS
 from stepengine.machine.spawning import SpawnBinding, matching_id
 from stepengine.permissions import Policy
-from stepengine.runtime.toolcalls import BoundTool
+from stepengine.runtime.performing import BoundTool
 from stepengine.tools.control import machine_tool
 from stepengine.tools.spawning import carried_by, direct_tool, params_schema
 

@@ -49,15 +49,14 @@ from stepengine.models import Models, Provider
 from stepengine.models.pricing import cost_of
 from stepengine.permissions import Policy, Rule
 from stepengine.redaction import GIVEN
-from stepengine.runtime.calls import Pricing
 from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.hub import ObserverLike
 from stepengine.runtime.logs import LOGGER
+from stepengine.runtime.performing import Pricing, ToolSetting
 from stepengine.runtime.rates import RateLimitsLike
 from stepengine.runtime.retry import RetryPolicy
 from stepengine.runtime.sizes import estimated_tokens
-from stepengine.runtime.toolcalls import ToolSetting
 from stepengine.runtime.tree import Services
 from stepengine.tools.context import ResourceMap, Workspace
 from stepengine.tools.threads import ThreadPool

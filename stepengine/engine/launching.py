@@ -44,7 +44,7 @@ from stepengine.machine.plan import RunPlan
 from stepengine.models import Models
 from stepengine.runtime.asking import Remembered
 from stepengine.runtime.hub import Hub, Watcher
-from stepengine.runtime.tree import Services, Tree
+from stepengine.runtime.tree import RunTree, Services
 from stepengine.sessions.session import check_id
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class Launcher:
         if wrap is not None:
             services = wrap(services)
         if into is None:
-            live = LiveRun(Tree(services, plan, state, hub, request.answers, earlier=request.earlier), self.active)
+            live = LiveRun(RunTree(services, plan, state, hub, request.answers, earlier=request.earlier), self.active)
         else:
             live = into
             if into.turn is not None:

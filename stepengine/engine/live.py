@@ -18,7 +18,7 @@ from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.tree import Machine, Tree
+from stepengine.runtime.tree import Machine, RunTree
 
 if TYPE_CHECKING:
     from stepengine.engine.session_turns import Turn
@@ -46,7 +46,7 @@ class LiveRun:
         began: Whether it got past its ``pre_run`` hooks.
     """
 
-    def __init__(self, tree: Tree, active: set[LiveRun]) -> None:
+    def __init__(self, tree: RunTree, active: set[LiveRun]) -> None:
         self.tree = tree
         self.session: Session | None = None
         self.turn: Turn | None = None

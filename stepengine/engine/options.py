@@ -21,9 +21,9 @@ from stepengine.models import Models, Provider
 from stepengine.permissions import Policy
 from stepengine.runtime.clock import Clock
 from stepengine.runtime.hub import ObserverLike, Watcher
+from stepengine.runtime.performing import ToolSetting
 from stepengine.runtime.rates import RateLimit, RateLimits, RateLimitsLike
 from stepengine.runtime.retry import RetryPolicy
-from stepengine.runtime.toolcalls import ToolSetting
 from stepengine.sessions import SessionStore, VersionedStore
 from stepengine.tools.context import Workspace
 

@@ -42,8 +42,8 @@ from stepengine.journal.store import Extension, Journal, MemoryJournal, Writer
 from stepengine.journal.tape import Tape
 from stepengine.journal.timing import Pace, Timing
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime.calls import ModelRegistry
 from stepengine.runtime.performer import Performer
+from stepengine.runtime.performing import ModelRegistry
 from stepengine.runtime.tree import Machine, Planner, Services
 
 __all__ = ("InDoubt", "Mode", "Session")

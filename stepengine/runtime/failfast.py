@@ -59,7 +59,7 @@ class Group:
         address = (item.path, item.effect.seq)
         self._begun.add(address)
         if self._gone and address in self._children:
-            self._brake.refuse(address)
+            self._brake.refuse(item)
             self._brake.pull([self._children[address]])
 
     def ended(self, outcome: Single) -> None:
@@ -95,10 +95,9 @@ class Brake:
         self._stopped_by: dict[str, asyncio.Future[None]] = {}
         self.begin = inner.begin
 
-    @property
-    def is_watching(self) -> bool:
-        """Whether any children are looked at."""
-        return bool(self._watched)
+    def reaches(self, path: str) -> bool:
+        """Return whether the run at *path* may be stopped, for as long as it lasts."""
+        return bool(self._watched and self._pulls(path))
 
     def watch(self, paths: Iterable[str]) -> None:
         """Look at the children at these paths from now on."""
@@ -116,9 +115,10 @@ class Brake:
         for path in paths:
             self._watched[path].set_result(None)
 
-    def refuse(self, address: tuple[str, int]) -> None:
+    def refuse(self, item: Item) -> None:
         """Keep a child from being started."""
-        self._refusals.known[address] = AgentError("cancelled before it started, because another member failed")
+        error = AgentError("cancelled before it started, because another member failed")
+        self._refusals.refuse(item.path, (item.effect,), error)
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Pass an effect on; one of a watched child, or of a run below it, can be interrupted."""

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepengine.data.events import Warned
 from stepengine.data.functions import innermost_own
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.toolcalls import call_tool
+from stepengine.runtime.performing import call_tool
 
 if TYPE_CHECKING:
-    from stepengine.runtime.tree import Tree
+    from stepengine.runtime.tree import RunTree
 
 __all__ = ("Watchdog",)
 
@@ -45,7 +45,7 @@ class Watchdog:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._thread = threading.get_ident()
-        self._trees: set[Tree] = set()
+        self._trees: set[RunTree] = set()
         self._reported = ""
         # The first question is asked here, so that nothing is missed that the first run does at once.
         self._asked = time.monotonic()
@@ -59,12 +59,12 @@ class Watchdog:
         known = _watchdogs.get(loop)
         return cls(loop) if known is None else known
 
-    def enter(self, tree: Tree) -> None:
+    def enter(self, tree: RunTree) -> None:
         """Watch while *tree* runs."""
         self._trees.add(tree)
         _keep(self._loop, self)
 
-    def leave(self, tree: Tree) -> None:
+    def leave(self, tree: RunTree) -> None:
         """Stop watching for *tree*; it is still told of a block that was its last act."""
         self._trees.discard(tree)
         if self._reported:
