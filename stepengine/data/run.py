@@ -20,7 +20,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.usage import Spending, Usage
 from stepengine.errors import ChildError, StepEngineError
 
-__all__ = ("ChildResult", "RunInfo", "RunPhase", "RunResult", "RunStatus")
+__all__ = ("ChildResult", "Ended", "RunInfo", "RunPhase", "RunResult", "RunStatus")
 
 Out = TypeVar("Out", default=Any)
 
@@ -120,7 +120,24 @@ class ChildResult(Generic[Out]):
 
 
 @attrs.frozen(kw_only=True)
-class RunResult(Generic[Out]):
+class Ended(Generic[Out]):
+    """How a run ended, as the machine that ran it and its caller both see it; ``RunResult`` says what the fields are."""
+
+    status: RunStatus
+    state: AgentState
+    stop_reason: StopReason | None = None
+    output: Out = None  # type: ignore[assignment]
+    text: str = ""
+    spending: Spending = Spending()
+    tool_calls: tuple[ToolCallLog, ...] = ()
+    thinking: tuple[str, ...] = ()
+    children: tuple[ChildResult[Any], ...] = ()
+    error: BaseException | None = None
+    warnings: tuple[str, ...] = attrs.field(default=(), eq=False)
+
+
+@attrs.frozen(kw_only=True)
+class RunResult(Ended[Out]):
     """
     How a run ended, for the caller (requirements D9-D15, design 9).
 
@@ -149,21 +166,10 @@ class RunResult(Generic[Out]):
         session_saved: Whether the session was saved; ``None`` when there is none.
     """
 
-    status: RunStatus
-    state: AgentState
-    stop_reason: StopReason | None = None
-    output: Out = None  # type: ignore[assignment]
-    text: str = ""
-    spending: Spending = Spending()
-    tool_calls: tuple[ToolCallLog, ...] = ()
     pending_questions: tuple[Question, ...] = ()
-    thinking: tuple[str, ...] = ()
-    children: tuple[ChildResult[Any], ...] = ()
     session_id: str | None = None
-    error: BaseException | None = None
     journal: Any = attrs.field(default=None, repr=False, eq=False)
     leaked: tuple[str, ...] = attrs.field(default=(), eq=False)
-    warnings: tuple[str, ...] = attrs.field(default=(), eq=False)
     session_saved: bool | None = None
 
     @property

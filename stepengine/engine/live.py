@@ -167,19 +167,8 @@ class LiveRun:
             warnings.append(
                 f"the run ended before {len(tree.inbox)} of the messages that were sent to it were delivered"
             )
-        return RunResult(
-            status=finished.status,
-            state=finished.state,
-            stop_reason=finished.stop_reason,
-            output=finished.output,
-            text=finished.text,
-            spending=finished.spending,
-            tool_calls=finished.tool_calls,
-            pending_questions=finished.pending,
-            thinking=finished.thinking,
-            children=finished.children,
+        return finished.as_result(
             session_id=tree.root.plan.info.session_id,
-            error=finished.error,
             journal=None if self.session is None else self.session.journal,
             leaked=tuple(tree.leaked),
             warnings=tuple(warnings),

@@ -14,14 +14,10 @@ from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import Message
-from stepengine.data.models import StopReason
 from stepengine.data.parts import tuple_of
 from stepengine.data.questions import Question
-from stepengine.data.results import ToolCallLog
-from stepengine.data.run import ChildResult, RunInfo, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.run import ChildResult, Ended, RunInfo, RunResult, RunStatus
 from stepengine.data.tools import ToolBinding, ToolSpec
-from stepengine.data.usage import Spending
 from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.inheriting import left_by
 
@@ -108,44 +104,30 @@ class RunPlan:
 quick_plan = maker_of(RunPlan)
 
 
+ENDED = tuple([field.name for field in attrs.fields(Ended)])
+
+
 @attrs.frozen(kw_only=True)
-class Finished:
+class Finished(Ended[Any]):
     """
-    How a run ended, as the machine sees it (design 3).
+    How a run ended, as the machine sees it (design 3); its transcripts are paired.
 
     Attributes:
-        status: How it ended.
-        state: The final state; its transcripts are paired.
-        stop_reason: Why the last model reply stopped; ``None`` when no model was called.
-        output: The output by ``output_mode``, or what the handler returned; ``None`` unless there is one.
-        text: What it said or set as its output, when that is text (requirements X63); ``""`` when suspended.
-        error: What failed it.
         limit: The budget that was spent first, if one was; a run without an error may have ended by it all the same.
         pending: The open questions when it is suspended, those of children included.
-        spending: What it and its children spent.
-        tool_calls: All tool calls in order.
-        thinking: The thinking texts in order.
-        children: The results of its children in spawn order.
-        warnings: What was logged and dropped.
         began: Whether it got past its ``pre_run`` hooks.
         opening: The messages that it began with: what the user said, and the instructions.
     """
 
-    status: RunStatus
-    state: AgentState
-    stop_reason: StopReason | None = None
-    output: Any = None
-    text: str = ""
-    error: BaseException | None = None
     limit: LimitExceeded | None = None
     pending: tuple[Question, ...] = ()
-    spending: Spending = Spending()
-    tool_calls: tuple[ToolCallLog, ...] = ()
-    thinking: tuple[str, ...] = ()
-    children: tuple[ChildResult[Any], ...] = ()
-    warnings: tuple[str, ...] = ()
     began: bool = True
     opening: tuple[Message, ...] = attrs.field(default=(), repr=False)
+
+    def as_result(self, **more: Any) -> RunResult[Any]:
+        """Return what the caller gets of this run; *more* is what its machine does not know."""
+        known = {name: getattr(self, name) for name in ENDED}
+        return RunResult(**{**known, "pending_questions": self.pending, **more})
 
     def as_child(self, *, is_inline: bool = False) -> ChildResult[Any]:
         """Return what a parent gets of this run."""
