@@ -455,8 +455,8 @@ MUTANTS = (
     Mutant(
         "outcomes of a Gather come in the order of their ends",
         "stepengine/runtime/driver.py",
-        "        self.outcomes[index] = outcome = await _perform(self._run, item)\n",
-        "        outcome = await _perform(self._run, item)\n"
+        "        self.outcomes[index] = outcome = await _perform_member(self._run, item)\n",
+        "        outcome = await _perform_member(self._run, item)\n"
         "        self.outcomes[self.outcomes.index(None)] = outcome\n",
         DRIVER,
     ),

@@ -175,11 +175,11 @@ class Catalog:
         """Return *given* and what they may spawn, checked; where they name others by id, those are the engine's."""
         definitions = _collected(given, also)
         family: dict[str, Agent] = dict(self._agents)
-        made = {key: self._checked(d, family, {**self._agents, **definitions}) for key, d in definitions.items()}
+        made = {key: self._agent_of(d, family, {**self._agents, **definitions}) for key, d in definitions.items()}
         family.update(made)
         return made
 
-    def _checked(
+    def _agent_of(
         self,
         definition: AgentDefinition[Any],
         family: Mapping[str, Agent],

@@ -29,9 +29,9 @@ from stepengine.engine.catalog import Agent, Catalog
 from stepengine.engine.live import LiveRun, failing
 from stepengine.engine.options import AgentLike, ModelsLike, Override, Overrides, overrides
 from stepengine.engine.planning import (
-    NOTHING_KNOWN,
-    Known,
+    NOTHING_RECORDED,
     Planner,
+    RecordedModels,
     Request,
     info_of,
     new_run_id,
@@ -149,7 +149,9 @@ class Launcher:
         session = begin(journal, answers)
         if session.past is None:
             return self.ready_with(session, request, into=into)
-        return self.ready_with(session, attrs.evolve(request, answers=session.answers), _known(session, None), into)
+        return self.ready_with(
+            session, attrs.evolve(request, answers=session.answers), _recorded_models(session, None), into
+        )
 
     def again(
         self,
@@ -176,12 +178,16 @@ class Launcher:
         except BaseException:
             session.close()
             raise
-        return self.ready_with(session, request, _known(session, forked), into)
+        return self.ready_with(session, request, _recorded_models(session, forked), into)
 
     # --- runs that are ready to start ---------------------------------------------------------------------------------
 
     def ready_with(
-        self, session: Session, request: Request, known: Known = NOTHING_KNOWN, into: LiveRun | None = None
+        self,
+        session: Session,
+        request: Request,
+        recorded: RecordedModels = NOTHING_RECORDED,
+        into: LiveRun | None = None,
     ) -> LiveRun:
         """Return a run that goes through *session*; when it cannot start, the journal is given back."""
         try:
@@ -190,7 +196,7 @@ class Launcher:
                 prepare=partial(session.start, limits=request.limits, models=self.agent_models),
                 wrap=session.wrap,
                 shows=session.shows,
-                known=known,
+                recorded=recorded,
                 into=into,
             )
         except BaseException:
@@ -206,7 +212,7 @@ class Launcher:
         prepare: Prepare | None = None,
         wrap: Wrap | None = None,
         shows: Callable[[Event], bool] | None = None,
-        known: Known = NOTHING_KNOWN,
+        recorded: RecordedModels = NOTHING_RECORDED,
         into: LiveRun | None = None,
         is_sketch: bool = False,
     ) -> LiveRun:
@@ -219,7 +225,7 @@ class Launcher:
             wrap: Gives the services that the run is really lent: with recorders among the ``middlewares``, inside the
                 meter of limits and outside the gate; with tracers ``outermost``; with another ``clock`` or ``machine``.
             shows: Says which events are news; by default all are.
-            known: What a record tells of models.
+            recorded: What a record tells of models.
             into: A sketch of this run, which is to start from this request instead of its own.
             is_sketch: Whether the run is planned once more before it starts; then nothing of the author's is called yet.
         """
@@ -227,18 +233,18 @@ class Launcher:
         models = override.models or self.models
         hub = Hub(self.watchers, self.logger) if into is None else into.tree.hub
         hub.shows = shows
-        window = partial(self._window, models, offline=known.is_whole)
+        window = partial(self._window, models, offline=recorded.is_whole)
         planner = Planner(
             self.catalog,
             models,
-            self._default(models, known),
+            self._default(models, recorded),
             window,
             keep_names=override.keep_names if override.models else self.keep_names,
             seed=self.seed,
             created=self.created,
             watched=hub.is_watched,
-            known=known,
-            chosen=self.agent_models or known.chosen,
+            recorded=recorded,
+            chosen=self.agent_models or recorded.chosen,
         )
         plan, state = planner.root(request)
         services = attrs.evolve(
@@ -277,30 +283,30 @@ class Launcher:
         except UnknownModel:
             return model
 
-    def _default(self, models: Models, known: Known) -> str | None:
+    def _default(self, models: Models, recorded: RecordedModels) -> str | None:
         """Return the model of roots that name none: of a recorded run the one that it had."""
         own = self.default_model
-        if own is None or not known.models or own in known.models:
-            return own or known.default
+        if own is None or not recorded.models or own in recorded.models:
+            return own or recorded.default
         try:
             canonical = str(models.parse(own))
         except UnknownModel:
             canonical = own
-        return own if canonical in known.models else known.default or own
+        return own if canonical in recorded.models else recorded.default or own
 
     def _window(self, models: Models, model: str, *, offline: bool = False) -> int | None:
         """Return a model's context length; without pricing no price data are loaded for it (requirements G18)."""
         if self.services.pricing is None:
             return None
-        known = self._windows.setdefault(models, {})
-        if model not in known:
+        windows = self._windows.setdefault(models, {})
+        if model not in windows:
             try:
-                known[model] = models.info(model).context_window
+                windows[model] = models.info(model).context_window
             except UnknownModel:
                 if not offline:
                     raise
                 return None
-        return known[model]
+        return windows[model]
 
     # --- what people allowed for good ---------------------------------------------------------------------------------
 
@@ -396,7 +402,7 @@ def _at_least_spent(limits: Limits, session: Session) -> Limits:
     return attrs.evolve(limits, **{n: max(v, spent[n]) for n, v in given.items() if v is not None})
 
 
-def _known(session: Session, forked: Journal | None) -> Known:
+def _recorded_models(session: Session, forked: Journal | None) -> RecordedModels:
     """Return what the journal of *session* tells of models, or the one that it was forked from."""
     assert session.past is not None  # noqa: S101 - only recorded runs are started again
     history = session.past.history if forked is None else forked.history()
@@ -411,4 +417,4 @@ def _known(session: Session, forked: Journal | None) -> Known:
         session.mode == "resume" and session.past.history.is_complete
     )
     chosen = history.root.get("models") or {}
-    return Known(frozenset([*models, *chosen.values()]), root, chosen, is_whole)
+    return RecordedModels(frozenset([*models, *chosen.values()]), root, chosen, is_whole)

@@ -38,7 +38,16 @@ from stepengine.models import Models
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, Lines
 
-__all__ = ("NOTHING_KNOWN", "Known", "Planner", "Request", "info_of", "new_run_id", "not_from_state", "reopening")
+__all__ = (
+    "NOTHING_RECORDED",
+    "Planner",
+    "RecordedModels",
+    "Request",
+    "info_of",
+    "new_run_id",
+    "not_from_state",
+    "reopening",
+)
 
 NO_INFO = RunInfo()
 NO_CONTEXT = JsonDict()
@@ -120,7 +129,7 @@ def not_from_state(agent: AgentDefinition[Any], state: AgentState) -> str | None
 
 
 @attrs.frozen
-class Known:
+class RecordedModels:
     """
     What the record of a run tells of models, so that it can be repeated without any.
 
@@ -137,7 +146,7 @@ class Known:
     is_whole: bool = False
 
 
-NOTHING_KNOWN = Known()
+NOTHING_RECORDED = RecordedModels()
 
 
 class Planner:
@@ -153,7 +162,7 @@ class Planner:
         seed: What the randomness of the run depends on; drawn by default.
         created: When the root run was created (UTC); by default now.
         watched: Says whether anybody is shown events.
-        known: What a record tells of models.
+        recorded: What a record tells of models.
         chosen: Models in place of those that agents name, by agent id; that of ``""`` for all others.
 
     Attributes:
@@ -171,7 +180,7 @@ class Planner:
         seed: str | None = None,
         created: datetime | None = None,
         watched: Callable[[], bool] = bool,
-        known: Known = NOTHING_KNOWN,
+        recorded: RecordedModels = NOTHING_RECORDED,
         chosen: Mapping[str, str] | None = None,
     ) -> None:
         self._chosen = chosen or {}
@@ -184,7 +193,7 @@ class Planner:
         self._created = created
         self._watched = watched
         self._here = _OwnThread()
-        self._known = known
+        self._recorded = recorded
         self._inherited: dict[Agent, _Inherited] = {}
 
     def root(self, request: Request) -> tuple[RunPlan, AgentState]:
@@ -230,7 +239,7 @@ class Planner:
             limits=_within(agent.limits, parent.given, parent.limits.max_depth),
             created=parent.created,
             info=parent.info,
-            shown=self._shown(agent, inherited.tool_definitions) if inherits else None,
+            shown=self._shown_by_parent(agent, inherited.tool_definitions) if inherits else None,
             is_inline=effect.is_inline,
         )
         state = _child_state(plan, agent, inherited)
@@ -267,7 +276,7 @@ class Planner:
             offered=agent.offered,
             sent=None if shown is None else shown.specs,
             agents=agent.children,
-            known=agent,
+            planned_from=agent,
             is_inline=is_inline,
             note=agent.note if shown is None else shown.note,
             agent_info=self._catalog.info,
@@ -285,7 +294,7 @@ class Planner:
             watched=self._watched,
         )
 
-    def _shown(self, agent: Agent, definitions: Mapping[str, ToolSpec]) -> _Inherited:
+    def _shown_by_parent(self, agent: Agent, definitions: Mapping[str, ToolSpec]) -> _Inherited:
         """Return what a child is shown of its parent's tools; siblings are shown the same."""
         last = self._inherited.get(agent)
         if last is None or last.definitions is not definitions:
@@ -303,16 +312,16 @@ class Planner:
     def _model(self, model: str | None) -> str | None:
         if model is None:
             return None
-        known = self._known
-        if known.is_whole:
-            if self._keep_names or model in known.models:
+        recorded = self._recorded
+        if recorded.is_whole:
+            if self._keep_names or model in recorded.models:
                 return model
             try:
                 return str(self._models.parse(model))
             except UnknownModel:
                 return model
         canonical = self._models.check(model)
-        return model if self._keep_names or model in known.models else canonical
+        return model if self._keep_names or model in recorded.models else canonical
 
     def _allowed(self, parent: RunPlan, effect: Spawn) -> Agent:
         given = effect.definition
@@ -324,7 +333,7 @@ class Planner:
             raise not_allowed(parent.definition.id, effect.agent_id, agents)
         if isinstance(given, AgentDefinition):
             return self._catalog.find(given)
-        spawner: Agent = parent.known
+        spawner: Agent = parent.planned_from
         return spawner.child(key)
 
 

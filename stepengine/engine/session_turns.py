@@ -336,7 +336,7 @@ class Turn:
             AnswerRejected: when the answer does not fit the question that waits, or cannot be given.
             SessionError: when the session cannot be loaded, or the run would wait for itself.
         """
-        await self._enter()
+        await self._wait_for_turn()
         self._token = _inside.set((*_inside.get(), self))
         self._take(await self.sessions.load(self.session_id))
         self._journals = await self.sessions.journals(self._before)
@@ -359,7 +359,7 @@ class Turn:
             with contextlib.suppress(ValueError):  # in another context than the one that is left
                 _inside.reset(self._token)
 
-    async def _enter(self) -> None:
+    async def _wait_for_turn(self) -> None:
         """Wait for the session; refuse to wait for a run that waits, itself or through others, for this one."""
         self.around = _inside.get()
         with _queues_lock:
@@ -560,10 +560,10 @@ class Turn:
             state=state,
             turns=turns,
             journal=journal,
-            usage=_without(before.usage, self._counted(turns)) + result.usage,
+            usage=_without(before.usage, self._usage_counted(turns)) + result.usage,
         )
 
-    def _counted(self, turns: int) -> Usage:
+    def _usage_counted(self, turns: int) -> Usage:
         """Return what the session counts already of a run that goes on."""
         before = self._before
         return before.state.usage if turns == before.turns and before.state is not None else Usage()

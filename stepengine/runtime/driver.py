@@ -226,7 +226,7 @@ async def _alone(run: RunTask, item: Item) -> Single:
     return outcome
 
 
-async def _perform(run: RunTask, item: Item) -> Single:
+async def _perform_member(run: RunTask, item: Item) -> Single:
     """Perform a member of a ``Gather`` that has begun, and show it; whatever happens is an outcome."""
     tree = run.tree
     began = _show_start(tree, item) if tree.hub.watched and not _is_known(tree, item) else None
@@ -358,7 +358,7 @@ class _Together:
             return
         if self._group is not None:
             self._group.begins(item)
-        self.outcomes[index] = outcome = await _perform(self._run, item)
+        self.outcomes[index] = outcome = await _perform_member(self._run, item)
         if self._group is not None:
             self._group.ended(outcome)
 

@@ -125,7 +125,7 @@ class Brake:
         if self._watched and item.path:
             pulls = self._pulls(item.path)
             if pulls:
-                act = self._child if type(item.effect) is Spawn else self._interruptible
+                act = self._child_of_watched if type(item.effect) is Spawn else self._interruptible
                 return act(item, io, pulls)
         return self._inner.perform(item, io)
 
@@ -138,7 +138,7 @@ class Brake:
             path = path.rpartition(".")[0]
         return found
 
-    async def _child(self, item: Item, io: IO, pulls: Sequence[asyncio.Future[None]]) -> Single:
+    async def _child_of_watched(self, item: Item, io: IO, pulls: Sequence[asyncio.Future[None]]) -> Single:
         """Run a child of a watched run; when its effects were stopped for both of them, so is the run that waits for it."""
         outcome = await self._inner.perform(item, io)
         cause = self._stopped_by.pop(child_path(item.path, item.effect.seq), None)

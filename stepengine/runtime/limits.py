@@ -184,9 +184,9 @@ class Gate:
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Refuse an effect or pass it on."""
         error = self._refusals.take(item)
-        return self._inner.perform(item, io) if error is None else self._refused(item, error)
+        return self._inner.perform(item, io) if error is None else self._outcome_of_refusal(item, error)
 
-    async def _refused(self, item: Item, error: StepEngineError) -> Single:
+    async def _outcome_of_refusal(self, item: Item, error: StepEngineError) -> Single:
         if type(item.effect) is not Spawn or _is_thrown(item.effect, error):
             return Failure(error, self._now())
         status = RunStatus.FAILED if isinstance(error, LimitExceeded) else RunStatus.CANCELLED
@@ -232,7 +232,7 @@ class Meter:
         if type(item.effect) is Spawn:
             return self._spawned(item, io)
         if self._reserved and item.effect.seq in self._reserved.get(item.path, ()):
-            return self._counted(item, io)
+            return self._metered(item, io)
         return self._inner.perform(item, io)
 
     def forget(self, path: str) -> None:
@@ -302,7 +302,7 @@ class Meter:
             self._ledgers[item.path].count_children(-1, by_model=by_model)
         return outcome
 
-    async def _counted(self, item: Item, io: IO) -> Single:
+    async def _metered(self, item: Item, io: IO) -> Single:
         tokens, cost = self._reserved[item.path].pop(item.effect.seq)
         ledger = self._ledgers[item.path]
         used: tuple[int, Decimal] = (0, Decimal(0))

@@ -146,7 +146,7 @@ class Innermost:
             return self._failure(item, error)
         return self._value(item, result)
 
-    async def _perform(self, item: Item, io: IO) -> Single:
+    async def _call_function(self, item: Item, io: IO) -> Single:
         call = cast("Perform", item.effect).call
         try:
             value = freeze(await self._returned(call.name, partial(call.fn, *call.args, **call.kwargs), call.fn))
@@ -157,9 +157,9 @@ class Innermost:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return self._failure(item, _failed(call.name, error))
+            return self._failure(item, _function_failed(call.name, error))
         except (Exception, GeneratorExit) as error:  # noqa: BLE001
-            return self._failure(item, _failed(call.name, error))
+            return self._failure(item, _function_failed(call.name, error))
         return self._value(item, value)
 
     async def _returned(self, name: str, body: Callable[[], Any], fn: Any) -> Any:
@@ -207,7 +207,7 @@ class Innermost:
 BY_KIND: Mapping[type[Any], Callable[[Innermost, Item, IO], Awaitable[Single]]] = {
     CallModel: Innermost._call_model,  # noqa: SLF001
     CallTool: Innermost._call_tool,  # noqa: SLF001
-    Perform: Innermost._perform,  # noqa: SLF001
+    Perform: Innermost._call_function,  # noqa: SLF001
     Ask: Innermost._ask,  # noqa: SLF001
     Spawn: Innermost._spawn,  # noqa: SLF001
 }
@@ -237,7 +237,7 @@ def _caught(body: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return None, error
 
 
-def _failed(name: str, error: BaseException) -> PerformError:
+def _function_failed(name: str, error: BaseException) -> PerformError:
     kind = type(error).__name__
     return _because(PerformError(f"Perform({name}) raised {kind}: {error}", kind=kind), error)
 
@@ -315,7 +315,7 @@ class ModelCaller:
         while True:
             try:
                 reply = await (_streamed(provider, request, item, io) if io.watched else provider.complete(request))
-                return self._priced(request.model, _checked(reply, request), spent)
+                return self._priced(request.model, _real_reply(reply, request), spent)
             except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001
                 error = _model_error(request.model, raised)
                 used = known_usage(error)
@@ -358,7 +358,7 @@ class ModelCaller:
             return None
 
 
-def _checked(reply: object, request: ModelRequest) -> ModelReply:
+def _real_reply(reply: object, request: ModelRequest) -> ModelReply:
     if isinstance(reply, ModelReply):
         return reply
     msg = f"the provider of {request.model!r} gave a {type(reply).__name__} instead of a ModelReply"
@@ -373,7 +373,7 @@ async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, 
             async for delta in deltas:
                 if type(delta) is ReplyDone:
                     return delta.reply
-                shown = _show(delta, names, item, io) or shown
+                shown = _show_delta(delta, names, item, io) or shown
     except BaseException:
         if shown:
             io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
@@ -384,7 +384,7 @@ async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, 
     raise TruncatedReply(msg, retryable=True, kind="truncated")
 
 
-def _show(delta: ModelDelta, names: dict[int, str], item: Item, io: IO) -> bool:
+def _show_delta(delta: ModelDelta, names: dict[int, str], item: Item, io: IO) -> bool:
     path, seq = item.path, item.effect.seq
     match delta:
         case TextChunk(text=text):

@@ -292,16 +292,16 @@ class _Queued(Provider):
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return the reply when it is this request's turn."""
-        ticket = await self._enter(request)
-        with self._counted(ticket) as used:
+        ticket = await self._wait_for_turn(request)
+        with self._estimate_corrected(ticket) as used:
             reply = await self._provider.complete(request)
             used(reply)
         return reply
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """Give the stream when it is this request's turn."""
-        ticket = await self._enter(request)
-        with self._counted(ticket) as used:
+        ticket = await self._wait_for_turn(request)
+        with self._estimate_corrected(ticket) as used:
             inner: Any = self._provider.stream(request)
             async with aclosing(inner) as deltas:
                 async for delta in deltas:
@@ -309,11 +309,11 @@ class _Queued(Provider):
                         used(delta.reply)
                     yield delta
 
-    async def _enter(self, request: ModelRequest) -> Ticket:
+    async def _wait_for_turn(self, request: ModelRequest) -> Ticket:
         return await self._limiter.enter(expected_tokens(request), lambda obstacle: self._notice(self.name, obstacle))
 
     @contextmanager
-    def _counted(self, ticket: Ticket) -> Iterator[Callable[[ModelReply], None]]:
+    def _estimate_corrected(self, ticket: Ticket) -> Iterator[Callable[[ModelReply], None]]:
         """Correct the estimate by what the request used; where nobody knows that, the estimate stays."""
         usage: Usage | None = None
 

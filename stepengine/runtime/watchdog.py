@@ -50,7 +50,7 @@ class Watchdog:
         # The first question is asked here, so that nothing is missed that the first run does at once.
         self._asked = time.monotonic()
         self._is_answered = False
-        loop.call_soon(self._answer)
+        loop.call_soon(self._answered_by_loop)
 
     @classmethod
     def of_running_loop(cls) -> Watchdog:
@@ -78,7 +78,7 @@ class Watchdog:
             self._is_answered = False
             self._asked = time.monotonic()
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._answer)
+                self._loop.call_soon_threadsafe(self._answered_by_loop)
         elif not self._reported:
             self._look(sys._current_frames().get(self._thread))  # noqa: SLF001  (the documented way to see another thread)
 
@@ -91,7 +91,7 @@ class Watchdog:
         self._reported = f"the event loop has not moved for {blocked:.1f} s: {who} blocks it at {culprit.place}"
         LOGGER.warning(self._reported)
 
-    def _answer(self) -> None:
+    def _answered_by_loop(self) -> None:
         self._is_answered = True
         if self._reported:
             message, self._reported = self._reported, ""
