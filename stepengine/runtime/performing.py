@@ -42,7 +42,6 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.outcomes import Failure, Single, Stop, quick_value
-from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.state import AgentState, prompt_tokens
 from stepengine.data.tools import ToolBinding
@@ -56,10 +55,9 @@ from stepengine.errors import (
     TruncatedReply,
 )
 from stepengine.runtime.asking import shown_questions
-from stepengine.runtime.clock import Clock
 from stepengine.runtime.logs import LOGGER, Lines
 from stepengine.runtime.performer import IO, Item, child_path
-from stepengine.runtime.rates import Notice, Obstacle, RateLimits, Registry, queued
+from stepengine.runtime.rates import Notice, Obstacle, Registry, queued
 from stepengine.runtime.retry import Retries, known_usage
 from stepengine.tools.context import ResourceMap, ToolContext, Workspace
 from stepengine.tools.threads import ThreadPool
@@ -71,12 +69,10 @@ if TYPE_CHECKING:
 __all__ = (
     "BoundTool",
     "Innermost",
-    "ModelCaller",
     "ModelProvider",
     "ModelRegistry",
     "Pricing",
     "ToolSetting",
-    "call_tool",
 )
 
 
@@ -93,13 +89,21 @@ NOTHING = cast("Awaitable[None]", _Nothing())
 
 
 class Innermost:
-    """The performer of one run tree that no other one stands in: it does what is asked for."""
+    """
+    The performer of one run tree that no other one stands in: it does what is asked for.
 
-    def __init__(self, tree: RunTree, caller: ModelCaller) -> None:
+    Args:
+        tree: The tree.
+        retries: How failed model calls of the tree are tried again.
+    """
+
+    def __init__(self, tree: RunTree, retries: Retries) -> None:
         self._tree = tree
-        self._caller = caller
+        self._services = tree.services
+        self._retries = retries
         self._elapsed = tree.elapsed
         self._inbox = tree.inbox
+        self._providers: dict[str, ModelProvider] = {}
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
         """Nothing needs to be prepared to perform something."""
@@ -132,19 +136,98 @@ class Innermost:
             self._inbox.popleft()
         return inputs
 
+    # --- model calls --------------------------------------------------------------------------------------------------
+
     async def _call_model(self, item: Item, io: IO) -> Single:
+        """Ask a model, again where that may help; what failed attempts used is added to usage and cost, or to the error's."""
+        request: ModelRequest = item.effect.request  # type: ignore[union-attr]
+        spent: Usage | None = None
+        attempt = 1
         try:
-            reply = await self._caller.call(item, io)
+            provider = self._provider(item, io, request)
         except StepEngineError as error:
             return self._failure(item, error)
-        return self._value(item, reply)
+        while True:
+            try:
+                reply = await (_streamed(provider, request, item, io) if io.watched else provider.complete(request))
+                reply = self._priced(request.model, reply, spent)
+            except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001
+                failed = _as_ours(request.model, raised)
+                if not isinstance(failed, ModelError):
+                    return self._failure(item, failed)
+                used = known_usage(failed)
+                spent = spent + used if spent and used else spent or used
+                wait = self._retries.wait_before_next(failed, attempt, (item.path, item.effect.seq))
+                if wait is None:
+                    failed.usage = spent
+                    return self._failure(item, failed)
+            else:
+                return self._value(item, reply)
+            io.attempt(Failure(failed), used)
+            if io.watched:
+                io.emit(_retry(item, request, attempt, wait, failed))
+            await self._services.clock.sleep(wait)
+            attempt += 1
+
+    def _provider(self, item: Item, io: IO, request: ModelRequest) -> ModelProvider:
+        """Return the provider of a model; with rate limits it waits for its turn, and tells of that for this call."""
+        model, models, rates = request.model, self._services.models, self._services.rates
+        if rates is not None:
+            return queued(cast("Registry", models), rates, model, _notice(item, io, request))
+        provider = self._providers.get(model)
+        if provider is None:
+            provider = self._providers[model] = models.provider_for(model)
+        return provider
+
+    def _priced(self, model: str, reply: object, spent: Usage | None) -> ModelReply:
+        """
+        Return a reply with its cost, and with what failed attempts *spent*.
+
+        Raises:
+            ModelError: when it is no reply.
+        """
+        if not isinstance(reply, ModelReply):
+            msg = f"the provider of {model!r} gave a {type(reply).__name__} instead of a ModelReply"
+            raise ModelError(msg, kind="provider")
+        usage, cost = reply.usage, reply.cost
+        if cost is None and usage is not None:
+            cost = self._cost(reply.model or model, usage)
+        if spent is not None:
+            cost = add_cost(cost, self._cost(model, spent) if spent.total_tokens else Decimal(0))
+            usage = spent + (usage or Usage(at_least=True))
+        if usage is reply.usage and cost is reply.cost:
+            return reply
+        return attrs.evolve(reply, usage=usage, cost=cost)
+
+    def _cost(self, model: str, usage: Usage) -> Decimal | None:
+        pricing = self._services.pricing
+        try:
+            return None if pricing is None else pricing(model, usage, self._tree.now())
+        except Exception as error:  # noqa: BLE001
+            LOGGER.warning("the pricing of %r raised, so its cost is unknown", model, exc_info=error)
+            return None
+
+    # --- tool calls ---------------------------------------------------------------------------------------------------
 
     async def _call_tool(self, item: Item, io: IO) -> Single:
+        """Run one tool; a failing body is an error result."""
+        effect: CallTool = item.effect  # type: ignore[assignment]
+        binding = item.plan.tools.get(effect.tool_name)
+        tool = getattr(binding, "tool", None)
         try:
-            result = await call_tool(item, self._tree)
+            if binding is None or tool is None:
+                msg = f"the tool {effect.tool_name!r} of agent {item.plan.definition.id!r} cannot be carried out here"
+                raise StepEngineError(msg)  # noqa: TRY301
+            arguments = effect.arguments
+            if arguments is None:
+                arguments = binding.validate(effect.input).arguments
+            ctx: ToolContext = _Unmade(item, effect, self._tree)  # type: ignore[assignment]
+            result = await tool.execute(arguments, ctx, overrides=self._services.tools.overrides)
         except StepEngineError as error:
             return self._failure(item, error)
         return self._value(item, result)
+
+    # --- functions, questions, children -------------------------------------------------------------------------------
 
     async def _call_function(self, item: Item, io: IO) -> Single:
         call = cast("Perform", item.effect).call
@@ -165,8 +248,8 @@ class Innermost:
     async def _returned(self, name: str, body: Callable[[], Any], fn: Any) -> Any:
         if inspect.iscoroutinefunction(_innermost(fn)):
             return await body()
-        tree = self._tree
-        value, error = await tree.services.tools.threads.run(name, partial(_caught, body), leaked=tree.leaked)
+        threads, leaked = self._services.tools.threads, self._tree.leaked
+        value, error = await threads.run(name, partial(_caught, body), leaked=leaked)
         if error is not None:
             raise error
         return await value if inspect.isawaitable(value) else value
@@ -186,7 +269,7 @@ class Innermost:
         effect = cast("Spawn", item.effect)
         path = child_path(item.path, effect.seq)
         try:
-            plan, state = self._tree.services.planner(item.plan, effect, path)
+            plan, state = self._services.planner(item.plan, effect, path)
         except StepEngineError as error:
             error.__traceback__ = None
             refused: ChildResult[Any] = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
@@ -247,14 +330,14 @@ def _because(error: PerformError, cause: BaseException) -> PerformError:
     return error
 
 
-# --- model calls -------------------------------------------------------------------------------------------------------
+# --- what model calls need ---------------------------------------------------------------------------------------------
 
 Pricing: TypeAlias = Callable[[str, Usage, datetime], "Decimal | None"]
 """Returns US dollars for a model string, what was used and when; ``None`` when the price is unknown."""
 
 
 class ModelProvider(Protocol):
-    """What the caller needs of a provider; ``stepengine.models.Provider`` has it."""
+    """What is needed of a provider; ``stepengine.models.Provider`` has it."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return the completed reply."""
@@ -264,105 +347,10 @@ class ModelProvider(Protocol):
 
 
 class ModelRegistry(Protocol):
-    """What the caller needs of a registry without rate limits; ``stepengine.models.Models`` has it."""
+    """What is needed of a registry without rate limits; ``stepengine.models.Models`` has it."""
 
     def provider_for(self, model: str) -> ModelProvider:
         """Return the provider of a model string or raise ``UnknownModel``."""
-
-
-class ModelCaller:
-    """
-    Calls models for one run tree.
-
-    Args:
-        models: Where providers come from.
-        pricing: What replies cost; ``None`` leaves cost to the provider.
-        retries: The tree's retry coordinator.
-        clock: Whose sleep is used between attempts.
-        now: The run's time (UTC), for prices that change.
-        rates: The engine's limiters; ``None`` for none.
-    """
-
-    def __init__(
-        self,
-        models: ModelRegistry,
-        pricing: Pricing | None,
-        retries: Retries,
-        clock: Clock,
-        now: Callable[[], datetime],
-        *,
-        rates: RateLimits | None = None,
-    ) -> None:
-        self._models = models
-        self._providers: dict[str, ModelProvider] = {}
-        self._pricing = pricing
-        self._retries = retries
-        self._clock = clock
-        self._now = now
-        self._rates = rates
-
-    async def call(self, item: Item, io: IO) -> ModelReply:
-        """
-        Return the reply, with what failed attempts used added to its usage and its cost.
-
-        Raises:
-            ModelError: the last attempt's, with the usage of all of them.
-        """
-        request: ModelRequest = item.effect.request  # type: ignore[union-attr]
-        provider = self._provider(item, io, request)
-        spent: Usage | None = None
-        attempt = 1
-        while True:
-            try:
-                reply = await (_streamed(provider, request, item, io) if io.watched else provider.complete(request))
-                return self._priced(request.model, _real_reply(reply, request), spent)
-            except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001
-                error = _model_error(request.model, raised)
-                used = known_usage(error)
-                spent = spent + used if spent and used else spent or used
-                wait = self._retries.wait_before_next(error, attempt, (item.path, item.effect.seq))
-                if wait is None:
-                    error.usage = spent
-                    raise error from error.__cause__
-            io.attempt(Failure(error), used)
-            if io.watched:
-                io.emit(_retry(item, request, attempt, wait, error))
-            await self._clock.sleep(wait)
-            attempt += 1
-
-    def _provider(self, item: Item, io: IO, request: ModelRequest) -> ModelProvider:
-        model = request.model
-        if self._rates is not None:
-            return queued(cast("Registry", self._models), self._rates, model, _notice(item, io, request))
-        provider = self._providers.get(model)
-        if provider is None:
-            provider = self._providers[model] = self._models.provider_for(model)
-        return provider
-
-    def _priced(self, model: str, reply: ModelReply, spent: Usage | None) -> ModelReply:
-        usage, cost = reply.usage, reply.cost
-        if cost is None and usage is not None:
-            cost = self._cost(reply.model or model, usage)
-        if spent is not None:
-            cost = add_cost(cost, self._cost(model, spent) if spent.total_tokens else Decimal(0))
-            usage = spent + (usage or Usage(at_least=True))
-        if usage is reply.usage and cost is reply.cost:
-            return reply
-        return attrs.evolve(reply, usage=usage, cost=cost)
-
-    def _cost(self, model: str, usage: Usage) -> Decimal | None:
-        try:
-            return None if self._pricing is None else self._pricing(model, usage, self._now())
-        except Exception as error:  # noqa: BLE001
-            LOGGER.warning("the pricing of %r raised, so its cost is unknown", model, exc_info=error)
-            return None
-
-
-def _real_reply(reply: object, request: ModelRequest) -> ModelReply:
-    if isinstance(reply, ModelReply):
-        return reply
-    msg = f"the provider of {request.model!r} gave a {type(reply).__name__} instead of a ModelReply"
-    raise ModelError(msg, kind="provider")
 
 
 async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
@@ -418,17 +406,15 @@ def _notice(item: Item, io: IO, request: ModelRequest) -> Notice:
     return notice
 
 
-def _model_error(model: str, raised: BaseException) -> ModelError:
+def _as_ours(model: str, raised: BaseException) -> StepEngineError:
     """
-    Return what a provider raised as a ``ModelError``.
+    Return what a provider raised as an error of ours: a ``ModelError``, unless it is one of another kind already.
 
     Raises:
-        BaseException: *raised* itself, when it is a cancellation of ours, or an error of another kind of ours.
+        BaseException: *raised* itself, when it is a cancellation of ours.
     """
-    if isinstance(raised, ModelError):
-        return raised
     if isinstance(raised, StepEngineError):
-        raise raised
+        return raised
     if isinstance(raised, asyncio.CancelledError):
         task = asyncio.current_task()
         if task is not None and task.cancelling():
@@ -439,7 +425,7 @@ def _model_error(model: str, raised: BaseException) -> ModelError:
     return error
 
 
-# --- tool calls --------------------------------------------------------------------------------------------------------
+# --- what tool calls need ----------------------------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -465,22 +451,6 @@ class ToolSetting:
     overrides: Mapping[Callable[..., Any], Callable[..., Any]] = attrs.field(factory=dict)
     workspace: Workspace | None = None
     resources: ResourceMap = attrs.field(factory=ResourceMap)
-
-
-async def call_tool(item: Item, tree: RunTree) -> ToolResult:
-    """Run one tool; a failing body is an error result."""
-    effect: CallTool = item.effect  # type: ignore[assignment]
-    binding = item.plan.tools.get(effect.tool_name)
-    tool = getattr(binding, "tool", None)
-    if binding is None or tool is None:
-        msg = f"the tool {effect.tool_name!r} of agent {item.plan.definition.id!r} cannot be carried out here"
-        raise StepEngineError(msg)
-    arguments = effect.arguments
-    if arguments is None:
-        arguments = binding.validate(effect.input).arguments
-    ctx: ToolContext = _Unmade(item, effect, tree)  # type: ignore[assignment]
-    result: ToolResult = await tool.execute(arguments, ctx, overrides=tree.services.tools.overrides)
-    return result
 
 
 class _Unmade:

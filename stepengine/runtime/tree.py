@@ -34,7 +34,7 @@ from stepengine.runtime.failfast import Brake
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.limits import Gate, Ledger, Meter, Refusals, Repeats
 from stepengine.runtime.performer import Middleware, Performer
-from stepengine.runtime.performing import Innermost, ModelCaller, ModelRegistry, Pricing, ToolSetting
+from stepengine.runtime.performing import Innermost, ModelRegistry, Pricing, ToolSetting
 from stepengine.runtime.rates import RateLimits
 from stepengine.runtime.retry import Retries, RetryPolicy
 from stepengine.runtime.watchdog import Watchdog
@@ -124,7 +124,6 @@ class RunTree:
         reraise: What is the caller's and not the run's, such as a ``KeyboardInterrupt`` out of a tool; it is raised when the
             tree has ended.
         inbox: Messages for the root run that were not delivered yet.
-        sizes: How large the prompts of its runs are.
     """
 
     def __init__(
@@ -139,7 +138,9 @@ class RunTree:
     ) -> None:
         self.hub = hub
         self.emit: Callable[[Event], None] = hub.emit
-        self.desk = Desk({}, services.interactor, services.tools.threads, of_session=services.remembered)
+        self.desk = Desk(
+            answers or {}, services.interactor, services.tools.threads, earlier, of_session=services.remembered
+        )
         self.leaked: list[str] = []
         self.spawned_by: dict[str, str] = {}
         self.inbox: deque[UserMessage] = deque()
@@ -153,7 +154,7 @@ class RunTree:
         self.deadlines: dict[str, tuple[float, float]] = {}
         self._belongings: dict[str, Belongings] = {}
         self._wrapping: _Wrapping | None = None
-        self.seat(services, plan, state, answers, earlier=earlier)
+        self._lend(services, plan)
 
     def seat(
         self,
@@ -165,15 +166,16 @@ class RunTree:
         earlier: Sequence[tuple[Question, AnswerLike]] = (),
     ) -> None:
         """Let the root start from these, before it runs: what a session holds is known only when it was loaded."""
-        self.services = services
         self.root.plan, self.root.state = plan, state
         self.desk.give(answers or {}, earlier)
+        self._lend(services, plan)
+
+    def _lend(self, services: Services, plan: RunPlan) -> None:
+        self.services = services
         self._created: datetime = plan.created
         self._now_ms = services.clock.now_ms
         self._start = self._now_ms()
-        retries = Retries(services.retry, services.seed or plan.run_id)
-        caller = ModelCaller(services.models, services.pricing, retries, services.clock, self.now, rates=services.rates)
-        self.innermost = Innermost(self, caller)
+        self.innermost = Innermost(self, Retries(services.retry, services.seed or plan.run_id))
         self._wrapping = None
         if services.middlewares or services.outermost:
             self._wrap()  # who records has to know of the run before it starts

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepengine.data.events import Warned
 from stepengine.data.functions import innermost_own
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.performing import call_tool
+from stepengine.runtime.performing import Innermost
 
 if TYPE_CHECKING:
     from stepengine.runtime.tree import RunTree
@@ -133,7 +133,7 @@ def _culprit(frame: FrameType | None) -> _Culprit:
     tool, places = "", []
     while frame is not None:
         places.append((frame.f_code.co_filename, frame.f_lineno))
-        if frame.f_code is call_tool.__code__:
+        if frame.f_code is Innermost._call_tool.__code__:  # noqa: SLF001
             tool = frame.f_locals["effect"].tool_name
             break
         frame = frame.f_back
