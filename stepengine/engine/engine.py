@@ -222,8 +222,8 @@ class Engine:
         live = self._launcher.asked(agent, prompt, given("run", RunOptions, options))
         if self._headless is None:
             tree = live.tree
-            reached_by = (tree.services.interactor, live.session, tree.root.plan.info.session_id)
-            tree.desk.headless = all(way is None for way in reached_by)
+            has_way_back = live.session is not None or tree.root.plan.info.session_id is not None
+            tree.desk.headless = tree.services.interactor is None and not has_way_back
         return await live()
 
     def stream(

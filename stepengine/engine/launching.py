@@ -76,7 +76,7 @@ class Launcher:
         logger: Where log lines go.
         headless: Whether what needs a person's approval is denied.
         sessions: Where conversations are kept between runs.
-        seed: The seed of every run that is not recorded; ``None`` draws one for each.
+        seed: The seed of every run that is not recorded; ``None`` for another one for each.
         created: When every run that is not recorded was created (UTC); ``None`` for the time at which it is.
         active: The runs under way.
     """

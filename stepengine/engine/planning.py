@@ -159,14 +159,14 @@ class Planner:
         default_model: The model of roots that name none.
         window: Gives a model's context length, when somebody may want to know it.
         keep_names: Whether model strings stay as written, because one provider serves them all.
-        seed: What the randomness of the run depends on; drawn by default.
+        seed: What the randomness of the run depends on; by default its id, which is random.
         created: When the root run was created (UTC); by default now.
         watched: Says whether anybody is shown events.
         recorded: What a record tells of models.
         chosen: Models in place of those that agents name, by agent id; that of ``""`` for all others.
 
     Attributes:
-        seed: The seed in force.
+        seed: The seed in force, once the root was planned.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Planner:
         self._default_model = default_model
         self._window = window
         self._keep_names = keep_names
-        self.seed = secrets.token_hex(8) if seed is None else seed
+        self.seed = seed or ""
         self._created = created
         self._watched = watched
         self._here = _OwnThread()
@@ -205,10 +205,11 @@ class Planner:
             UnknownModel: when the model names no provider.
             MissingKey: when the provider has no key.
         """
-        agent = request.agent
+        agent, run_id = request.agent, request.run_id or new_run_id()
+        self.seed = self.seed or run_id
         plan = self._plan(
             agent,
-            run_id=request.run_id or new_run_id(),
+            run_id=run_id,
             path="",
             prompt=request.prompt,
             params=request.params,

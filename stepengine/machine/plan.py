@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -105,6 +106,7 @@ quick_plan = maker_of(RunPlan)
 
 
 ENDED = tuple([field.name for field in attrs.fields(Ended)])
+ENDED_OF = attrgetter(*ENDED)
 
 
 @attrs.frozen(kw_only=True)
@@ -126,8 +128,8 @@ class Finished(Ended[Any]):
 
     def as_result(self, **more: Any) -> RunResult[Any]:
         """Return what the caller gets of this run; *more* is what its machine does not know."""
-        known = {name: getattr(self, name) for name in ENDED}
-        return RunResult(**{**known, "pending_questions": self.pending, **more})
+        known = zip(ENDED, ENDED_OF(self), strict=True)
+        return RunResult(**{**dict(known), "pending_questions": self.pending, **more})
 
     def as_child(self, *, is_inline: bool = False) -> ChildResult[Any]:
         """Return what a parent gets of this run."""

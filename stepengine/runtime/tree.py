@@ -261,9 +261,7 @@ class RunTree:
 
     async def _end_belongings(self, run: RunTask) -> None:
         """End what tools kept for a run, to the end however often this task is cancelled; the result mentions it."""
-        kept = self._belongings.pop(run.path, None)
-        if kept is None:
-            return
+        kept = self._belongings.pop(run.path)
         work = asyncio.create_task(kept.aclose())
         while not work.done():
             try:
@@ -328,7 +326,8 @@ class RunTree:
         finally:
             if timer is not None:
                 timer.cancel()
-            await self._end_belongings(run)
+            if run.path in self._belongings:
+                await self._end_belongings(run)
             run.leave()
             self._forget(run.path)
 

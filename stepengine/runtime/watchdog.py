@@ -112,7 +112,7 @@ def _keep(loop: asyncio.AbstractEventLoop, watchdog: Watchdog) -> None:
         return
     with _lock:
         _watchdogs[loop] = watchdog
-        if not any(thread.is_alive() for thread in _threads):
+        if not (_threads and _threads[0].is_alive()):
             _threads[:] = [threading.Thread(target=_watch, name="stepengine-watchdog", daemon=True)]
             _threads[0].start()
 

@@ -26,7 +26,7 @@ from stepengine import (
 )
 from stepengine.data.effects import CallModel
 from stepengine.data.outcomes import Failure, Value
-from stepengine.engine.planning import Request
+from stepengine.engine.planning import Request, info_of
 from stepengine.models import ModelReply
 from stepengine.runtime import IO, Item, Performer, Services
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -207,3 +207,40 @@ async def test_plan_and_state_can_be_exchanged_before_the_run_starts() -> None:
     ).run()
 
     assert "known" == result.state.run_id
+
+
+async def test_what_runs_are_started_with_is_what_the_constructors_would_make_of_it() -> None:
+    planned: list[Any] = []
+
+    def wrap(services: Services) -> Services:
+        def planner(*asked: Any) -> Any:
+            planned.append(services.planner(*asked))
+            return planned[-1]
+
+        return attrs.evolve(services, planner=planner)
+
+    def prepare(plan: Any, state: Any) -> Any:
+        planned.append((plan, state))
+        return plan, state
+
+    def lead(ctx: Any) -> Any:
+        yield Parallel(AgentCall("plain", "p", {"k": [1]}), AgentCall("heir"))
+
+    agents = [
+        AgentDefinition("lead", model="test/m", spawnable_agents=["plain", "heir"], handle_steps=lead),
+        AgentDefinition("plain", system_prompt="You are plain.", limits=Limits(max_steps=3)),
+        AgentDefinition("heir", inherit_parent_system_prompt=True),
+    ]
+    engine = Engine(agents, models=ScriptedModel([text("1"), text("2")]), limits=Limits(max_seconds=60))
+    info = info_of({"session_id": "s", "user_id": "u", "metadata": {"k": [1]}})
+    request = Request(agent=engine._launcher.catalog.find("lead"), prompt="go", info=info)
+    result = await engine._launcher.ready(request, prepare=prepare, wrap=wrap).run()
+
+    assert RunStatus.COMPLETED is result.status
+    assert ["", "0", "1"] == [plan.path for plan, _ in planned]
+    for plan, state in planned:
+        assert (plan, state) == (attrs.evolve(plan), attrs.evolve(state))
+        assert plan.limits == attrs.evolve(plan).limits
+        assert info is plan.info
+    assert ["", "You are plain.", ""] == [state.system_prompt for _, state in planned]
+    assert [60, 60, 60] == [plan.limits.max_seconds for plan, _ in planned]
