@@ -18,7 +18,7 @@ from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.tree import Machine, RunTree
+from stepengine.runtime.tree import MachineMaker, RunTree
 
 if TYPE_CHECKING:
     from stepengine.engine.session_turns import Turn
@@ -190,7 +190,7 @@ async def streamed(live: LiveRun) -> AsyncGenerator[Event, None]:
             task.result()
 
 
-def failing(error: StepEngineError) -> Machine:
+def failing(error: StepEngineError) -> MachineMaker:
     """Return a machine whose run fails at once, for what goes wrong while a run is prepared."""
 
     def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:

@@ -42,7 +42,7 @@ from stepengine.errors import (
 )
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.tree import Machine, Services
+from stepengine.runtime.tree import MachineMaker, Services
 from stepengine.sessions import Session, SessionInfo, StateStore, TurnStore, VersionedStore, mended
 
 if TYPE_CHECKING:
@@ -462,7 +462,7 @@ class Turn:
             return services
         return attrs.evolve(services, machine=self._kept(services.machine, live))
 
-    def _kept(self, inner: Machine, live: LiveRun) -> Machine:
+    def _kept(self, inner: MachineMaker, live: LiveRun) -> MachineMaker:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             finished = yield from inner(plan, state)
             if plan.path:

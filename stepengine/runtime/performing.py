@@ -57,7 +57,7 @@ from stepengine.errors import (
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.logs import LOGGER, Lines
 from stepengine.runtime.performer import IO, Item, child_path
-from stepengine.runtime.rates import Notice, Obstacle, Registry, queued
+from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, queued
 from stepengine.runtime.retry import Retries, known_usage
 from stepengine.tools.context import ResourceMap, ToolContext, Workspace
 from stepengine.tools.threads import ThreadPool
@@ -173,7 +173,7 @@ class Innermost:
         """Return the provider of a model; with rate limits it waits for its turn, and tells of that for this call."""
         model, models, rates = request.model, self._services.models, self._services.rates
         if rates is not None:
-            return queued(cast("Registry", models), rates, model, _notice(item, io, request))
+            return queued(cast("ParsingRegistry", models), rates, model, _notice(item, io, request))
         provider = self._providers.get(model)
         if provider is None:
             provider = self._providers[model] = models.provider_for(model)

@@ -29,10 +29,10 @@ __all__ = (
     "Limiter",
     "Notice",
     "Obstacle",
+    "ParsingRegistry",
     "RateLimit",
     "RateLimits",
     "RateLimitsLike",
-    "Registry",
     "Ticket",
     "queued",
 )
@@ -249,7 +249,7 @@ Notice: TypeAlias = Callable[[str, Obstacle], None]
 """Told the provider and the obstacle when a request must wait."""
 
 
-class Registry(Protocol):
+class ParsingRegistry(Protocol):
     """What is needed of ``stepengine.models.Models``."""
 
     @property
@@ -263,7 +263,7 @@ class Registry(Protocol):
         """Take a model string apart."""
 
 
-def queued(models: Registry, rates: RateLimits, model: str, notice: Notice) -> Provider:
+def queued(models: ParsingRegistry, rates: RateLimits, model: str, notice: Notice) -> Provider:
     """
     Return the provider of *model* behind its limiter; of a fallback, each of its models behind the limiter of its own.
 

@@ -40,10 +40,12 @@ from stepengine.runtime.retry import Retries, RetryPolicy
 from stepengine.runtime.watchdog import Watchdog
 from stepengine.tools.context import Belongings
 
-__all__ = ("Machine", "Planner", "RunTree", "Services")
+__all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services")
 
-Machine = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
-Planner = Callable[[RunPlan, Spawn, str], tuple[RunPlan, AgentState]]
+MachineMaker = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
+"""Makes the machine of a run; ``stepengine.machine.run_agent`` is one."""
+ChildPlanner = Callable[[RunPlan, Spawn, str], tuple[RunPlan, AgentState]]
+"""Gives what the child at a path is started with that the run of a plan asks for, or raises why it must not start."""
 
 
 def _no_children(_: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
@@ -61,7 +63,7 @@ class Services:
     What an engine lends to the trees of its runs.
 
     Attributes:
-        machine: Makes the machine of a run, ``stepengine.machine.run_agent``.
+        machine: Makes the machine of a run.
         models: Where providers come from.
         tools: What tools are run with.
         pricing: What replies cost; ``None`` for nothing but what providers say.
@@ -77,12 +79,12 @@ class Services:
         outermost: What wraps everything else.
     """
 
-    machine: Machine
+    machine: MachineMaker
     models: ModelRegistry
     tools: ToolSetting = attrs.field(factory=ToolSetting)
     pricing: Pricing | None = None
     window: Callable[[str], int | None] = _no_window
-    planner: Planner = _no_children
+    planner: ChildPlanner = _no_children
     interactor: Interactor | None = None
     remembered: Remembered | None = None
     retry: RetryPolicy = attrs.field(factory=RetryPolicy)
