@@ -546,6 +546,13 @@ MUTANTS = (
         ("tests/journal/test_records.py",),
     ),
     Mutant(
+        "a run of a group that fails at once is passed by on the short way",
+        "stepengine/runtime/tree.py",
+        " and (wrapping is None or not wrapping.brake.reaches(run.path))\n",
+        "\n",
+        ("tests/engine/test_spawn_fail_fast.py",),
+    ),
+    Mutant(
         "a flat object may hold what is no JSON",
         "stepengine/data/json.py",
         "        if not ((kind is str and item.isascii()) or (kind is int and MIN_INT <= item <= MAX_INT)):\n            return False\n",
