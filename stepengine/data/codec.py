@@ -52,7 +52,7 @@ def _stored() -> dict[str, type[Any]]:
             member = getattr(module, name)
             if isinstance(member, type) and attrs.has(member):
                 found[name] = member
-    for name in ("HookContext", "Hooks", "RunResult", "ToolBinding", "Validated"):
+    for name in ("Ended", "HookContext", "Hooks", "RunInfo", "RunResult", "ToolBinding", "Validated"):
         found.pop(name)
     for name in errors.__all__:
         member = getattr(errors, name)

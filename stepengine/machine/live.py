@@ -239,9 +239,9 @@ class Live:
         return HookContext(
             state=self.state(),
             agent=self.agent,
-            session_id=plan.session_id,
-            user_id=plan.user_id,
-            metadata=plan.metadata,
+            session_id=plan.info.session_id,
+            user_id=plan.info.user_id,
+            metadata=plan.info.metadata,
             values=JsonDict(self.values),
             step_index=self.step,
             path=plan.path,

@@ -12,7 +12,7 @@ from stepengine.data.outcomes import Failure, Value
 from stepengine.data.results import ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolSpec
-from stepengine.runtime.toolcalls import BoundTool
+from stepengine.runtime.performing import BoundTool
 from stepengine.testing import ScriptedModel, text, tool_call
 
 

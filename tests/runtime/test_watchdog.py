@@ -14,7 +14,7 @@ import pytest
 from stepengine.data.effects import CallTool, Perform
 from stepengine.data.yields import Perform as Do
 from stepengine.runtime import watchdog
-from stepengine.runtime.toolcalls import BoundTool
+from stepengine.runtime.performing import BoundTool
 from stepengine.tools import tool
 
 
