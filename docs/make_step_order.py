@@ -1,18 +1,18 @@
 # ruff: noqa: INP001
-"""Write ``docs/step-order.md`` from the table in ``stepengine.machine.order``: ``python docs/make_step_order.py``."""
+"""Write ``docs/step-order.md`` from the table in ``stepengine.machine.protocol``: ``python docs/make_step_order.py``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from stepengine.machine.order import ANYWHERE, FIRST, LAST, ORDER, SILENT, STOPPED
+from stepengine.machine.protocol import ANYWHERE, FIRST, LAST, ORDER, SILENT, STOPPED
 
 TARGET = Path(__file__).with_name("step-order.md")
 
 HEAD = """\
 # The order of a run
 
-Made from the table in `stepengine/machine/order.py` by `python docs/make_step_order.py`; do not edit it by hand. Every run
+Made from the table in `stepengine/machine/protocol.py` by `python docs/make_step_order.py`; do not edit it by hand. Every run
 in the tests of the machine is checked against that table.
 
 One step: ephemeral results expire, `pre_step` hooks, step prompt, model call; then for each call of the reply validation,

@@ -24,7 +24,7 @@ from stepengine.machine.checks import STRING, checked, described, issues_of, obj
 from stepengine.machine.spawning import SPAWN_BINDINGS, SPAWN_SPECS
 
 if TYPE_CHECKING:
-    from stepengine.machine.live import Live
+    from stepengine.machine.state import RunState
 
 __all__ = ("CONTROL_BINDINGS", "CONTROL_SPECS", "EXPANDING_SPECS", "HANDLER_ONLY", "run_control", "set_output_binding")
 
@@ -233,79 +233,79 @@ def set_output_binding(schema: JsonDict) -> ToolBinding:
     return ToolBinding(spec, lambda value: Validated(value, value))
 
 
-def run_control(live: Live, name: str, value: JsonDict) -> ToolResult:
+def run_control(run: RunState, name: str, value: JsonDict) -> ToolResult:
     """Carry out a control tool on the run; *value* is validated."""
-    action: Callable[[Live, JsonDict], ToolResult] = _ACTIONS[name]
-    return action(live, value)
+    action: Callable[[RunState, JsonDict], ToolResult] = _ACTIONS[name]
+    return action(run, value)
 
 
-def _set_output(live: Live, value: JsonDict) -> ToolResult:
-    _warn_of_mode(live)
+def _set_output(run: RunState, value: JsonDict) -> ToolResult:
+    _warn_of_mode(run)
     candidates: list[JsonValue] = [value]
-    if "data" in value and (live.plan.validate_output is not None or len(value) == 1):
+    if "data" in value and (run.plan.validate_output is not None or len(value) == 1):
         candidates.append(value["data"])
-    if live.plan.validate_output is None:
-        live.set_output(candidates[-1])
+    if run.plan.validate_output is None:
+        run.set_output(candidates[-1])
         return ToolResult.text("Output set.")
     refused: list[tuple[str, ...]] = []
     for candidate in candidates:
         try:
-            live.set_output(live.check_output(candidate))
+            run.set_output(run.check_output(candidate))
         except OutputMissing as error:
             refused.append(error.issues or (error.message,))
         else:
             return ToolResult.text("Output set.")
-    live.output_issues = min(refused, key=len)
-    listed = "; ".join(live.output_issues)
+    run.refuse_output(min(refused, key=len))
+    listed = "; ".join(run.output_issues)
     return ToolResult.error(f"Invalid output, the earlier one stays: {listed}. Given: {compact(value)}")
 
 
-def _warn_of_mode(live: Live) -> None:
-    mode = live.agent.output_mode
+def _warn_of_mode(run: RunState) -> None:
+    mode = run.agent.output_mode
     what = {"last_message": "in the place of its last message", "all_messages": "nowhere"}.get(mode)
     if what is None:
         return
     text = (
-        f"agent {live.agent.id!r} calls set_output, but its output_mode is {mode!r}, where what is set stands {what}; "
+        f"agent {run.agent.id!r} calls set_output, but its output_mode is {mode!r}, where what is set stands {what}; "
         "say output_mode='structured_output'"
     )
-    if text not in live.warnings:
-        live.warnings.append(text)
-        live.notes.warning(text)
+    if text not in run.warnings:
+        run.warn(text)
+        run.side_events.warning(text)
 
 
-def _set_messages(live: Live, value: JsonDict) -> ToolResult:
+def _set_messages(run: RunState, value: JsonDict) -> ToolResult:
     history = from_dicts(value["messages"])
-    live.apply(Change(messages=history), "set_messages")
+    run.apply(Change(messages=history), "set_messages")
     return ToolResult.text(f"History replaced by {len(history)} messages.")
 
 
-def _add_message(live: Live, value: JsonDict) -> ToolResult:
+def _add_message(run: RunState, value: JsonDict) -> ToolResult:
     kind = UserMessage if value["role"] == "user" else AssistantMessage
-    live.add([kind(value["content"], value.get("tags", ()), ttl=value.get("ttl"))])
+    run.history.add([kind(value["content"], value.get("tags", ()), ttl=value.get("ttl"))])
     return ToolResult.text("Message added.")
 
 
-def _end_turn(_: Live, value: JsonDict) -> ToolResult:
+def _end_turn(_: RunState, value: JsonDict) -> ToolResult:
     return ToolResult.text(value.get("message") or "Turn ended.")
 
 
-def _task_completed(_: Live, __: JsonDict) -> ToolResult:
+def _task_completed(_: RunState, __: JsonDict) -> ToolResult:
     return ToolResult.text("Task completed.")
 
 
-def _write_todos(live: Live, value: JsonDict) -> ToolResult:
-    live.apply(Change(context=JsonDict({"todos": value["todos"]})))
+def _write_todos(run: RunState, value: JsonDict) -> ToolResult:
+    run.apply(Change(context=JsonDict({"todos": value["todos"]})))
     done = sum(bool(todo["completed"]) for todo in value["todos"])
     return ToolResult.text(f"{done} of {len(value['todos'])} done.")
 
 
-def _think_deeply(_: Live, __: JsonDict) -> ToolResult:
+def _think_deeply(_: RunState, __: JsonDict) -> ToolResult:
     return ToolResult.text("Thought noted.")
 
 
-def _lookup_agent_info(live: Live, value: JsonDict) -> ToolResult:
-    lookup = live.plan.agent_info
+def _lookup_agent_info(run: RunState, value: JsonDict) -> ToolResult:
+    lookup = run.plan.agent_info
     try:
         if lookup is not None:
             return ToolResult.json({"found": True, "agent": lookup(value["agent_id"])})

@@ -22,7 +22,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolBinding, ToolSpec
 from stepengine.data.usage import Spending
 from stepengine.errors import LimitExceeded, StepEngineError
-from stepengine.machine.inheriting import left_by
+from stepengine.machine.history import left_by
 
 if TYPE_CHECKING:
     from random import Random

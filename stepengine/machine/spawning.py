@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,13 +20,13 @@ from stepengine.data.json import JsonDict, JsonValue, compact, freeze
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.errors import AgentError, DataError, LimitExceeded, StepEngineError, ToolInputError
 from stepengine.machine.checks import STRING, described, issues_of, object_schema, validator
-from stepengine.machine.inheriting import inheritable
 
 if TYPE_CHECKING:
-    from stepengine.machine.live import Live
+    from stepengine.machine.state import RunState
 
 __all__ = (
     "SPAWN_BINDINGS",
@@ -137,29 +136,32 @@ def not_allowed(agent_id: str, wanted: str, allowed: Sequence[str] | Mapping[str
 
 
 def children_of(
-    live: Live, call: ToolCallPart, binding: SpawnBinding, value: JsonDict
+    run: RunState, call: ToolCallPart, binding: SpawnBinding, value: JsonDict, parent: Callable[[], AgentState]
 ) -> list[Spawn | ChildResult[Any]]:
-    """Return one effect for each child that *call* asks for, and a failed result in the place of each that may not be."""
+    """
+    Return one effect for each child that *call* asks for, and a failed result in the place of each that may not be.
+
+    *parent* gives the state as they may inherit it.
+    """
     entries = binding.entries(value)
-    parent = partial(inheritable, live, call.tool_call_id)
-    return [_child(live, call, entry, parent, is_inline=binding.is_inline, of=len(entries)) for entry in entries]
+    return [_child(run, call, entry, parent, is_inline=binding.is_inline, of=len(entries)) for entry in entries]
 
 
 def _child(
-    live: Live, call: ToolCallPart, entry: Entry, parent: Callable[[], Any], *, is_inline: bool, of: int
+    run: RunState, call: ToolCallPart, entry: Entry, parent: Callable[[], AgentState], *, is_inline: bool, of: int
 ) -> Spawn | ChildResult[Any]:
-    agents, agent_id = live.plan.agents, entry.agent_id
+    agents, agent_id = run.plan.agents, entry.agent_id
     if entry.refused is not None:
         return ChildResult(agent_id=agent_id, status="failed", error=entry.refused)
     if entry.definition is None and agents is not None:
         found = matching_id(agent_id, agents)
         if found is None:
-            hint = f". {agent_id!r} is a tool: call it directly" if agent_id in live.offered else ""
-            error = not_allowed(live.agent.id, agent_id, agents, hint)
+            hint = f". {agent_id!r} is a tool: call it directly" if agent_id in run.offered else ""
+            error = not_allowed(run.agent.id, agent_id, agents, hint)
             return ChildResult(agent_id=agent_id, status="failed", error=error)
         agent_id = found
     return Spawn(
-        live.number(),
+        run.number(),
         agent_id,
         entry.prompt,
         entry.params,

@@ -12,7 +12,7 @@ from stepengine.data.parts import ThinkingPart, ToolCallPart
 from stepengine.data.transcript import Transcript
 from stepengine.errors import StepEngineError, ToolInputError
 from stepengine.machine.control import CONTROL_BINDINGS, CONTROL_SPECS, EXPANDING_SPECS, HANDLER_ONLY
-from stepengine.machine.live import Live
+from stepengine.machine.state import RunState
 from tests.machine.world import ADD, STEP, World, adding, agent, call, lines, plan_of, play, reply
 
 TODOS = [{"task": "a", "completed": True}, {"task": "b", "completed": False}]
@@ -172,11 +172,11 @@ def test_ids_of_a_view_are_not_used_again():
 
 
 def test_a_driver_that_answers_nonsense_is_told_so():
-    live = Live(plan_of(agent()), play(agent(lambda ctx: (yield y.Perform(int)))).state)
+    run = RunState(plan_of(agent()), play(agent(lambda ctx: (yield y.Perform(int)))).state)
     effect = play(agent(), World(replies=[reply("x")])).models[0]
     with pytest.raises(StepEngineError, match="answered a CallModel with 5"):
-        live.unwrap(5, effect)
-    gathering = live.gather([effect])
+        run.receive(5, effect)
+    gathering = run.gather([effect])
     next(gathering)
     next(gathering)
     with pytest.raises(StepEngineError, match="answered a Gather of 1 with None"):

@@ -34,7 +34,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import PerformError, StepEngineError, ToolInputError
 from stepengine.machine import Finished, RunPlan, run_agent
-from stepengine.machine.order import FIRST, LAST, ORDER, STOPPED, advance, token_of
+from stepengine.machine.protocol import FIRST, LAST, ORDER, STOPPED, advance, token_of
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 SPENT = Usage(10, 1)
