@@ -49,6 +49,7 @@ __all__ = (
     "advance",
     "rows_for",
     "token_of",
+    "way_of",
 )
 
 T = TypeVar("T")
@@ -386,6 +387,19 @@ SILENT: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """State -> states that may follow without a token."""
+
+
+def way_of(row: YieldRow) -> Mapping[str, Mapping[str, str]]:
+    """Return the rows of ``ORDER`` between the yield of *row* and the answer that its handler is sent."""
+    begins = {token: state for token, state in ORDER["handler"].items() if state == row.state != "handler"}
+    way: dict[str, Mapping[str, str]] = {"handler": begins}
+    waiting = [*begins.values()]
+    while waiting:
+        state = waiting.pop(0)
+        if state not in way:
+            way[state] = ORDER[state]
+            waiting += [*ORDER[state].values(), *SILENT.get(state, ())]
+    return way
 
 
 def token_of(effect: Effect) -> str:
