@@ -8,7 +8,7 @@ Results are always in the order in which they were asked for, and every call has
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from stepengine.data import events as ev
@@ -39,22 +39,20 @@ UNATTENDED = (
 )
 
 
-def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Sequence[str]) -> list[Call]:
+def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Collection[str]) -> list[Call]:
     """Return the calls of a reply; a call of a tool that was not offered already has its error result."""
     made = []
     for asked in calls:
-        name = _meant(run, asked.tool_name, offered)
+        name = asked.tool_name if asked.tool_name in offered else _meant(run, asked.tool_name, offered)
         call = Call(run, asked, "model", None if name is None else run.bindings[name])
         if name is None:
-            call.fail(unavailable(run, asked.tool_name, offered))
+            call.fail(unavailable(run, asked.tool_name, tuple(offered)))
         made.append(call)
     return made
 
 
-def _meant(run: RunState, name: str, offered: Container[str]) -> str | None:
+def _meant(run: RunState, name: str, offered: Collection[str]) -> str | None:
     """Return the offered tool that a model means: an agent's tool may be called by its id, too (generator-contract L28)."""
-    if name in offered:
-        return name
     other = name.replace("-", "_")
     return other if other in offered and how_it_runs(run.bindings[other]) == "spawns" else None
 

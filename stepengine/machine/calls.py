@@ -547,7 +547,7 @@ class Call(Member):
 
     def _settle(self, result: ToolResult, at: int) -> None:
         self._duration = max(0, at - self._started)
-        self.finish(result)
+        self.result = named(result, self.asked)
         if result.credits_used:
             self.run.count_credits(result.credits_used)
         if result.change is not None:

@@ -12,6 +12,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
+from stepengine.data.makers import maker_of
 from stepengine.data.messages import Message
 from stepengine.data.models import StopReason
 from stepengine.data.parts import tuple_of
@@ -27,7 +28,7 @@ from stepengine.machine.history import left_by
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ("Finished", "RunPlan")
+__all__ = ("Finished", "RunPlan", "quick_finished")
 
 
 def _complete(plan: RunPlan) -> Limits:
@@ -108,7 +109,7 @@ class RunPlan:
     watched: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class Finished:
     """
     How a run ended, as the machine sees it (design 3).
@@ -162,3 +163,6 @@ class Finished:
             questions=self.pending,
             left=left_by(self.state, self.opening) if is_inline else None,
         )
+
+
+quick_finished = maker_of(Finished)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, assert_never
 
 from stepengine.data import events as ev
 from stepengine.data.contexts import StepContext
+from stepengine.data.effects import Notify
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Stop
@@ -23,7 +24,7 @@ from stepengine.machine import hooks
 from stepengine.machine.author import Author, blamed
 from stepengine.machine.handler import converse, run_alone
 from stepengine.machine.output import output_of, settle_output, text_of
-from stepengine.machine.plan import Finished, RunPlan
+from stepengine.machine.plan import Finished, RunPlan, quick_finished
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Abort, EndRun, Stopped, is_callers
 from stepengine.machine.state import RunState
@@ -61,7 +62,7 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
         path=plan.path, run_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt, params=plan.params_json
     )
     try:
-        yield from run.notify(started)
+        yield Notify(started)
         ending = yield from _until_end(run)
         return (yield from _finish(run, ending))
     finally:
@@ -72,7 +73,8 @@ def _until_end(run: RunState) -> Flow[_Ending]:
     """Run to the end and return why it is one; the handler is closed when this returns."""
     try:
         _open(run)
-        yield from hooks.pre_run(run)
+        if run.plan.hooks.pre_run:
+            yield from hooks.pre_run(run)
         run.begin_run()
         returned = yield from (run_alone(run) if run.agent.handle_steps is None else _handle(run))
         yield from settle_output(run, returned)
@@ -203,7 +205,6 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
     if ending.error is not None:
         for problem in run.problems:
             ending.error.add_note(problem)
-    yield from run.flush()
     yield from _tell(run, ending)
     if run.plan.hooks.post_run:
         stop = yield from hooks.post_run(run, _finished(run, ending))
@@ -211,18 +212,20 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
             kept = ending.output if stop.kind == "limit" and ending.was_returned else None
             ending = _stopped(stop)._replace(output=kept)
             yield from _tell(run, ending)
-    yield from run.flush()
+    if run.side_events.waiting:
+        yield from run.flush()
     return _finished(run, ending)
 
 
 def _expire_at_end(run: RunState, status: RunStatus) -> None:
     """Remove what is over with the run; one that is suspended goes on, and so does the one around an inline child."""
-    run.history.expire("agent_step")
-    if status is not RunStatus.SUSPENDED and not run.plan.is_inline:
-        run.history.expire("user_prompt")
+    is_over = status is not RunStatus.SUSPENDED and not run.plan.is_inline
+    run.history.expire(*(("agent_step", "user_prompt") if is_over else ("agent_step",)))
 
 
 def _tell(run: RunState, ending: _Ending) -> Flow[None]:
+    if run.side_events.waiting:
+        yield from run.flush()
     match ending.status:
         case RunStatus.SUSPENDED:
             run.suspend(ending.stop.questions if ending.stop is not None else ())
@@ -238,7 +241,7 @@ def _tell(run: RunState, ending: _Ending) -> Flow[None]:
 
 
 def _finished(run: RunState, ending: _Ending) -> Finished:
-    return Finished(
+    return quick_finished(
         status=ending.status,
         state=run.frozen(),
         stop_reason=run.stop_reason,

@@ -30,7 +30,7 @@ from stepengine.data.run import ChildResult, RunPhase
 from stepengine.data.state import AgentState, quick_state
 from stepengine.data.tools import ToolBinding, ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.data.usage import Spending, Usage, add_cost, quick_usage
+from stepengine.data.usage import Spending, Usage, add_cost, quick_spending, quick_usage
 from stepengine.errors import (
     AgentError,
     ContextOverflow,
@@ -90,6 +90,7 @@ class RunState:
         stop_reason: Why the last reply stopped.
         limit: The first budget that was spent.
         stop: Why the world ended the run.
+        system_prompt: The system prompt in force.
         inbox: What was sent to the run and waits for its place.
         tail: Messages at the end of every request, from ``pre_run``.
         output: The output so far; *has_output* tells ``None`` from none, *output_issues* what was wrong with the last attempt.
@@ -114,7 +115,6 @@ class RunState:
         "_phase",
         "_refused_tokens",
         "_stops_refused",
-        "_system_prompt",
         "_values",
         "agent",
         "began",
@@ -145,6 +145,7 @@ class RunState:
         "steps_remaining",
         "stop",
         "stop_reason",
+        "system_prompt",
         "tail",
         "thinking",
         "tool_log",
@@ -201,7 +202,7 @@ class RunState:
         self._base = state
         keeps = {name: b.spec.ephemeral for name, b in self.bindings.items() if b.spec.ephemeral is not None}
         self.history = History(state.message_history, state.view, keeps)
-        self._system_prompt = state.system_prompt
+        self.system_prompt = state.system_prompt
         self._context = state.context
         self.output = state.output
         self.has_output = state.output is not None
@@ -218,11 +219,6 @@ class RunState:
         """The run's recorded time."""
         return self.plan.created + timedelta(milliseconds=self.now)
 
-    @property
-    def system_prompt(self) -> str:
-        """The system prompt in force."""
-        return self._system_prompt
-
     def frozen(self) -> AgentState:
         """Return the state of this moment, frozen; during a step it is the state before the step."""
         known, history = self._frozen, self.history
@@ -237,7 +233,7 @@ class RunState:
             child_run_ids=tuple([c.run_id for c in spent.children if c.run_id]) if spent.children else (),
             message_history=history.record,
             view=history.view,
-            system_prompt=self._system_prompt,
+            system_prompt=self.system_prompt,
             tool_definitions=self.definitions,
             output=self.output,
             steps_remaining=self.steps_remaining,
@@ -486,10 +482,6 @@ class RunState:
         self.has_asked = True
         return self.steps_remaining > 0 and self.limit is None
 
-    def begin_step(self) -> None:
-        """Take note that a step begins."""
-        self.step = self.step_index
-
     def use_step(self) -> None:
         """Take a step from the budget that is none of the turn: candidates."""
         self.steps_remaining -= 1
@@ -570,7 +562,7 @@ class RunState:
             self.history.replace(change.messages, change.view)
             self.side_events.compacted(by, before, self.history.view, record=change.messages is not None)
         if change.system_prompt is not None:
-            self._system_prompt = change.system_prompt
+            self.system_prompt = change.system_prompt
         if change.context is not None:
             merged = {**self._context, **change.context}
             self._context = freeze({k: v for k, v in merged.items() if v is not None})
@@ -753,7 +745,7 @@ class Spent:
         if tally is None:
             tally = self._by_model[model] = _Tally()
         tally.add(usage, requests)
-        self._own_cost = add_cost(self._own_cost, cost)
+        self._own_cost = None if cost is None or self._own_cost is None else self._own_cost + cost
 
     def count_credits(self, credits_used: float) -> None:
         """Add credits that a tool reported."""
@@ -766,8 +758,10 @@ class Spent:
 
     @property
     def _own_usage(self) -> Usage:
-        own = [tally.usage for tally in self._by_model.values()]
-        return own[0] if len(own) == 1 else sum(own, Usage())
+        if len(self._by_model) == 1:
+            (only,) = self._by_model.values()
+            return only.usage
+        return sum([tally.usage for tally in self._by_model.values()], Usage())
 
     @property
     def usage(self) -> Usage:
@@ -786,8 +780,8 @@ class Spent:
 
     def total(self, agent_id: str) -> Spending:
         """Return everything, by agent and by model; *agent_id* is the run's own agent."""
-        own, by_model = self._own_usage, {model: tally.usage for model, tally in self._by_model.items()}
-        mine = Spending(own, self._own_cost, self._own_credits, {agent_id: own}, by_model)
+        own, by_model = self._own_usage, JsonDict({model: tally.usage for model, tally in self._by_model.items()})
+        mine = quick_spending(own, self._own_cost, self._own_credits, JsonDict({agent_id: own}), by_model)
         return mine + self._children if self.children else mine
 
 

@@ -7,7 +7,7 @@ together -> ``post_step`` hooks -> end decision. The open step is held outside t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -121,7 +121,6 @@ def _final_answer(run: RunState) -> Flow[None]:
 
 def _step(run: RunState, over: StepWith) -> Flow[bool]:
     points, path, spent = run.plan.hooks, run.plan.path, None
-    run.begin_step()
     try:
         if run.plan.watched():
             event = ev.StepStarted(path=path, seq=run.seq, step=run.step, steps_remaining=run.steps_remaining)
@@ -152,7 +151,7 @@ def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[Too
 
     Calls that ran keep their results, the others run now, the one that asked with the answer that was given (X11).
     """
-    calls = called_by_model(run, message.tool_calls, tuple(run.offered))
+    calls = called_by_model(run, message.tool_calls, run.offered)
     for call, known in zip(calls, stored, strict=True):
         if known.status != "pending":
             call.recall(known.result)
@@ -212,9 +211,9 @@ def _ask_model(run: RunState, over: StepWith) -> Flow[tuple[Reply, list[Call]]]:
     return reply, called_by_model(run, reply.calls, _callable(run, request))
 
 
-def _callable(run: RunState, request: ModelRequest) -> Sequence[str]:
+def _callable(run: RunState, request: ModelRequest) -> Collection[str]:
     """Return the tools that the model may call: its own, whatever definitions it inherited (generator-contract L18)."""
-    return tuple(run.offered) if request.tools is run.specs else [spec.name for spec in request.tools]
+    return run.offered if request.tools is run.specs else [spec.name for spec in request.tools]
 
 
 def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
@@ -317,7 +316,7 @@ def _is_only_thoughts(reply: ModelReply) -> bool:
         kind = type(part)
         if kind is not TextPart and kind is not ThinkingPart:
             return False
-    return not _is_empty(reply.content) and not reply.said.strip()
+    return not reply.said.strip() and not _is_empty(reply.content)
 
 
 # --- its calls and its end --------------------------------------------------------------------------------------------
@@ -330,9 +329,9 @@ def _run_tools(run: RunState, reply: Reply, calls: Sequence[Call]) -> Flow[Limit
     if run.truncated:
         for call in calls:
             call.skip(CUT_OFF)
-    run.history.hold(reply.message)
     try:
         if waiting:
+            run.history.hold(reply.message)
             yield from run_batch(run, waiting)
     except LimitReached as error:
         spent = error
