@@ -61,13 +61,15 @@ def run_batch(run: RunState, members: Sequence[Member], asked: Parallel[object] 
     """
     Give every member its result; what was *asked* for as a ``Parallel`` runs together whatever its tools say.
 
+    Only there may others than calls stand among them.
+
     Raises:
         LimitExceeded: when there is no room for the children of a ``Parallel``; nothing has started.
         Stopped: when the world ended the run; every call has a result even so.
         LimitReached: when a budget was spent in one of the calls, after all have their results.
         StepEngineError: what is wrong with a handler's own call.
     """
-    calls = [member for member in members if type(member) is Call]
+    calls: Sequence[Call] = members if asked is None else [m for m in members if type(m) is Call]  # type: ignore[assignment]
     before = run.limit
     try:
         if asked is not None:

@@ -90,7 +90,10 @@ class History:
         """Append a reply and the results of its calls together."""
         if self.last_word and message.text.strip():
             self.last_word = ""
-        self._extend((message, *[quick_tool(r.tool_call_id, r.tool_name, r.content, r.status) for r in results]))
+        added: list[Message] = [message]
+        for r in results:
+            added.append(quick_tool(r.tool_call_id, r.tool_name, r.content, r.status))  # noqa: PERF401 - a comprehension is a call
+        self._extend(added)
 
     def _extend(self, messages: Sequence[Message]) -> None:
         record = self.record.extend(messages)
@@ -133,10 +136,6 @@ class History:
                 if said.strip():
                     return said
         return ""
-
-    def has_call(self, call_id: str) -> bool:
-        """Return whether record or view hold a call with this id."""
-        return self.record.has_call(call_id) or (self.view is not self.record and self.view.has_call(call_id))
 
     # --- what stays beside it ---------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import attrs
 
@@ -224,13 +224,13 @@ class RunState:
         known, history = self._frozen, self.history
         if known is not None and known.message_history is history.record and known.view is history.view:
             return known
-        base, spent = self._base, self.spent
+        base, sums, children = self._base, self.spent.sums(), self.spent.children
         self._frozen = value = quick_state(
             run_id=base.run_id,
             agent_id=base.agent_id,
             parent_id=base.parent_id,
             ancestor_run_ids=base.ancestor_run_ids,
-            child_run_ids=tuple([c.run_id for c in spent.children if c.run_id]) if spent.children else (),
+            child_run_ids=tuple([c.run_id for c in children if c.run_id]) if children else (),
             message_history=history.record,
             view=history.view,
             system_prompt=self.system_prompt,
@@ -238,9 +238,9 @@ class RunState:
             output=self.output,
             steps_remaining=self.steps_remaining,
             step_index=self.step_index,
-            usage=spent.usage,
-            cost=spent.cost,
-            credits_used=spent.credits_used,
+            usage=sums.usage,
+            cost=sums.cost,
+            credits_used=sums.credits_used,
             context=self._context,
             pending=self.pending,
             next_call=self._next_call,
@@ -300,7 +300,8 @@ class RunState:
         while True:
             call_id = f"{self._base.id_prefix}{self._next_call}"
             self._next_call += 1
-            if not self.history.has_call(call_id):
+            record, view = self.history.record, self.history.view
+            if not (record.has_call(call_id) or (view is not record and view.has_call(call_id))):
                 return call_id
 
     # --- events -----------------------------------------------------------------------------------------------------
@@ -727,20 +728,30 @@ def _shown(data: Any) -> Any:
         return f"<{type(data).__name__} that is not JSON>"
 
 
+class Sums(NamedTuple):
+    """What a run and its children spent: tokens, US dollars (``None`` when a part is unknown), and credits."""
+
+    usage: Usage
+    cost: Decimal | None
+    credits_used: float
+
+
 class Spent:
     """Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability I4)."""
 
-    __slots__ = ("_by_model", "_children", "_own_cost", "_own_credits", "children")
+    __slots__ = ("_by_model", "_children", "_own_cost", "_own_credits", "_sums", "children")
 
     def __init__(self) -> None:
         self._by_model: dict[str, _Tally] = {}
         self._own_cost: Decimal | None = ZERO
         self._own_credits: float = 0
+        self._sums: Sums | None = None
         self.children: list[ChildResult[Any]] = []
         self._children = NOTHING
 
     def count(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
         """Add what one attempt of a model call used; *requests* is 1 when it gave a reply, else 0."""
+        self._sums = None
         tally = self._by_model.get(model)
         if tally is None:
             tally = self._by_model[model] = _Tally()
@@ -749,38 +760,35 @@ class Spent:
 
     def count_credits(self, credits_used: float) -> None:
         """Add credits that a tool reported."""
+        self._sums = None
         self._own_credits += credits_used
 
     def count_child(self, child: ChildResult[Any]) -> None:
         """Add a child and what it spent."""
+        self._sums = None
         self.children.append(child)
         self._children = self._children + child.spending
 
-    @property
     def _own_usage(self) -> Usage:
         if len(self._by_model) == 1:
             (only,) = self._by_model.values()
-            return only.usage
-        return sum([tally.usage for tally in self._by_model.values()], Usage())
+            return only.usage()
+        return sum([tally.usage() for tally in self._by_model.values()], Usage())
 
-    @property
-    def usage(self) -> Usage:
-        """Tokens of the run and its children."""
-        return self._own_usage + self._children.usage if self.children else self._own_usage
-
-    @property
-    def cost(self) -> Decimal | None:
-        """US dollars of the run and its children."""
-        return add_cost(self._own_cost, self._children.cost) if self.children else self._own_cost
-
-    @property
-    def credits_used(self) -> float:
-        """Credits that tools of the run and its children reported."""
-        return self._own_credits + self._children.credits_used
+    def sums(self) -> Sums:
+        """Return what the run and its children spent."""
+        if self._sums is None:
+            own, others = self._own_usage(), self._children
+            if self.children:
+                cost = add_cost(self._own_cost, others.cost)
+                self._sums = Sums(own + others.usage, cost, self._own_credits + others.credits_used)
+            else:
+                self._sums = Sums(own, self._own_cost, self._own_credits)
+        return self._sums
 
     def total(self, agent_id: str) -> Spending:
         """Return everything, by agent and by model; *agent_id* is the run's own agent."""
-        own, by_model = self._own_usage, JsonDict({model: tally.usage for model, tally in self._by_model.items()})
+        own, by_model = self._own_usage(), JsonDict({model: tally.usage() for model, tally in self._by_model.items()})
         mine = quick_spending(own, self._own_cost, self._own_credits, JsonDict({agent_id: own}), by_model)
         return mine + self._children if self.children else mine
 
@@ -812,7 +820,6 @@ class _Tally:
         numbers[4] += usage.reasoning_tokens
         self._at_least = self._at_least or usage.at_least
 
-    @property
     def usage(self) -> Usage:
         if self._value is None:
             sent, said, read, written, thought, requests = self._numbers

@@ -115,7 +115,7 @@ def _final_answer(run: RunState) -> Flow[None]:
     for call in calls:
         call.skip("Skipped: the step budget of this run is spent.")
     yield from run_batch(run, calls)
-    run.history.commit(reply.message, _results(calls))
+    _commit(run, reply.message, calls)
     run.end_with(model.stop_reason)
 
 
@@ -136,7 +136,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
             run.let_stop()
             take_last_word(run, calls)
         if run.plan.watched():
-            usage = run.spent.usage
+            usage = run.spent.sums().usage
             yield from run.notify(ev.StepFinished(path=path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage))
     finally:
         run.end_step()
@@ -324,37 +324,41 @@ def _is_only_thoughts(reply: ModelReply) -> bool:
 
 def _run_tools(run: RunState, reply: Reply, calls: Sequence[Call]) -> Flow[LimitReached | None]:
     """Run the calls of a reply and append message and results together, also when the run is stopped meanwhile."""
+    if not calls:
+        _commit(run, reply.message, calls)
+        return None
     spent: LimitReached | None = None
     waiting = [call for call in calls if call.result is None or call.is_fault]
     if run.truncated:
         for call in calls:
             call.skip(CUT_OFF)
+    run.history.hold(reply.message)
     try:
-        if waiting:
-            run.history.hold(reply.message)
-            yield from run_batch(run, waiting)
+        yield from run_batch(run, waiting)
     except LimitReached as error:
         spent = error
     except Stopped:
-        run.history.commit(_as_ran(reply.message, calls), _results(calls))
+        _commit(run, reply.message, calls)
         raise
     finally:
         run.history.hold(None)
-    run.history.commit(_as_ran(reply.message, calls), _results(calls))
+    _commit(run, reply.message, calls)
     return spent
 
 
-def _as_ran(message: AssistantMessage, calls: Sequence[Call]) -> AssistantMessage:
-    """Return the reply with the inputs that people changed as they ran: the model must not take its own for what happened."""
-    ran: dict[str, AssistantPart] = {call.asked.tool_call_id: call.asked for call in calls if call.edits}
-    if not ran:
-        return message
-    parts = [ran.get(part.tool_call_id, part) if type(part) is ToolCallPart else part for part in message.content]
-    return attrs.evolve(message, content=tuple(parts))
-
-
-def _results(calls: Sequence[Call]) -> list[ToolResult]:
-    return [call.result for call in calls if call.result is not None]
+def _commit(run: RunState, message: AssistantMessage, calls: Sequence[Call]) -> None:
+    """Append a reply and its results, inputs that people changed as they ran: the model must not take its own for that."""
+    results: list[ToolResult] = []
+    ran: dict[str, AssistantPart] = {}
+    for call in calls:
+        if call.result is not None:
+            results.append(call.result)
+        if call.edits:
+            ran[call.asked.tool_call_id] = call.asked
+    if ran:
+        parts = [ran.get(part.tool_call_id, part) if type(part) is ToolCallPart else part for part in message.content]
+        message = attrs.evolve(message, content=tuple(parts))
+    run.history.commit(message, results)
 
 
 def _ends(run: RunState, calls: Sequence[Call]) -> bool:

@@ -26,8 +26,8 @@ KID = AgentDefinition("kid", tools=["look"])
 
 
 def lost(monkeypatch):
-    results = step._results
-    monkeypatch.setattr(step, "_results", lambda calls: results(calls)[:1])
+    commit = step._commit
+    monkeypatch.setattr(step, "_commit", lambda state, message, calls: commit(state, message, calls[:1]))
 
 
 def swapped(monkeypatch):
