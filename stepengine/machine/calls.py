@@ -8,6 +8,7 @@ judges calls before they run, and in which order a batch goes, stands in ``batch
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -54,7 +55,7 @@ __all__ = (
 Source = Literal["model", "handler", "hook"]
 
 
-class Member:
+class Member(ABC):
     """
     One thing that a run asks for.
 
@@ -75,13 +76,13 @@ class Member:
         self.result: Any = None
         self.failure: StepEngineError | None = None
 
+    @abstractmethod
     def effects(self) -> Sequence[Leaf]:
         """Return what it needs of the world; each effect gets its number now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
         """Make the result of the outcomes of its effects, in their order; return the stop when one of them was stopped."""
-        raise NotImplementedError
 
 
 def carry_out(member: Member) -> Flow[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -21,12 +21,20 @@ from stepengine.data.tools import ToolAnnotations, ToolBinding, ToolSpec, Valida
 from stepengine.data.wire import from_dicts
 from stepengine.errors import AgentError, DataError, OutputMissing, TranscriptError
 from stepengine.machine.checks import STRING, checked, described, issues_of, object_schema
+from stepengine.machine.plan import RunPlan
 from stepengine.machine.spawning import SPAWN_BINDINGS, SPAWN_SPECS
+from stepengine.machine.state import RunState
 
-if TYPE_CHECKING:
-    from stepengine.machine.state import RunState
-
-__all__ = ("CONTROL_BINDINGS", "CONTROL_SPECS", "EXPANDING_SPECS", "HANDLER_ONLY", "run_control", "set_output_binding")
+__all__ = (
+    "CONTROL_BINDINGS",
+    "CONTROL_SPECS",
+    "EXPANDING_SPECS",
+    "HANDLER_ONLY",
+    "bindings_of",
+    "offered_of",
+    "run_control",
+    "set_output_binding",
+)
 
 HARMLESS = ToolAnnotations(read_only=True, idempotent=True)
 
@@ -231,6 +239,22 @@ def set_output_binding(schema: JsonDict) -> ToolBinding:
     shown = schema if is_object else object_schema(("data",), data=schema)
     spec = attrs.evolve(CONTROL_SPECS["set_output"], input_schema=shown)
     return ToolBinding(spec, lambda value: Validated(value, value))
+
+
+def bindings_of(plan: RunPlan) -> dict[str, ToolBinding]:
+    """Return every tool that a run may call, the machine's own and those of its plan, by name."""
+    bindings = {**CONTROL_BINDINGS, **plan.tools}
+    if plan.validate_output is not None and plan.output_json_schema is not None:
+        bindings["set_output"] = set_output_binding(plan.output_json_schema)
+    return bindings
+
+
+def offered_of(plan: RunPlan, bindings: Mapping[str, ToolBinding]) -> dict[str, ToolSpec]:
+    """Return the specifications of the tools that the run's agent has itself, in order."""
+    names = [name for name in plan.offered if name not in HANDLER_ONLY]
+    if plan.definition.output_schema is not None and "set_output" not in names:
+        names.append("set_output")
+    return {name: bindings[name].spec for name in names}
 
 
 def run_control(run: RunState, name: str, value: JsonDict) -> ToolResult:

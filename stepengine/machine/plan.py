@@ -26,6 +26,7 @@ from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.history import left_by
 
 if TYPE_CHECKING:
+    # The class of what comes in as a value; nothing is drawn here.
     from random import Random
 
 __all__ = ("Finished", "RunPlan", "quick_finished")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -24,9 +24,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.errors import AgentError, DataError, LimitExceeded, StepEngineError, ToolInputError
 from stepengine.machine.checks import STRING, described, issues_of, object_schema, validator
-
-if TYPE_CHECKING:
-    from stepengine.machine.state import RunState
+from stepengine.machine.state import RunState
 
 __all__ = (
     "SPAWN_BINDINGS",

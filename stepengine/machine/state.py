@@ -8,7 +8,7 @@ a stop nothing is handed out any more. Everybody reads the state; it changes by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple, TypeGuard
@@ -41,7 +41,6 @@ from stepengine.errors import (
     StepEngineError,
     UnknownModel,
 )
-from stepengine.machine.control import CONTROL_BINDINGS, HANDLER_ONLY, set_output_binding
 from stepengine.machine.history import History
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.protocol import PHASES, REFUSALS, Flow
@@ -154,9 +153,16 @@ class RunState:
         "warnings",
     )
 
-    def __init__(self, plan: RunPlan, state: AgentState) -> None:
+    def __init__(
+        self, plan: RunPlan, state: AgentState, bindings: Mapping[str, ToolBinding], offered: Mapping[str, ToolSpec]
+    ) -> None:
+        """Begin with *state*; *bindings* are the tools that the run may call, *offered* those that are its agent's own."""
         self.plan = plan
         plan.here()
+        self.bindings = bindings
+        self.offered = offered
+        self.specs = tuple(offered.values()) if plan.sent is None else plan.sent
+        self.definitions = JsonDict(offered if plan.sent is None else {s.name: s for s in plan.sent})
         self.agent = plan.definition
         self.limits: Limits = plan.limits
         self.seq = self.now = 0
@@ -182,21 +188,7 @@ class RunState:
         self._refused_tokens: int | None = None
         self._actions = self._denials = self._stops_refused = 0
         self._denied_in_row: dict[str, int] = {}
-        self._know_tools()
         self._go_on_from(state)
-
-    def _know_tools(self) -> None:
-        plan = self.plan
-        bindings: dict[str, ToolBinding] = {**CONTROL_BINDINGS, **plan.tools}
-        names = [name for name in plan.offered if name not in HANDLER_ONLY]
-        if plan.validate_output is not None and plan.output_json_schema is not None:
-            bindings["set_output"] = set_output_binding(plan.output_json_schema)
-        if self.agent.output_schema is not None and "set_output" not in names:
-            names.append("set_output")
-        self.bindings = bindings
-        self.offered: dict[str, ToolSpec] = {name: bindings[name].spec for name in names}
-        self.specs = tuple(self.offered.values()) if plan.sent is None else plan.sent
-        self.definitions = JsonDict(self.offered if plan.sent is None else {s.name: s for s in plan.sent})
 
     def _go_on_from(self, state: AgentState) -> None:
         self._base = state

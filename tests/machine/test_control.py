@@ -172,7 +172,7 @@ def test_ids_of_a_view_are_not_used_again():
 
 
 def test_a_driver_that_answers_nonsense_is_told_so():
-    run = RunState(plan_of(agent()), play(agent(lambda ctx: (yield y.Perform(int)))).state)
+    run = RunState(plan_of(agent()), play(agent(lambda ctx: (yield y.Perform(int)))).state, CONTROL_BINDINGS, {})
     effect = play(agent(), World(replies=[reply("x")])).models[0]
     with pytest.raises(StepEngineError, match="answered a CallModel with 5"):
         run.receive(5, effect)
