@@ -255,7 +255,7 @@ class Planner:
             agents={key: agent.child(key).definition.display_name for key in agent.spawnable},
             note=instructions_note(agent, fields.get("sent")),
             agent_info=self._catalog.info,
-            known=agent,
+            made_of=agent,
             hooks=agent.hooks,
             prompt=prompt,
             params=given.value,
@@ -298,7 +298,7 @@ class Planner:
             raise not_allowed(parent.definition.id, effect.agent_id, agents)
         if isinstance(given, AgentDefinition):
             return self._catalog.find(given)
-        spawner: Agent = parent.known
+        spawner: Agent = parent.made_of
         return spawner.child(key)
 
 

@@ -95,7 +95,7 @@ def carry_out(member: Member) -> Flow[Any]:
         StepEngineError: what else failed it.
     """
     if type(member) is Call and CALLS[member.how].is_shown:  # type: ignore[index]
-        return _shown(member)
+        return _carried_out_shown(member)
     return _carried_out(member)
 
 
@@ -117,7 +117,7 @@ def _carried_out(member: Member) -> Flow[Any]:
     return member.result
 
 
-def _shown(call: Call) -> Flow[Any]:
+def _carried_out_shown(call: Call) -> Flow[Any]:
     """Carry out a call whose start and end nobody else shows."""
     yield from call.run.notify(call.started())
     try:

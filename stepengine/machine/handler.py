@@ -27,13 +27,20 @@ from stepengine.machine.control import CONTROL_SPECS
 from stepengine.machine.protocol import Flow, rows_for
 from stepengine.machine.signals import EndRun
 from stepengine.machine.state import RunState
-from stepengine.machine.step import budgeted_step, reopened_step, run_turn, step_prompt, step_request, take_last_word
+from stepengine.machine.step import (
+    PLAIN,
+    budgeted_step,
+    reopened_step,
+    run_turn,
+    step_prompt,
+    step_request,
+    take_last_word,
+)
 
 __all__ = ("converse", "default_handler", "run_alone")
 
 Answer: TypeAlias = Flow[y.StepResult]
 MAX_LIMIT_THROWS = 2
-PLAIN = y.StepWith()
 YIELDS = rows_for("handler")
 
 
@@ -133,14 +140,14 @@ def _tool_call(run: RunState, asked: y.ToolCall) -> Answer:
     try:
         yield from run_batch(run, (call,))
     finally:
-        _commit(run, (asked,), (call,))
+        _commit_own(run, (asked,), (call,))
     assert call.result is not None  # noqa: S101
     if take_last_word(run, (call,)):
         raise EndRun
     return _result(run, (call.result,))
 
 
-def _commit(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[Call]) -> None:
+def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[Call]) -> None:
     """
     Append calls and their results together.
 
@@ -164,7 +171,7 @@ def _parallel(run: RunState, asked: y.Parallel[Any]) -> Answer:
     try:
         yield from run_batch(run, members, asked)
     finally:
-        _commit(run, [one for one in asked.calls if isinstance(one, y.ToolCall)], calls)
+        _commit_own(run, [one for one in asked.calls if isinstance(one, y.ToolCall)], calls)
     if take_last_word(run, calls):
         raise EndRun
     results = tuple([call.result for call in calls if call.result is not None])

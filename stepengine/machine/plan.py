@@ -57,7 +57,7 @@ class RunPlan:
         sent: Tool definitions that are sent in the place of its own: those of the parent whose system prompt it inherits.
         agents: Normalised ids of the agents that it may spawn, each with its display name; ``None`` leaves it to
             whoever performs a ``Spawn`` to know them.
-        known: What whoever made the plan wants to find again with it.
+        made_of: What it was made of, for whoever made it to find again.
         is_inline: Whether it goes on from the history of the run that spawned it, and leaves its own there.
         note: What is added to its instructions: which agents there are, and what it may call.
         agent_info: Tells of an agent of the engine, for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
@@ -89,7 +89,7 @@ class RunPlan:
     offered: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
     sent: tuple[ToolSpec, ...] | None = None
     agents: Mapping[str, str] | None = None
-    known: Any = attrs.field(default=None, eq=False, repr=False)
+    made_of: Any = attrs.field(default=None, eq=False, repr=False)
     is_inline: bool = False
     note: str = ""
     agent_info: Callable[[str], JsonValue] | None = attrs.field(default=None, eq=False, repr=False)

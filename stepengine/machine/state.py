@@ -104,7 +104,6 @@ class RunState:
 
     __slots__ = (
         "_actions",
-        "_base",
         "_context",
         "_denials",
         "_denied_in_row",
@@ -113,6 +112,7 @@ class RunState:
         "_overflow",
         "_phase",
         "_refused_tokens",
+        "_start",
         "_stops_refused",
         "_values",
         "agent",
@@ -191,7 +191,7 @@ class RunState:
         self._go_on_from(state)
 
     def _go_on_from(self, state: AgentState) -> None:
-        self._base = state
+        self._start = state
         keeps = {name: b.spec.ephemeral for name, b in self.bindings.items() if b.spec.ephemeral is not None}
         self.history = History(state.message_history, state.view, keeps)
         self.system_prompt = state.system_prompt
@@ -216,12 +216,12 @@ class RunState:
         known, history = self._frozen, self.history
         if known is not None and known.message_history is history.record and known.view is history.view:
             return known
-        base, sums, children = self._base, self.spent.sums(), self.spent.children
+        start, sums, children = self._start, self.spent.sums(), self.spent.children
         self._frozen = value = quick_state(
-            run_id=base.run_id,
-            agent_id=base.agent_id,
-            parent_id=base.parent_id,
-            ancestor_run_ids=base.ancestor_run_ids,
+            run_id=start.run_id,
+            agent_id=start.agent_id,
+            parent_id=start.parent_id,
+            ancestor_run_ids=start.ancestor_run_ids,
             child_run_ids=tuple([c.run_id for c in children if c.run_id]) if children else (),
             message_history=history.record,
             view=history.view,
@@ -236,7 +236,7 @@ class RunState:
             context=self._context,
             pending=self.pending,
             next_call=self._next_call,
-            id_prefix=base.id_prefix,
+            id_prefix=start.id_prefix,
         )
         return value
 
@@ -290,7 +290,7 @@ class RunState:
     def new_call_id(self) -> str:
         """Return a tool call id that neither record nor view holds yet."""
         while True:
-            call_id = f"{self._base.id_prefix}{self._next_call}"
+            call_id = f"{self._start.id_prefix}{self._next_call}"
             self._next_call += 1
             record, view = self.history.record, self.history.view
             if not (record.has_call(call_id) or (view is not record and view.has_call(call_id))):
@@ -665,7 +665,9 @@ class SideEvents:
     def notify(self, message: str, data: Any = None) -> None:
         """Remember a notification."""
         run = self._speaker("ctx.notify")
-        self.waiting.append(ev.Notification(path=run.plan.path, seq=run.seq, message=str(message), data=_shown(data)))
+        self.waiting.append(
+            ev.Notification(path=run.plan.path, seq=run.seq, message=str(message), data=_json_or_what(data))
+        )
 
     def compacted(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
         """Remember that *by* made what the model sees smaller, if it did (requirements I11)."""
@@ -707,13 +709,13 @@ class SideEvents:
             seq=run.seq,
             level=level,
             message=str(message),
-            data=_shown(data) if data else None,
+            data=_json_or_what(data) if data else None,
             step=run.step,
         )
         self.waiting.append(line)
 
 
-def _shown(data: Any) -> Any:
+def _json_or_what(data: Any) -> Any:
     try:
         return freeze(data)
     except DataError:

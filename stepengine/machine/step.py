@@ -37,7 +37,7 @@ from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped
 from stepengine.machine.state import RunState
 
-__all__ = ("budgeted_step", "reopened_step", "run_turn", "step_prompt", "step_request", "take_last_word")
+__all__ = ("PLAIN", "budgeted_step", "reopened_step", "run_turn", "step_prompt", "step_request", "take_last_word")
 
 MAX_CONTINUES = 5
 MAX_THOUGHTS = 3
