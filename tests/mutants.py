@@ -393,8 +393,8 @@ MUTANTS = (
     Mutant(
         "tools that must not run side by side do",
         "stepengine/machine/batch.py",
-        "spec.parallel_safe and not spec.ends_turn and ",
-        "not spec.ends_turn and ",
+        "b.spec.parallel_safe and not b.spec.ends_turn and ",
+        "not b.spec.ends_turn and ",
         ("tests/machine/test_batches.py",),
     ),
     Mutant(

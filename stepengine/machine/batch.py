@@ -18,13 +18,13 @@ from stepengine.data.outcomes import Failure, Single, Stop
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import NOBODY, REMEMBERED, Answer, Decision, Question
 from stepengine.data.results import ToolResult
+from stepengine.data.tools import Control, Ordinary, Spawning
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks, requests
 from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.slots import Slot, execute, execute_ordinary, log, named, settle, show, start, unavailable
-from stepengine.machine.spawning import SpawnBinding
 
 __all__ = ("Beside", "model_slots", "run_batch")
 
@@ -76,7 +76,7 @@ def called(live: Live, name: str, offered: Container[str]) -> str | None:
     if name in offered:
         return name
     other = name.replace("-", "_")
-    return other if other in offered and isinstance(live.bindings[other], SpawnBinding) else None
+    return other if other in offered and type(live.bindings[other].runs) is Spawning else None
 
 
 def run_batch(live: Live, members: Sequence[Slot | Beside], asked: Parallel[Any] | None = None) -> Steps:
@@ -112,8 +112,8 @@ def run_batch(live: Live, members: Sequence[Slot | Beside], asked: Parallel[Any]
 
 
 def _is_parallel(slots: Sequence[Slot]) -> bool:
-    specs = [s.spec for s in slots if s.spec is not None]
-    return all(spec.parallel_safe and not spec.ends_turn and spec.kind == "ordinary" for spec in specs)
+    known = [slot.binding for slot in slots if slot.binding is not None]
+    return all(b.spec.parallel_safe and not b.spec.ends_turn and type(b.runs) is Ordinary for b in known)
 
 
 def _in_turn(live: Live, slots: Sequence[Slot]) -> Steps:
@@ -142,7 +142,7 @@ def _one(live: Live, slot: Slot) -> Steps:
     if slot.result is not None:
         yield from show(live, slot)
         return
-    yield from execute_ordinary(live, slot) if slot.binding.spec.kind == "ordinary" else execute(live, slot)  # type: ignore[union-attr]
+    yield from execute_ordinary(live, slot) if type(slot.binding.runs) is Ordinary else execute(live, slot)  # type: ignore[union-attr]
     if live.plan.hooks.post_tool:
         yield from _after(live, slot)
 
@@ -318,7 +318,7 @@ def _begin(live: Live, member: Slot | Beside) -> Generator[Any, Any, Sequence[Le
     if member.result is not None:
         yield from show(live, member)
         return ()
-    if member.spec is not None and member.spec.kind == "control":
+    if member.binding is not None and type(member.binding.runs) is Control:
         yield from execute(live, member)
         return ()
     return start(live, member)

@@ -21,12 +21,12 @@ from stepengine.data.outcomes import Single
 from stepengine.data.parts import TextPart, ToolCallPart
 from stepengine.data.questions import Question
 from stepengine.data.results import ToolResult
+from stepengine.data.tools import Asking, Control, Ordinary, Spawning
 from stepengine.errors import LimitExceeded, LimitReached, PerformError, StepEngineError, ToolInputError
 from stepengine.machine import requests
 from stepengine.machine.author import Author, Returned, describe_yield, noted
 from stepengine.machine.batch import Beside, run_batch
 from stepengine.machine.blocks import Block, Broken, Text, split_blocks
-from stepengine.machine.control import CONTROL_SPECS
 from stepengine.machine.inheriting import inheritable
 from stepengine.machine.live import Live
 from stepengine.machine.signals import EndRun
@@ -120,7 +120,7 @@ def _slot(live: Live, call: y.ToolCall) -> Slot:
     """Return the slot of a handler's call, or raise what is wrong with it."""
     binding = live.bindings.get(call.tool)
     allowed = call.tool in live.offered or not call.include_tool_call
-    if binding is not None and (allowed or binding.spec.kind != "ordinary"):
+    if binding is not None and (allowed or type(binding.runs) is not Ordinary):
         return Slot(ToolCallPart(live.new_call_id(), call.tool, call.input), "handler", binding)
     hint = "" if binding is None else " Other tools of the engine can be called with include_tool_call=False."
     raise unavailable(live, call.tool, tuple(live.offered), hint)
@@ -224,7 +224,7 @@ def _parallel(live: Live, asked: y.Parallel[Any]) -> Answer:
 def _member(live: Live, call: Any, *, children: int) -> Slot | Beside:
     if isinstance(call, y.ToolCall):
         slot = _slot(live, call)
-        if slot.binding is not None and slot.binding.spec.kind == "expanding":
+        if slot.binding is not None and type(slot.binding.runs) in {Spawning, Asking}:
             msg = f"{call.tool!r} cannot stand in Parallel; put AgentCall(...) or Ask(...) there instead"
             raise ToolInputError(msg, tool_name=call.tool, issues=(msg,))
         return slot
@@ -324,9 +324,11 @@ def _broken(live: Live, name: str, problem: str) -> Generator[Any, Any, ToolResu
 
 
 def _block_slot(live: Live, call: ToolCallPart, ended_by: Slot | None) -> Slot:
-    known = call.tool_name in live.offered or call.tool_name in CONTROL_SPECS
-    slot = Slot(call, "model", live.bindings[call.tool_name] if known else None, lenient=True)
-    if not known:
+    binding = live.bindings.get(call.tool_name)
+    if binding is not None and call.tool_name not in live.offered and type(binding.runs) is not Control:
+        binding = None
+    slot = Slot(call, "model", binding, lenient=True)
+    if binding is None:
         slot.fail(unavailable(live, call.tool_name, tuple(live.offered)))
     elif ended_by is not None:
         text = f"Skipped: {ended_by.call.tool_name} ended the turn before this call."

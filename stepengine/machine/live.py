@@ -28,11 +28,11 @@ from stepengine.data.questions import Question
 from stepengine.data.results import ToolCallLog, ToolResult
 from stepengine.data.run import ChildResult, RunPhase
 from stepengine.data.state import AgentState, quick_state, suspended_at
-from stepengine.data.tools import ToolBinding, ToolSpec
+from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, LimitExceeded, LimitReached, OutputMissing, StepEngineError
-from stepengine.machine.control import CONTROL_BINDINGS, HANDLER_ONLY, set_output_binding
+from stepengine.machine.control import HANDLER_ONLY
 from stepengine.machine.lifetimes import Lifetimes
 from stepengine.machine.notes import Notes
 from stepengine.machine.plan import RunPlan
@@ -160,7 +160,7 @@ class Live:
         self.step_index = self.step = state.step_index
         self.steps_remaining = self.limits.max_steps or 0
         self.actions = 0
-        self.bindings = self._all_bindings()
+        self.bindings = self.plan.tools
         self.offered = self._offered_specs()
         sent = self.plan.sent
         self.specs = tuple(self.offered.values()) if sent is None else sent
@@ -171,12 +171,6 @@ class Live:
         self.open_step: tuple[AssistantMessage, tuple[ToolMessage, ...]] | None = None
         self._find_ephemeral()
         self._state: AgentState | None = None
-
-    def _all_bindings(self) -> dict[str, ToolBinding]:
-        bindings = {**CONTROL_BINDINGS, **self.plan.tools}
-        if self.plan.validate_output is not None and self.plan.output_json_schema is not None:
-            bindings["set_output"] = set_output_binding(self.plan.output_json_schema)
-        return bindings
 
     def _offered_specs(self) -> dict[str, ToolSpec]:
         names = [name for name in self.plan.offered if name not in HANDLER_ONLY]

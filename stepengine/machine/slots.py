@@ -1,8 +1,8 @@
 """
 One tool call on its way from a request to a result.
 
-A slot holds the call, what validation and judgement made of it, and its result. ``execute`` carries it out by the kind of
-its tool: control tools on the run itself, expanding tools as other effects, ordinary tools as ``CallTool``.
+A slot holds the call, what validation and judgement made of it, and its result. ``execute`` carries it out as the binding
+of its tool says: on the run itself, as children or questions, or as a ``CallTool``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from stepengine.data.effects import Leaf, Spawn, quick_call_tool
 from stepengine.data.json import JsonDict
 from stepengine.data.outcomes import Single, Stop
 from stepengine.data.parts import ToolCallPart
-from stepengine.data.questions import Answer, Question
 from stepengine.data.results import ToolResult, quick_log, quick_result
 from stepengine.data.run import ChildResult
-from stepengine.data.tools import ToolBinding, ToolSpec, Validated
+from stepengine.data.tools import Asking, Control, Ordinary, Spawning, ToolBinding, ToolSpec, Validated
 from stepengine.data.yields import ToolCall
 from stepengine.errors import LimitReached, StepEngineError, ToolInputError, ToolNotAvailable
 from stepengine.machine import requests
@@ -28,7 +27,7 @@ from stepengine.machine.control import run_control
 from stepengine.machine.inheriting import take_history
 from stepengine.machine.live import Live
 from stepengine.machine.signals import Stopped, merged
-from stepengine.machine.spawning import SpawnBinding, children_of
+from stepengine.machine.spawning import children_of
 
 __all__ = (
     "Slot",
@@ -212,8 +211,8 @@ def start(live: Live, slot: Slot) -> list[Leaf]:
     slot.started = live.now
     if live.denied_in_row:
         live.denied_in_row.pop(slot.binding.spec.name, None)
-    call, value = slot.call, slot.validated.input
-    if slot.binding.spec.kind == "ordinary":
+    call, value, runs = slot.call, slot.validated.input, slot.binding.runs
+    if type(runs) is Ordinary:
         effect = quick_call_tool(
             live.number(),
             call.tool_name,
@@ -226,15 +225,12 @@ def start(live: Live, slot: Slot) -> list[Leaf]:
             measured=live.measured,
         )
         slot.effects = [effect]
-    elif isinstance(slot.binding, SpawnBinding):
-        slot.children = children_of(live, call, slot.binding, value)
+    elif type(runs) is Spawning:
+        slot.children = children_of(live, call, runs, value)
         slot.effects = [child for child in slot.children if isinstance(child, Spawn)]
         slot.fault = len(slot.effects) < len(slot.children)
-    elif call.tool_name == "ask_user":
-        asked = [
-            Question("", q["question"], q.get("options", ()), q.get("multi_select", False)) for q in value["questions"]
-        ]
-        slot.effects = [requests.ask_effect(live, *asked, tool_call_id=call.tool_call_id)]
+    elif type(runs) is Asking:
+        slot.effects = [requests.ask_effect(live, *runs.questions(value), tool_call_id=call.tool_call_id)]
     return slot.effects
 
 
@@ -253,18 +249,19 @@ def execute(live: Live, slot: Slot) -> Steps:
         StepEngineError: when the call's outcome is unknown; the result says so.
     """
     assert slot.binding is not None  # noqa: S101
-    if slot.binding.spec.kind == "ordinary":
+    runs = slot.binding.runs
+    if type(runs) is Ordinary:
         yield from execute_ordinary(live, slot)
         return
     yield from _show_start(live, slot)
     effects = start(live, slot)
     try:
-        if slot.children:
+        if type(runs) is Control:
+            slot.finish(run_control(live, runs.action, slot.input))
+        elif type(runs) is Spawning:
             settle(live, slot, (yield from live.gather(effects)))
-        elif effects:
-            yield from _perform(live, slot, effects[0])
         else:
-            slot.finish(run_control(live, slot.call.tool_name, slot.input))
+            yield from _perform(live, slot, effects[0])
     finally:
         if live.stop is None and slot.result is not None:
             yield from _show_end(live, slot)
@@ -361,12 +358,13 @@ def failed_child(agent_id: str, error: Any) -> ChildResult[Any]:
 
 def _take(live: Live, slot: Slot, values: Sequence[Any]) -> None:
     slot.duration = live.now - slot.started
-    if slot.children:
-        _take_children(live, slot, values)
-    elif isinstance(values[0], ToolResult):
-        slot.finish(values[0])
+    runs = slot.binding.runs  # type: ignore[union-attr]
+    if type(runs) is Spawning:
+        _take_children(live, slot, runs, values)
+    elif type(runs) is Asking and not isinstance(values[0], ToolResult):
+        slot.finish(runs.shown(values[0]))
     else:
-        slot.finish(_answers(values[0]))
+        slot.finish(values[0])
     result = slot.result
     assert result is not None  # noqa: S101
     if result.credits_used:
@@ -377,24 +375,13 @@ def _take(live: Live, slot: Slot, values: Sequence[Any]) -> None:
         live.apply(result.change, slot.call.tool_name)
 
 
-def _take_children(live: Live, slot: Slot, values: Sequence[Any]) -> None:
+def _take_children(live: Live, slot: Slot, runs: Spawning, values: Sequence[Any]) -> None:
     """Set the result of a call that spawned; those that never could be have theirs in their place."""
-    assert isinstance(slot.binding, SpawnBinding)  # noqa: S101
     ran = iter(values)
     children = [next(ran) if isinstance(child, Spawn) else child for child in slot.children]
-    if slot.binding.is_inline:
+    if runs.is_inline:
         take_history(live, slot.call.tool_call_id, children[0])
-    slot.finish(slot.binding.shown(children))
-
-
-def _answers(answers: Sequence[Answer]) -> ToolResult:
-    if all(a.declined for a in answers):
-        return ToolResult.json({"skipped": True})
-    entries: list[Any] = [
-        {"question_index": i, **({"selected": list(a.selected)} if a.selected else {"text": a.text})}
-        for i, a in enumerate(answers)
-    ]
-    return ToolResult.json({"answers": entries})
+    slot.finish(runs.shown(children))
 
 
 def log(live: Live, slot: Slot) -> None:
@@ -409,8 +396,8 @@ def log(live: Live, slot: Slot) -> None:
 def hook_call(live: Live, asked: ToolCall) -> Generator[Any, Any, ToolResult]:
     """Carry out a hook's own call: unrecorded, validated, past no hooks."""
     binding = live.bindings.get(asked.tool)
-    if binding is None or binding.spec.kind != "ordinary":
-        ordinary = tuple([n for n, b in live.bindings.items() if b.spec.kind == "ordinary"])
+    if binding is None or type(binding.runs) is not Ordinary:
+        ordinary = tuple([n for n, b in live.bindings.items() if type(b.runs) is Ordinary])
         raise unavailable(live, asked.tool, ordinary)
     slot = Slot(ToolCallPart(live.new_call_id(), asked.tool, asked.input), "hook", binding)
     slot.validate()

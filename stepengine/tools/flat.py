@@ -1,4 +1,4 @@
-"""What the machine's own tools have in common: flat JSON Schemas, and the check of an input against one."""
+"""What the tools of the engine itself have in common: flat JSON Schemas, and the check of an input against one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stepengine.data.json import JsonDict, freeze
-from stepengine.data.tools import ToolBinding, ToolSpec, Validated
+from stepengine.data.tools import ToolSpec, Validated
 from stepengine.errors import ToolInputError
 
-__all__ = ("STRING", "checked", "described", "issues_of", "object_schema", "validator")
+__all__ = ("STRING", "described", "issues_of", "object_schema", "validator")
 
 STRING = {"type": "string"}
 
@@ -49,11 +49,6 @@ def validator(
         return Validated(value, value)
 
     return validate
-
-
-def checked(spec: ToolSpec, also: Callable[[JsonDict], Iterator[str]] | None = None) -> ToolBinding:
-    """Return the binding of a tool whose inputs ``validator`` checks."""
-    return ToolBinding(spec, validator(spec, also))
 
 
 _TYPES: Mapping[str, tuple[Any, str]] = {
