@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from stepengine import AgentDefinition, Engine, Tool, call
+from stepengine import AgentDefinition, Engine, StepContext, Steps, Tool, call
 from stepengine.data.tools import Ordinary, ToolSpec
 from stepengine.errors import ToolError
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -35,7 +37,7 @@ def test_whatever_carries_a_tool_out_its_author_holds_a_tool() -> None:
 async def test_a_handler_calls_a_tool_that_a_run_carries_out_as_it_calls_any_other() -> None:
     todos, task = BUILT_IN["write_todos"], task_tool([KID])
 
-    def handle_steps(ctx):
+    def handle_steps(ctx: StepContext) -> Steps[list[Any]]:
         done = yield from call(todos, todos=TODOS)
         said = yield from call(task, agent="kid", prompt="hi")
         return [done, said]
