@@ -125,7 +125,8 @@ FREE_OUTPUT = JsonDict(
 
 def checked(spec: ToolSpec, runs: Runs, also: Callable[[JsonDict], Iterator[str]] | None = None) -> Tool[..., Any]:
     """Return a tool that a run carries out: inputs are checked by its flat schema and *also*, a model's are mended first."""
-    return Tool.of_run(ToolBinding(spec, validator(spec, also), repairer(spec.input_schema, ALIASES), runs=runs))
+    validate = validator(spec.name, spec.input_schema, also)
+    return Tool.of_run(ToolBinding(spec, validate, repairer(spec.input_schema, ALIASES), runs=runs))
 
 
 def _message_issues(value: JsonDict) -> Iterator[str]:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import attrs
-
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, thaw
 from stepengine.data.results import ToolResult
@@ -234,14 +232,13 @@ def _tool(
     shown: Callable[[Sequence[ChildResult[Any]]], ToolResult],
     *agents: AgentDefinition[Any],
 ) -> Tool[..., Any]:
-    spec = _spec(name, description, schema)
-    flat = attrs.evolve(spec, input_schema=_flat(schema))
     mend = repairer(schema, {})
 
     def repair(value: JsonDict) -> JsonDict:
         return _without_strays(mend(value))
 
-    return Tool.of_run(ToolBinding(spec, validator(flat), repair, runs=Spawning(entries, shown, agents=agents)))
+    runs = Spawning(entries, shown, agents=agents)
+    return Tool.of_run(ToolBinding(_spec(name, description, schema), validator(name, _flat(schema)), repair, runs=runs))
 
 
 def _flat(schema: JsonDict) -> JsonDict:
@@ -382,7 +379,7 @@ def _agents_schema(item: Mapping[str, Any]) -> JsonDict:
 
 def _spawn_agents() -> Tool[..., Any]:
     spec = _spec("spawn_agents", SPAWN_AGENTS, _agents_schema(_AGENT))
-    check = validator(attrs.evolve(spec, input_schema=_agents_schema({})))
+    check = validator(spec.name, _agents_schema({}))
 
     def validate(value: JsonDict) -> Validated:
         """Check all but the entries, which have their own results; one object is a list of one (generator-contract L1)."""
