@@ -62,8 +62,8 @@ async def test_what_a_model_gives_is_mended_however_its_agent_was_given_the_tool
 
 @pytest.mark.parametrize("where", ["engine", "agent"])
 async def test_a_tool_of_the_authors_stands_in_the_place_of_the_built_in_one_of_its_name(where: str) -> None:
-    own = Tool("write_todos", "Mine.", {}, lambda given: "mine")
-    tools = {"agent": [own], "engine": ["write_todos"]}[where]
+    own: Tool[..., Any] = Tool("write_todos", "Mine.", {}, lambda given: "mine")
+    tools: list[Any] = [own] if where == "agent" else ["write_todos"]
     agent = AgentDefinition("writer", model="t/m", tools=tools)
     model = ScriptedModel([tool_call("write_todos", {}), text("done")])
     engine = Engine([agent], tools=[own] if where == "engine" else [], models=model)
