@@ -297,6 +297,28 @@ MUTANTS = (
         "        hooks=",
         ("tests/agents/test_orchestrators.py",),
     ),
+    # --- what a tool is ---------------------------------------------------------------------------------------------
+    Mutant(
+        "a built-in tool stands in the place of the author's of its name",
+        "stepengine/engine/catalog.py",
+        "{**BUILT_IN, **self._tools}",
+        "{**self._tools, **BUILT_IN}",
+        ("tests/tools/test_built_in.py",),
+    ),
+    Mutant(
+        "a recorded tool that is gone is replayed as the built-in one of its name",
+        "stepengine/journal/past.py",
+        " or type(tools[name].runs) is Control",
+        "",
+        ("tests/journal/test_format.py",),
+    ),
+    Mutant(
+        "an input of a built-in tool is not mended",
+        "stepengine/tools/control.py",
+        "validate, repairer(spec.input_schema, ALIASES), runs=runs",
+        "validate, runs=runs",
+        ("tests/tools/test_built_in.py",),
+    ),
     # --- the kernel: data -------------------------------------------------------------------------------------------
     Mutant(
         "an older version of a transcript appends into the newer one's slot",

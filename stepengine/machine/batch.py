@@ -21,7 +21,7 @@ from stepengine.data.results import ToolResult
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
-from stepengine.machine.calls import Call, Member, ask_effect, carry_out, how_it_runs, named, unavailable
+from stepengine.machine.calls import Call, Member, ask_effect, carry_out, named, unavailable
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.state import RunState
@@ -54,7 +54,7 @@ def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Colle
 def _meant(run: RunState, name: str, offered: Collection[str]) -> str | None:
     """Return the offered tool that a model means: an agent's tool may be called by its id, too (generator-contract L28)."""
     other = name.replace("-", "_")
-    return other if other in offered and how_it_runs(run.bindings[other]) == "spawns" else None
+    return other if other in offered and run.bindings[other].runs.how == "spawns" else None
 
 
 def run_batch(run: RunState, members: Sequence[Member], asked: Parallel[object] | None = None) -> Flow[None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import attrs
 
@@ -23,16 +23,16 @@ from stepengine.data.json import JsonDict
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.parts import ToolCallPart
-from stepengine.data.questions import Answer, Question
+from stepengine.data.questions import Question
 from stepengine.data.results import ToolResult, quick_log, quick_result
 from stepengine.data.run import ChildResult
-from stepengine.data.tools import ToolBinding, ToolSpec, Validated
+from stepengine.data.tools import Asking, Control, How, Ordinary, Spawning, ToolBinding, ToolSpec, Validated
 from stepengine.data.transcript import Transcript
 from stepengine.errors import LimitExceeded, PerformError, StepEngineError, ToolInputError, ToolNotAvailable
 from stepengine.machine.control import run_control
-from stepengine.machine.protocol import CALLS, Flow, How
+from stepengine.machine.protocol import CALLS, Flow
 from stepengine.machine.signals import Stopped, merged
-from stepengine.machine.spawning import SpawnBinding, children_of
+from stepengine.machine.spawning import children_of
 from stepengine.machine.state import RunState, is_spent, raised
 
 __all__ = (
@@ -46,7 +46,6 @@ __all__ = (
     "ask_effect",
     "carry_out",
     "hook_call",
-    "how_it_runs",
     "member_of",
     "named",
     "unavailable",
@@ -336,14 +335,6 @@ def member_of(run: RunState, asked: Any, *, of: int = 0) -> Member:
 # --- calls of tools ---------------------------------------------------------------------------------------------------
 
 
-def how_it_runs(binding: ToolBinding) -> How:
-    """Return how a tool runs: the one place that knows by what a binding says so."""
-    kind = binding.spec.kind
-    if kind != "expanding":
-        return kind
-    return "spawns" if isinstance(binding, SpawnBinding) else "asks"
-
-
 class Call(Member):
     """
     One call of a tool and what has become of it so far.
@@ -378,7 +369,7 @@ class Call(Member):
         self.asked = asked
         self.source: Source = source
         self.binding = binding
-        self.how: How | None = None if binding is None else how_it_runs(binding)
+        self.how: How | None = None if binding is None else binding.runs.how
         self.is_gathered = self.how == "spawns"
         self.handed_out: Sequence[Leaf] = ()
         self.result: ToolResult | None = None
@@ -468,22 +459,21 @@ class Call(Member):
         assert validated is not None  # noqa: S101
         self._started = run.now
         run.allow(self.binding.spec.name)
-        match self.how:
-            case "ordinary":
+        match self.binding.runs:
+            case Ordinary():
                 self.handed_out = (self._call_tool(validated),)
-            case "control":
-                self.finish(run_control(run, asked.tool_name, validated.input))
-            case "spawns":
+            case Control(action):
+                self.finish(run_control(run, action, validated.input))
+            case Spawning() as runs:
                 parent = partial(run.inheritable, asked.tool_call_id)
-                self._children = children_of(run, asked, self.binding, validated.input, parent)  # type: ignore[arg-type]
+                self._children = children_of(run, asked, runs, validated.input, parent)
                 self.handed_out = [child for child in self._children if type(child) is ef.Spawn]
                 self.is_fault = len(self.handed_out) < len(self._children)
-            case _:
-                questions = [
-                    Question("", q["question"], q.get("options", ()), q.get("multi_select", False))
-                    for q in validated.input["questions"]
-                ]
-                self.handed_out = (ask_effect(run, *questions, tool_call_id=asked.tool_call_id),)
+            case Asking(questions):
+                asks = questions(validated.input)
+                self.handed_out = (ask_effect(run, *asks, tool_call_id=asked.tool_call_id),)
+            case never:
+                assert_never(never)
         return self.handed_out
 
     def _call_tool(self, validated: Validated) -> Leaf:
@@ -504,10 +494,11 @@ class Call(Member):
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
         """Take what the effects gave: the result, and what else a call leaves in its run."""
-        if self.how == "control":
+        runs = self.binding.runs  # type: ignore[union-attr]
+        if type(runs) is Control:
             return None
-        if self.how == "spawns":
-            return self._take_children(outcomes)
+        if type(runs) is Spawning:
+            return self._take_children(runs, outcomes)
         (outcome,) = outcomes
         if type(outcome) is Stop:
             self.close(outcome)
@@ -517,11 +508,11 @@ class Call(Member):
             result = ToolResult.error(f"Not executed: {error}" if is_spent(error) else str(error))
         else:
             value = outcome.value  # type: ignore[union-attr]
-            result = value if self.how == "ordinary" else _answers(value)
+            result = runs.shown(value) if type(runs) is Asking else value
         self._settle(result, outcome.at)
         return None
 
-    def _take_children(self, outcomes: Sequence[Single]) -> Stop | None:
+    def _take_children(self, runs: Spawning, outcomes: Sequence[Single]) -> Stop | None:
         """Take the children's results; those that never could be have theirs in their place."""
         run, ran = self.run, []
         for effect, outcome in zip(self.handed_out, outcomes, strict=True):
@@ -539,11 +530,9 @@ class Call(Member):
         children: list[ChildResult[Any]] = [
             next(given) if isinstance(child, ef.Spawn) else child for child in self._children
         ]
-        binding = self.binding
-        assert isinstance(binding, SpawnBinding)  # noqa: S101
-        if binding.is_inline:
+        if runs.is_inline:
             run.take_history(children[0], self.asked.tool_call_id)
-        self._settle(binding.shown(children), max([outcome.at for outcome in outcomes], default=0))
+        self._settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
         return None
 
     def _settle(self, result: ToolResult, at: int) -> None:
@@ -647,16 +636,6 @@ def named(result: ToolResult, call: ToolCallPart) -> ToolResult:
     )
 
 
-def _answers(answers: Sequence[Answer]) -> ToolResult:
-    if all(a.declined for a in answers):
-        return ToolResult.json({"skipped": True})
-    entries: list[Any] = [
-        {"question_index": i, **({"selected": list(a.selected)} if a.selected else {"text": a.text})}
-        for i, a in enumerate(answers)
-    ]
-    return ToolResult.json({"answers": entries})
-
-
 def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:
     """Return the error for a call of a tool that is not there."""
     listed = ", ".join(known) or "none"
@@ -667,8 +646,8 @@ def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") 
 def hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
     """Carry out a hook's own call: unrecorded, validated, past no hooks."""
     binding = run.bindings.get(asked.tool)
-    if binding is None or how_it_runs(binding) != "ordinary":
-        ordinary = tuple([name for name, b in run.bindings.items() if how_it_runs(b) == "ordinary"])
+    if binding is None or binding.runs.how != "ordinary":
+        ordinary = tuple([name for name, b in run.bindings.items() if b.runs.how == "ordinary"])
         raise unavailable(run, asked.tool, ordinary)
     call = Call(run, ToolCallPart(run.new_call_id(), asked.tool, asked.input), "hook", binding)
     call.validate()

@@ -22,8 +22,7 @@ from stepengine.errors import LimitExceeded, LimitReached, StepEngineError, Tool
 from stepengine.machine.author import Author, Returned, describe_yield, noted
 from stepengine.machine.batch import run_batch
 from stepengine.machine.blocks import Block, Broken, Text, split_blocks
-from stepengine.machine.calls import Call, Candidates, Member, carry_out, how_it_runs, member_of, unavailable
-from stepengine.machine.control import CONTROL_SPECS
+from stepengine.machine.calls import Call, Candidates, Member, carry_out, member_of, unavailable
 from stepengine.machine.protocol import Flow, rows_for
 from stepengine.machine.signals import EndRun
 from stepengine.machine.state import RunState
@@ -129,7 +128,7 @@ def _own_call(run: RunState, asked: y.ToolCall) -> Call:
     """Return a handler's own call, or raise what is wrong with it."""
     binding = run.bindings.get(asked.tool)
     allowed = asked.tool in run.offered or not asked.include_tool_call
-    if binding is not None and (allowed or how_it_runs(binding) != "ordinary"):
+    if binding is not None and (allowed or binding.runs.how != "ordinary"):
         return Call(run, ToolCallPart(run.new_call_id(), asked.tool, asked.input), "handler", binding)
     hint = "" if binding is None else " Other tools of the engine can be called with include_tool_call=False."
     raise unavailable(run, asked.tool, tuple(run.offered), hint)
@@ -247,9 +246,11 @@ def _broken(run: RunState, name: str, problem: str) -> Flow[ToolResult]:
 
 
 def _block_call(run: RunState, asked: ToolCallPart, ended_by: Call | None) -> Call:
-    known = asked.tool_name in run.offered or asked.tool_name in CONTROL_SPECS
-    call = Call(run, asked, "model", run.bindings[asked.tool_name] if known else None)
-    if not known:
+    binding = run.bindings.get(asked.tool_name)
+    if binding is not None and asked.tool_name not in run.offered and binding.runs.how != "control":
+        binding = None
+    call = Call(run, asked, "model", binding)
+    if binding is None:
         call.fail(unavailable(run, asked.tool_name, tuple(run.offered)))
     elif ended_by is not None:
         call.skip(f"Skipped: {ended_by.asked.tool_name} ended the turn before this call.")

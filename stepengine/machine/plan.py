@@ -52,7 +52,7 @@ class RunPlan:
         created: When the root run was created (UTC); outcomes count milliseconds from here.
         random: The run's random source, seeded from (seed, path); only a handler needs one.
         model: The model string in force, or ``None``.
-        tools: Every tool of the engine and the agent by name, ordinary and expanding ones; control tools are built in.
+        tools: Every tool that the run knows by name: those of the engine and the agent, and those that every run knows.
         offered: Names of the tools that the agent itself has, in order.
         sent: Tool definitions that are sent in the place of its own: those of the parent whose system prompt it inherits.
         agents: Normalised ids of the agents that it may spawn, each with its display name; ``None`` leaves it to

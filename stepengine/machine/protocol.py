@@ -27,6 +27,7 @@ from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Gathered, Outcome
 from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult, RunPhase
+from stepengine.data.tools import How
 
 __all__ = (
     "ANYWHERE",
@@ -43,7 +44,6 @@ __all__ = (
     "CallRow",
     "EffectRow",
     "Flow",
-    "How",
     "YieldRow",
     "accepted",
     "advance",
@@ -56,9 +56,6 @@ T = TypeVar("T")
 
 Flow: TypeAlias = Generator[Effect, Outcome | None, T]
 """A part of the machine: effects go out, their outcomes come in (``None`` for a ``Notify``), and a ``T`` is returned."""
-
-How: TypeAlias = Literal["ordinary", "control", "spawns", "asks"]
-"""How a tool runs: a performer does it, the machine itself, child runs, or a person."""
 
 REFUSALS = ("depth", "children", "questions")
 """Kinds of limits that refuse one effect and leave the run what it has (requirements J16, reliability SP01)."""

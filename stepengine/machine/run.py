@@ -22,7 +22,7 @@ from stepengine.data.state import AgentState
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
 from stepengine.machine.author import Author, blamed
-from stepengine.machine.control import bindings_of, offered_of
+from stepengine.machine.control import offered_of
 from stepengine.machine.handler import converse, run_alone
 from stepengine.machine.output import output_of, settle_output, text_of
 from stepengine.machine.plan import Finished, RunPlan, quick_finished
@@ -58,8 +58,7 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
         How the run ended; nothing that author code does makes the machine raise, except what is meant for its caller, such as
         ``KeyboardInterrupt``; the handler is closed then, too.
     """
-    bindings = bindings_of(plan)
-    run = RunState(plan, state, bindings, offered_of(plan, bindings))
+    run = RunState(plan, state, offered_of(plan))
     started = ev.RunStarted(
         path=plan.path, run_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt, params=plan.params_json
     )

@@ -28,7 +28,7 @@ from stepengine.data.questions import Question
 from stepengine.data.results import ToolCallLog
 from stepengine.data.run import ChildResult, RunPhase
 from stepengine.data.state import AgentState, quick_state
-from stepengine.data.tools import ToolBinding, ToolSpec
+from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage, add_cost, quick_spending, quick_usage
 from stepengine.errors import (
@@ -153,13 +153,11 @@ class RunState:
         "warnings",
     )
 
-    def __init__(
-        self, plan: RunPlan, state: AgentState, bindings: Mapping[str, ToolBinding], offered: Mapping[str, ToolSpec]
-    ) -> None:
-        """Begin with *state*; *bindings* are the tools that the run may call, *offered* those that are its agent's own."""
+    def __init__(self, plan: RunPlan, state: AgentState, offered: Mapping[str, ToolSpec]) -> None:
+        """Begin with *state*; of the plan's tools, which the run may call, *offered* are its agent's own."""
         self.plan = plan
         plan.here()
-        self.bindings = bindings
+        self.bindings = plan.tools
         self.offered = offered
         self.specs = tuple(offered.values()) if plan.sent is None else plan.sent
         self.definitions = JsonDict(offered if plan.sent is None else {s.name: s for s in plan.sent})

@@ -18,6 +18,7 @@ from stepengine.data.effects import Ask, CallModel, CallTool, Perform, Spawn
 from stepengine.data.json import freeze
 from stepengine.data.outcomes import Failure, Single, Stop, quick_value
 from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.tools import Asking
 from stepengine.errors import DataError, LimitExceeded, PerformError, StepEngineError
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import IO, Item, child_path
@@ -170,8 +171,7 @@ def _interactor_of(item: Item) -> Interactor | None:
     effect = cast("Ask", item.effect)
     of_tool = effect.tool_call_id and effect.purpose == "question"
     binding = item.plan.tools.get("ask_user") if of_tool else None
-    interactor: Interactor | None = getattr(getattr(binding, "tool", None), "interactor", None)
-    return interactor
+    return binding.runs.interactor if binding is not None and type(binding.runs) is Asking else None
 
 
 def _innermost(fn: Any) -> Any:

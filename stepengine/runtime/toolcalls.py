@@ -12,7 +12,7 @@ from stepengine.data.effects import CallTool
 from stepengine.data.events import Event, ToolLog
 from stepengine.data.results import ToolResult
 from stepengine.data.state import AgentState, prompt_tokens
-from stepengine.data.tools import ToolBinding
+from stepengine.data.tools import Ordinary
 from stepengine.errors import StepEngineError
 from stepengine.runtime.logs import Lines
 from stepengine.runtime.performer import Item
@@ -22,14 +22,7 @@ from stepengine.tools.threads import ThreadPool
 if TYPE_CHECKING:
     from stepengine.runtime.tree import Tree
 
-__all__ = ("BoundTool", "ToolSetting", "call_tool")
-
-
-@attrs.frozen
-class BoundTool(ToolBinding):
-    """A binding that can also be carried out; ``tool`` is a ``stepengine.tools.Tool``."""
-
-    tool: Any = attrs.field(default=None, kw_only=True)
+__all__ = ("ToolSetting", "call_tool")
 
 
 @attrs.frozen(kw_only=True)
@@ -54,7 +47,7 @@ async def call_tool(item: Item, tree: Tree) -> ToolResult:
     """Run one tool; a failing body is an error result."""
     effect: CallTool = item.effect  # type: ignore[assignment]
     binding = item.plan.tools.get(effect.tool_name)
-    tool = getattr(binding, "tool", None)
+    tool = binding.runs.tool if binding is not None and type(binding.runs) is Ordinary else None
     if binding is None or tool is None:
         msg = f"the tool {effect.tool_name!r} of agent {item.plan.definition.id!r} cannot be carried out here"
         raise StepEngineError(msg)

@@ -13,10 +13,11 @@ from stepengine.data.effects import Effect, Gather, Leaf, Notify
 from stepengine.data.events import ToolFinished, ToolStarted
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Value
+from stepengine.data.tools import How
 from stepengine.errors import BadYield
 from stepengine.machine import handler as handlers
 from stepengine.machine import hooks as hooking
-from stepengine.machine.protocol import CALLS, EFFECTS, ORDER, PHASES, YIELDS, How, accepted, rows_for, token_of, way_of
+from stepengine.machine.protocol import CALLS, EFFECTS, ORDER, PHASES, YIELDS, accepted, rows_for, token_of, way_of
 from tests.machine.world import (
     ADD,
     STEP,
