@@ -113,51 +113,51 @@ MUTANTS = (
     # --- what a tool is told, and what it reports -------------------------------------------------------------------
     Mutant(
         "a body is not told which call spawned its run",
-        "stepengine/runtime/toolcalls.py",
+        "stepengine/runtime/performing.py",
         "parent_tool_call_id=tree.spawned_by.get(item.path),",
         "parent_tool_call_id=None,",
         TOOL_CONTEXTS,
     ),
     Mutant(
         "a body is not told the runs above its own",
-        "stepengine/runtime/toolcalls.py",
+        "stepengine/runtime/performing.py",
         'ancestor_run_ids=cast("Any", state.ancestor_run_ids),',
         "ancestor_run_ids=(),",
         TOOL_CONTEXTS,
     ),
     Mutant(
         "a body is not told what its agent is for",
-        "stepengine/runtime/toolcalls.py",
+        "stepengine/runtime/performing.py",
         "agent_description=agent.description,",
         'agent_description="",',
         TOOL_CONTEXTS,
     ),
     Mutant(
         "a body is told the agent's id as its name",
-        "stepengine/runtime/toolcalls.py",
+        "stepengine/runtime/performing.py",
         "agent_name=agent.display_name,",
         "agent_name=agent.id,",
         TOOL_CONTEXTS,
     ),
     Mutant(
         "every step is the first for a body",
-        "stepengine/runtime/toolcalls.py",
+        "stepengine/runtime/performing.py",
         "step_index=effect.step_index,",
         "step_index=0,",
         TOOL_CONTEXTS,
     ),
     Mutant(
         "a body's signal is nobody's",
-        "stepengine/runtime/toolcalls.py",
+        "stepengine/runtime/performing.py",
         "cancelled=tree.signal,",
         'cancelled=__import__("threading").Event(),',
         TOOL_CONTEXTS,
     ),
     Mutant(
         "a root's body has a parent's session",
-        "stepengine/runtime/toolcalls.py",
-        "parent_session_id=plan.session_id if item.path else None,",
-        "parent_session_id=plan.session_id,",
+        "stepengine/runtime/performing.py",
+        "parent_session_id=info.session_id if item.path else None,",
+        "parent_session_id=info.session_id,",
         TOOL_CONTEXTS,
     ),
     Mutant(
@@ -191,7 +191,7 @@ MUTANTS = (
     ),
     Mutant(
         "a body's lines are shown and not logged",
-        "stepengine/runtime/toolcalls.py",
+        "stepengine/runtime/performing.py",
         "        self._tree.hub.log(event, data or None, step=self._effect.step_index)\n",
         "",
         TOOL_CONTEXTS,
@@ -477,8 +477,8 @@ MUTANTS = (
     Mutant(
         "outcomes of a Gather come in the order of their ends",
         "stepengine/runtime/driver.py",
-        "        self.outcomes[index] = outcome = await _perform(self._scope, item)\n",
-        "        outcome = await _perform(self._scope, item)\n"
+        "        self.outcomes[index] = outcome = await _perform_member(self._run, item)\n",
+        "        outcome = await _perform_member(self._run, item)\n"
         "        self.outcomes[self.outcomes.index(None)] = outcome\n",
         DRIVER,
     ),
@@ -535,8 +535,8 @@ MUTANTS = (
     Mutant(
         "a child takes the engine's model before its spawner's",
         "stepengine/engine/planning.py",
-        "model=self._model(self._asked(agent) or parent.model or self._default_model),",
-        "model=self._model(self._asked(agent) or self._default_model or parent.model),",
+        "model=self._asked_model(agent) or parent.model or self._model(self._default_model),",
+        "model=self._asked_model(agent) or self._model(self._default_model) or parent.model,",
         ("tests/engine/test_engine.py", "tests/engine/test_spawn.py"),
     ),
     Mutant(
@@ -556,16 +556,23 @@ MUTANTS = (
     Mutant(
         "a spent budget is passed by on the short way",
         "stepengine/runtime/tree.py",
-        "        return (ledger is None or not ledger.bounded) and item.plan.limits.max_identical_calls is None\n",
-        "        return item.plan.limits.max_identical_calls is None\n",
+        "        return not self._ledgers[run.path].bounded and (",
+        "        return (",
         ("tests/runtime/test_limits.py", "tests/engine/test_spawn_limits.py"),
     ),
     Mutant(
         "a recorder is passed by on the short way",
         "stepengine/runtime/tree.py",
-        "        if self._is_wrapped or type(item.effect) is Spawn or self._refusals.known or self.brake.is_watching:\n",
-        "        if type(item.effect) is Spawn or self._refusals.known or self.brake.is_watching:\n",
+        "        if services.middlewares or services.outermost or run.plan.limits.max_identical_calls is not None:\n",
+        "        if run.plan.limits.max_identical_calls is not None:\n",
         ("tests/journal/test_records.py",),
+    ),
+    Mutant(
+        "a run of a group that fails at once is passed by on the short way",
+        "stepengine/runtime/tree.py",
+        " and (wrapping is None or not wrapping.brake.reaches(run.path))\n",
+        "\n",
+        ("tests/engine/test_spawn_fail_fast.py",),
     ),
     Mutant(
         "a flat object may hold what is no JSON",

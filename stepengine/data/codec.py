@@ -56,7 +56,7 @@ def _stored() -> dict[str, type[Any]]:
             if isinstance(member, type) and attrs.has(member):
                 found[name] = member
     how_calls_run = ("Asking", "Control", "Ordinary", "Spawning")
-    for name in ("HookContext", "Hooks", "RunResult", "ToolBinding", "Validated", *how_calls_run):
+    for name in ("Ended", "HookContext", "Hooks", "RunInfo", "RunResult", "ToolBinding", "Validated", *how_calls_run):
         found.pop(name)
     for name in errors.__all__:
         member = getattr(errors, name)

@@ -17,7 +17,7 @@ ENDINGS = one_of("final_answer", "stop", "raise")
 COUNTED = fine(or_none(COUNT))
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, cache_hash=True)
 class Limits:
     """
     What a run may spend (design 9, requirements X7).

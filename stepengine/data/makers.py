@@ -26,28 +26,29 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
     Return a function with the parameters of a frozen attrs class that makes its instances unconverted and unchecked.
 
     The class needs ``weakref_slot=False``: a twin with that slot has another layout. A default that a factory makes is made
-    once, so it must be frozen; one that depends on other fields has no place in a maker, and that field must be given, by
-    name.
+    once, so it must be frozen; where one depends on other fields, that field must be given, by name. A field that is no
+    parameter and depends on others is made of those before it.
 
     Raises:
         TypeError: for a class that has no such maker.
     """
     frozen = cast("type[Any]", cls)
-    slots = frozen.__dict__.get("__slots__", ("__dict__",))
+    slots = [slot for base in frozen.__mro__[:-1] for slot in base.__dict__.get("__slots__", ("__dict__",))]
     fields = attrs.fields(frozen)
     if set(slots) != {field.name for field in fields}:
         msg = f"{frozen.__qualname__} has no quick maker: it needs slots for its fields and for nothing else (weakref_slot=False)"
         raise TypeError(msg)
-    twin = type(f"Open{frozen.__name__}", frozen.__bases__, {"__slots__": slots, "__setattr__": object.__setattr__})
+    open_ = {"__slots__": frozen.__slots__, "__init__": object.__init__, "__setattr__": object.__setattr__}
+    twin = type(f"Open{frozen.__name__}", frozen.__bases__, open_)
     known: dict[str, Any] = {"_twin": twin, "_frozen": frozen}
     required, optional, lines = [], [], ["    made = _twin()"]
     for field in fields:
-        value = field.alias if field.init else f"_default_{field.name}"
-        lines.append(f"    made.{field.name} = {value}")
         default: Any = field.default
         depends = isinstance(default, attrs.Factory) and default.takes_self  # type: ignore[arg-type]
-        if isinstance(default, attrs.Factory) and not depends:  # type: ignore[arg-type]
-            default = default.factory()
+        value = field.alias if field.init else f"_default_{field.name}{'(made)' if depends else ''}"
+        lines.append(f"    made.{field.name} = {value}")
+        if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
+            default = default.factory if depends else default.factory()
         known[f"_default_{field.name}"] = default
         if field.init and (default is attrs.NOTHING or depends):
             required.append(field.alias)

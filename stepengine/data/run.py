@@ -1,4 +1,4 @@
-"""How a run ended: ``RunResult`` for callers, ``ChildResult`` for parents."""
+"""What a caller says of a run, ``RunInfo``, and how it ended: ``RunResult`` for callers, ``ChildResult`` for parents."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Generic
 import attrs
 from typing_extensions import TypeVar
 
+from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.models import StopReason
 from stepengine.data.parts import tuple_of
 from stepengine.data.questions import Question
@@ -19,7 +20,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.usage import Spending, Usage
 from stepengine.errors import ChildError, StepEngineError
 
-__all__ = ("ChildResult", "RunPhase", "RunResult", "RunStatus")
+__all__ = ("ChildResult", "Ended", "RunInfo", "RunPhase", "RunResult", "RunStatus")
 
 Out = TypeVar("Out", default=Any)
 
@@ -46,6 +47,22 @@ class RunPhase(StrEnum):
     AWAITING_AGENT = "awaiting_agent"
     DONE = "done"
     FAILED = "failed"
+
+
+@attrs.frozen
+class RunInfo:
+    """
+    What a caller says of a run beside what it asks for; the same for every run of a tree.
+
+    Attributes:
+        session_id: The conversation's id, if there is one.
+        user_id: The user's id, if the caller gave one.
+        metadata: The caller's metadata, for hooks and tools.
+    """
+
+    session_id: str | None = None
+    user_id: str | None = None
+    metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
 
 
 @attrs.frozen(kw_only=True)
@@ -102,8 +119,25 @@ class ChildResult(Generic[Out]):
         raise ChildError(msg, agent_id=self.agent_id, status=self.status.value, result=self) from self.error
 
 
+@attrs.frozen(kw_only=True, weakref_slot=False)
+class Ended(Generic[Out]):
+    """How a run ended, as the machine that ran it and its caller both see it; ``RunResult`` says what the fields are."""
+
+    status: RunStatus
+    state: AgentState
+    stop_reason: StopReason | None = None
+    output: Out = None  # type: ignore[assignment]
+    text: str = ""
+    spending: Spending = Spending()
+    tool_calls: tuple[ToolCallLog, ...] = ()
+    thinking: tuple[str, ...] = ()
+    children: tuple[ChildResult[Any], ...] = ()
+    error: BaseException | None = None
+    warnings: tuple[str, ...] = attrs.field(default=(), eq=False)
+
+
 @attrs.frozen(kw_only=True)
-class RunResult(Generic[Out]):
+class RunResult(Ended[Out]):
     """
     How a run ended, for the caller (requirements D9-D15, design 9).
 
@@ -132,21 +166,10 @@ class RunResult(Generic[Out]):
         session_saved: Whether the session was saved; ``None`` when there is none.
     """
 
-    status: RunStatus
-    state: AgentState
-    stop_reason: StopReason | None = None
-    output: Out = None  # type: ignore[assignment]
-    text: str = ""
-    spending: Spending = Spending()
-    tool_calls: tuple[ToolCallLog, ...] = ()
     pending_questions: tuple[Question, ...] = ()
-    thinking: tuple[str, ...] = ()
-    children: tuple[ChildResult[Any], ...] = ()
     session_id: str | None = None
-    error: BaseException | None = None
     journal: Any = attrs.field(default=None, repr=False, eq=False)
     leaked: tuple[str, ...] = attrs.field(default=(), eq=False)
-    warnings: tuple[str, ...] = attrs.field(default=(), eq=False)
     session_saved: bool | None = None
 
     @property

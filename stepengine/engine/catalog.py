@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -17,6 +18,7 @@ from stepengine.data.hooks import HOOK_POINTS, Hooks
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.tools import ToolBinding, ToolLike
+from stepengine.engine.notes import instructions_note
 from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
 from stepengine.machine.spawning import matching_id
@@ -59,6 +61,16 @@ class Agent:
     def child(self, key: str) -> Agent:
         """Return the agent with a normalised id out of ``spawnable``."""
         return self._family[key]
+
+    @cached_property
+    def children(self) -> Mapping[str, str]:
+        """The display names of the agents that it may spawn, by normalised id."""
+        return {key: self.child(key).definition.display_name for key in self.spawnable}
+
+    @cached_property
+    def note(self) -> str:
+        """What is added to its instructions, unless it is shown the tools of a parent."""
+        return instructions_note(self, None)
 
 
 class Catalog:
@@ -161,11 +173,11 @@ class Catalog:
         """Return *given* and what they may spawn, checked; where they name others by id, those are the engine's."""
         definitions = _collected(given, also)
         family: dict[str, Agent] = dict(self._agents)
-        made = {key: self._checked(d, family, {**self._agents, **definitions}) for key, d in definitions.items()}
+        made = {key: self._agent_of(d, family, {**self._agents, **definitions}) for key, d in definitions.items()}
         family.update(made)
         return made
 
-    def _checked(
+    def _agent_of(
         self,
         definition: AgentDefinition[Any],
         family: Mapping[str, Agent],

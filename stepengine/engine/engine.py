@@ -3,32 +3,73 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, Unpack, overload
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event
+from stepengine.data.hooks import Hooks
+from stepengine.data.json import thaw
+from stepengine.data.limits import Limits
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Stop
+from stepengine.data.questions import Interactor, checked_interactor
 from stepengine.data.run import RunResult
 from stepengine.data.state import AgentState
+from stepengine.data.tools import ToolLike
 from stepengine.data.yields import StepResult
+from stepengine.engine.catalog import Catalog
+from stepengine.engine.launching import ONE_STEP, Launcher, StepRun
 from stepengine.engine.live import LiveRun, streamed, until_ended, warn_of
-from stepengine.engine.options import RunOptions
+from stepengine.engine.options import (
+    ExtendOptions,
+    ForkOptions,
+    ModelsLike,
+    Overrides,
+    ReplayOptions,
+    ResumeOptions,
+    RunOptions,
+    SessionsLike,
+    check_engine,
+    given,
+    rates_of,
+    watcher_of,
+)
 from stepengine.engine.planning import Request
-from stepengine.engine.recorded import Recorded
-from stepengine.engine.single import ONE_STEP, StepRun
+from stepengine.engine.portal import LoopThread, give_back
+from stepengine.engine.session_turns import Sessions
+from stepengine.machine import run_agent
+from stepengine.models import Models, Provider
+from stepengine.models.pricing import cost_of
+from stepengine.permissions import Policy, Rule
+from stepengine.redaction import GIVEN
+from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.handle import RunHandle
+from stepengine.runtime.hub import ObserverLike
+from stepengine.runtime.logs import LOGGER
+from stepengine.runtime.performing import Pricing, ToolSetting
+from stepengine.runtime.rates import RateLimitsLike
+from stepengine.runtime.retry import RetryPolicy
 from stepengine.runtime.sizes import estimated_tokens
+from stepengine.runtime.tree import Services
+from stepengine.tools.context import ResourceMap, Workspace
+from stepengine.tools.threads import ThreadPool
+
+if TYPE_CHECKING:
+    from stepengine.journal import JournalLike, Session
 
 __all__ = ("Engine",)
 
 Out = TypeVar("Out")
 
 
-class Engine(Recorded):
+class Engine:
     """
     Runs agents. An engine holds no state of runs: any number may run at once, in any number of event loops.
 
@@ -71,13 +112,75 @@ class Engine(Recorded):
             limit cannot be used.
     """
 
+    def __init__(
+        self,
+        agents: Iterable[AgentDefinition[Any]] = (),
+        tools: Iterable[ToolLike] = (),
+        models: ModelsLike = None,
+        *,
+        hooks: Hooks | None = None,
+        permissions: Policy | None = None,
+        limits: Limits | None = None,
+        observers: Iterable[ObserverLike] = (),
+        interactor: Interactor | None = None,
+        headless: bool | None = None,
+        dependency_overrides: Overrides | None = None,
+        pricing: Pricing | None = cost_of,
+        default_model: str | None = None,
+        agent_models: Mapping[str, str] | None = None,
+        resources: ResourceMap | Iterable[Any] = (),
+        workspace: Workspace | Path | str | None = None,
+        logger: Any = None,
+        clock: Clock | None = None,
+        retry: RetryPolicy | None = None,
+        rate_limits: RateLimitsLike = None,
+        sessions: SessionsLike = None,
+        child_sessions: bool = False,
+        **unknown: Never,
+    ) -> None:
+        check_engine(locals())
+        GIVEN.learn(os.environ)
+        registry, time = Models.of(models), clock or SystemClock()
+        self._models = registry
+        self._headless = headless
+        self._threads = ThreadPool()
+        setting = ToolSetting(
+            threads=self._threads,
+            overrides=dict(dependency_overrides or {}),
+            workspace=Workspace(Path(workspace)) if isinstance(workspace, str | Path) else workspace,
+            resources=resources if isinstance(resources, ResourceMap) else ResourceMap(resources),
+        )
+        self._launcher = Launcher(
+            catalog=Catalog(agents, tools, hooks or Hooks(), limits or Limits(), permissions),
+            models=registry,
+            keep_names=isinstance(models, Provider),
+            default_model=default_model,
+            agent_models=agent_models or {},
+            services=Services(
+                machine=run_agent,
+                models=registry,
+                tools=setting,
+                pricing=pricing,
+                interactor=checked_interactor(interactor, "Engine(interactor=...)"),
+                retry=retry or RetryPolicy(),
+                rates=rates_of(rate_limits, registry, time),
+                clock=time,
+            ),
+            watchers=tuple([watcher_of(o) for o in observers]),
+            logger=LOGGER if logger is None else logger,
+            headless=bool(headless),
+            sessions=Sessions(sessions, children=child_sessions) if sessions is not None or child_sessions else None,
+        )
+        self._loop_thread = LoopThread()
+        self._finalizer = weakref.finalize(self, give_back, self._loop_thread, self._threads)
+
     def __repr__(self) -> str:
         return f"<Engine with {len(self.agents)} agents>"
 
     @property
     def agents(self) -> tuple[AgentDefinition[Any], ...]:
         """Every known agent definition."""
-        return self._catalog.definitions
+        return self._launcher.catalog.definitions
 
     def agent(self, agent_id: str) -> AgentDefinition[Any]:
         """
@@ -86,7 +189,7 @@ class Engine(Recorded):
         Raises:
             AgentError: when no agent has that id.
         """
-        return self._catalog.find(agent_id).definition
+        return self._launcher.catalog.find(agent_id).definition
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -116,10 +219,11 @@ class Engine(Recorded):
             SessionError: when the session cannot be loaded; nothing was run.
             LimitExceeded: at the step limit with ``on_max_steps="raise"``.
         """
-        live = self._begin(agent, prompt, **options)
+        live = self._launcher.asked(agent, prompt, given("run", RunOptions, options))
         if self._headless is None:
-            reached_by = (self._interactor, live.session, live.tree.root.plan.session_id)
-            live.tree.desk.headless = all(way is None for way in reached_by)
+            tree = live.tree
+            has_way_back = live.session is not None or tree.root.plan.info.session_id is not None
+            tree.desk.headless = tree.services.interactor is None and not has_way_back
         return await live()
 
     def stream(
@@ -130,7 +234,7 @@ class Engine(Recorded):
 
         Leaving the iteration early, or closing the generator, cancels the run. Arguments and errors are those of ``run``.
         """
-        live = self._begin(agent, prompt, **options)
+        live = self._launcher.asked(agent, prompt, given("run", RunOptions, options))
         events = streamed(live)
         if live.session is not None:
             weakref.finalize(events, live.forsake)
@@ -150,7 +254,7 @@ class Engine(Recorded):
 
         Arguments and errors are those of ``run``.
         """
-        live = self._begin(agent, prompt, **options)
+        live = self._launcher.asked(agent, prompt, given("run", RunOptions, options))
         live.tree.hub.followed = True
         return live.start()
 
@@ -167,10 +271,10 @@ class Engine(Recorded):
         Raises:
             StepEngineError: what kept the step from ending, such as the ``ModelError``.
         """
-        found = self._catalog.find(state.agent_id if agent is None else agent)
-        single = StepRun(found, state)
-        live = self._begin_request(Request(agent=single.agent, limits=ONE_STEP), prepare=single.start)
-        return single.result(await live.run())
+        found = self._launcher.catalog.find(state.agent_id if agent is None else agent)
+        step = StepRun(found, state)
+        live = self._launcher.ready(Request(agent=step.agent, limits=ONE_STEP), prepare=step.start)
+        return step.result(await live.run())
 
     @overload
     def run_sync(
@@ -192,6 +296,120 @@ class Engine(Recorded):
         """Do what ``step`` does for synchronous code."""
         return self._loop_thread.run(lambda: self.step(state, agent))
 
+    # --- journals -----------------------------------------------------------------------------------------------------
+
+    async def resume(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult[Any]:
+        """
+        Go on with a run that was suspended, interrupted, or cut off by a crash, in this process or another one.
+
+        What is recorded is not done again. A run that has ended gives its result again, and nothing is performed.
+
+        Args:
+            journal: The journal, or the path of its file.
+            options: See ``ResumeOptions``.
+
+        Raises:
+            AgentError: when the engine has no agent of the recorded id.
+            AnswerRejected: when an answer fits no open question, or was given before; nothing is changed.
+            JournalError: when the journal is locked, damaged, of a newer version, holds no run, or cannot be written.
+            MissingKey: when the run goes on and there is no key for its model.
+            ReplayDivergence: when the handler does something else than is recorded.
+        """
+        from stepengine import journal as journals
+
+        asked = given("resume", ResumeOptions, options)
+        launch = partial(self._launch, agent=asked.pop("agent", None), limits=asked.pop("limits", None))
+        return await journals.resume(journal, launch, **asked)
+
+    async def replay(self, journal: JournalLike, **options: Unpack[ReplayOptions]) -> RunResult[Any]:
+        """
+        Repeat a recorded run; nothing is performed, so no model, no tool, no network and no key is needed.
+
+        With ``live={"call_tool"}`` tools really run, and must come to the recorded results.
+
+        The result's journal is what the replay would have recorded: that of an unchanged agent is equal byte for byte.
+
+        Args:
+            journal: The journal, or the path of its file; it is only read.
+            options: See ``ReplayOptions``.
+
+        Raises:
+            AgentError: when the engine has no agent of the recorded id.
+            JournalError: when the journal is damaged, of a newer version, or holds no run.
+            ReplayDivergence: at the first effect that is not what was recorded; it names step, file, line and fields.
+        """
+        from stepengine import journal as journals
+
+        asked = given("replay", ReplayOptions, options)
+        return await journals.replay(journal, partial(self._launch, agent=asked.pop("agent", None)), **asked)
+
+    async def extend(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult[Any]:
+        """
+        Record a run again after its agent was changed: what is recorded and still equal is kept, the rest goes live.
+
+        The journal is replaced when the run has ended or waits for an answer; it stays as it is when the run fails. What was
+        recorded before stays beside it: ``run.before-1.jsonl``, or in an SQLite file the run ``RUN-before-1``.
+
+        Args:
+            journal: The journal, or the path of its file.
+            options: See ``ExtendOptions``.
+
+        Raises:
+            AgentError: when the engine has no agent of the recorded id.
+            JournalError: when the journal is damaged, of a newer version, holds no run, or cannot be written; when something
+                that changed the world would be repeated.
+            MissingKey: when there is no key for the model.
+        """
+        from stepengine import journal as journals
+
+        asked = given("extend", ExtendOptions, options)
+        launch = partial(self._launch, agent=asked.pop("agent", None), limits=asked.pop("limits", None))
+        return await journals.extend(journal, launch, **asked)
+
+    def extend_sync(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult[Any]:
+        """Do what ``extend`` does for synchronous code."""
+        return self._loop_thread.run(lambda: self.extend(journal, **options))
+
+    async def fork(self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]) -> RunResult[Any]:
+        """
+        Go on from the middle of a recorded run, in a journal of its own, which the result names.
+
+        Args:
+            journal: The journal, or the path of its file; it is only read.
+            at: The last effect to keep: a number of the root's effects, or ``"path#number"``; -1 keeps none.
+            options: See ``ForkOptions``.
+
+        Raises:
+            AgentError: when the engine has no agent of the recorded id.
+            JournalError: when there is no such effect, it has no result, its outcome cannot be edited, or something that
+                changed the world would be repeated.
+            ReplayDivergence: when the kept part does not fit the code.
+        """
+        from stepengine import journal as journals
+
+        asked = given("fork", ForkOptions, options)
+        source = journals.as_journal(journal)
+        other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
+        return await journals.fork(source, partial(self._launch, **other, forked=source), at=at, **asked)
+
+    def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult[Any]:
+        """Do what ``resume`` does for synchronous code."""
+        return self._loop_thread.run(lambda: self.resume(journal, **options))
+
+    def replay_sync(self, journal: JournalLike, **options: Unpack[ReplayOptions]) -> RunResult[Any]:
+        """Do what ``replay`` does for synchronous code."""
+        return self._loop_thread.run(lambda: self.replay(journal, **options))
+
+    def fork_sync(self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]) -> RunResult[Any]:
+        """Do what ``fork`` does for synchronous code."""
+        return self._loop_thread.run(lambda: self.fork(journal, at=at, **options))
+
+    async def _launch(self, session: Session, **changes: Any) -> RunResult[Any]:
+        """Run the session of a recorded run to its end; *changes* are those of ``Launcher.again``."""
+        return await self._launcher.again(session, **changes)()
+
+    # --- beside runs --------------------------------------------------------------------------------------------------
+
     async def count_tokens(self, request: ModelRequest) -> int:
         """
         Return how many tokens *request* has: what its provider counts when it can be asked, else an estimate.
@@ -201,10 +419,32 @@ class Engine(Recorded):
         Raises:
             ModelError: when there is no such model, or its provider failed.
         """
-        provider = (self._override.models or self._models).provider_for(request.model)
+        provider = (self._launcher.override.models or self._models).provider_for(request.model)
         count = getattr(provider, "count_tokens", None)
         counted = None if count is None else await count(request)
         return estimated_tokens(request) if counted is None else counted
+
+    def remembered(self, session_id: str) -> tuple[Rule, ...]:
+        """
+        Return what people allowed for good in a conversation, with ``Answer(remember="session")``, since the engine was made.
+
+        The engine keeps these rules in its memory, of the last 10,000 conversations: another process asks again.
+        """
+        return Policy.from_json({"rules": thaw(self._launcher.rules(session_id))}).rules
+
+    def forget(self, session_id: str, *ids: str) -> None:
+        """Ask again about what people allowed for good in a conversation: about the rules of these ids, about all without one."""
+        self._launcher.forget(session_id, ids)
+
+    @contextmanager
+    def override(self, *, models: ModelsLike = None, dependency_overrides: Overrides | None = None) -> Iterator[Self]:
+        """
+        Replace models or dependencies for the runs that this context starts, such as in a test.
+
+        Overrides of concurrent tasks do not meet; nested ones add up.
+        """
+        with self._launcher.replacing(models, dependency_overrides):
+            yield self
 
     # --- the end ----------------------------------------------------------------------------
 
@@ -215,7 +455,7 @@ class Engine(Recorded):
         Runs that have not ended after ten seconds, or whose event loop stands still, are named in a ``ResourceWarning``.
         """
         forgotten = self._stop_all()
-        left = await until_ended(self._active)
+        left = await until_ended(self._launcher.active)
         if self._loop_thread.is_running:
             await asyncio.to_thread(self._loop_thread.close)
         await self._models.close()
@@ -226,7 +466,7 @@ class Engine(Recorded):
         """Do what ``aclose`` does, for synchronous code; runs of the event loop that calls it are only told to end."""
         forgotten = self._stop_all()
         here = _loop_here()
-        left = self._loop_thread.run(lambda: until_ended(self._active, here))
+        left = self._loop_thread.run(lambda: until_ended(self._launcher.active, here))
         self._loop_thread.run(self._models.close)
         self._loop_thread.close()
         self._threads.close()
@@ -234,7 +474,7 @@ class Engine(Recorded):
 
     def _stop_all(self) -> list[LiveRun]:
         """Tell every run to end; return those in the background whose handles nobody ever looked at."""
-        runs = list(self._active)
+        runs = list(self._launcher.active)
         for live in runs:
             live.tree.root.stop(Stop("shutdown"))
         return [live for live in runs if live.handle and not (live.handle.done or live.handle.is_used)]

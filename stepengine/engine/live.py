@@ -18,10 +18,10 @@ from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.tree import Machine, Tree
+from stepengine.runtime.tree import MachineMaker, RunTree
 
 if TYPE_CHECKING:
-    from stepengine.engine.turns import Turn
+    from stepengine.engine.session_turns import Turn
     from stepengine.journal import Session
 
 __all__ = ("LiveRun", "failing", "streamed", "until_ended", "warn_of")
@@ -46,7 +46,7 @@ class LiveRun:
         began: Whether it got past its ``pre_run`` hooks.
     """
 
-    def __init__(self, tree: Tree, active: set[LiveRun]) -> None:
+    def __init__(self, tree: RunTree, active: set[LiveRun]) -> None:
         self.tree = tree
         self.session: Session | None = None
         self.turn: Turn | None = None
@@ -167,19 +167,8 @@ class LiveRun:
             warnings.append(
                 f"the run ended before {len(tree.inbox)} of the messages that were sent to it were delivered"
             )
-        return RunResult(
-            status=finished.status,
-            state=finished.state,
-            stop_reason=finished.stop_reason,
-            output=finished.output,
-            text=finished.text,
-            spending=finished.spending,
-            tool_calls=finished.tool_calls,
-            pending_questions=finished.pending,
-            thinking=finished.thinking,
-            children=finished.children,
-            session_id=tree.root.plan.session_id,
-            error=finished.error,
+        return finished.as_result(
+            session_id=tree.root.plan.info.session_id,
             journal=None if self.session is None else self.session.journal,
             leaked=tuple(tree.leaked),
             warnings=tuple(warnings),
@@ -201,7 +190,7 @@ async def streamed(live: LiveRun) -> AsyncGenerator[Event, None]:
             task.result()
 
 
-def failing(error: StepEngineError) -> Machine:
+def failing(error: StepEngineError) -> MachineMaker:
     """Return a machine whose run fails at once, for what goes wrong while a run is prepared."""
 
     def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:

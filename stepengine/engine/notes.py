@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import compact
 from stepengine.data.messages import system_reminder
 from stepengine.data.tools import ToolSpec
-from stepengine.engine.catalog import Agent
 from stepengine.tools.spawning import params_schema
+
+if TYPE_CHECKING:
+    from stepengine.engine.catalog import Agent
 
 __all__ = ("instructions_note",)
 

@@ -21,6 +21,7 @@ from stepengine.models import Models, Provider
 from stepengine.permissions import Policy
 from stepengine.runtime.clock import Clock
 from stepengine.runtime.hub import ObserverLike, Watcher
+from stepengine.runtime.performing import ToolSetting
 from stepengine.runtime.rates import RateLimit, RateLimits, RateLimitsLike
 from stepengine.runtime.retry import RetryPolicy
 from stepengine.sessions import SessionStore, VersionedStore
@@ -182,6 +183,12 @@ class Override:
     keep_names: bool = False
     dependencies: Overrides = attrs.field(factory=dict)
 
+    def over(self, tools: ToolSetting) -> ToolSetting:
+        """Return what tools are run with, with the dependencies replaced."""
+        if not self.dependencies:
+            return tools
+        return attrs.evolve(tools, overrides={**tools.overrides, **self.dependencies})
+
     def replaced(self, models: ModelsLike, dependencies: Overrides | None) -> Override:
         """Return this override with more of it replaced."""
         return Override(
@@ -192,7 +199,7 @@ class Override:
 
 
 overrides: ContextVar[Mapping[int, Override]] = ContextVar("stepengine_overrides")
-"""By the identity of the engine. A context variable: overrides of concurrent tasks do not meet (reliability SS08)."""
+"""By the identity of the engine's launcher. A context variable: overrides of concurrent tasks do not meet (reliability SS08)."""
 
 
 def _several(of_what: str) -> Fine:

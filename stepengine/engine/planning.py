@@ -10,9 +10,10 @@ import secrets
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import lru_cache
 from random import Random
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -23,21 +24,33 @@ from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike, Question
-from stepengine.data.state import AgentState, suspended_at
+from stepengine.data.run import RunInfo
+from stepengine.data.state import AgentState, quick_state, suspended_at
+from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog
 from stepengine.engine.notes import instructions_note
 from stepengine.errors import AnswerRejected, HandlerError, InputError, StepEngineError, UnknownModel
 from stepengine.machine.author import blamed, noted
-from stepengine.machine.plan import RunPlan
+from stepengine.machine.plan import RunPlan, quick_plan
 from stepengine.machine.spawning import matching_id, not_allowed
 from stepengine.models import Models
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, Lines
 
-__all__ = ("NOTHING_KNOWN", "Known", "Planner", "Request", "new_run_id", "not_from_state", "reopening")
+__all__ = (
+    "NOTHING_RECORDED",
+    "Planner",
+    "RecordedModels",
+    "Request",
+    "info_of",
+    "new_run_id",
+    "not_from_state",
+    "reopening",
+)
 
-NO_METADATA = JsonDict()
+NO_INFO = RunInfo()
+NO_CONTEXT = JsonDict()
 TREE_WIDE = ("max_tokens", "max_cost_usd", "max_seconds", "max_depth", "max_total_children")
 
 
@@ -57,9 +70,7 @@ class Request:
         prompt: The prompt; ``""`` for none.
         params: The params as given.
         previous: The state that the run continues.
-        session_id: The conversation.
-        user_id: The user.
-        metadata: The caller's metadata.
+        info: What the caller says of the run.
         limits: Limits of this run.
         answers: Answers given up front, by question id or text.
         earlier: Questions that *previous* waits for, with their answers; the run asks them again under other ids.
@@ -70,9 +81,7 @@ class Request:
     prompt: str = ""
     params: Any = None
     previous: AgentState | None = None
-    session_id: str | None = None
-    user_id: str | None = None
-    metadata: Mapping[str, Any] | None = None
+    info: RunInfo = NO_INFO
     limits: Limits | None = None
     answers: Mapping[str, AnswerLike] | None = attrs.field(default=None, validator=_mapping)
     earlier: tuple[tuple[Question, AnswerLike], ...] = ()
@@ -120,7 +129,7 @@ def not_from_state(agent: AgentDefinition[Any], state: AgentState) -> str | None
 
 
 @attrs.frozen
-class Known:
+class RecordedModels:
     """
     What the record of a run tells of models, so that it can be repeated without any.
 
@@ -137,7 +146,7 @@ class Known:
     is_whole: bool = False
 
 
-NOTHING_KNOWN = Known()
+NOTHING_RECORDED = RecordedModels()
 
 
 class Planner:
@@ -150,14 +159,14 @@ class Planner:
         default_model: The model of roots that name none.
         window: Gives a model's context length, when somebody may want to know it.
         keep_names: Whether model strings stay as written, because one provider serves them all.
-        seed: What the randomness of the run depends on; drawn by default.
+        seed: What the randomness of the run depends on; by default its id, which is random.
         created: When the root run was created (UTC); by default now.
         watched: Says whether anybody is shown events.
-        known: What a record tells of models.
+        recorded: What a record tells of models.
         chosen: Models in place of those that agents name, by agent id; that of ``""`` for all others.
 
     Attributes:
-        seed: The seed in force.
+        seed: The seed in force, once the root was planned.
     """
 
     def __init__(
@@ -171,7 +180,7 @@ class Planner:
         seed: str | None = None,
         created: datetime | None = None,
         watched: Callable[[], bool] = bool,
-        known: Known = NOTHING_KNOWN,
+        recorded: RecordedModels = NOTHING_RECORDED,
         chosen: Mapping[str, str] | None = None,
     ) -> None:
         self._chosen = chosen or {}
@@ -180,11 +189,12 @@ class Planner:
         self._default_model = default_model
         self._window = window
         self._keep_names = keep_names
-        self.seed = secrets.token_hex(8) if seed is None else seed
+        self.seed = seed or ""
         self._created = created
         self._watched = watched
         self._here = _OwnThread()
-        self._known = known
+        self._recorded = recorded
+        self._inherited: dict[Agent, _Inherited] = {}
 
     def root(self, request: Request) -> tuple[RunPlan, AgentState]:
         """
@@ -195,22 +205,20 @@ class Planner:
             UnknownModel: when the model names no provider.
             MissingKey: when the provider has no key.
         """
-        agent = request.agent
+        agent, run_id = request.agent, request.run_id or new_run_id()
+        self.seed = self.seed or run_id
         plan = self._plan(
             agent,
-            run_id=request.run_id or new_run_id(),
+            run_id=run_id,
             path="",
             prompt=request.prompt,
             params=request.params,
-            model=self._model(self._asked(agent) or self._default_model),
+            model=self._asked_model(agent) or self._model(self._default_model),
             limits=agent.limits if request.limits is None else request.limits.over(agent.limits),
             created=self._created or datetime.now(UTC),
-            session_id=request.session_id,
-            user_id=request.user_id,
-            metadata=_metadata(request.metadata),
+            info=request.info,
         )
-        state = _continued(plan, agent, request.previous)
-        return plan, state
+        return plan, _continued(plan, agent, request.previous)
 
     def child(self, parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
         """
@@ -228,65 +236,93 @@ class Planner:
             path=path,
             prompt=effect.prompt,
             params=effect.params,
-            model=self._model(self._asked(agent) or parent.model or self._default_model),
-            limits=_within(agent.limits, parent),
-            sent=tuple(inherited.tool_definitions.values()) if inherits else None,
-            is_inline=effect.is_inline,
+            model=self._asked_model(agent) or parent.model or self._model(self._default_model),
+            limits=_within(agent.limits, parent.given, parent.limits.max_depth),
             created=parent.created,
-            session_id=parent.session_id,
-            user_id=parent.user_id,
-            metadata=parent.metadata,
+            info=parent.info,
+            shown=self._shown_by_parent(agent, inherited.tool_definitions) if inherits else None,
+            is_inline=effect.is_inline,
         )
         state = _child_state(plan, agent, inherited)
         return plan, state if inherits else with_prompt(plan, state)
 
-    def _plan(self, agent: Agent, *, prompt: str, params: Any, model: str | None, path: str, **fields: Any) -> RunPlan:
+    def _plan(
+        self,
+        agent: Agent,
+        *,
+        run_id: str,
+        path: str,
+        prompt: str,
+        params: Any,
+        model: str | None,
+        limits: Limits,
+        created: datetime,
+        info: RunInfo,
+        shown: _Inherited | None = None,
+        is_inline: bool = False,
+    ) -> RunPlan:
+        definition, schemas = agent.definition, agent.schemas
         if not isinstance(prompt, str):
-            msg = f"the prompt of agent {agent.definition.id!r} is a string, not a {type(prompt).__name__}"
+            msg = f"the prompt of agent {definition.id!r} is a string, not a {type(prompt).__name__}"
             raise InputError(msg, issues=("prompt should be a string",))
-        given = agent.schemas.params(params)
-        return RunPlan(
-            definition=agent.definition,
+        given = schemas.params(params)
+        return quick_plan(
+            definition=definition,
+            run_id=run_id,
             path=path,
-            random=Random(f"{self.seed}:{path}") if agent.definition.handle_steps is not None else None,  # noqa: S311
+            created=created,
+            random=Random(f"{self.seed}:{path}") if definition.handle_steps is not None else None,  # noqa: S311
             model=model,
             tools=agent.tools,
             offered=agent.offered,
-            agents={key: agent.child(key).definition.display_name for key in agent.spawnable},
-            note=instructions_note(agent, fields.get("sent")),
+            sent=None if shown is None else shown.specs,
+            agents=agent.children,
+            planned_from=agent,
+            is_inline=is_inline,
+            note=agent.note if shown is None else shown.note,
             agent_info=self._catalog.info,
-            made_of=agent,
             hooks=agent.hooks,
+            limits=limits,
             prompt=prompt,
             params=given.value,
             params_json=given.json,
-            validate_output=agent.schemas.validate_output,
-            decode_output=agent.schemas.decode_output,
-            output_json_schema=agent.schemas.output_schema,
+            validate_output=schemas.validate_output,
+            decode_output=schemas.decode_output,
+            output_json_schema=schemas.output_schema,
+            info=info,
             context_window=self._window(model) if model and agent.hooks.pre_step else None,
             here=self._here,
             watched=self._watched,
-            **fields,
         )
 
-    def _asked(self, agent: Agent) -> str | None:
+    def _shown_by_parent(self, agent: Agent, definitions: Mapping[str, ToolSpec]) -> _Inherited:
+        """Return what a child is shown of its parent's tools; siblings are shown the same."""
+        last = self._inherited.get(agent)
+        if last is None or last.definitions is not definitions:
+            specs = tuple(definitions.values())
+            last = self._inherited[agent] = _Inherited(definitions, specs, instructions_note(agent, specs))
+        return last
+
+    def _asked_model(self, agent: Agent) -> str | None:
         """Return the model of an agent: the one that was chosen for it, for all, or its own."""
-        own, chosen = agent.definition.model, self._chosen
-        return (chosen.get(normalised_id(agent.definition.id)) or chosen.get("") or own) if chosen else own
+        asked, chosen = agent.definition.model, self._chosen
+        if chosen:
+            asked = chosen.get(normalised_id(agent.definition.id)) or chosen.get("") or asked
+        return self._model(asked) if asked else None
 
     def _model(self, model: str | None) -> str | None:
         if model is None:
             return None
-        known = self._known
-        if known.is_whole:
-            if self._keep_names or model in known.models:
+        recorded = self._recorded
+        if recorded.is_whole:
+            if self._keep_names or model in recorded.models:
                 return model
             try:
                 return str(self._models.parse(model))
             except UnknownModel:
                 return model
         canonical = self._models.check(model)
-        return model if self._keep_names or model in known.models else canonical
+        return model if self._keep_names or model in recorded.models else canonical
 
     def _allowed(self, parent: RunPlan, effect: Spawn) -> Agent:
         given = effect.definition
@@ -298,8 +334,16 @@ class Planner:
             raise not_allowed(parent.definition.id, effect.agent_id, agents)
         if isinstance(given, AgentDefinition):
             return self._catalog.find(given)
-        spawner: Agent = parent.made_of
+        spawner: Agent = parent.planned_from
         return spawner.child(key)
+
+
+class _Inherited(NamedTuple):
+    """The tool definitions of a parent, and what a child that is shown them is told beside."""
+
+    definitions: Mapping[str, ToolSpec]
+    specs: tuple[ToolSpec, ...]
+    note: str
 
 
 def new_run_id() -> str:
@@ -321,9 +365,9 @@ def with_prompt(plan: RunPlan, state: AgentState) -> AgentState:
     ctx = HookContext(
         state=state,
         agent=plan.definition,
-        session_id=plan.session_id,
-        user_id=plan.user_id,
-        metadata=plan.metadata,
+        session_id=plan.info.session_id,
+        user_id=plan.info.user_id,
+        metadata=plan.info.metadata,
         path=plan.path,
         now=plan.created,
         logger=_PromptLogger(plan),
@@ -374,9 +418,21 @@ def _suffix(path: str) -> str:
     return f"-{path.replace('.', '-')}" if path else ""
 
 
-def _metadata(given: Mapping[str, Any] | None) -> JsonDict:
-    if not given:
-        return NO_METADATA
+def info_of(options: dict[str, Any]) -> RunInfo:
+    """
+    Take what the caller says of a run out of its options.
+
+    Raises:
+        InputError: when the metadata is no JSON object.
+    """
+    session_id, user_id = options.pop("session_id", None), options.pop("user_id", None)
+    metadata = options.pop("metadata", None)
+    if session_id is None and user_id is None and not metadata:
+        return NO_INFO
+    return RunInfo(session_id, user_id, _metadata(metadata) if metadata else JsonDict())
+
+
+def _metadata(given: Mapping[str, Any]) -> JsonDict:
     try:
         frozen = freeze(given, "metadata")
     except StepEngineError as error:
@@ -388,11 +444,19 @@ def _metadata(given: Mapping[str, Any] | None) -> JsonDict:
     return frozen
 
 
-def _within(limits: Limits, parent: RunPlan) -> Limits:
-    """Return *limits* with nothing tree-wide above what was set for the parent; the depth has a default that binds all."""
+@lru_cache(256)
+def _within(limits: Limits, given: Limits, depth: int | None) -> Limits:
+    """
+    Return *limits* with nothing tree-wide above what was set for the parent; kept, since siblings have the same.
+
+    Args:
+        limits: The child's.
+        given: Those of the parent that somebody set.
+        depth: The parent's depth in force: it has a default that binds all.
+    """
     lower: dict[str, Any] = {}
     for name in TREE_WIDE:
-        most, own = getattr(parent.limits if name == "max_depth" else parent.given, name), getattr(limits, name)
+        most, own = depth if name == "max_depth" else getattr(given, name), getattr(limits, name)
         if most is not None and (own is None or Decimal(str(own)) > Decimal(str(most))):
             lower[name] = most
     return attrs.evolve(limits, **lower) if lower else limits
@@ -404,18 +468,25 @@ def _continued(plan: RunPlan, agent: Agent, previous: AgentState | None) -> Agen
         msg = f"previous is an AgentState, such as result.state, not a {type(previous).__name__}"
         raise InputError(msg, issues=("previous should be an AgentState",))
     history = previous.message_history if previous is not None else Transcript()
-    return AgentState(
+    return quick_state(
         run_id=plan.run_id,
         agent_id=plan.definition.id,
         message_history=history,
         view=previous.view if previous is not None else history,
+        system_prompt=_told(agent),
         tool_definitions=agent.specs,
         steps_remaining=plan.limits.max_steps or 0,
-        context=previous.context if previous is not None else JsonDict(),
+        context=previous.context if previous is not None else NO_CONTEXT,
         pending=previous.pending if previous is not None else (),
         next_call=previous.next_call if previous is not None else 1,
         id_prefix=previous.id_prefix if previous is not None else "c",
     )
+
+
+def _told(agent: Agent) -> str:
+    """Return an agent's system prompt; ``""`` when it has to be resolved first."""
+    prompt = agent.definition.system_prompt
+    return prompt if isinstance(prompt, str) else ""
 
 
 def _child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentState:
@@ -423,17 +494,17 @@ def _child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentState:
     inherits = definition.include_message_history or plan.is_inline
     history = parent.message_history if inherits else Transcript()
     same_prompt = plan.sent is not None
-    return AgentState(
+    return quick_state(
         run_id=plan.run_id,
         agent_id=definition.id,
         parent_id=parent.run_id,
         ancestor_run_ids=(*parent.ancestor_run_ids, parent.run_id),
         message_history=history,
         view=parent.view if inherits else history,
-        system_prompt=parent.system_prompt if same_prompt else "",
+        system_prompt=parent.system_prompt if same_prompt else _told(agent),
         tool_definitions=parent.tool_definitions if same_prompt else agent.specs,
         steps_remaining=plan.limits.max_steps or 0,
-        context=parent.context if plan.is_inline else JsonDict(),
+        context=parent.context if plan.is_inline else NO_CONTEXT,
         next_call=parent.next_call if inherits else 1,
         id_prefix=f"c{plan.path.replace('.', '_')}_" if inherits else "c",
     )

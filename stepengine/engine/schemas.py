@@ -108,11 +108,11 @@ def _object(agent_id: str, given: Any) -> JsonDict:
     dump = getattr(given, "model_dump", None)
     value = dump(mode="json") if dump is not None else given
     if not isinstance(value, Mapping):
-        raise _refused(agent_id, [f"params should be an object, not a {type(given).__name__}"])
+        raise _params_refused(agent_id, [f"params should be an object, not a {type(given).__name__}"])
     try:
         frozen: JsonDict = freeze(value, "params")
     except DataError as error:
-        raise _refused(agent_id, [error.message]) from error
+        raise _params_refused(agent_id, [error.message]) from error
     return frozen
 
 
@@ -125,14 +125,14 @@ def _json_params(agent_id: str, issues: Callable[[Any], list[str]], given: Any) 
     value = _object(agent_id, given)
     found = issues(value)
     if found:
-        raise _refused(agent_id, found)
+        raise _params_refused(agent_id, found)
     return Params(value, None if given is None else value)
 
 
 def _model_params(agent_id: str, model: Any, given: Any) -> Params:
     value = given if isinstance(given, model) else _validated(model, thaw(_object(agent_id, given)))
     if isinstance(value, list):
-        raise _refused(agent_id, value)
+        raise _params_refused(agent_id, value)
     return Params(value, None if given is None else freeze(value.model_dump(mode="json")))
 
 
@@ -146,7 +146,7 @@ def _validated(model: Any, value: Any) -> Any:
         return [f"{'.'.join(map(str, e['loc'])) or '(the whole)'}: {e['msg']}" for e in error.errors(include_url=False)]
 
 
-def _refused(agent_id: str, issues: list[str]) -> InputError:
+def _params_refused(agent_id: str, issues: list[str]) -> InputError:
     listed = "; ".join(issues)
     msg = f"the params of agent {agent_id!r} do not fit its input_schema: {listed}"
     return InputError(msg, issues=issues)

@@ -12,6 +12,7 @@ import attrs
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.limits import Limits
+from stepengine.data.run import RunInfo
 from stepengine.data.state import AgentState
 from stepengine.errors import JournalCorrupt
 from stepengine.journal.fingerprints import definition_fingerprint
@@ -43,9 +44,7 @@ class Opening:
         prompt: Its prompt.
         params: Its params as JSON; ``None`` for none.
         previous: The state that it continued; ``None`` for none.
-        session_id: The conversation.
-        user_id: The user.
-        metadata: The caller's metadata.
+        info: What the caller said of it.
         limits: The limits that the caller gave; ``None`` for none.
         run_id: The run's id, which stays the same for ever.
     """
@@ -54,9 +53,7 @@ class Opening:
     prompt: str = ""
     params: JsonValue = None
     previous: AgentState | None = None
-    session_id: str | None = None
-    user_id: str | None = None
-    metadata: Mapping[str, Any] = attrs.field(factory=dict)
+    info: RunInfo = RunInfo()
     limits: Limits | None = None
     run_id: str = ""
 
@@ -138,7 +135,7 @@ def root_form(
     form |= {"params": plan.params_json, "run_id": plan.run_id}
     if state.message_history or state.context or state.next_call != 1:
         form["previous"] = bare(attrs.evolve(state, system_prompt="", tool_definitions=JsonDict(), steps_remaining=0))
-    form |= {name: getattr(plan, name) for name in ("session_id", "user_id", "metadata") if getattr(plan, name)}
+    form |= {name: value for name, value in attrs.asdict(plan.info, recurse=False).items() if value}
     form |= {"model": model} if model is not None else {}
     form |= {"models": dict(models)} if models else {}
     return form | ({"limits": bare(limits)} if limits is not None else {})
@@ -153,9 +150,7 @@ def opening_of(history: History) -> Opening:
         prompt=form["prompt"],
         params=form["params"],
         previous=None if previous is None else restored(previous),
-        session_id=form.get("session_id"),
-        user_id=form.get("user_id"),
-        metadata=form.get("metadata", {}),
+        info=RunInfo(form.get("session_id"), form.get("user_id"), form.get("metadata", {})),
         limits=None if limits is None else restored(limits),
         run_id=form["run_id"],
     )

@@ -42,9 +42,9 @@ from stepengine.journal.store import Extension, Journal, MemoryJournal, Writer
 from stepengine.journal.tape import Tape
 from stepengine.journal.timing import Pace, Timing
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime.calls import ModelRegistry
 from stepengine.runtime.performer import Performer
-from stepengine.runtime.tree import Machine, Planner, Services
+from stepengine.runtime.performing import ModelRegistry
+from stepengine.runtime.tree import ChildPlanner, MachineMaker, Services
 
 __all__ = ("InDoubt", "Mode", "Session")
 
@@ -304,7 +304,7 @@ class Session:
     def _tape(self, inner: Performer) -> Performer:
         return Tape(inner, self)
 
-    def _machine(self, inner: Machine) -> Machine:
+    def _machine(self, inner: MachineMaker) -> MachineMaker:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             known = plan if self.past is None else self.past.with_gone_tools(plan)
             running = self.machines[plan.path] = inner(known, state)
@@ -317,7 +317,7 @@ class Session:
         self._is_over = True
         return finished
 
-    def _planner(self, inner: Planner) -> Planner:
+    def _planner(self, inner: ChildPlanner) -> ChildPlanner:
         def plan_child(parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
             plan, state = inner(parent, effect, path)
             return self._looked_up(self._with_random(plan), state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,14 +15,10 @@ from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import Message
-from stepengine.data.models import StopReason
 from stepengine.data.parts import tuple_of
 from stepengine.data.questions import Question
-from stepengine.data.results import ToolCallLog
-from stepengine.data.run import ChildResult, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.run import ChildResult, Ended, RunInfo, RunResult, RunStatus
 from stepengine.data.tools import ToolBinding, ToolSpec
-from stepengine.data.usage import Spending
 from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.history import left_by
 
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
     # The class of what comes in as a value; nothing is drawn here.
     from random import Random
 
-__all__ = ("Finished", "RunPlan", "quick_finished")
+__all__ = ("Finished", "RunPlan", "quick_finished", "quick_plan")
 
 
 def _complete(plan: RunPlan) -> Limits:
@@ -40,7 +37,7 @@ def _always() -> bool:
     return True
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class RunPlan:
     """
     Everything that a run is started with beside its state (design 3).
@@ -57,7 +54,7 @@ class RunPlan:
         sent: Tool definitions that are sent in the place of its own: those of the parent whose system prompt it inherits.
         agents: Normalised ids of the agents that it may spawn, each with its display name; ``None`` leaves it to
             whoever performs a ``Spawn`` to know them.
-        made_of: What it was made of, for whoever made it to find again.
+        planned_from: What whoever made the plan made it from; the machine does not look at it.
         is_inline: Whether it goes on from the history of the run that spawned it, and leaves its own there.
         note: What is added to its instructions: which agents there are, and what it may call.
         agent_info: Tells of an agent of the engine, for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
@@ -71,9 +68,7 @@ class RunPlan:
             an ``output_schema``.
         decode_output: Turns the stored JSON of a valid output into what the caller gets, such as a pydantic model.
         output_json_schema: The JSON Schema of the output, when there is an ``output_schema``.
-        session_id: The conversation's id.
-        user_id: The user's id.
-        metadata: The caller's metadata.
+        info: What the caller says of it.
         context_window: The model's context length in tokens, when known; looked up for agents with ``pre_step`` hooks.
         here: Whether the caller is in the run's own thread; only there may a handler or hook say something.
         watched: Whether anybody looks at step, phase and text events; while nobody does, they are not made.
@@ -89,7 +84,7 @@ class RunPlan:
     offered: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
     sent: tuple[ToolSpec, ...] | None = None
     agents: Mapping[str, str] | None = None
-    made_of: Any = attrs.field(default=None, eq=False, repr=False)
+    planned_from: Any = attrs.field(default=None, eq=False, repr=False)
     is_inline: bool = False
     note: str = ""
     agent_info: Callable[[str], JsonValue] | None = attrs.field(default=None, eq=False, repr=False)
@@ -102,52 +97,40 @@ class RunPlan:
     validate_output: Callable[[JsonValue], JsonValue] | None = None
     decode_output: Callable[[JsonValue], Any] | None = None
     output_json_schema: JsonDict | None = None
-    session_id: str | None = None
-    user_id: str | None = None
-    metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze)
+    info: RunInfo = RunInfo()
     context_window: int | None = None
     here: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
     watched: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
 
 
+quick_plan = maker_of(RunPlan)
+
+
+ENDED = tuple([field.name for field in attrs.fields(Ended)])
+ENDED_OF = attrgetter(*ENDED)
+
+
 @attrs.frozen(kw_only=True, weakref_slot=False)
-class Finished:
+class Finished(Ended[Any]):
     """
-    How a run ended, as the machine sees it (design 3).
+    How a run ended, as the machine sees it (design 3); its transcripts are paired.
 
     Attributes:
-        status: How it ended.
-        state: The final state; its transcripts are paired.
-        stop_reason: Why the last model reply stopped; ``None`` when no model was called.
-        output: The output by ``output_mode``, or what the handler returned; ``None`` unless there is one.
-        text: What it said or set as its output, when that is text (requirements X63); ``""`` when suspended.
-        error: What failed it.
         limit: The budget that was spent first, if one was; a run without an error may have ended by it all the same.
         pending: The open questions when it is suspended, those of children included.
-        spending: What it and its children spent.
-        tool_calls: All tool calls in order.
-        thinking: The thinking texts in order.
-        children: The results of its children in spawn order.
-        warnings: What was logged and dropped.
         began: Whether it got past its ``pre_run`` hooks.
         opening: The messages that it began with: what the user said, and the instructions.
     """
 
-    status: RunStatus
-    state: AgentState
-    stop_reason: StopReason | None = None
-    output: Any = None
-    text: str = ""
-    error: BaseException | None = None
     limit: LimitExceeded | None = None
     pending: tuple[Question, ...] = ()
-    spending: Spending = Spending()
-    tool_calls: tuple[ToolCallLog, ...] = ()
-    thinking: tuple[str, ...] = ()
-    children: tuple[ChildResult[Any], ...] = ()
-    warnings: tuple[str, ...] = ()
     began: bool = True
     opening: tuple[Message, ...] = attrs.field(default=(), repr=False)
+
+    def as_result(self, **more: Any) -> RunResult[Any]:
+        """Return what the caller gets of this run; *more* is what its machine does not know."""
+        known = zip(ENDED, ENDED_OF(self), strict=True)
+        return RunResult(**{**dict(known), "pending_questions": self.pending, **more})
 
     def as_child(self, *, is_inline: bool = False) -> ChildResult[Any]:
         """Return what a parent gets of this run."""

@@ -262,9 +262,9 @@ class RunState:
         return HookContext(
             state=self.frozen(),
             agent=self.agent,
-            session_id=plan.session_id,
-            user_id=plan.user_id,
-            metadata=plan.metadata,
+            session_id=plan.info.session_id,
+            user_id=plan.info.user_id,
+            metadata=plan.info.metadata,
             values=JsonDict(self._values),
             step_index=self.step,
             path=plan.path,

@@ -12,7 +12,7 @@ from stepengine.runtime.hub import Hub, Observer
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
 from stepengine.runtime.rates import RateLimit, RateLimits
 from stepengine.runtime.retry import RetryPolicy
-from stepengine.runtime.tree import Services, Tree
+from stepengine.runtime.tree import RunTree, Services
 
 __all__ = (
     "IO",
@@ -26,8 +26,8 @@ __all__ = (
     "RateLimits",
     "RetryPolicy",
     "RunHandle",
+    "RunTree",
     "Services",
     "SystemClock",
-    "Tree",
     "drive",
 )

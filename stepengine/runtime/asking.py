@@ -118,7 +118,7 @@ class Desk:
             AnswerRejected: when one is none.
         """
         for key, value in (*given.items(), *[(question.id, value) for question, value in earlier]):
-            _check(value, f"for the question {key!r}")
+            _check_answer(value, f"for the question {key!r}")
         self._given = given
         self._earlier = list(earlier)
         self._unused = set(given)
@@ -226,7 +226,7 @@ class Desk:
             listed = ", ".join([f"{q.id!r} ({q.text})" for q, f in self._open.values() if not f.done()])
             msg = f"question {question_id!r} is not open; open are: {listed or 'none'}"
             raise AnswerRejected(msg)
-        _check(answer, f"to the question {question_id!r}", question)
+        _check_answer(answer, f"to the question {question_id!r}", question)
         future.get_loop().call_soon_threadsafe(_resolve, future, answered(answer, question))
 
     async def _interact(self, interactor: Interactor, question: Question) -> Answer | None:
@@ -239,14 +239,14 @@ class Desk:
             if inspect.isawaitable(value):
                 value = await value
             if value is not None:
-                _check(value, "of the interactor", question)
+                _check_answer(value, "of the interactor", question)
         except Exception as error:  # noqa: BLE001
             LOGGER.warning("the interactor raised at question %r, so nobody answers it", question.id, exc_info=error)
             return None if question.tool_name is None else Answer(declined=True)  # who cannot be asked has not agreed
         return None if value is None else answered(value, question)
 
 
-def _check(value: Any, whose: str, question: Question | None = None) -> None:
+def _check_answer(value: Any, whose: str, question: Question | None = None) -> None:
     if not isinstance(value, str | bool | Answer):
         msg = f"the answer {whose} is {value!r}; it is a string, a bool or an Answer"
         raise AnswerRejected(msg)

@@ -1,8 +1,12 @@
 """
-The loop that feeds outcomes to a machine, the only place where a run waits (design 3, 9).
+One run while it is driven: the loop that feeds outcomes to its machine, and how it is told to end (design 3, 9).
 
-It knows no records, no replay and no limits: those wrap the performer. One effect is awaited in the run's own task;
-only the members of a ``Gather`` and the runs of children get tasks of their own.
+``drive`` is the only place where a run waits. It knows no records, no replay and no limits: those wrap the performer. One
+effect is awaited in the run's own task; only the members of a ``Gather`` and the runs of children get tasks of their own.
+
+A run ends early because somebody stops it (``stop``) or because its task is cancelled from outside. Inside, ``stop``
+cancels the task too, to leave the effect under way; that cancellation is taken back (``uncancel``), the one from outside
+never is: it is passed on when the run has finished (reliability SS12, SS13, prototype N7).
 """
 
 from __future__ import annotations
@@ -12,31 +16,165 @@ from collections import deque
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.effects import Ask, CallTool, Gather, Notify, Spawn
+from stepengine.data.effects import Ask, CallTool, Effect, Gather, Notify, Spawn
 from stepengine.data.outcomes import Gathered, Outcome, Single, Stop, Value
+from stepengine.errors import StepEngineError
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.failfast import Group
 from stepengine.runtime.performer import Item, child_path
 from stepengine.runtime.reports import finished, started
-from stepengine.runtime.scope import Scope
 
 if TYPE_CHECKING:
-    from stepengine.runtime.tree import Tree
+    from stepengine.data.state import AgentState
+    from stepengine.machine.plan import RunPlan
+    from stepengine.runtime.tree import RunTree
 
-__all__ = ("drive",)
+__all__ = ("RunTask", "drive")
 
 BREATH = 64
 """After so many effects other tasks get their turn: a scripted run would starve the loop."""
 
 
-async def drive(machine: Generator[Any, Outcome | None, Finished], scope: Scope) -> Finished:
+class RunTask:
+    """
+    One run of a tree; it may be told to ``stop`` also before and after it is driven.
+
+    Attributes:
+        tree: What all runs of the tree share.
+        plan: What the run was started with.
+        state: The state it was started with.
+        path: Its path.
+        stopping: Why the run must end, once somebody said so.
+        busy: Whether an effect is under way, so that there is something to cancel.
+        cancelled: Whether the run's task was cancelled from outside.
+        is_bare: Whether every wrapper of the performer would hand the run's effects on as they are, all but children.
+    """
+
+    __slots__ = (
+        "_base",
+        "_kicked",
+        "_loop",
+        "_told",
+        "busy",
+        "cancelled",
+        "is_bare",
+        "path",
+        "plan",
+        "state",
+        "stopping",
+        "task",
+        "tree",
+    )
+
+    def __init__(self, tree: RunTree, plan: RunPlan, state: AgentState, path: str) -> None:
+        self.tree = tree
+        self.plan = plan
+        self.state = state
+        self.path = path
+        self.task: asyncio.Task[object] | None = None
+        self.stopping: Stop | None = None
+        self.busy = False
+        self.cancelled = False
+        self.is_bare = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._base = 0
+        self._kicked = False
+        self._told = False
+
+    def enter(self) -> None:
+        """Take the current task as the one that drives this run."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101
+        self.task = task
+        self._base = task.cancelling()
+        self._loop = task.get_loop()
+
+    def leave(self) -> None:
+        """Give the task back: no cancellation of ours stays behind on it."""
+        if self._kicked and self.task is not None:
+            self._kicked = False
+            self.task.uncancel()
+        self._loop = None
+
+    def release(self) -> None:
+        """Forget the tree; nothing more will be performed."""
+        del self.tree
+        self.task = None
+
+    def stop(self, stop: Stop) -> None:
+        """End the run with the first reason that is given; from any thread, any number of times."""
+        self.stopping = self.stopping or stop
+        if self._told or self._loop is None or self._loop.is_closed():
+            return
+        self._told = True
+        self._loop.call_soon_threadsafe(self._kick)
+
+    def must_stop(self) -> bool:
+        """Return whether nothing more may be performed."""
+        if self.stopping is None:
+            self.stopping = self.tree.too_late(self.path)
+        return self.stopping is not None
+
+    def interrupted(self) -> Stop:
+        """Account for a ``CancelledError`` that reached the run's own task; return the outcome in its place."""
+        task = self.task
+        assert task is not None  # noqa: S101
+        if self._kicked:
+            self._kicked = False
+            task.uncancel()
+        self.notice_cancel(certain=self.stopping is None)
+        return self.halt()
+
+    def notice_cancel(self, *, certain: bool = False) -> None:
+        """Take note of a cancellation from outside."""
+        assert self.task is not None  # noqa: S101
+        if certain or self.task.cancelling() - self._kicked > self._base:
+            self.cancelled = True
+            self.stopping = self.stopping or Stop("cancelled")
+
+    def crashed(self, error: BaseException) -> Stop:
+        """Account for an exception that is the caller's: the tree ends, then it is raised there."""
+        self.tree.reraise = self.tree.reraise or error
+        is_interrupt = isinstance(error, KeyboardInterrupt | SystemExit)
+        stop = Stop("cancelled") if is_interrupt else Stop("crashed", error=error)
+        self.tree.root.stop(stop)
+        self.stop(stop)
+        return self.halt()
+
+    def broken(self, error: BaseException) -> Stop:
+        """Account for an exception that a performer let out: the run cannot go on."""
+        if not isinstance(error, StepEngineError):
+            cause = error
+            msg = f"performing an effect of the run at {self.path!r} failed with {type(error).__name__}: {error}"
+            error = StepEngineError(msg)
+            error.__cause__ = cause
+        self.stop(Stop("diverged", error=error))
+        return self.halt()
+
+    def halt(self, path: str | None = None) -> Stop:
+        """Return the outcome of an effect that is not, or not to its end, performed; *path* is that of its child."""
+        stop = self.stopping or Stop("cancelled")
+        child = self.tree.orphans.pop(path, None) if path is not None else None
+        return Stop(stop.kind, self.tree.elapsed(), stop.error, stop.questions, child)
+
+    def refuse(self, effect: Effect) -> Outcome:
+        """Return the outcome of an effect that comes after the run was stopped."""
+        return Gathered(tuple([self.halt() for _ in effect.effects])) if type(effect) is Gather else self.halt()
+
+    def _kick(self) -> None:
+        if self.busy and not self._kicked and self.task is not None:
+            self._kicked = True
+            self.task.cancel()
+
+
+async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask) -> Finished:
     """
     Run *machine* to its end; it is closed on every way out.
 
-    A cancellation becomes a ``Stop`` that the machine ends the run with, and is left noted in *scope*.
+    A cancellation becomes a ``Stop`` that the machine ends the run with, and is left noted in *run*.
     """
-    send, emit = machine.send, scope.tree.emit
+    send, emit = machine.send, run.tree.emit
     outcome: Outcome | None = None
     count = 0
     try:
@@ -46,16 +184,16 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], scope: Scope)
                 emit(effect.event)
                 outcome = None
                 continue
-            if (scope.stopping is not None or scope.tree.deadlines) and scope.must_stop():
-                outcome = scope.refuse(effect)
+            if (run.stopping is not None or run.tree.deadlines) and run.must_stop():
+                outcome = run.refuse(effect)
                 continue
             if type(effect) is Gather:
-                outcome = await _gather(scope, effect)
+                outcome = await _gather(run, effect)
             else:
-                outcome = await _alone(scope, Item(scope.path, effect, scope.plan))
+                outcome = await _alone(run, Item(run.path, effect, run.plan))
             count += 1
             if count % BREATH == 0:
-                await _breathe(scope)
+                await _breathe(run)
     except StopIteration as stop:
         result: Finished = stop.value
         return result
@@ -63,24 +201,24 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], scope: Scope)
         machine.close()
 
 
-async def _alone(scope: Scope, item: Item) -> Single:
+async def _alone(run: RunTask, item: Item) -> Single:
     """Perform one effect in the run's own task, and show it; whatever happens is an outcome."""
-    tree = scope.tree
+    tree = run.tree
     began = _show_start(tree, item) if tree.hub.watched and not _is_known(tree, item) else None
     outcome: Single
-    scope.busy = True
+    run.busy = True
     try:
-        if began is None and tree.passes(item):
-            outcome = await tree.leaves.perform(item, tree)
+        if began is None and run.is_bare and type(item.effect) is not Spawn:
+            outcome = await tree.innermost.perform(item, tree)
         else:
             await tree.performer.begin((item,))
             outcome = await tree.performer.perform(item, tree)
-        if scope.task.cancelling():  # type: ignore[union-attr]
-            scope.notice_cancel()
+        if run.task.cancelling():  # type: ignore[union-attr]
+            run.notice_cancel()
     except BaseException as error:  # noqa: BLE001
-        outcome = _instead(scope, item, error, alone=True)
+        outcome = _instead(run, item, error, alone=True)
     finally:
-        scope.busy = False
+        run.busy = False
     if type(item.effect) is Ask:
         _remember(tree, item.effect, outcome)
     if began is not None:
@@ -88,15 +226,15 @@ async def _alone(scope: Scope, item: Item) -> Single:
     return outcome
 
 
-async def _perform(scope: Scope, item: Item) -> Single:
+async def _perform_member(run: RunTask, item: Item) -> Single:
     """Perform a member of a ``Gather`` that has begun, and show it; whatever happens is an outcome."""
-    tree = scope.tree
+    tree = run.tree
     began = _show_start(tree, item) if tree.hub.watched and not _is_known(tree, item) else None
     outcome: Single
     try:
         outcome = await tree.performer.perform(item, tree)
     except BaseException as error:  # noqa: BLE001
-        outcome = _instead(scope, item, error, alone=False)
+        outcome = _instead(run, item, error, alone=False)
     if type(item.effect) is Ask:
         _remember(tree, item.effect, outcome)
     if began is not None:
@@ -104,55 +242,55 @@ async def _perform(scope: Scope, item: Item) -> Single:
     return outcome
 
 
-def _remember(tree: Tree, effect: Ask, outcome: Single) -> None:
+def _remember(tree: RunTree, effect: Ask, outcome: Single) -> None:
     """Take note of what was allowed for good: here, where answers out of a record pass by like others."""
     if type(outcome) is Value:
         for question, answer in zip(effect.questions, outcome.value, strict=True):
             tree.desk.remembered.take(question, answer)
 
 
-def _is_known(tree: Tree, item: Item) -> bool:
+def _is_known(tree: RunTree, item: Item) -> bool:
     """Return whether an effect asks what somebody allowed for good: that is shown to nobody."""
     return type(item.effect) is Ask and all(map(tree.desk.knows, item.effect.questions))
 
 
-def _show_start(tree: Tree, item: Item) -> int:
+def _show_start(tree: RunTree, item: Item) -> int:
     for event in started(item):
         tree.emit(event)
     return tree.elapsed()
 
 
-def _show_end(tree: Tree, item: Item, outcome: Single, began: int) -> None:
+def _show_end(tree: RunTree, item: Item, outcome: Single, began: int) -> None:
     for event in finished(item, outcome, tree.elapsed() - began):
         tree.emit(event)
 
 
-def _instead(scope: Scope, item: Item, error: BaseException, *, alone: bool) -> Single:
+def _instead(run: RunTask, item: Item, error: BaseException, *, alone: bool) -> Single:
     """Return the outcome of an effect that ended with an exception instead of one."""
     if isinstance(error, asyncio.CancelledError):
         if alone:
-            scope.interrupted()
-        return scope.halt(child_path(item.path, item.effect.seq) if type(item.effect) is Spawn else None)
-    return _account(scope, error)
+            run.interrupted()
+        return run.halt(child_path(item.path, item.effect.seq) if type(item.effect) is Spawn else None)
+    return _account(run, error)
 
 
-def _account(scope: Scope, error: BaseException) -> Stop:
-    return scope.crashed(error) if is_callers(error) else scope.broken(error)
+def _account(run: RunTask, error: BaseException) -> Stop:
+    return run.crashed(error) if is_callers(error) else run.broken(error)
 
 
-async def _gather(scope: Scope, effect: Gather) -> Gathered:
+async def _gather(run: RunTask, effect: Gather) -> Gathered:
     """Perform the members at once; on a stop those under way are cancelled and waited for."""
-    together = _Together(scope, effect)
-    scope.busy = True
+    together = _Together(run, effect)
+    run.busy = True
     try:
         if effect.fail_fast:
-            with Group(scope.tree.brake, together.items, has_failed=effect.has_failed) as group:
+            with Group(run.tree.brake, together.items, has_failed=effect.has_failed) as group:
                 await together.run(group)
         else:
             await together.run()
     finally:
-        scope.busy = False
-    return Gathered(tuple([outcome or scope.halt() for outcome in together.outcomes]))
+        run.busy = False
+    return Gathered(tuple([outcome or run.halt() for outcome in together.outcomes]))
 
 
 class _Together:
@@ -163,14 +301,14 @@ class _Together:
     reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting.
     """
 
-    def __init__(self, scope: Scope, effect: Gather) -> None:
-        plan, width = scope.plan, effect.concurrency
+    def __init__(self, run: RunTask, effect: Gather) -> None:
+        plan, width = run.plan, effect.concurrency
         limits = plan.limits if width is None else plan.given
         bounds = {Spawn: limits.max_concurrent_children, CallTool: limits.max_concurrent_tools}
         gather = effect if len(effect.effects) > 1 else None
-        self.items = [Item(scope.path, member, plan, gather) for member in effect.effects]
+        self.items = [Item(run.path, member, plan, gather) for member in effect.effects]
         self.outcomes: list[Single | None] = [None] * len(self.items)
-        self._scope = scope
+        self._run = run
         self._group: Group | None = None
         self._free = len(self.items) if width is None else width
         self._next = 0
@@ -182,25 +320,25 @@ class _Together:
     async def run(self, group: Group | None = None) -> None:
         """Return when all members have ended; after a stop no other one starts."""
         self._group = group
-        while self._running or (self._scope.stopping is None and self._next < len(self.items)):
+        while self._running or (self._run.stopping is None and self._next < len(self.items)):
             try:
-                if self._scope.stopping is None and self._free and self._next < len(self.items):
+                if self._run.stopping is None and self._free and self._next < len(self.items):
                     await self._admit()
                 else:
                     await self._until_one_ended()
             except asyncio.CancelledError:
-                self._scope.interrupted()
+                self._run.interrupted()
                 for task in self._running:
                     task.cancel()
             except BaseException as error:  # noqa: BLE001
-                _account(self._scope, error)
+                _account(self._run, error)
 
     async def _admit(self) -> None:
         """Let the next members begin, as many as the window has room for."""
         batch = range(self._next, min(self._next + self._free, len(self.items)))
         self._next += len(batch)
         self._free -= len(batch)
-        await self._scope.tree.performer.begin([self.items[index] for index in batch])
+        await self._run.tree.performer.begin([self.items[index] for index in batch])
         for index in batch:
             self._waiting.setdefault(type(self.items[index].effect), deque()).append(index)
         self._start()
@@ -208,7 +346,7 @@ class _Together:
     def _start(self) -> None:
         """Start the members for whose kind there is room."""
         for kind, indices in self._waiting.items():
-            while indices and self._room.setdefault(kind, len(self.items)) and self._scope.stopping is None:
+            while indices and self._room.setdefault(kind, len(self.items)) and self._run.stopping is None:
                 self._room[kind] -= 1
                 task = asyncio.create_task(self._work(indices.popleft()))
                 self._running[task] = kind
@@ -216,18 +354,18 @@ class _Together:
 
     async def _work(self, index: int) -> None:
         item = self.items[index]
-        if self._scope.stopping is not None:
+        if self._run.stopping is not None:
             return
         if self._group is not None:
             self._group.begins(item)
-        self.outcomes[index] = outcome = await _perform(self._scope, item)
+        self.outcomes[index] = outcome = await _perform_member(self._run, item)
         if self._group is not None:
             self._group.ended(outcome)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._room[self._running.pop(task)] += 1
         if not task.cancelled() and (error := task.exception()) is not None:
-            _account(self._scope, error)
+            _account(self._run, error)
         self._free += 1
         self._start()
         if self._ended is not None and not self._ended.done():
@@ -241,11 +379,11 @@ class _Together:
             self._ended = None
 
 
-async def _breathe(scope: Scope) -> None:
-    scope.busy = True
+async def _breathe(run: RunTask) -> None:
+    run.busy = True
     try:
         await asyncio.sleep(0)
     except asyncio.CancelledError:
-        scope.interrupted()
+        run.interrupted()
     finally:
-        scope.busy = False
+        run.busy = False

@@ -59,7 +59,7 @@ class Group:
         address = (item.path, item.effect.seq)
         self._begun.add(address)
         if self._gone and address in self._children:
-            self._brake.refuse(address)
+            self._brake.refuse(item)
             self._brake.pull([self._children[address]])
 
     def ended(self, outcome: Single) -> None:
@@ -95,10 +95,9 @@ class Brake:
         self._stopped_by: dict[str, asyncio.Future[None]] = {}
         self.begin = inner.begin
 
-    @property
-    def is_watching(self) -> bool:
-        """Whether any children are looked at."""
-        return bool(self._watched)
+    def reaches(self, path: str) -> bool:
+        """Return whether the run at *path* may be stopped, for as long as it lasts."""
+        return bool(self._watched and self._pulls(path))
 
     def watch(self, paths: Iterable[str]) -> None:
         """Look at the children at these paths from now on."""
@@ -116,16 +115,17 @@ class Brake:
         for path in paths:
             self._watched[path].set_result(None)
 
-    def refuse(self, address: tuple[str, int]) -> None:
+    def refuse(self, item: Item) -> None:
         """Keep a child from being started."""
-        self._refusals.known[address] = AgentError("cancelled before it started, because another member failed")
+        error = AgentError("cancelled before it started, because another member failed")
+        self._refusals.refuse(item.path, (item.effect,), error)
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Pass an effect on; one of a watched child, or of a run below it, can be interrupted."""
         if self._watched and item.path:
             pulls = self._pulls(item.path)
             if pulls:
-                act = self._child if type(item.effect) is Spawn else self._interruptible
+                act = self._child_of_watched if type(item.effect) is Spawn else self._interruptible
                 return act(item, io, pulls)
         return self._inner.perform(item, io)
 
@@ -138,7 +138,7 @@ class Brake:
             path = path.rpartition(".")[0]
         return found
 
-    async def _child(self, item: Item, io: IO, pulls: Sequence[asyncio.Future[None]]) -> Single:
+    async def _child_of_watched(self, item: Item, io: IO, pulls: Sequence[asyncio.Future[None]]) -> Single:
         """Run a child of a watched run; when its effects were stopped for both of them, so is the run that waits for it."""
         outcome = await self._inner.perform(item, io)
         cause = self._stopped_by.pop(child_path(item.path, item.effect.seq), None)

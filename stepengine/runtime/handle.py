@@ -16,7 +16,7 @@ from stepengine.data.outcomes import Stop
 from stepengine.data.questions import AnswerLike
 from stepengine.data.run import RunPhase, RunResult
 from stepengine.errors import StepEngineError
-from stepengine.runtime.tree import Tree
+from stepengine.runtime.tree import RunTree
 
 __all__ = ("RunHandle",)
 
@@ -39,7 +39,7 @@ class RunHandle(Generic[Out]):
     While somebody iterates ``events()``, an open question waits for ``answer``; otherwise it suspends the run.
     """
 
-    def __init__(self, tree: Tree, runner: Runner) -> None:
+    def __init__(self, tree: RunTree, runner: Runner) -> None:
         self._tree = tree
         self._task: asyncio.Task[RunResult[Any]] = asyncio.create_task(
             runner(), name=f"stepengine {tree.root.state.run_id}"
@@ -68,12 +68,12 @@ class RunHandle(Generic[Out]):
     @property
     def session_id(self) -> str | None:
         """The conversation's id, if there is one."""
-        return self._tree.root.plan.session_id
+        return self._tree.root.plan.info.session_id
 
     @property
     def metadata(self) -> Mapping[str, Any]:
         """The caller's metadata."""
-        return self._tree.root.plan.metadata
+        return self._tree.root.plan.info.metadata
 
     @property
     def phase(self) -> RunPhase:

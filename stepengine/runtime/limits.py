@@ -1,29 +1,35 @@
 """
-Budgets of a run tree (reliability R6, SP01, SP02, SP07, MP63).
+Budgets of a run tree (reliability R6, SP01, SP02, SP07, MP63, MP65).
 
 Each run has a ledger that knows its parent's, so that whatever a child spends counts for all above it. The ``Meter`` is
 the outermost performer: it reserves before effects begin and adds up what they used, replayed ones included. The ``Gate``
 stands inside everything that records: it refuses what the meter found no room for, so that a refusal is an outcome like
-any other.
+any other. ``Repeats`` stands outside, too: it notices when a model makes the same tool call again and again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from decimal import Decimal
-from typing import cast
+from typing import Any, NamedTuple, cast
 
-from stepengine.data.effects import CallModel, Spawn
+from stepengine.data.effects import CallModel, CallTool, Leaf, Spawn
+from stepengine.data.events import Repeat
+from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Value
+from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, StepEngineError
 from stepengine.runtime.performer import IO, Item, Performer, child_path
 from stepengine.runtime.sizes import estimated_tokens
 
-__all__ = ("Gate", "Ledger", "Meter", "Price", "Refusals")
+__all__ = ("Gate", "Ledger", "Meter", "Price", "Refusals", "Repeats")
+
+TOLD_AT = 3
+"""Observers are told of so many equal calls in a row."""
 
 Price = Callable[[str, Usage], "Decimal | None"]
 """Returns US dollars for a model string and what it used; ``None`` when the price is unknown."""
@@ -141,12 +147,29 @@ class Ledger:
 
 
 class Refusals:
-    """What must not begin, by address: what the meter found no room for, and given up children; the gate takes it out."""
+    """
+    The effects that must not begin, and why.
 
-    __slots__ = ("known",)
+    Whoever finds out says it with ``refuse`` before the effect is performed; the gate asks with ``take``. What the two know of
+    each other is this.
+    """
+
+    __slots__ = ("_errors",)
 
     def __init__(self) -> None:
-        self.known: dict[tuple[str, int], StepEngineError] = {}
+        self._errors: dict[tuple[str, int], StepEngineError] = {}
+
+    def __contains__(self, address: tuple[str, int]) -> bool:
+        return address in self._errors
+
+    def refuse(self, path: str, effects: Iterable[Leaf], error: StepEngineError) -> None:
+        """Keep *effects* of the run at *path* from beginning."""
+        self._errors.update({(path, effect.seq): error for effect in effects})
+
+    def take(self, item: Item) -> StepEngineError | None:
+        """Return why an effect must not begin, once; ``None`` when it may, or has begun."""
+        error = self._errors.pop((item.path, item.effect.seq), None) if self._errors else None
+        return None if item.has_begun else error
 
 
 class Gate:
@@ -160,13 +183,10 @@ class Gate:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Refuse an effect or pass it on."""
-        if self._refusals.known:
-            error = self._refusals.known.pop((item.path, item.effect.seq), None)
-            if error is not None and not item.has_begun:
-                return self._refused(item, error)
-        return self._inner.perform(item, io)
+        error = self._refusals.take(item)
+        return self._inner.perform(item, io) if error is None else self._outcome_of_refusal(item, error)
 
-    async def _refused(self, item: Item, error: StepEngineError) -> Single:
+    async def _outcome_of_refusal(self, item: Item, error: StepEngineError) -> Single:
         if type(item.effect) is not Spawn or _is_thrown(item.effect, error):
             return Failure(error, self._now())
         status = RunStatus.FAILED if isinstance(error, LimitExceeded) else RunStatus.CANCELLED
@@ -212,7 +232,7 @@ class Meter:
         if type(item.effect) is Spawn:
             return self._spawned(item, io)
         if self._reserved and item.effect.seq in self._reserved.get(item.path, ()):
-            return self._counted(item, io)
+            return self._metered(item, io)
         return self._inner.perform(item, io)
 
     def forget(self, path: str) -> None:
@@ -229,10 +249,9 @@ class Meter:
         request = cast("CallModel", item.effect).request
         prompt, output = estimated_tokens(request), request.settings.max_tokens or 0
         cost = self._price(request.model, Usage(input_tokens=prompt, output_tokens=output))
-        address = (item.path, item.effect.seq)
         error = ledger.refusal(prompt + output, cost)
         if error is not None:
-            self._refusals.known[address] = error
+            self._refusals.refuse(item.path, (item.effect,), error)
             return
         room = (prompt + output, cost or Decimal(0))
         ledger.reserve(*room)
@@ -247,7 +266,7 @@ class Meter:
         error = _too_deep(child_path(item.path, effect.seq), limits) or _too_many(effect, limits, spawned)
         error = error or ledger.admit_children(1, by_model=True)
         if error is not None:
-            self._refusals.known[(item.path, effect.seq)] = error
+            self._refusals.refuse(item.path, (effect,), error)
         else:
             self._admitted.setdefault(item.path, {})[effect.seq] = True
 
@@ -262,15 +281,15 @@ class Meter:
         ledger = self._ledgers.get(first.path)
         if ledger is None or not spawns:
             return
-        known, path = self._refusals.known, first.path
+        path = first.path
         error = _too_deep(child_path(path, spawns[0].seq), ledger.limits)
         if error is not None:
-            known.update({(path, effect.seq): error for effect in spawns})
+            self._refusals.refuse(path, spawns, error)
             return
         error = _too_many_at_once(len(spawns), ledger.given)
         error = error or ledger.admit_children(len(spawns), by_model=False)
         if error is not None:
-            known.update({(path, effect.seq): error for effect in effects})
+            self._refusals.refuse(path, effects, error)
         else:
             self._admitted.setdefault(path, {}).update({effect.seq: False for effect in spawns})
 
@@ -283,7 +302,7 @@ class Meter:
             self._ledgers[item.path].count_children(-1, by_model=by_model)
         return outcome
 
-    async def _counted(self, item: Item, io: IO) -> Single:
+    async def _metered(self, item: Item, io: IO) -> Single:
         tokens, cost = self._reserved[item.path].pop(item.effect.seq)
         ledger = self._ledgers[item.path]
         used: tuple[int, Decimal] = (0, Decimal(0))
@@ -340,3 +359,74 @@ def _too_many(effect: Spawn, limits: Limits, spawned: dict[str, int]) -> LimitEx
         return None
     msg = f"this is child {count} of one call, and max_children is {most}"
     return LimitExceeded(msg, kind="children", limit=most)
+
+
+class _Last(NamedTuple):
+    """The last call of one tool in one run, and how many in a row were like it."""
+
+    input: JsonDict
+    result: tuple[Any, ...]
+    times: int
+
+
+class Repeats:
+    """
+    Counts calls that repeat the last one of the same tool, input and result included; only calls of models count.
+
+    It stands outside everything that records, so that a resumed run counts what was recorded too. Refusals go through the
+    gate inside.
+
+    Args:
+        inner: What performs.
+        refusals: Shared with the gate.
+    """
+
+    def __init__(self, inner: Performer, refusals: Refusals) -> None:
+        self._inner = inner
+        self._refusals = refusals
+        self._last: dict[str, dict[str, _Last]] = {}
+
+    def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
+        """Refuse calls that were repeated as often as ``max_identical_calls`` says."""
+        for item in batch:
+            most = item.plan.limits.max_identical_calls
+            if most is not None and type(item.effect) is CallTool and item.effect.source == "model":
+                self._judge(item.path, item.effect, most)
+        return self._inner.begin(batch)
+
+    def perform(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Pass an effect on, and compare its result if it is a model's call."""
+        effect = item.effect
+        if type(effect) is not CallTool or effect.source != "model":
+            return self._inner.perform(item, io)
+        if not io.watched and item.plan.limits.max_identical_calls is None:
+            return self._inner.perform(item, io)
+        return self._compared(item.path, effect, self._inner.perform(item, io), io)
+
+    def forget(self, path: str) -> None:
+        """Forget the calls of a run that has ended."""
+        self._last.pop(path, None)
+
+    def _judge(self, path: str, effect: CallTool, most: int) -> None:
+        last = self._last.get(path, {}).get(effect.tool_name)
+        if last is not None and last.times >= most and last.input == effect.input:
+            msg = (
+                f"the model called {effect.tool_name!r} {last.times} times in a row with the same input and got the same "
+                f"result, and max_identical_calls is {most}"
+            )
+            self._refusals.refuse(path, (effect,), LimitExceeded(msg, kind="repetition", limit=most))
+
+    async def _compared(self, path: str, effect: CallTool, performed: Awaitable[Single], io: IO) -> Single:
+        outcome = await performed
+        if type(outcome) is not Value or not isinstance(outcome.value, ToolResult):
+            return outcome
+        result = (outcome.value.status, outcome.value.content)
+        calls = self._last.setdefault(path, {})
+        last = calls.get(effect.tool_name)
+        same = last is not None and last.input == effect.input and last.result == result
+        count = last.times + 1 if last is not None and same else 1
+        calls[effect.tool_name] = _Last(effect.input, result, count)
+        if count == TOLD_AT and io.watched:
+            name, call_id = effect.tool_name, effect.tool_call_id
+            io.emit(Repeat(path=path, seq=effect.seq, tool_name=name, tool_call_id=call_id, count=count))
+        return outcome

@@ -1,8 +1,8 @@
 """
 What performs effects: ``Performer``, what wraps one: ``Middleware``, and what both are given: ``Item`` and ``IO``.
 
-Middlewares stand between the driver and the leaves: they see every effect of a run and of its children, in the order in
-which the driver begins them, and may answer instead of the performer that they wrap.
+Middlewares stand between the driver and the innermost performer: they see every effect of a run and of its children, in the
+order in which the driver begins them, and may answer instead of the performer that they wrap.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 How often providers are asked, whatever the number of runs: ``RateLimit``, and the queue that holds it (requirements N15).
 
-An engine has one limiter for each provider, shared by all its runs in all its event loops. Calls are let through in the
+``queued`` puts the queue around a provider. An engine has one limiter for each provider, shared by all its runs in all its event loops. Calls are let through in the
 order in which they came. Limits count over the last 60 seconds, not per calendar minute, so no burst doubles them.
 """
 
@@ -10,16 +10,32 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import attrs
 
-from stepengine.errors import DefinitionError
+from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
+from stepengine.data.usage import Usage
+from stepengine.errors import DefinitionError, ModelError
+from stepengine.models.base import ModelRef, Provider
+from stepengine.models.routing import Fallback, route_of
 from stepengine.runtime.clock import Clock
+from stepengine.runtime.retry import known_usage
+from stepengine.runtime.sizes import expected_tokens
 
-__all__ = ("Limiter", "Obstacle", "RateLimit", "RateLimits", "RateLimitsLike", "Ticket")
+__all__ = (
+    "Limiter",
+    "Notice",
+    "Obstacle",
+    "ParsingRegistry",
+    "RateLimit",
+    "RateLimits",
+    "RateLimitsLike",
+    "Ticket",
+    "queued",
+)
 
 WINDOW_MS = 60_000
 
@@ -227,3 +243,88 @@ class RateLimits:
         if limit is None:
             return None
         return self._limiters.get(provider) or self._limiters.setdefault(provider, Limiter(limit, self._clock))
+
+
+Notice: TypeAlias = Callable[[str, Obstacle], None]
+"""Told the provider and the obstacle when a request must wait."""
+
+
+class ParsingRegistry(Protocol):
+    """What is needed of ``stepengine.models.Models``."""
+
+    @property
+    def providers(self) -> Sequence[str]:
+        """The registered prefixes."""
+
+    def provider_for(self, model: str) -> Any:
+        """Return the provider of a model string."""
+
+    def parse(self, model: str) -> ModelRef:
+        """Take a model string apart."""
+
+
+def queued(models: ParsingRegistry, rates: RateLimits, model: str, notice: Notice) -> Provider:
+    """
+    Return the provider of *model* behind its limiter; of a fallback, each of its models behind the limiter of its own.
+
+    Raises:
+        UnknownModel: when no provider fits.
+    """
+    ref = models.parse(model)
+    route = None if ref.provider else route_of(ref.model)
+    if route is not None:
+        return Fallback(route, lambda name: queued(models, rates, name, notice))
+    provider: Provider = models.provider_for(model)
+    # A registry of one provider serves model strings with any prefix; they share its key and so its limit.
+    prefix = models.providers[0] if len(models.providers) == 1 else ref.provider
+    limiter = rates.of(prefix)
+    return provider if limiter is None else _Queued(provider, prefix, limiter, notice)
+
+
+class _Queued(Provider):
+    """A provider that waits for its turn before each request."""
+
+    def __init__(self, provider: Provider, prefix: str, limiter: Limiter, notice: Notice) -> None:
+        self.name = prefix
+        self._provider = provider
+        self._limiter = limiter
+        self._notice = notice
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """Return the reply when it is this request's turn."""
+        ticket = await self._wait_for_turn(request)
+        with self._estimate_corrected(ticket) as used:
+            reply = await self._provider.complete(request)
+            used(reply)
+        return reply
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        """Give the stream when it is this request's turn."""
+        ticket = await self._wait_for_turn(request)
+        with self._estimate_corrected(ticket) as used:
+            inner: Any = self._provider.stream(request)
+            async with aclosing(inner) as deltas:
+                async for delta in deltas:
+                    if type(delta) is ReplyDone:
+                        used(delta.reply)
+                    yield delta
+
+    async def _wait_for_turn(self, request: ModelRequest) -> Ticket:
+        return await self._limiter.enter(expected_tokens(request), lambda obstacle: self._notice(self.name, obstacle))
+
+    @contextmanager
+    def _estimate_corrected(self, ticket: Ticket) -> Iterator[Callable[[ModelReply], None]]:
+        """Correct the estimate by what the request used; where nobody knows that, the estimate stays."""
+        usage: Usage | None = None
+
+        def used(reply: ModelReply) -> None:
+            nonlocal usage
+            usage = getattr(reply, "usage", None)
+
+        try:
+            yield used
+        except ModelError as error:
+            usage = known_usage(error) or Usage()
+            raise
+        finally:
+            self._limiter.leave(ticket, None if usage is None or usage.at_least else usage.total_tokens)

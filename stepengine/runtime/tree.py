@@ -1,7 +1,7 @@
 """
 What the runs of one tree share: performer, events, clock, ledgers, retries, and the way in which children are driven.
 
-A ``Tree`` is the ``IO`` of its performers. It is made for one root run and forgotten with it.
+A ``RunTree`` is the ``IO`` of its performers. It is made for one root run and forgotten with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -28,26 +28,24 @@ from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.asking import Desk, Remembered
-from stepengine.runtime.calls import ModelCaller, ModelRegistry, Pricing
 from stepengine.runtime.clock import Clock, SystemClock
-from stepengine.runtime.driver import drive
+from stepengine.runtime.driver import RunTask, drive
 from stepengine.runtime.failfast import Brake
 from stepengine.runtime.hub import Hub
-from stepengine.runtime.leaves import Leaves
-from stepengine.runtime.limits import Gate, Ledger, Meter, Refusals
-from stepengine.runtime.performer import Item, Middleware, Performer
+from stepengine.runtime.limits import Gate, Ledger, Meter, Refusals, Repeats
+from stepengine.runtime.performer import Middleware, Performer
+from stepengine.runtime.performing import Innermost, ModelRegistry, Pricing, ToolSetting
 from stepengine.runtime.rates import RateLimits
-from stepengine.runtime.repeats import Repeats
 from stepengine.runtime.retry import Retries, RetryPolicy
-from stepengine.runtime.scope import Scope
-from stepengine.runtime.toolcalls import ToolSetting
 from stepengine.runtime.watchdog import Watchdog
 from stepengine.tools.context import Belongings
 
-__all__ = ("Machine", "Planner", "Services", "Tree")
+__all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services")
 
-Machine = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
-Planner = Callable[[RunPlan, Spawn, str], tuple[RunPlan, AgentState]]
+MachineMaker = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
+"""Makes the machine of a run; ``stepengine.machine.run_agent`` is one."""
+ChildPlanner = Callable[[RunPlan, Spawn, str], tuple[RunPlan, AgentState]]
+"""Gives what the child at a path is started with that the run of a plan asks for, or raises why it must not start."""
 
 
 def _no_children(_: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
@@ -65,7 +63,7 @@ class Services:
     What an engine lends to the trees of its runs.
 
     Attributes:
-        machine: Makes the machine of a run, ``stepengine.machine.run_agent``.
+        machine: Makes the machine of a run.
         models: Where providers come from.
         tools: What tools are run with.
         pricing: What replies cost; ``None`` for nothing but what providers say.
@@ -77,16 +75,16 @@ class Services:
         rates: How often providers are asked; ``None`` for no limits.
         seed: What is random while effects are performed depends on it; by default on the run's id.
         clock: Time and sleep.
-        middlewares: What wraps the leaves of every tree, from the inside out: recorders and the like.
+        middlewares: What wraps the innermost performer of every tree, from the inside out: recorders and the like.
         outermost: What wraps everything else.
     """
 
-    machine: Machine
+    machine: MachineMaker
     models: ModelRegistry
     tools: ToolSetting = attrs.field(factory=ToolSetting)
     pricing: Pricing | None = None
     window: Callable[[str], int | None] = _no_window
-    planner: Planner = _no_children
+    planner: ChildPlanner = _no_children
     interactor: Interactor | None = None
     remembered: Remembered | None = None
     retry: RetryPolicy = attrs.field(factory=RetryPolicy)
@@ -97,7 +95,16 @@ class Services:
     outermost: Sequence[Middleware] = ()
 
 
-class Tree:
+class _Wrapping(NamedTuple):
+    """What stands around the innermost performer, from the inside out; the gate is not asked for by anybody."""
+
+    brake: Brake
+    meter: Meter
+    repeats: Repeats
+    outermost: Performer
+
+
+class RunTree:
     """
     One root run and the children below it.
 
@@ -110,8 +117,8 @@ class Tree:
         earlier: Questions that the run which this one continues was suspended for, with their answers.
 
     Attributes:
-        root: The root run's scope.
-        performer: The outermost performer.
+        root: The root run.
+        innermost: What performs effects in the end.
         orphans: How children ended whose parent could not wait for them any more, by path.
         leaked: Names of threads that could not be stopped.
         spawned_by: The tool call that spawned the child at a path; ``""`` for a handler's.
@@ -119,7 +126,6 @@ class Tree:
         reraise: What is the caller's and not the run's, such as a ``KeyboardInterrupt`` out of a tool; it is raised when the
             tree has ended.
         inbox: Messages for the root run that were not delivered yet.
-        sizes: How large the prompts of its runs are.
     """
 
     def __init__(
@@ -134,20 +140,23 @@ class Tree:
     ) -> None:
         self.hub = hub
         self.emit: Callable[[Event], None] = hub.emit
-        self.desk = Desk({}, services.interactor, services.tools.threads, of_session=services.remembered)
+        self.desk = Desk(
+            answers or {}, services.interactor, services.tools.threads, earlier, of_session=services.remembered
+        )
         self.leaked: list[str] = []
         self.spawned_by: dict[str, str] = {}
         self.inbox: deque[UserMessage] = deque()
         self.orphans: dict[str, Any] = {}
         self.reraise: BaseException | None = None
-        self.root = Scope(self, plan, state, "")
+        self.root = RunTask(self, plan, state, "")
         self.signal = _Signal(self.root)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._ledgers: dict[str, Ledger] = {}
         self.deadlines: dict[str, tuple[float, float]] = {}
         self._belongings: dict[str, Belongings] = {}
-        self.seat(services, plan, state, answers, earlier=earlier)
+        self._wrapping: _Wrapping | None = None
+        self._lend(services, plan)
 
     def seat(
         self,
@@ -159,43 +168,54 @@ class Tree:
         earlier: Sequence[tuple[Question, AnswerLike]] = (),
     ) -> None:
         """Let the root start from these, before it runs: what a session holds is known only when it was loaded."""
-        self.services = services
         self.root.plan, self.root.state = plan, state
         self.desk.give(answers or {}, earlier)
+        self._lend(services, plan)
+
+    def _lend(self, services: Services, plan: RunPlan) -> None:
+        self.services = services
         self._created: datetime = plan.created
         self._now_ms = services.clock.now_ms
         self._start = self._now_ms()
-        self.performer: Performer = self._wrapped(plan)
+        self.innermost = Innermost(self, Retries(services.retry, services.seed or plan.run_id))
+        self._wrapping = None
+        if services.middlewares or services.outermost:
+            self._wrap()  # who records has to know of the run before it starts
 
-    def _wrapped(self, plan: RunPlan) -> Performer:
+    @property
+    def performer(self) -> Performer:
+        """The outermost performer; what stands around the innermost is put up when it is first needed."""
+        return (self._wrapping or self._wrap()).outermost
+
+    @property
+    def brake(self) -> Brake:
+        """What stops the children of a group of which one has failed."""
+        return (self._wrapping or self._wrap()).brake
+
+    def _wrap(self) -> _Wrapping:
         services, refusals = self.services, Refusals()
-        retries = Retries(services.retry, services.seed or plan.run_id)
-        clock, rates = services.clock, services.rates
-        caller = ModelCaller(services.models, services.pricing, retries, clock, self.now, rates=rates)
-        self.leaves = leaves = Leaves(self, caller)
-        self._refusals = refusals
-        self._is_wrapped = bool(services.middlewares or services.outermost)
-        self.brake = Brake(leaves, refusals, self.elapsed)
-        performer: Performer = Gate(self.brake, refusals, self.elapsed)
+        brake = Brake(self.innermost, refusals, self.elapsed)
+        performer: Performer = Gate(brake, refusals, self.elapsed)
         for wrap in services.middlewares:
             performer = wrap(performer)
-        performer = self._meter = Meter(performer, refusals, self._ledgers, self._price)
-        performer = self._repeats = Repeats(performer, refusals)
+        performer = meter = Meter(performer, refusals, self._ledgers, self._price)
+        performer = repeats = Repeats(performer, refusals)
         for wrap in services.outermost:
             performer = wrap(performer)
-        return performer
+        self._wrapping = _Wrapping(brake, meter, repeats, performer)
+        return self._wrapping
 
-    def passes(self, item: Item) -> bool:
+    def _is_bare(self, run: RunTask) -> bool:
         """
-        Return whether every wrapper would hand an effect on as it is, so that it may go to the leaves at once.
+        Return whether all effects of a run but its children may go to the innermost performer at once.
 
-        That is so for all but children while nothing records or traces, no budget is set, nothing was refused, no group may
-        fail fast, and repeated calls are not counted.
+        That is so where nothing records or traces, no budget is set, repeated calls are not counted, and the run is in no
+        group of which one failure ends all.
         """
-        if self._is_wrapped or type(item.effect) is Spawn or self._refusals.known or self.brake.is_watching:
+        services, wrapping = self.services, self._wrapping
+        if services.middlewares or services.outermost or run.plan.limits.max_identical_calls is not None:
             return False
-        ledger = self._ledgers.get(item.path)
-        return (ledger is None or not ledger.bounded) and item.plan.limits.max_identical_calls is None
+        return not self._ledgers[run.path].bounded and (wrapping is None or not wrapping.brake.reaches(run.path))
 
     def _price(self, model: str, usage: Usage) -> Decimal | None:
         return None if self.services.pricing is None else self.services.pricing(model, usage, self.now())
@@ -232,7 +252,8 @@ class Tree:
 
     def _let_go(self) -> None:
         """Cut the circles, so that a finished tree is freed at once and not by the collector."""
-        del self.performer, self.leaves, self._meter, self._repeats, self.brake
+        self._wrapping = None
+        del self.innermost
         self.hub.on_crash = None
         self.root.release()
 
@@ -240,23 +261,21 @@ class Tree:
         """Return what tools keep for the run at *path* until it ends."""
         return self._belongings.setdefault(path, Belongings())
 
-    async def _end_belongings(self, scope: Scope) -> None:
+    async def _end_belongings(self, run: RunTask) -> None:
         """End what tools kept for a run, to the end however often this task is cancelled; the result mentions it."""
-        kept = self._belongings.pop(scope.path, None)
-        if kept is None:
-            return
+        kept = self._belongings.pop(run.path)
         work = asyncio.create_task(kept.aclose())
         while not work.done():
             try:
                 await asyncio.wait((work,))
             except asyncio.CancelledError:
-                scope.notice_cancel()
+                run.notice_cancel()
         try:
             self.hub.warnings += work.result()
         except BaseException as error:
             if not is_callers(error):
                 raise
-            scope.crashed(error)
+            run.crashed(error)
 
     def emit_from_anywhere(self, event: Event) -> None:
         """Show an event of a tool, which may run in a thread of its own; the order of one caller's events is kept."""
@@ -267,12 +286,12 @@ class Tree:
 
     async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
         """Run a child in a task of its own; a cancelled wait stops the child, waits for it, then goes on."""
-        scope = Scope(self, plan, state, path)
-        task = asyncio.create_task(self._run(scope))
+        run = RunTask(self, plan, state, path)
+        task = asyncio.create_task(self._run(run))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            scope.stop(Stop("cancelled"))
+            run.stop(Stop("cancelled"))
             while not task.done():
                 try:
                     await asyncio.wait((task,))
@@ -281,36 +300,38 @@ class Tree:
             self.orphans[path] = task.result().as_child()
             raise
 
-    async def _run(self, scope: Scope) -> Finished:
-        plan = scope.plan
-        parent = scope.path.rpartition(".")[0]
-        self._ledgers[scope.path] = Ledger(plan.limits, plan.given, self._ledgers.get(parent) if scope.path else None)
-        self.hub.seat(scope.path, scope.state.run_id, plan.definition.id)
-        scope.enter()
+    async def _run(self, run: RunTask) -> Finished:
+        plan = run.plan
+        parent = run.path.rpartition(".")[0]
+        self._ledgers[run.path] = Ledger(plan.limits, plan.given, self._ledgers.get(parent) if run.path else None)
+        run.is_bare = self._is_bare(run)
+        self.hub.seat(run.path, run.state.run_id, plan.definition.id)
+        run.enter()
         seconds = plan.limits.max_seconds
         timer = None
         if seconds is not None:
             loop = asyncio.get_running_loop()
-            self.deadlines[scope.path] = (loop.time() + seconds, seconds)
-            timer = loop.call_later(max(0.0, seconds), scope.stop, _too_late(seconds))
+            self.deadlines[run.path] = (loop.time() + seconds, seconds)
+            timer = loop.call_later(max(0.0, seconds), run.stop, _too_late(seconds))
         try:
-            return await drive(self.services.machine(plan, scope.state), scope)
+            return await drive(self.services.machine(plan, run.state), run)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001
             if not is_callers(error):
-                return _lost(scope, error)
-            scope.crashed(error)
+                return _lost(run, error)
+            run.crashed(error)
             if not isinstance(error, KeyboardInterrupt | SystemExit):
-                self.emit(RunFailed(path=scope.path, error=str(error), kind=type(error).__name__))
-                self.emit(PhaseChanged(path=scope.path, phase=RunPhase.FAILED))
-            return _broken_off(Finished(status=RunStatus.CANCELLED, state=scope.state), error)
+                self.emit(RunFailed(path=run.path, error=str(error), kind=type(error).__name__))
+                self.emit(PhaseChanged(path=run.path, phase=RunPhase.FAILED))
+            return _broken_off(Finished(status=RunStatus.CANCELLED, state=run.state), error)
         finally:
             if timer is not None:
                 timer.cancel()
-            await self._end_belongings(scope)
-            scope.leave()
-            self._forget(scope.path)
+            if run.path in self._belongings:
+                await self._end_belongings(run)
+            run.leave()
+            self._forget(run.path)
 
     def too_late(self, path: str) -> Stop | None:
         """
@@ -331,8 +352,9 @@ class Tree:
     def _forget(self, path: str) -> None:
         """Keep nothing of a run that has ended, so that ten thousand children leave no more behind than one."""
         self.deadlines.pop(path, None)
-        self._meter.forget(path)
-        self._repeats.forget(path)
+        if self._wrapping is not None:
+            self._wrapping.meter.forget(path)
+            self._wrapping.repeats.forget(path)
         if path:
             self.hub.unseat(path)
             self.spawned_by.pop(path, None)
@@ -344,7 +366,7 @@ class _Signal:
 
     __slots__ = ("_root",)
 
-    def __init__(self, root: Scope) -> None:
+    def __init__(self, root: RunTask) -> None:
         self._root = root
 
     def is_set(self) -> bool:
@@ -364,11 +386,11 @@ def _broken_off(finished: Finished, error: BaseException | None) -> Finished:
     return attrs.evolve(finished, status=RunStatus.FAILED, error=error)
 
 
-def _lost(scope: Scope, error: BaseException) -> Finished:
+def _lost(run: RunTask, error: BaseException) -> Finished:
     """Return how a run ends whose machine broke: it takes nothing else down (requirements N14)."""
     if not isinstance(error, StepEngineError):
-        msg = f"the run of {scope.plan.definition.id!r} broke with {type(error).__name__}: {error}"
+        msg = f"the run of {run.plan.definition.id!r} broke with {type(error).__name__}: {error}"
         wrapped = StepEngineError(msg)
         wrapped.__cause__ = error
-        return Finished(status=RunStatus.FAILED, state=scope.state, error=wrapped)
-    return Finished(status=RunStatus.FAILED, state=scope.state, error=error)
+        return Finished(status=RunStatus.FAILED, state=run.state, error=wrapped)
+    return Finished(status=RunStatus.FAILED, state=run.state, error=error)

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepengine.data.events import Warned
 from stepengine.data.functions import innermost_own
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.toolcalls import call_tool
+from stepengine.runtime.performing import Innermost
 
 if TYPE_CHECKING:
-    from stepengine.runtime.tree import Tree
+    from stepengine.runtime.tree import RunTree
 
 __all__ = ("Watchdog",)
 
@@ -45,12 +45,12 @@ class Watchdog:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._thread = threading.get_ident()
-        self._trees: set[Tree] = set()
+        self._trees: set[RunTree] = set()
         self._reported = ""
         # The first question is asked here, so that nothing is missed that the first run does at once.
         self._asked = time.monotonic()
         self._is_answered = False
-        loop.call_soon(self._answer)
+        loop.call_soon(self._answered_by_loop)
 
     @classmethod
     def of_running_loop(cls) -> Watchdog:
@@ -59,12 +59,12 @@ class Watchdog:
         known = _watchdogs.get(loop)
         return cls(loop) if known is None else known
 
-    def enter(self, tree: Tree) -> None:
+    def enter(self, tree: RunTree) -> None:
         """Watch while *tree* runs."""
         self._trees.add(tree)
         _keep(self._loop, self)
 
-    def leave(self, tree: Tree) -> None:
+    def leave(self, tree: RunTree) -> None:
         """Stop watching for *tree*; it is still told of a block that was its last act."""
         self._trees.discard(tree)
         if self._reported:
@@ -78,7 +78,7 @@ class Watchdog:
             self._is_answered = False
             self._asked = time.monotonic()
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._answer)
+                self._loop.call_soon_threadsafe(self._answered_by_loop)
         elif not self._reported:
             self._look(sys._current_frames().get(self._thread))  # noqa: SLF001  (the documented way to see another thread)
 
@@ -91,7 +91,7 @@ class Watchdog:
         self._reported = f"the event loop has not moved for {blocked:.1f} s: {who} blocks it at {culprit.place}"
         LOGGER.warning(self._reported)
 
-    def _answer(self) -> None:
+    def _answered_by_loop(self) -> None:
         self._is_answered = True
         if self._reported:
             message, self._reported = self._reported, ""
@@ -112,7 +112,7 @@ def _keep(loop: asyncio.AbstractEventLoop, watchdog: Watchdog) -> None:
         return
     with _lock:
         _watchdogs[loop] = watchdog
-        if not any(thread.is_alive() for thread in _threads):
+        if not (_threads and _threads[0].is_alive()):
             _threads[:] = [threading.Thread(target=_watch, name="stepengine-watchdog", daemon=True)]
             _threads[0].start()
 
@@ -133,7 +133,7 @@ def _culprit(frame: FrameType | None) -> _Culprit:
     tool, places = "", []
     while frame is not None:
         places.append((frame.f_code.co_filename, frame.f_lineno))
-        if frame.f_code is call_tool.__code__:
+        if frame.f_code is Innermost._call_tool.__code__:  # noqa: SLF001
             tool = frame.f_locals["effect"].tool_name
             break
         frame = frame.f_back

@@ -125,7 +125,7 @@ class Budgets:
         self._meter.begin([Item(path, effect, run.plan, gather) for effect in members])
         together: Counter[str] = Counter()
         for effect in members:
-            if type(effect) not in (CallModel, Spawn) or (path, effect.seq) in self._refusals.known:
+            if type(effect) not in (CallModel, Spawn) or (path, effect.seq) in self._refusals:
                 continue
             if isinstance(effect, CallModel):
                 self._admitted(path, effect)
@@ -150,7 +150,7 @@ class Budgets:
 
     def give_up(self, path: str, effect: Spawn) -> None:
         """Keep a child from being started, because another one of its group failed."""
-        self._refusals.known[(path, effect.seq)] = AgentError("given up, because another child failed")
+        self._refusals.refuse(path, (effect,), AgentError("given up, because another child failed"))
 
     def live(self, run: Watched, effect: Leaf) -> Single:
         """Refuse what there is no room for, and let everything else happen."""

@@ -42,10 +42,9 @@ class TestEngine(Engine):
 
     __test__ = False
 
-    def _begin_request(self, request: Any, **options: Any) -> Any:
-        options["seed"] = options.get("seed") or SEED
-        options["created"] = options.get("created") or CREATED
-        return super()._begin_request(request, **options)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._launcher.seed, self._launcher.created = SEED, CREATED
 
 
 def recorded_models(transport: Callable[[], Any], key: str | None) -> Models:

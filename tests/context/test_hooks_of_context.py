@@ -346,7 +346,7 @@ def test_the_command_line_installs_it_and_compaction_and_the_library_does_not(
     done = CliRunner().invoke(app, ["run", "./tidy.py", "work"])
     engine(free).run_sync(agent, "work")
 
-    made = running.bench_for(running.Options(agent="tidy"), agent).engine._catalog.find(agent)
+    made = running.bench_for(running.Options(agent="tidy"), agent).engine._launcher.catalog.find(agent)
 
     assert (Compaction(),) == made.hooks.pre_step
     assert (0, 3, 2) == (done.exit_code, len(told.calls), len(free.calls))

@@ -840,7 +840,7 @@ async def test_a_handle_whose_task_never_began_is_not_waited_for():
     await built.aclose()
 
     assert handle.done
-    assert set() == built._active
+    assert set() == built._launcher.active
 
 
 @pytest.mark.spec("reliability:SS10")
@@ -867,7 +867,7 @@ async def test_held_streams_of_another_thread_end_with_the_engine():
             run = outer.start(plain(handle_steps=handle), "go")
             await asyncio.to_thread(held.wait, 20)
             await inner.aclose()
-            assert set() == inner._active
+            assert set() == inner._launcher.active
             await run.result()
 
     assert [RunStatus.CANCELLED] * 50 == ended
@@ -898,7 +898,7 @@ async def test_what_cannot_be_ended_is_named_and_not_waited_for_without_end(monk
         free.set()
     await result
 
-    assert set() == built._active
+    assert set() == built._launcher.active
 
 
 @pytest.mark.spec("reliability:SS10")
@@ -940,7 +940,7 @@ def test_closing_from_synchronous_code_waits_for_runs_of_other_threads():
     thread.start()
     begun.wait(20)
     built.close()
-    assert set() == built._active
+    assert set() == built._launcher.active
     thread.join(20)
 
     assert [RunStatus.CANCELLED] == ended

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, Limits, RunStatus, Usage, tool
+from stepengine import AgentCall, AgentDefinition, Engine, Limits, Parallel, RunStatus, Usage, tool
 from stepengine.journal import MemoryJournal
 from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, tool_call
@@ -78,3 +78,43 @@ async def test_three_hundred_runs_share_one_process() -> None:
     results = await asyncio.gather(*[engine.run(agent, "go") for _ in range(300)])
 
     assert ({RunStatus.COMPLETED}, 300) == ({result.status for result in results}, most)
+
+
+@pytest.mark.spec("requirements:P15")
+@pytest.mark.parametrize("inherits", [False, True])
+async def test_what_an_agent_is_and_may_is_worked_out_once_and_not_for_each_child(inherits: bool) -> None:
+    async def calls_of(count: int, family: int) -> int:
+        others = [AgentDefinition(f"other-{n}", model="test/m", description="Helps.") for n in range(family)]
+        child = AgentDefinition(
+            "child",
+            model="test/m",
+            tools=["spawn_agents"],
+            spawnable_agents=others,
+            inherit_parent_system_prompt=inherits,
+        )
+
+        def lead(ctx: Any) -> Any:
+            yield Parallel(*[AgentCall("child", "go")] * count)
+
+        agent = AgentDefinition("lead", model="test/m", handle_steps=lead, spawnable_agents=[child])
+        engine = Engine([agent], models=ScriptedModel(["done"] * 2 * count), limits=LIMITS, pricing=None)
+        calls = 0
+
+        def number(frame: Any, event: str, arg: Any) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        await engine.run("lead")
+        before = sys.getprofile()
+        sys.setprofile(number)
+        try:
+            result = await engine.run("lead")
+        finally:
+            sys.setprofile(before)
+        assert [RunStatus.COMPLETED] * count == [c.status for c in result.children]
+        return calls
+
+    few = await calls_of(60, 2) - await calls_of(20, 2)
+    many = await calls_of(60, 12) - await calls_of(20, 12)
+
+    assert many - few <= 40 * 3

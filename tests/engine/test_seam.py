@@ -26,7 +26,7 @@ from stepengine import (
 )
 from stepengine.data.effects import CallModel
 from stepengine.data.outcomes import Failure, Value
-from stepengine.engine.planning import Request
+from stepengine.engine.planning import Request, info_of
 from stepengine.models import ModelReply
 from stepengine.runtime import IO, Item, Performer, Services
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -103,8 +103,8 @@ async def test_a_middleware_sees_every_effect_of_the_tree_begun_before_it_is_per
         )
 
     engine = Engine([agent], models=ScriptedModel([reply] * 4))
-    request = Request(agent=engine._catalog.find("lead"), prompt="go")
-    result = await engine._begin_request(request, wrap=wrapped(middlewares=(Recorder("r", log),))).run()
+    request = Request(agent=engine._launcher.catalog.find("lead"), prompt="go")
+    result = await engine._launcher.ready(request, wrap=wrapped(middlewares=(Recorder("r", log),))).run()
     seen = [(address, kind) for _, what, address, kind in log if what == "begin"]
 
     assert RunStatus.COMPLETED is result.status
@@ -121,7 +121,9 @@ async def test_recorders_stand_inside_the_meter_and_outside_the_gate_and_outermo
     agent = AgentDefinition("a", model="test/m", limits=Limits(max_tokens=1))
     engine = Engine([agent], models=ScriptedModel([text("never")]))
     wrap = wrapped(middlewares=(Recorder("inner", log), Recorder("middle", log)), outermost=(Recorder("outer", log),))
-    result = await engine._begin_request(Request(agent=engine._catalog.find("a"), prompt="x" * 100), wrap=wrap).run()
+    result = await engine._launcher.ready(
+        Request(agent=engine._launcher.catalog.find("a"), prompt="x" * 100), wrap=wrap
+    ).run()
 
     assert "tokens" == result.error.kind  # type: ignore[union-attr]
     assert [
@@ -149,8 +151,8 @@ async def test_a_middleware_may_answer_instead_and_the_meter_counts_what_it_says
     model = ScriptedModel([text("1"), text("2")])
     agent = AgentDefinition("a", model="test/m", handle_steps=twice, limits=Limits(max_tokens=100))
     engine = Engine([agent], models=model)
-    request = Request(agent=engine._catalog.find("a"), prompt="hi")
-    result = await engine._begin_request(request, wrap=wrapped(middlewares=(Player,))).run()
+    request = Request(agent=engine._launcher.catalog.find("a"), prompt="hi")
+    result = await engine._launcher.ready(request, wrap=wrapped(middlewares=(Player,))).run()
 
     assert "tokens" == result.error.kind  # type: ignore[union-attr]
     assert "recorded" == result.state.message_history[-1].text
@@ -177,7 +179,9 @@ async def test_seed_and_time_of_creation_can_be_given_and_reach_the_children() -
             services.append(given)
             return given
 
-        result = await engine._begin_request(Request(agent=engine._catalog.find("a")), wrap=wrap, **known).run()
+        launcher = engine._launcher
+        launcher.seed, launcher.created = known.get("seed"), known.get("created")
+        result = await launcher.ready(Request(agent=launcher.catalog.find("a")), wrap=wrap).run()
         return result.output, services[0].seed
 
     first, seed = await run(seed="s", created=created)
@@ -198,6 +202,45 @@ async def test_plan_and_state_can_be_exchanged_before_the_run_starts() -> None:
     def prepare(plan: Any, state: Any) -> Any:
         return attrs.evolve(plan, run_id="known"), attrs.evolve(state, run_id="known")
 
-    result = await engine._begin_request(Request(agent=engine._catalog.find("a"), prompt="hi"), prepare=prepare).run()
+    result = await engine._launcher.ready(
+        Request(agent=engine._launcher.catalog.find("a"), prompt="hi"), prepare=prepare
+    ).run()
 
     assert "known" == result.state.run_id
+
+
+async def test_what_runs_are_started_with_is_what_the_constructors_would_make_of_it() -> None:
+    planned: list[Any] = []
+
+    def wrap(services: Services) -> Services:
+        def planner(*asked: Any) -> Any:
+            planned.append(services.planner(*asked))
+            return planned[-1]
+
+        return attrs.evolve(services, planner=planner)
+
+    def prepare(plan: Any, state: Any) -> Any:
+        planned.append((plan, state))
+        return plan, state
+
+    def lead(ctx: Any) -> Any:
+        yield Parallel(AgentCall("plain", "p", {"k": [1]}), AgentCall("heir"))
+
+    agents = [
+        AgentDefinition("lead", model="test/m", spawnable_agents=["plain", "heir"], handle_steps=lead),
+        AgentDefinition("plain", system_prompt="You are plain.", limits=Limits(max_steps=3)),
+        AgentDefinition("heir", inherit_parent_system_prompt=True),
+    ]
+    engine = Engine(agents, models=ScriptedModel([text("1"), text("2")]), limits=Limits(max_seconds=60))
+    info = info_of({"session_id": "s", "user_id": "u", "metadata": {"k": [1]}})
+    request = Request(agent=engine._launcher.catalog.find("lead"), prompt="go", info=info)
+    result = await engine._launcher.ready(request, prepare=prepare, wrap=wrap).run()
+
+    assert RunStatus.COMPLETED is result.status
+    assert ["", "0", "1"] == [plan.path for plan, _ in planned]
+    for plan, state in planned:
+        assert (plan, state) == (attrs.evolve(plan), attrs.evolve(state))
+        assert plan.limits == attrs.evolve(plan).limits
+        assert info is plan.info
+    assert ["", "You are plain.", ""] == [state.system_prompt for _, state in planned]
+    assert [60, 60, 60] == [plan.limits.max_seconds for plan, _ in planned]

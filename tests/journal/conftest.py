@@ -26,7 +26,7 @@ from stepengine import (
 )
 from stepengine.data.tools import ToolAnnotations
 from stepengine.engine.live import LiveRun
-from stepengine.engine.planning import Request
+from stepengine.engine.planning import Request, info_of
 from stepengine.journal import Session
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
@@ -49,13 +49,11 @@ class Rig:
         if opening is not None:
             prompt = opening.prompt
             given = {"params": opening.params, "previous": opening.previous, "limits": opening.limits}
-            given |= {name: getattr(opening, name) for name in ("session_id", "user_id", "metadata")}
-            options = {**given, **options}
-
-        request = Request(
-            agent=self.engine._catalog.find(self.agent), prompt=prompt, answers=session.answers, **options
-        )
-        return self.engine._begin_session(session, request)
+            options = {**given, "info": opening.info, **options}
+        options.setdefault("info", info_of(options))
+        launcher = self.engine._launcher
+        agent = launcher.catalog.find(self.agent)
+        return launcher.ready_with(session, Request(agent=agent, prompt=prompt, answers=session.answers, **options))
 
     async def launch(self, session: Session, prompt: str = "", **options: Any) -> RunResult[Any]:
         return await self.begin(session, prompt, **options).run()

@@ -16,7 +16,7 @@ from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Decision
 from stepengine.data.results import ToolResult
-from stepengine.data.run import RunStatus
+from stepengine.data.run import RunInfo, RunStatus
 from stepengine.errors import LimitExceeded, LimitReached, ModelError, TranscriptError
 from tests.machine.world import ADD, CREATED, STEP, World, adding, agent, binding, call, limits, play, reply
 
@@ -28,7 +28,7 @@ POINTS = ("pre_run", "pre_step", "pre_tool", "post_tool", "post_step", "on_stop"
 def run(hooks, *replies, handler=None, world=None, **fields):
     given = replies or (reply(call("add", a=1)), reply("done"))
     world = world or World(replies=given, tools={"add": adding, "strict": adding})
-    plan = {key: fields.pop(key) for key in ("session_id", "user_id", "metadata", "path", "state") if key in fields}
+    plan = {key: fields.pop(key) for key in ("info", "path", "state") if key in fields}
     return play(agent(handler, tools=["add", "strict"], hooks=hooks, **fields), world, tools=[ADD, STRICT], **plan)
 
 
@@ -111,7 +111,7 @@ def test_hooks_of_all_points_run_in_list_order_and_see_where_they_are():
         return hook
 
     points = {point: [at(point), at(f"{point} again")] for point in POINTS}
-    run(Hooks(**points), session_id="s", user_id="u", metadata=JsonDict(k=1), path="2")
+    run(Hooks(**points), info=RunInfo("s", "u", JsonDict(k=1)), path="2")
     assert [line for line in log if "again" not in line] == [
         "pre_run 0 0",
         "pre_step 0 0",

@@ -19,9 +19,9 @@ from stepengine.data.run import RunStatus
 from stepengine.data.state import AgentState
 from stepengine.data.yields import STEP
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime import Hub, RetryPolicy, Services, Tree
+from stepengine.runtime import Hub, RetryPolicy, RunTree, Services
 from stepengine.runtime.hub import Watcher
-from stepengine.runtime.toolcalls import ToolSetting
+from stepengine.runtime.performing import ToolSetting
 from stepengine.tools.threads import ThreadPool
 
 
@@ -108,14 +108,14 @@ class World:
         plan: RunPlan | None = None,
         logger: Any = None,
         **services: Any,
-    ) -> Tree:
+    ) -> RunTree:
         services.setdefault("models", Provider())
         services.setdefault("retry", RetryPolicy())
         services.setdefault("tools", ToolSetting(threads=self.threads))
         plan = plan or self.plan()
         hub = Hub([Watcher(o) for o in observers]) if logger is None else Hub([Watcher(o) for o in observers], logger)
         state = AgentState(run_id=plan.run_id, agent_id=plan.definition.id)
-        return Tree(Services(machine=machine, **services), plan, state, hub, answers)
+        return RunTree(Services(machine=machine, **services), plan, state, hub, answers)
 
     def done(self, state: AgentState, output: Any = None, status: str = "completed", **fields: Any) -> Finished:
         return Finished(status=RunStatus(status), state=state, output=output, **fields)

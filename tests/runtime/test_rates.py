@@ -16,8 +16,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, ModelError
 from stepengine.models import Models, Provider
 from stepengine.runtime import RateLimit, RateLimits
-from stepengine.runtime.rates import Limiter
-from stepengine.runtime.turns import queued
+from stepengine.runtime.rates import Limiter, queued
 
 REQUEST = ModelRequest("a/m")
 

@@ -224,12 +224,5 @@ class Stage(Engine):
             [agent], models=Voice(seed), pricing=None, default_model="test/model", clock=JumpingClock(), **options
         )
         self.deeds = Deeds()
-
-    def _begin_request(self, request: Any, **options: Any) -> Any:
-        wrap = options.pop("wrap", None)
-
-        def counting(services: Any) -> Any:
-            services = attrs.evolve(services, middlewares=(self.deeds.wrap, *services.middlewares))
-            return services if wrap is None else wrap(services)
-
-        return super()._begin_request(request, wrap=counting, **options)
+        services = self._launcher.services
+        self._launcher.services = attrs.evolve(services, middlewares=(self.deeds.wrap,))

@@ -42,7 +42,7 @@ from stepengine.errors import (
 )
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.tree import Machine, Services
+from stepengine.runtime.tree import MachineMaker, Services
 from stepengine.sessions import Session, SessionInfo, StateStore, TurnStore, VersionedStore, mended
 
 if TYPE_CHECKING:
@@ -309,8 +309,8 @@ class Turn:
         planned: Planned,
         again: Again,
     ) -> None:
-        assert request.session_id is not None  # noqa: S101 - one was made where none was given
-        self.session_id = request.session_id
+        assert request.info.session_id is not None  # noqa: S101 - one was made where none was given
+        self.session_id = request.info.session_id
         self.sessions = sessions
         self._request = request
         self._journal = journal
@@ -336,7 +336,7 @@ class Turn:
             AnswerRejected: when the answer does not fit the question that waits, or cannot be given.
             SessionError: when the session cannot be loaded, or the run would wait for itself.
         """
-        await self._enter()
+        await self._wait_for_turn()
         self._token = _inside.set((*_inside.get(), self))
         self._take(await self.sessions.load(self.session_id))
         self._journals = await self.sessions.journals(self._before)
@@ -359,7 +359,7 @@ class Turn:
             with contextlib.suppress(ValueError):  # in another context than the one that is left
                 _inside.reset(self._token)
 
-    async def _enter(self) -> None:
+    async def _wait_for_turn(self) -> None:
         """Wait for the session; refuse to wait for a run that waits, itself or through others, for this one."""
         self.around = _inside.get()
         with _queues_lock:
@@ -462,7 +462,7 @@ class Turn:
             return services
         return attrs.evolve(services, machine=self._kept(services.machine, live))
 
-    def _kept(self, inner: Machine, live: LiveRun) -> Machine:
+    def _kept(self, inner: MachineMaker, live: LiveRun) -> MachineMaker:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             finished = yield from inner(plan, state)
             if plan.path:
@@ -545,9 +545,9 @@ class Turn:
             agent_id=plan.definition.id,
             model=model,
             provider=model.partition("/")[0] if model and "/" in model else None,
-            user_id=plan.user_id or before.info.user_id,
+            user_id=plan.info.user_id or before.info.user_id,
             status=result.status.value,
-            metadata={**before.info.metadata, **plan.metadata, **(self._request.metadata or {})},
+            metadata={**before.info.metadata, **plan.info.metadata, **self._request.info.metadata},
             child_session_ids=(*before.info.child_session_ids, *self._begun_in(result.state.run_id)),
         )
         waits = result.status is RunStatus.SUSPENDED and name is not None and self._journals is not None
@@ -560,10 +560,10 @@ class Turn:
             state=state,
             turns=turns,
             journal=journal,
-            usage=_without(before.usage, self._counted(turns)) + result.usage,
+            usage=_without(before.usage, self._usage_counted(turns)) + result.usage,
         )
 
-    def _counted(self, turns: int) -> Usage:
+    def _usage_counted(self, turns: int) -> Usage:
         """Return what the session counts already of a run that goes on."""
         before = self._before
         return before.state.usage if turns == before.turns and before.state is not None else Usage()

@@ -1,0 +1,420 @@
+"""
+``Launcher``: turns what a caller asks for into a run that is ready to start, new or recorded, in a session or by itself.
+
+Lives here: everything that an engine knows of its runs before they begin. What a plan is made of stands in ``planning``; who
+runs it, in ``live``. The journal's own code is loaded when the first journal is used.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+
+from stepengine.data.definition import normalised_id
+from stepengine.data.events import Event
+from stepengine.data.hooks import Hooks
+from stepengine.data.json import JsonDict
+from stepengine.data.limits import Limits
+from stepengine.data.run import RunResult
+from stepengine.data.state import AgentState
+from stepengine.data.usage import add_cost
+from stepengine.data.yields import STEP, StepResult
+from stepengine.engine.catalog import Agent, Catalog
+from stepengine.engine.live import LiveRun, failing
+from stepengine.engine.options import AgentLike, ModelsLike, Override, Overrides, overrides
+from stepengine.engine.planning import (
+    NOTHING_RECORDED,
+    Planner,
+    RecordedModels,
+    Request,
+    info_of,
+    new_run_id,
+    reopening,
+    with_prompt,
+)
+from stepengine.engine.session_turns import Sessions, Turn
+from stepengine.errors import StepEngineError, UnknownModel
+from stepengine.machine.plan import RunPlan
+from stepengine.models import Models
+from stepengine.runtime.asking import Remembered
+from stepengine.runtime.hub import Hub, Watcher
+from stepengine.runtime.tree import RunTree, Services
+from stepengine.sessions.session import check_id
+
+if TYPE_CHECKING:
+    from stepengine.journal import Journal, JournalLike, Session
+
+__all__ = ("Launcher", "StepRun")
+
+KEPT_SESSIONS = 10_000
+NO_OVERRIDES: Mapping[int, Override] = {}
+NOTHING_REPLACED = Override()
+ONE_STEP = Limits(max_steps=1, on_max_steps="stop")
+Prepare: TypeAlias = Callable[[RunPlan, AgentState], tuple[RunPlan, AgentState]]
+Wrap: TypeAlias = Callable[[Services], Services]
+
+
+@attrs.define(eq=False)
+class Launcher:
+    """
+    Starts the runs of one engine.
+
+    Attributes:
+        catalog: The engine's agents.
+        models: Its registry.
+        keep_names: Whether model strings stay as written, because one provider serves them all.
+        default_model: The model of roots that name none.
+        agent_models: Models in place of those that agents name, by agent id; that of ``""`` for all others.
+        services: What is lent to every run; planner, window, memory and seed are each run's own.
+        watchers: Who is shown every event.
+        logger: Where log lines go.
+        headless: Whether what needs a person's approval is denied.
+        sessions: Where conversations are kept between runs.
+        seed: The seed of every run that is not recorded; ``None`` for another one for each.
+        created: When every run that is not recorded was created (UTC); ``None`` for the time at which it is.
+        active: The runs under way.
+    """
+
+    catalog: Catalog
+    models: Models
+    keep_names: bool
+    default_model: str | None
+    agent_models: Mapping[str, str]
+    services: Services
+    watchers: tuple[Watcher, ...]
+    logger: Any
+    headless: bool = False
+    sessions: Sessions | None = None
+    seed: str | None = None
+    created: datetime | None = None
+    active: set[LiveRun] = attrs.field(factory=set, init=False)
+    _remembered: dict[str, Remembered] = attrs.field(factory=dict, init=False)
+    _windows: weakref.WeakKeyDictionary[Models, dict[str, int | None]] = attrs.field(
+        factory=weakref.WeakKeyDictionary, init=False
+    )
+
+    def __attrs_post_init__(self) -> None:
+        self.agent_models = {normalised_id(agent): self._canonical(model) for agent, model in self.agent_models.items()}
+
+    @property
+    def override(self) -> Override:
+        """What is replaced in this context."""
+        return overrides.get(NO_OVERRIDES).get(id(self), NOTHING_REPLACED)
+
+    @contextmanager
+    def replacing(self, models: ModelsLike, dependencies: Overrides | None) -> Iterator[None]:
+        """Replace models or dependencies for the runs that this context starts."""
+        made = self.override.replaced(models, dependencies)
+        token = overrides.set({**overrides.get(NO_OVERRIDES), id(self): made})
+        try:
+            yield
+        finally:
+            overrides.reset(token)
+
+    # --- what a caller asks for ---------------------------------------------------------------------------------------
+
+    def asked(self, agent: AgentLike, prompt: str, options: dict[str, Any]) -> LiveRun:
+        """Return the run that a caller asks for with the options of ``RunOptions``."""
+        journal = options.pop("journal", None)
+        info = info_of(options)
+        request = Request(agent=self.catalog.find(agent), prompt=prompt, info=info, **options)
+        if self.sessions is None:
+            return self.planned(request, journal)
+        return self._in_session(self.sessions, request, journal)
+
+    def _in_session(self, sessions: Sessions, request: Request, journal: JournalLike | None) -> LiveRun:
+        """Return a run that learns what it starts from when it was let into its session; what is wrong is told before."""
+        info = request.info
+        info = attrs.evolve(info, session_id=check_id(new_run_id() if info.session_id is None else info.session_id))
+        request = attrs.evolve(request, info=info)
+        live = self.ready(attrs.evolve(request, answers=None), is_sketch=True)
+        request = attrs.evolve(request, run_id=live.tree.root.state.run_id)
+        live.turn = Turn(sessions, request, journal, planned=self.planned, again=self.again)
+        return live
+
+    def planned(self, request: Request, journal: JournalLike | None, into: LiveRun | None = None) -> LiveRun:
+        """Return a run that starts from *request*, recorded in a journal or not."""
+        answers = request.answers
+        request = reopening(request)
+        if journal is None:
+            return self.ready(request, into=into)
+        from stepengine.journal import begin
+
+        session = begin(journal, answers)
+        if session.past is None:
+            return self.ready_with(session, request, into=into)
+        return self.ready_with(
+            session, attrs.evolve(request, answers=session.answers), _recorded_models(session, None), into
+        )
+
+    def again(
+        self,
+        session: Session,
+        into: LiveRun | None = None,
+        *,
+        agent: AgentLike | None = None,
+        limits: Limits | None = None,
+        forked: Journal | None = None,
+    ) -> LiveRun:
+        """Return a run that goes through what *session* has recorded; *agent* stands in for the one that it names."""
+        opening = session.opening
+        assert opening is not None  # noqa: S101 - it was read from the journal
+        try:
+            request = Request(
+                agent=self.catalog.find(opening.agent_id if agent is None else agent),
+                prompt=opening.prompt,
+                params=opening.params,
+                previous=opening.previous,
+                info=opening.info,
+                limits=opening.limits if limits is None else _at_least_spent(limits, session),
+                answers=session.answers,
+            )
+        except BaseException:
+            session.close()
+            raise
+        return self.ready_with(session, request, _recorded_models(session, forked), into)
+
+    # --- runs that are ready to start ---------------------------------------------------------------------------------
+
+    def ready_with(
+        self,
+        session: Session,
+        request: Request,
+        recorded: RecordedModels = NOTHING_RECORDED,
+        into: LiveRun | None = None,
+    ) -> LiveRun:
+        """Return a run that goes through *session*; when it cannot start, the journal is given back."""
+        try:
+            live = self.ready(
+                request,
+                prepare=partial(session.start, limits=request.limits, models=self.agent_models),
+                wrap=session.wrap,
+                shows=session.shows,
+                recorded=recorded,
+                into=into,
+            )
+        except BaseException:
+            session.close()
+            raise
+        live.session = session
+        return live
+
+    def ready(
+        self,
+        request: Request,
+        *,
+        prepare: Prepare | None = None,
+        wrap: Wrap | None = None,
+        shows: Callable[[Event], bool] | None = None,
+        recorded: RecordedModels = NOTHING_RECORDED,
+        into: LiveRun | None = None,
+        is_sketch: bool = False,
+    ) -> LiveRun:
+        """
+        Return a run that is ready to start.
+
+        Args:
+            request: What the caller asks for.
+            prepare: Gives the plan and the state that the root is really started with.
+            wrap: Gives the services that the run is really lent: with recorders among the ``middlewares``, inside the
+                meter of limits and outside the gate; with tracers ``outermost``; with another ``clock`` or ``machine``.
+            shows: Says which events are news; by default all are.
+            recorded: What a record tells of models.
+            into: A sketch of this run, which is to start from this request instead of its own.
+            is_sketch: Whether the run is planned once more before it starts; then nothing of the author's is called yet.
+        """
+        override = self.override
+        models = override.models or self.models
+        hub = Hub(self.watchers, self.logger) if into is None else into.tree.hub
+        hub.shows = shows
+        window = partial(self._window, models, offline=recorded.is_whole)
+        planner = Planner(
+            self.catalog,
+            models,
+            self._default(models, recorded),
+            window,
+            keep_names=override.keep_names if override.models else self.keep_names,
+            seed=self.seed,
+            created=self.created,
+            watched=hub.is_watched,
+            recorded=recorded,
+            chosen=self.agent_models or recorded.chosen,
+        )
+        plan, state = planner.root(request)
+        services = attrs.evolve(
+            self.services,
+            models=models,
+            tools=override.over(self.services.tools),
+            window=window,
+            planner=planner.child,
+            remembered=self._remembered_in(plan.info.session_id),
+            seed=planner.seed,
+        )
+        try:
+            state = state if is_sketch else with_prompt(plan, state)
+        except StepEngineError as error:
+            services = attrs.evolve(services, machine=failing(error))
+        if prepare is not None:
+            plan, state = prepare(plan, state)
+        if wrap is not None:
+            services = wrap(services)
+        if into is None:
+            live = LiveRun(RunTree(services, plan, state, hub, request.answers, earlier=request.earlier), self.active)
+        else:
+            live = into
+            if into.turn is not None:
+                services = into.turn.watched(services, into)
+            into.tree.seat(services, plan, state, request.answers, earlier=request.earlier)
+        live.tree.desk.headless = self.headless
+        return live
+
+    def _canonical(self, model: str) -> str:
+        """Return how requests name *model*; one that no provider serves stays, and is told when a run asks for it."""
+        if self.keep_names:
+            return model
+        try:
+            return str(self.models.parse(model))
+        except UnknownModel:
+            return model
+
+    def _default(self, models: Models, recorded: RecordedModels) -> str | None:
+        """Return the model of roots that name none: of a recorded run the one that it had."""
+        own = self.default_model
+        if own is None or not recorded.models or own in recorded.models:
+            return own or recorded.default
+        try:
+            canonical = str(models.parse(own))
+        except UnknownModel:
+            canonical = own
+        return own if canonical in recorded.models else recorded.default or own
+
+    def _window(self, models: Models, model: str, *, offline: bool = False) -> int | None:
+        """Return a model's context length; without pricing no price data are loaded for it (requirements G18)."""
+        if self.services.pricing is None:
+            return None
+        windows = self._windows.setdefault(models, {})
+        if model not in windows:
+            try:
+                windows[model] = models.info(model).context_window
+            except UnknownModel:
+                if not offline:
+                    raise
+                return None
+        return windows[model]
+
+    # --- what people allowed for good ---------------------------------------------------------------------------------
+
+    def _remembered_in(self, session_id: str | None) -> Remembered | None:
+        """Return where the rules of a conversation are kept; those of the oldest conversations are forgotten."""
+        if session_id is None:
+            return None
+        kept = self._remembered.setdefault(session_id, Remembered())
+        while len(self._remembered) > KEPT_SESSIONS:
+            self._remembered.pop(next(iter(self._remembered)), None)
+        return kept
+
+    def rules(self, session_id: str) -> tuple[JsonDict, ...]:
+        """Return the rules of a conversation, as policy files have them."""
+        kept = self._remembered.get(session_id)
+        return () if kept is None else kept.rules
+
+    def forget(self, session_id: str, ids: Collection[str]) -> None:
+        """Drop the rules of a conversation that have one of *ids*, or all where there are none."""
+        trees = [live.tree for live in list(self.active) if live.tree.root.plan.info.session_id == session_id]
+        for kept in (self._remembered.get(session_id), *[tree.desk.remembered for tree in trees]):
+            if kept is not None:
+                kept.forget(ids)
+
+
+class StepRun:
+    """
+    A run of one step: the agent without its handler, its opening prompts and the hooks around a run.
+
+    Args:
+        agent: The agent.
+        state: The state to go on from.
+    """
+
+    def __init__(self, agent: Agent, state: AgentState) -> None:
+        self._before = state
+        self._step: StepResult | None = None
+        definition = attrs.evolve(agent.definition, handle_steps=None, instructions_prompt="")
+        object.__setattr__(definition, "handle_steps", self._handler)
+        hooks = attrs.evolve(agent.hooks, pre_run=(), post_run=()) if agent.hooks else Hooks()
+        self.agent = attrs.evolve(agent, definition=definition, hooks=hooks)
+
+    def start(self, plan: RunPlan, fresh: AgentState) -> tuple[RunPlan, AgentState]:
+        """Return what the step is started with: the given state under its own id, where it has one."""
+        before = self._before
+        run_id = before.run_id or fresh.run_id
+        state = attrs.evolve(
+            before,
+            run_id=run_id,
+            agent_id=self.agent.definition.id,
+            system_prompt=before.system_prompt or fresh.system_prompt,
+            tool_definitions=fresh.tool_definitions,
+            pending=(),
+        )
+        return attrs.evolve(plan, run_id=run_id), state
+
+    def result(self, ended: RunResult[Any]) -> StepResult:
+        """
+        Return the state after the step and whether the turn ended.
+
+        Raises:
+            StepEngineError: the error that kept the step from ending.
+        """
+        step, before = self._step, self._before
+        if step is None:
+            if ended.error is not None:
+                raise ended.error
+            msg = f"the step of agent {self.agent.definition.id!r} ended as {ended.status.value} before it gave a state"
+            raise StepEngineError(msg)
+        after = step.agent_state
+        budget = before.steps_remaining
+        state = attrs.evolve(
+            after,
+            steps_remaining=max(0, budget - 1),
+            usage=before.usage + after.usage,
+            cost=add_cost(before.cost, after.cost),
+            credits_used=before.credits_used + after.credits_used,
+            child_run_ids=(*before.child_run_ids, *after.child_run_ids),
+        )
+        return attrs.evolve(step, agent_state=state)
+
+    def _handler(self, _: Any) -> Generator[Any, StepResult, None]:
+        self._step = yield STEP
+
+
+def _at_least_spent(limits: Limits, session: Session) -> Limits:
+    """Return *limits* with room for what is recorded: new ones hold for what is live, spent is spent (reliability JR29)."""
+    assert session.past is not None  # noqa: S101 - only recorded runs are started again
+    own = [i for (path, seq), i in session.past.history.intents.items() if not path and seq >= 0]
+    asked = {i.seq if i.gather is None else i.gather for i in own}
+    spent = {"max_steps": sum(i.type == "CallModel" for i in own), "max_actions": len(asked)}
+    given = {name: getattr(limits, name) for name in spent}
+    return attrs.evolve(limits, **{n: max(v, spent[n]) for n, v in given.items() if v is not None})
+
+
+def _recorded_models(session: Session, forked: Journal | None) -> RecordedModels:
+    """Return what the journal of *session* tells of models, or the one that it was forked from."""
+    assert session.past is not None  # noqa: S101 - only recorded runs are started again
+    history = session.past.history if forked is None else forked.history()
+    models: dict[str, str] = {}
+    for (path, _), intent in history.intents.items():
+        if intent.type == "CallModel":
+            models.setdefault(history.model(intent), path)
+    root = history.root.get("model") or next((model for model, path in models.items() if not path), None)
+    if root is not None:
+        models.setdefault(root, "")
+    is_whole = (session.mode == "replay" and not session.past.is_loose) or (
+        session.mode == "resume" and session.past.history.is_complete
+    )
+    chosen = history.root.get("models") or {}
+    return RecordedModels(frozenset([*models, *chosen.values()]), root, chosen, is_whole)

@@ -1,0 +1,533 @@
+"""
+What performs effects: model calls, tool calls, ``Perform``, questions and children, each by one method of ``Innermost``.
+
+Everything here stands inside of what records, limits and traces. Outcomes are stamped with the run's time and hand over what
+was sent to the run meanwhile (design 3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from datetime import datetime
+from decimal import Decimal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, assert_never, cast
+
+import attrs
+
+from stepengine.data.effects import Ask, CallModel, CallTool, Perform, Spawn
+from stepengine.data.events import (
+    Event,
+    ModelRetry,
+    RateLimited,
+    ReplyDiscarded,
+    TextDelta,
+    ThinkingDelta,
+    ToolInputDelta,
+    ToolLog,
+)
+from stepengine.data.json import freeze
+from stepengine.data.models import (
+    ModelDelta,
+    ModelReply,
+    ModelRequest,
+    ReplyDone,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+    ToolCallEnded,
+    ToolCallStarted,
+)
+from stepengine.data.outcomes import Failure, Single, Stop, quick_value
+from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.state import AgentState, prompt_tokens
+from stepengine.data.tools import Asking, Ordinary
+from stepengine.data.usage import Usage, add_cost
+from stepengine.errors import (
+    DataError,
+    LimitExceeded,
+    ModelError,
+    PerformError,
+    StepEngineError,
+    TruncatedReply,
+)
+from stepengine.runtime.asking import shown_questions
+from stepengine.runtime.logs import LOGGER, Lines
+from stepengine.runtime.performer import IO, Item, child_path
+from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, queued
+from stepengine.runtime.retry import Retries, known_usage
+from stepengine.tools.context import ResourceMap, ToolContext, Workspace
+from stepengine.tools.threads import ThreadPool
+
+if TYPE_CHECKING:
+    from stepengine.data.questions import Interactor
+    from stepengine.runtime.tree import RunTree
+
+__all__ = (
+    "Innermost",
+    "ModelProvider",
+    "ModelRegistry",
+    "Pricing",
+    "ToolSetting",
+)
+
+
+class _Nothing:
+    """An awaitable that is done at once, again and again; a coroutine would have to be made for every effect."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Iterator[Any]:
+        return iter(())
+
+
+NOTHING = cast("Awaitable[None]", _Nothing())
+
+
+class Innermost:
+    """
+    The performer of one run tree that no other one stands in: it does what is asked for.
+
+    Args:
+        tree: The tree.
+        retries: How failed model calls of the tree are tried again.
+    """
+
+    def __init__(self, tree: RunTree, retries: Retries) -> None:
+        self._tree = tree
+        self._services = tree.services
+        self._retries = retries
+        self._elapsed = tree.elapsed
+        self._inbox = tree.inbox
+        self._providers: dict[str, ModelProvider] = {}
+
+    def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
+        """Nothing needs to be prepared to perform something."""
+        return NOTHING
+
+    def perform(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Perform one effect."""
+        return BY_KIND[type(item.effect)](self, item, io)
+
+    def _value(self, item: Item, value: Any) -> Single:
+        late = self._tree.too_late(item.path) if self._tree.deadlines else None
+        if late is not None:
+            # What did not end in time is cut off, also where nothing could cut it off in time.
+            return late
+        inputs = self._take_inbox() if self._inbox and not item.path else ()
+        return quick_value(value, self._elapsed(), inputs)
+
+    def _failure(self, item: Item, error: StepEngineError) -> Single:
+        late = self._tree.too_late(item.path)
+        if late is not None:
+            return late
+        # The frames of this package mean nothing to an author, and hold on to whole transcripts.
+        error.__traceback__ = None
+        inputs = self._take_inbox() if self._inbox and not item.path else ()
+        return Failure(error, self._elapsed(), inputs)
+
+    def _take_inbox(self) -> tuple[Any, ...]:
+        inputs = tuple(self._inbox)
+        for _ in inputs:
+            self._inbox.popleft()
+        return inputs
+
+    # --- model calls --------------------------------------------------------------------------------------------------
+
+    async def _call_model(self, item: Item, io: IO) -> Single:
+        """Ask a model, again where that may help; what failed attempts used is added to usage and cost, or to the error's."""
+        request: ModelRequest = item.effect.request  # type: ignore[union-attr]
+        spent: Usage | None = None
+        attempt = 1
+        try:
+            provider = self._provider(item, io, request)
+        except StepEngineError as error:
+            return self._failure(item, error)
+        while True:
+            try:
+                reply = await (_streamed(provider, request, item, io) if io.watched else provider.complete(request))
+                reply = self._priced(request.model, reply, spent)
+            except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001
+                failed = _as_ours(request.model, raised)
+                if not isinstance(failed, ModelError):
+                    return self._failure(item, failed)
+                used = known_usage(failed)
+                spent = spent + used if spent and used else spent or used
+                wait = self._retries.wait_before_next(failed, attempt, (item.path, item.effect.seq))
+                if wait is None:
+                    failed.usage = spent
+                    return self._failure(item, failed)
+            else:
+                return self._value(item, reply)
+            io.attempt(Failure(failed), used)
+            if io.watched:
+                io.emit(_retry(item, request, attempt, wait, failed))
+            await self._services.clock.sleep(wait)
+            attempt += 1
+
+    def _provider(self, item: Item, io: IO, request: ModelRequest) -> ModelProvider:
+        """Return the provider of a model; with rate limits it waits for its turn, and tells of that for this call."""
+        model, models, rates = request.model, self._services.models, self._services.rates
+        if rates is not None:
+            return queued(cast("ParsingRegistry", models), rates, model, _notice(item, io, request))
+        provider = self._providers.get(model)
+        if provider is None:
+            provider = self._providers[model] = models.provider_for(model)
+        return provider
+
+    def _priced(self, model: str, reply: object, spent: Usage | None) -> ModelReply:
+        """
+        Return a reply with its cost, and with what failed attempts *spent*.
+
+        Raises:
+            ModelError: when it is no reply.
+        """
+        if not isinstance(reply, ModelReply):
+            msg = f"the provider of {model!r} gave a {type(reply).__name__} instead of a ModelReply"
+            raise ModelError(msg, kind="provider")
+        usage, cost = reply.usage, reply.cost
+        if cost is None and usage is not None:
+            cost = self._cost(reply.model or model, usage)
+        if spent is not None:
+            cost = add_cost(cost, self._cost(model, spent) if spent.total_tokens else Decimal(0))
+            usage = spent + (usage or Usage(at_least=True))
+        if usage is reply.usage and cost is reply.cost:
+            return reply
+        return attrs.evolve(reply, usage=usage, cost=cost)
+
+    def _cost(self, model: str, usage: Usage) -> Decimal | None:
+        pricing = self._services.pricing
+        try:
+            return None if pricing is None else pricing(model, usage, self._tree.now())
+        except Exception as error:  # noqa: BLE001
+            LOGGER.warning("the pricing of %r raised, so its cost is unknown", model, exc_info=error)
+            return None
+
+    # --- tool calls ---------------------------------------------------------------------------------------------------
+
+    async def _call_tool(self, item: Item, io: IO) -> Single:
+        """Run one tool; a failing body is an error result."""
+        effect: CallTool = item.effect  # type: ignore[assignment]
+        binding = item.plan.tools.get(effect.tool_name)
+        tool = binding.runs.tool if binding is not None and type(binding.runs) is Ordinary else None
+        try:
+            if binding is None or tool is None:
+                msg = f"the tool {effect.tool_name!r} of agent {item.plan.definition.id!r} cannot be carried out here"
+                raise StepEngineError(msg)  # noqa: TRY301
+            arguments = effect.arguments
+            if arguments is None:
+                arguments = binding.validate(effect.input).arguments
+            ctx: ToolContext = _Unmade(item, effect, self._tree)  # type: ignore[assignment]
+            result = await tool.execute(arguments, ctx, overrides=self._services.tools.overrides)
+        except StepEngineError as error:
+            return self._failure(item, error)
+        return self._value(item, result)
+
+    # --- functions, questions, children -------------------------------------------------------------------------------
+
+    async def _call_function(self, item: Item, io: IO) -> Single:
+        call = cast("Perform", item.effect).call
+        try:
+            value = freeze(await self._returned(call.name, partial(call.fn, *call.args, **call.kwargs), call.fn))
+        except DataError as error:
+            msg = f"Perform({call.name}) returned what is not JSON: {error.message}"
+            return self._failure(item, _because(PerformError(msg, kind="DataError"), error))
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return self._failure(item, _function_failed(call.name, error))
+        except (Exception, GeneratorExit) as error:  # noqa: BLE001
+            return self._failure(item, _function_failed(call.name, error))
+        return self._value(item, value)
+
+    async def _returned(self, name: str, body: Callable[[], Any], fn: Any) -> Any:
+        if inspect.iscoroutinefunction(_innermost(fn)):
+            return await body()
+        threads, leaked = self._services.tools.threads, self._tree.leaked
+        value, error = await threads.run(name, partial(_caught, body), leaked=leaked)
+        if error is not None:
+            raise error
+        return await value if inspect.isawaitable(value) else value
+
+    async def _ask(self, item: Item, io: IO) -> Single:
+        questions = shown_questions(item)
+        try:
+            answers = await self._tree.desk.ask(questions, _interactor_of(item))
+        except LimitExceeded as error:
+            return self._failure(item, error)
+        waiting = tuple([q for q, answer in zip(questions, answers, strict=True) if answer is None])
+        if waiting:
+            return Stop("suspended", self._elapsed(), questions=waiting)
+        return self._value(item, tuple(answers))
+
+    async def _spawn(self, item: Item, io: IO) -> Single:
+        effect = cast("Spawn", item.effect)
+        path = child_path(item.path, effect.seq)
+        try:
+            plan, state = self._services.planner(item.plan, effect, path)
+        except StepEngineError as error:
+            error.__traceback__ = None
+            refused: ChildResult[Any] = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
+            return self._value(item, refused)
+        self._tree.spawned_by[path] = effect.tool_call_id
+        finished = await io.drive(plan, state, path)
+        child = finished.as_child(is_inline=effect.is_inline)
+        if finished.status is RunStatus.SUSPENDED:
+            return Stop("suspended", self._elapsed(), questions=finished.pending, child=child)
+        stop = self._tree.root.stopping
+        if stop is not None and self._tree.reraise is not None:
+            # What happened in the child is in doubt, so it has not ended for whoever records.
+            return Stop(stop.kind, self._elapsed(), stop.error, child=child)
+        ended = self._value(item, child)
+        return attrs.evolve(ended, child=child) if type(ended) is Stop else ended
+
+
+BY_KIND: Mapping[type[Any], Callable[[Innermost, Item, IO], Awaitable[Single]]] = {
+    CallModel: Innermost._call_model,  # noqa: SLF001
+    CallTool: Innermost._call_tool,  # noqa: SLF001
+    Perform: Innermost._call_function,  # noqa: SLF001
+    Ask: Innermost._ask,  # noqa: SLF001
+    Spawn: Innermost._spawn,  # noqa: SLF001
+}
+"""The method for each kind of effect; unbound, so that the performer does not refer to itself."""
+
+
+def _interactor_of(item: Item) -> Interactor | None:
+    """Return who was given to the tool that asks, ``ask_user_tool(interactor)``; ``None`` for nobody."""
+    effect = cast("Ask", item.effect)
+    of_tool = effect.tool_call_id and effect.purpose == "question"
+    binding = item.plan.tools.get("ask_user") if of_tool else None
+    return binding.runs.interactor if binding is not None and type(binding.runs) is Asking else None
+
+
+def _innermost(fn: Any) -> Any:
+    while isinstance(fn, partial):
+        fn = fn.func
+    return fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
+
+
+def _caught(body: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Return what *body* returns or raises: a ``StopIteration`` cannot travel through a future."""
+    try:
+        return body(), None
+    except Exception as error:  # noqa: BLE001
+        return None, error
+
+
+def _function_failed(name: str, error: BaseException) -> PerformError:
+    kind = type(error).__name__
+    return _because(PerformError(f"Perform({name}) raised {kind}: {error}", kind=kind), error)
+
+
+def _because(error: PerformError, cause: BaseException) -> PerformError:
+    error.__cause__ = cause
+    return error
+
+
+# --- what model calls need ---------------------------------------------------------------------------------------------
+
+Pricing: TypeAlias = Callable[[str, Usage, datetime], "Decimal | None"]
+"""Returns US dollars for a model string, what was used and when; ``None`` when the price is unknown."""
+
+
+class ModelProvider(Protocol):
+    """What is needed of a provider; ``stepengine.models.Provider`` has it."""
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """Return the completed reply."""
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        """Give deltas, last exactly one ``ReplyDone``."""
+
+
+class ModelRegistry(Protocol):
+    """What is needed of a registry without rate limits; ``stepengine.models.Models`` has it."""
+
+    def provider_for(self, model: str) -> ModelProvider:
+        """Return the provider of a model string or raise ``UnknownModel``."""
+
+
+async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
+    shown = False
+    names: dict[int, str] = {}
+    try:
+        async with aclosing(cast("Any", provider.stream(request))) as deltas:
+            async for delta in deltas:
+                if type(delta) is ReplyDone:
+                    return delta.reply
+                shown = _show_delta(delta, names, item, io) or shown
+    except BaseException:
+        if shown:
+            io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
+        raise
+    if shown:
+        io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
+    msg = f"the stream of {request.model!r} ended before its terminal marker; nothing of it counts"
+    raise TruncatedReply(msg, retryable=True, kind="truncated")
+
+
+def _show_delta(delta: ModelDelta, names: dict[int, str], item: Item, io: IO) -> bool:
+    path, seq = item.path, item.effect.seq
+    match delta:
+        case TextChunk(text=text):
+            io.emit(TextDelta(path=path, seq=seq, text=text))
+        case ThinkingChunk(text=text):
+            io.emit(ThinkingDelta(path=path, seq=seq, text=text))
+        case ToolCallStarted(index=index, tool_name=name):
+            names[index] = name
+            return False
+        case ToolCallChunk(index=index, text=text):
+            io.emit(ToolInputDelta(path=path, seq=seq, tool_name=names.get(index, ""), text=text))
+        case ToolCallEnded() | ReplyDone():
+            return False
+        case _ as never:
+            assert_never(never)
+    return True
+
+
+def _retry(item: Item, request: ModelRequest, attempt: int, wait: float, error: ModelError) -> ModelRetry:
+    return ModelRetry(
+        path=item.path, seq=item.effect.seq, model=request.model, attempt=attempt, wait=wait, error=error.message
+    )
+
+
+def _notice(item: Item, io: IO, request: ModelRequest) -> Notice:
+    def notice(provider: str, obstacle: Obstacle) -> None:
+        if io.watched:
+            at: dict[str, Any] = {"path": item.path, "seq": item.effect.seq, "model": request.model}
+            io.emit(RateLimited(**at, provider=provider, limit=obstacle.limit, wait=obstacle.seconds))
+
+    return notice
+
+
+def _as_ours(model: str, raised: BaseException) -> StepEngineError:
+    """
+    Return what a provider raised as an error of ours: a ``ModelError``, unless it is one of another kind already.
+
+    Raises:
+        BaseException: *raised* itself, when it is a cancellation of ours.
+    """
+    if isinstance(raised, StepEngineError):
+        return raised
+    if isinstance(raised, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise raised
+    msg = f"the provider of {model!r} raised {type(raised).__name__}: {raised}"
+    error = ModelError(msg, kind="provider")
+    error.__cause__ = raised
+    return error
+
+
+# --- what tool calls need ----------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class ToolSetting:
+    """
+    What the tools of an engine are run with.
+
+    Attributes:
+        threads: Where sync bodies run.
+        overrides: Dependency factories that replace others.
+        workspace: Where agents work.
+        resources: Live objects by type.
+    """
+
+    threads: ThreadPool = attrs.field(factory=ThreadPool)
+    overrides: Mapping[Callable[..., Any], Callable[..., Any]] = attrs.field(factory=dict)
+    workspace: Workspace | None = None
+    resources: ResourceMap = attrs.field(factory=ResourceMap)
+
+
+class _Unmade:
+    """A tool context that is made when somebody looks at it: most bodies never do, and making one costs microseconds."""
+
+    __slots__ = ("_effect", "_item", "_made", "_tree")
+
+    def __init__(self, item: Item, effect: CallTool, tree: RunTree) -> None:
+        self._item = item
+        self._effect = effect
+        self._tree = tree
+        self._made: ToolContext | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._made is None:
+            self._made = _context(self._item, self._effect, self._tree)
+        return getattr(self._made, name)
+
+
+def _context(item: Item, effect: CallTool, tree: RunTree) -> ToolContext:
+    plan, setting = item.plan, tree.services.tools
+    state, agent, info = effect.state(), plan.definition, plan.info
+    voice = _Voice(item, effect, tree)
+    return ToolContext(
+        agent_state=state,
+        tool_call_id=effect.tool_call_id,
+        tool_name=effect.tool_name,
+        run_id=state.run_id,
+        agent_id=agent.id,
+        agent_name=agent.display_name,
+        agent_description=agent.description,
+        session_id=info.session_id,
+        user_id=info.user_id,
+        parent_session_id=info.session_id if item.path else None,
+        parent_tool_call_id=tree.spawned_by.get(item.path),
+        ancestor_run_ids=cast("Any", state.ancestor_run_ids),
+        step_index=effect.step_index,
+        metadata=info.metadata,
+        workspace=setting.workspace,
+        resources=setting.resources,
+        logger=voice,
+        cancelled=tree.signal,
+        remaining_tokens=_remaining(item, effect, state, tree),
+        emit=voice.emit,
+        threads=setting.threads,
+        leaked=tree.leaked,
+        belongings=partial(tree.belongings, item.path),
+        sleep=tree.services.clock.sleep,
+    )
+
+
+def _remaining(item: Item, effect: CallTool, state: AgentState, tree: RunTree) -> int | None:
+    """Return how many tokens of context are left; only a run that called its model has the model's data looked up."""
+    plan = item.plan
+    window = plan.context_window
+    if window is None and plan.model and effect.measured is not None:
+        window = tree.services.window(plan.model)
+    return None if window is None else max(0, window - prompt_tokens(state, effect.measured))
+
+
+class _Voice(Lines):
+    """What a tool says while it runs: its events and log lines, with the address of its call."""
+
+    __slots__ = ("_effect", "_item", "_tree")
+
+    def __init__(self, item: Item, effect: CallTool, tree: RunTree) -> None:
+        self._item = item
+        self._effect = effect
+        self._tree = tree
+
+    def emit(self, event: Event) -> None:
+        """Show an event, with the address of the call."""
+        event = attrs.evolve(event, path=self._item.path, seq=self._effect.seq)
+        if isinstance(event, ToolLog):
+            self._tree.hub.log(event, step=self._effect.step_index)
+        self._tree.emit_from_anywhere(event)
+
+    def line(self, level: str, message: str, data: dict[str, Any]) -> None:
+        """Show a line, and log it."""
+        event = ToolLog(
+            path=self._item.path,
+            seq=self._effect.seq,
+            message=str(message),
+            level=level,
+            tool_name=self._effect.tool_name,
+            tool_call_id=self._effect.tool_call_id,
+        )
+        self._tree.hub.log(event, data or None, step=self._effect.step_index)
+        self._tree.emit_from_anywhere(event)
