@@ -1,45 +1,147 @@
 # ruff: noqa: INP001
-"""Write ``docs/step-order.md`` from the table in ``stepengine.machine.order``: ``python docs/make_step_order.py``."""
+"""Write ``docs/step-order.md`` from the tables in ``stepengine.machine.protocol``: ``python docs/make_step_order.py``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from stepengine.machine.order import ANYWHERE, FIRST, LAST, ORDER, SILENT, STOPPED
+from stepengine.machine.protocol import ANYWHERE, CALLS, EFFECTS, FIRST, LAST, ORDER, SILENT, STOPPED, YIELDS, way_of
 
 TARGET = Path(__file__).with_name("step-order.md")
 
-HEAD = """\
-# The order of a run
+PAGE = """\
+# The protocol and the order of a run
 
-Made from the table in `stepengine/machine/order.py` by `python docs/make_step_order.py`; do not edit it by hand. Every run
-in the tests of the machine is checked against that table.
+Made from the tables in `stepengine/machine/protocol.py` by `python docs/make_step_order.py`; do not edit it by hand. The
+machine takes from these tables what handlers and hooks may yield, what that costs, and the phases that it shows; every run in
+its tests is checked against them.
 
-One step: ephemeral results expire, `pre_step` hooks, step prompt, model call; then for each call of the reply validation,
-`pre_tool` hooks, permission, the call itself, `post_tool` hooks; then message and results are appended together,
-`post_step` hooks, and the decision whether the turn ends.
+## What may be yielded
+
+What a handler yields asks for something, which leads to effects; the machine hands them out, is sent their outcomes, and sends
+the handler a `StepResult`. An action is what `Limits(max_actions=...)` counts. A token such as `CallTool handler` names an
+effect and what tells its uses apart.
+
+{yields}
+
+What stands in `Parallel` is handed out with the other members as one `Gather`. Hooks may yield what says so; their effects are
+`CallTool hook`, `CallModel complete` and `Perform`.
+
+## How a called tool runs
+
+{calls}
+
+## What is handed out, and what comes back
+
+{effects}
+
+Every effect with a number may be answered with a `Failure` as well, which is thrown at the handler's `yield` or stays inside
+its place in a `Parallel`, and with a `Stop`, which ends the run.
+
+## One step
+
+Ephemeral results expire, `pre_step` hooks, step prompt, model call; then for each call of the reply validation, `pre_tool`
+hooks, permission, the call itself, `post_tool` hooks; then message and results are appended together, `post_step` hooks, and
+the decision whether the turn ends.
+
+```mermaid
+{step}
+```
+
+## The whole run
 
 An arrow without words is taken without anything being shown. {anywhere} may stand anywhere. An effect that is answered
 with a `Stop` leads to `{stopped}` from every state; after it nothing is asked for any more.
+
+```mermaid
+{run}
+```
 """
 
 
-def diagram() -> str:
-    """Return the table as a mermaid state diagram."""
-    lines = ["stateDiagram-v2", f"    [*] --> {FIRST}"]
-    for state, row in ORDER.items():
+def said(token: str) -> str:
+    """Return a token as the page shows it."""
+    return token.replace(":", " ")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join([f"| {' | '.join(line)} |" for line in lines])
+
+
+def tokens(names: Iterable[str]) -> str:
+    """Return effects as a cell."""
+    return ", ".join([f"`{said(name)}`" for name in names]) or "-"
+
+
+def yields() -> str:
+    """Return the table of what may be yielded."""
+    head = ("yield", "asks for", "effect", "the handler is sent", "then", "actions", "in `Parallel`", "in hooks")
+    rows = [
+        (
+            f"`{row.name}`",
+            row.asks,
+            tokens(row.effects),
+            f"`{row.sent}`: {row.gives}",
+            f"`{row.state}`",
+            "one for each block" if row.actions is None else str(row.actions),
+            "yes" if row.is_member else "",
+            "yes" if row.for_hooks else "",
+        )
+        for row in YIELDS
+    ]
+    return table(head, rows)
+
+
+def calls() -> str:
+    """Return the table of how tools run."""
+    rows = [
+        (
+            row.how,
+            tokens([row.effect] if row.effect else []),
+            row.done_by,
+            "the machine" if row.is_shown else "the performer",
+        )
+        for row in CALLS.values()
+    ]
+    return table(("tool", "effect", "who does it", "start and end are shown by"), rows)
+
+
+def effects() -> str:
+    """Return the table of effects."""
+    names = {object: "JSON", type(None): "nothing"}
+    rows = [
+        (f"`{row.kind.__name__}`", row.asks, names.get(row.outcome, f"`{row.outcome.__name__}`")) for row in EFFECTS
+    ]
+    return table(("effect", "asks", "its value"), rows)
+
+
+def diagram(order: Mapping[str, Mapping[str, str]], first: str, last: str) -> str:
+    """Return states as a mermaid diagram."""
+    lines = ["stateDiagram-v2", f"    [*] --> {first}"]
+    for state, row in order.items():
         targets: dict[str, list[str]] = {}
         for token, target in row.items():
-            targets.setdefault(target, []).append(token.replace(":", " "))
-        lines += [f"    {state} --> {target}: {', '.join(tokens)}" for target, tokens in targets.items()]
-        lines += [f"    {state} --> {target}" for target in SILENT.get(state, ())]
-    return "\n".join([*lines, f"    {LAST} --> [*]"])
+            targets.setdefault(target, []).append(said(token))
+        lines += [f"    {state} --> {target}: {', '.join(found)}" for target, found in targets.items()]
+        lines += [f"    {state} --> {target}" for target in SILENT.get(state, ()) if target in {*order, last}]
+    return "\n".join([*lines, f"    {last} --> [*]"])
 
 
 def page() -> str:
     """Return the whole page."""
-    anywhere = ", ".join([f"`{token}`" for token in ANYWHERE])
-    return f"{HEAD.format(anywhere=anywhere, stopped=STOPPED)}\n```mermaid\n{diagram()}\n```\n"
+    (step,) = [row for row in YIELDS if row.name == "STEP"]
+    return PAGE.format(
+        yields=yields(),
+        calls=calls(),
+        effects=effects(),
+        step=diagram(way_of(step), "handler", "handler"),
+        anywhere=", ".join([f"`{token}`" for token in ANYWHERE]),
+        stopped=STOPPED,
+        run=diagram(ORDER, FIRST, LAST),
+    )
 
 
 if __name__ == "__main__":

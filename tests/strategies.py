@@ -219,7 +219,6 @@ specs = some(
     names,
     description=text,
     input_schema=json_objects,
-    kind=st.sampled_from(["ordinary", "control", "expanding"]),
     category=names,
     annotations=annotations,
     parallel_safe=st.booleans(),

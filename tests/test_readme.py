@@ -139,15 +139,15 @@ def test_the_table_of_yieldables_is_complete() -> None:
 
 def test_the_tools_that_are_named_are_the_tools_that_exist(tmp_path: Path) -> None:
     from stepengine.cli.toolset import uncalled_tools
-    from stepengine.machine.control import CONTROL_SPECS
-    from stepengine.tools import FileChangeHook, change_hook_tools, spawn_tools
+    from stepengine.tools import FileChangeHook, change_hook_tools
+    from stepengine.tools.spawning import BUILT_IN
 
     table = README.partition("| set | tools |")[2].partition("\n\n")[0]
     named = set(re.findall(r"`(\w+)`", table))
     hooks = change_hook_tools(tmp_path, [FileChangeHook("check", ["true"])])
-    tools = {t.spec.name for t in [*uncalled_tools(tmp_path), *hooks, *spawn_tools(inline=True, lookup=True)]}
+    tools = {t.spec.name for t in [*uncalled_tools(tmp_path), *hooks]}
 
-    assert {*tools, *CONTROL_SPECS, "ask_user"} == named
+    assert {*tools, *BUILT_IN} == named
 
 
 def test_the_agents_that_are_named_are_the_agents_that_are_shipped() -> None:

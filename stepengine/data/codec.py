@@ -42,6 +42,9 @@ __all__ = ("FORMAT", "STORED", "bare", "from_json", "plain", "restored", "restor
 FORMAT = 1
 """The version of the stored form; a newer one is refused."""
 
+FORGOTTEN: Mapping[str, frozenset[str]] = {"ToolSpec": frozenset({"kind"})}
+"""Fields that were stored once and say nothing any more: they are read and dropped."""
+
 MODULES = (hooks, limits, messages, models, outcomes, parts, questions, results, run, state, tools, usage)
 
 
@@ -52,7 +55,8 @@ def _stored() -> dict[str, type[Any]]:
             member = getattr(module, name)
             if isinstance(member, type) and attrs.has(member):
                 found[name] = member
-    for name in ("Ended", "HookContext", "Hooks", "RunInfo", "RunResult", "ToolBinding", "Validated"):
+    how_calls_run = ("Asking", "Control", "Ordinary", "Spawning")
+    for name in ("Ended", "HookContext", "Hooks", "RunInfo", "RunResult", "ToolBinding", "Validated", *how_calls_run):
         found.pop(name)
     for name in errors.__all__:
         member = getattr(errors, name)
@@ -219,6 +223,8 @@ def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any
             continue
         member = members.get(field)
         if member is None:
+            if field in FORGOTTEN.get(name, ()):
+                continue
             raise within(fault(f"unknown field of {name}, which has {sorted(members)}"), f".{field}")
         try:
             values[field] = member.codec.decode(item)

@@ -33,12 +33,13 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
         TypeError: for a class that has no such maker.
     """
     frozen = cast("type[Any]", cls)
-    slots = frozen.__dict__.get("__slots__", ("__dict__",))
+    slots = [slot for base in frozen.__mro__[:-1] for slot in base.__dict__.get("__slots__", ("__dict__",))]
     fields = attrs.fields(frozen)
     if set(slots) != {field.name for field in fields}:
         msg = f"{frozen.__qualname__} has no quick maker: it needs slots for its fields and for nothing else (weakref_slot=False)"
         raise TypeError(msg)
-    twin = type(f"Open{frozen.__name__}", frozen.__bases__, {"__slots__": slots, "__setattr__": object.__setattr__})
+    open_ = {"__slots__": frozen.__slots__, "__init__": object.__init__, "__setattr__": object.__setattr__}
+    twin = type(f"Open{frozen.__name__}", frozen.__bases__, open_)
     known: dict[str, Any] = {"_twin": twin, "_frozen": frozen}
     required, optional, lines = [], [], ["    made = _twin()"]
     for field in fields:

@@ -119,7 +119,7 @@ class ChildResult(Generic[Out]):
         raise ChildError(msg, agent_id=self.agent_id, status=self.status.value, result=self) from self.error
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class Ended(Generic[Out]):
     """How a run ended, as the machine that ran it and its caller both see it; ``RunResult`` says what the fields are."""
 

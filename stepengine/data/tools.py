@@ -1,29 +1,48 @@
-"""What floors say to each other about tools: ``ToolSpec``, ``ToolAnnotations`` and the protocol ``ToolLike``."""
+"""
+What floors say to each other about tools.
+
+``ToolSpec`` is what a model is shown and the flags. ``stepengine.Tool`` is what an author holds; the floors below it know
+it as ``ToolLike``. ``ToolBinding`` is what the machine is given: the specification, the check of an input, and how a call
+runs, which is one of ``Ordinary``, ``Control``, ``Spawning`` and ``Asking``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import attrs
+from typing_extensions import ParamSpec, TypeVar
 
 from stepengine.data.checks import FLAG, fine
-from stepengine.data.json import JsonDict, compact, freeze_object
+from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
 from stepengine.data.makers import maker_of
+from stepengine.data.questions import Answer, Interactor, Question
+from stepengine.data.results import ToolResult
+from stepengine.errors import StepEngineError
 
 __all__ = (
+    "Action",
+    "Asking",
+    "Control",
+    "Entry",
+    "How",
+    "Ordinary",
+    "Runs",
+    "Spawning",
     "ToolAnnotations",
     "ToolBinding",
     "ToolChoice",
-    "ToolKind",
     "ToolLike",
     "ToolSpec",
     "Validated",
     "quick_validated",
 )
 
-ToolKind: TypeAlias = Literal["ordinary", "control", "expanding"]
+P = ParamSpec("P", default=...)
+R_co = TypeVar("R_co", covariant=True, default=Any)
+
 ToolChoice: TypeAlias = str
 """``"auto"``, ``"none"``, ``"required"``, or the name of the one tool that must be called (requirements G19)."""
 
@@ -58,7 +77,6 @@ class ToolSpec:
         name: Unique name, ``[A-Za-z0-9_-]{1,64}``.
         description: For the model.
         input_schema: JSON Schema of the input, an object.
-        kind: Who carries it out: ``"ordinary"`` a performer, ``"control"`` the machine itself, ``"expanding"`` other effects.
         category: For permission rules: ``"read"``, ``"write"``, ``"execute"``, ``"network"`` or any other word.
         annotations: Hints.
         parallel_safe: Whether calls may run at the same time as other parallel-safe calls of one reply.
@@ -73,7 +91,6 @@ class ToolSpec:
     name: str
     description: str = ""
     input_schema: JsonDict = attrs.field(default=NO_INPUT, converter=freeze_object)
-    kind: ToolKind = attrs.field(default="ordinary", kw_only=True)
     category: str = attrs.field(default="", kw_only=True)
     annotations: ToolAnnotations = attrs.field(factory=ToolAnnotations, kw_only=True)
     parallel_safe: bool = attrs.field(default=False, kw_only=True)
@@ -107,6 +124,106 @@ class Validated:
 quick_validated = maker_of(Validated)
 
 
+How: TypeAlias = Literal["ordinary", "control", "spawns", "asks"]
+"""How a tool runs: a performer does it, the machine itself, child runs, or a person."""
+Action: TypeAlias = Literal[
+    "set_output",
+    "set_messages",
+    "add_message",
+    "end_turn",
+    "task_completed",
+    "write_todos",
+    "think_deeply",
+    "lookup_agent_info",
+]
+"""What the machine can do to a run by itself."""
+
+
+@attrs.frozen
+class Ordinary:
+    """
+    A call is an effect of its own, ``CallTool``.
+
+    Attributes:
+        tool: What has the body, a ``stepengine.Tool``; ``None`` where nobody can carry a call out.
+    """
+
+    how: ClassVar[How] = "ordinary"
+    tool: Any = attrs.field(default=None, eq=False)
+
+
+@attrs.frozen
+class Control:
+    """
+    The machine does it itself, with no effect and no record.
+
+    Attributes:
+        action: What it does.
+    """
+
+    how: ClassVar[How] = "control"
+    action: Action
+
+
+class Entry(NamedTuple):
+    """
+    One child that is asked for.
+
+    Attributes:
+        agent_id: The agent's id as it was given.
+        prompt: What it should do.
+        params: Its params.
+        definition: The agent itself, from tools that carry the agents which they run.
+        refused: Why this one cannot be started, when what was asked for is wrong; the others are.
+    """
+
+    agent_id: str
+    prompt: str = ""
+    params: JsonValue = None
+    definition: Any = None
+    refused: StepEngineError | None = None
+
+
+@attrs.frozen
+class Spawning:
+    """
+    A call becomes children, one effect for each.
+
+    Attributes:
+        entries: Turns a validated input into what is asked for.
+        shown: Turns the results of the children, ``ChildResult`` in that order, into the tool's result.
+        is_inline: Whether the one child goes on from the run's history and leaves its own in its place.
+        agents: The definitions that the tool carries; whoever has it may run them.
+    """
+
+    how: ClassVar[How] = "spawns"
+    entries: Callable[[JsonDict], Sequence[Entry]]
+    shown: Callable[[Sequence[Any]], ToolResult]
+    is_inline: bool = False
+    agents: tuple[Any, ...] = ()
+
+
+@attrs.frozen
+class Asking:
+    """
+    A call becomes questions to a person.
+
+    Attributes:
+        questions: Turns a validated input into the questions.
+        shown: Turns their answers, in that order, into the tool's result.
+        interactor: Who answers in process; ``None`` leaves it to the engine's.
+    """
+
+    how: ClassVar[How] = "asks"
+    questions: Callable[[JsonDict], Sequence[Question]]
+    shown: Callable[[Sequence[Answer]], ToolResult]
+    interactor: Interactor | None = None
+
+
+Runs: TypeAlias = Ordinary | Control | Spawning | Asking
+"""How a call of a tool runs."""
+
+
 @attrs.frozen
 class ToolBinding:
     """
@@ -116,16 +233,18 @@ class ToolBinding:
         spec: What is known of it.
         validate: Turns an input into ``Validated`` or raises ``ToolInputError``.
         repair: Mends what models often get wrong before validation; never used for a handler's input (generator-contract T2).
+        runs: How a call runs.
     """
 
     spec: ToolSpec
     validate: Callable[[JsonDict], Validated]
     repair: Callable[[JsonDict], JsonDict] | None = None
+    runs: Runs = attrs.field(default=Ordinary(), kw_only=True)
 
 
 @runtime_checkable
-class ToolLike(Protocol):
-    """Anything that an agent definition or an engine accepts as a tool."""
+class ToolLike(Protocol[P, R_co]):
+    """``stepengine.Tool`` as the floors below it know it: what an agent definition, an engine and ``call`` accept."""
 
     @property
     def spec(self) -> ToolSpec:
@@ -133,3 +252,9 @@ class ToolLike(Protocol):
 
     def binding(self) -> ToolBinding:
         """Return the tool as the machine knows it."""
+
+    def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:
+        """Return Python arguments as the tool's JSON input."""
+
+    def decode(self, result: ToolResult, /) -> R_co:
+        """Return a result as the type that the tool gives."""

@@ -11,7 +11,7 @@ import attrs
 from stepengine.data.json import JsonDict
 from stepengine.data.makers import maker_of
 
-__all__ = ("Spending", "Usage", "add_cost", "quick_usage")
+__all__ = ("Spending", "Usage", "add_cost", "quick_spending", "quick_usage")
 
 
 @attrs.frozen(weakref_slot=False)
@@ -78,7 +78,7 @@ def _mapping(value: Any) -> JsonDict:
     return value if type(value) is JsonDict else JsonDict(value)
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class Spending:
     """
     What a run and its children spent (requirements D15).
@@ -107,6 +107,9 @@ class Spending:
             _merged(self.by_agent, other.by_agent),
             _merged(self.by_model, other.by_model),
         )
+
+
+quick_spending = maker_of(Spending)
 
 
 def _merged(a: Mapping[str, Usage], b: Mapping[str, Usage]) -> Mapping[str, Usage]:

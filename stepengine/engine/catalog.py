@@ -21,12 +21,10 @@ from stepengine.data.tools import ToolBinding, ToolLike
 from stepengine.engine.notes import instructions_note
 from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
-from stepengine.machine.control import CONTROL_BINDINGS, EXPANDING_SPECS
-from stepengine.machine.spawning import SpawnBinding, matching_id
+from stepengine.machine.spawning import matching_id
 from stepengine.permissions import Policy
-from stepengine.runtime.performing import BoundTool
-from stepengine.tools.control import machine_tool
-from stepengine.tools.spawning import carried_by, direct_tool, params_schema
+from stepengine.tools.control import set_output_binding
+from stepengine.tools.spawning import BUILT_IN, carried_by, direct_tool, params_schema
 
 __all__ = ("Agent", "Catalog", "check_hooks")
 
@@ -103,7 +101,7 @@ class Catalog:
         self._limits = limits
         self._hooks = hooks
         self._tools = _by_name("the engine", tools)
-        self._bound = {name: _bound(tool) for name, tool in self._tools.items()}
+        self._bound = {name: tool.binding() for name, tool in {**BUILT_IN, **self._tools}.items()}
         self._agents: dict[str, Agent] = {}
         self._agents = self._family(list(agents), carried_by(self._tools.values()))
         self._met: dict[int, Agent] = {}
@@ -186,27 +184,26 @@ class Catalog:
         ids: Mapping[str, Agent | AgentDefinition[Any]],
     ) -> Agent:
         own = _by_name(f"agent {definition.id!r}", [t for t in definition.tools if not isinstance(t, str)])
-        tools: dict[str, ToolBinding] = {**self._bound, **{n: _bound(t) for n, t in own.items()}}
-        for name in {*EXPANDING_SPECS, "lookup_agent_info"}.intersection(definition.tool_names).difference(tools):
-            tools[name] = machine_tool(name).binding()
-        known = {**CONTROL_BINDINGS, **tools}
+        tools: dict[str, ToolBinding] = {**self._bound, **{n: t.binding() for n, t in own.items()}}
         for name in definition.tool_names:
-            if name not in known:
-                raise _no_tool(definition, name, known)
+            if name not in tools:
+                raise _no_tool(definition, name, tools)
         check_hooks(f"agent {definition.id!r}", definition.hooks)
         spawnable = tuple([_spawnable(definition, wanted, ids) for wanted in definition.spawnable_ids])
-        direct = _direct(definition, [ids[key] for key in spawnable], known)
+        direct = _direct(definition, [ids[key] for key in spawnable], tools)
         tools |= direct
-        known |= direct
         offered = (*definition.tool_names, *direct)
+        schemas = compiled(definition)
+        if schemas.output_schema is not None:
+            tools["set_output"] = set_output_binding(schemas.output_schema)
         return Agent(
             definition=definition,
             tools=tools,
             offered=offered,
-            specs=JsonDict({name: known[name].spec for name in offered}),
+            specs=JsonDict({name: tools[name].spec for name in offered}),
             spawnable=spawnable,
-            schemas=compiled(definition),
-            hooks=self._hooks_of(definition, known),
+            schemas=schemas,
+            hooks=self._hooks_of(definition, tools),
             limits=definition.limits.over(self._limits),
             family=family,
         )
@@ -299,13 +296,6 @@ def check_hooks(owner: str, hooks: Hooks) -> None:
                     "I/O with `yield from Perform(fn, ...)`"
                 )
                 raise DefinitionError(msg)
-
-
-def _bound(tool: ToolLike) -> ToolBinding:
-    binding = tool.binding()
-    if isinstance(binding, SpawnBinding):
-        return binding
-    return BoundTool(binding.spec, binding.validate, binding.repair, tool=tool)
 
 
 def _by_name(owner: str, tools: Iterable[Any]) -> dict[str, ToolLike]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from stepengine.data.json import JsonDict
-from stepengine.data.results import ToolResult
-from stepengine.data.tools import ToolSpec
+from stepengine.data.tools import ToolLike
 from stepengine.data.yields import StepResult, ToolCall, Yieldable
 from stepengine.errors import ChildError, ModelError, PerformError, StepEngineError, ToolError
 
-__all__ = ("TypedTool", "YieldedFrom", "call", "retry")
+__all__ = ("YieldedFrom", "call", "retry")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,22 +18,8 @@ R_co = TypeVar("R_co", covariant=True)
 WORTH_ANOTHER_TRY: tuple[type[StepEngineError], ...] = (ToolError, PerformError, ChildError, ModelError)
 
 
-class TypedTool(Protocol[P, R_co]):
-    """A tool whose signature is known to the type checker; ``stepengine.Tool`` is one."""
-
-    @property
-    def spec(self) -> ToolSpec:
-        """What is known of the tool."""
-
-    def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:
-        """Return arguments as the tool's JSON input."""
-
-    def decode(self, result: ToolResult, /) -> R_co:
-        """Return a result as the type that the tool's function is annotated with."""
-
-
 @overload
-def call(tool: TypedTool[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Generator[Yieldable, StepResult, R]: ...
+def call(tool: ToolLike[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Generator[Yieldable, StepResult, R]: ...
 @overload
 def call(tool: str, as_: type[R], /, **kwargs: Any) -> Generator[Yieldable, StepResult, R]: ...
 def call(tool: Any, /, *args: Any, **kwargs: Any) -> Generator[Yieldable, StepResult, Any]:

@@ -11,7 +11,7 @@ from stepengine.data.effects import CallModel
 from stepengine.data.json import JsonDict
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.run import ChildResult, RunStatus
-from stepengine.data.tools import ToolBinding, ToolSpec, Validated
+from stepengine.data.tools import Control, ToolBinding, ToolSpec, Validated
 from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal.cut import Cut, check_repeats
 from stepengine.journal.divergence import (
@@ -134,13 +134,15 @@ class Past:
 
         What it did is in the record; a call that is not recorded fails, because nobody can carry it out.
         """
-        gone = [name for name in self.history.tools_of(plan.path) if name not in plan.tools]
+        tools = plan.tools
+        recorded = self.history.tools_of(plan.path)
+        gone = [name for name in recorded if name not in tools or type(tools[name].runs) is Control]
         if not gone:
             return plan
         stand_ins = {
             name: ToolBinding(ToolSpec(name, "", JsonDict()), lambda given: Validated(given, given)) for name in gone
         }
-        return attrs.evolve(plan, tools={**plan.tools, **stand_ins})
+        return attrs.evolve(plan, tools={**tools, **stand_ins})
 
     def use(self, address: Address) -> None:
         """Note that the run has come by this address."""

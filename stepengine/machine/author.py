@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 from stepengine.data.functions import innermost_own
 from stepengine.data.yields import Sentinel
 from stepengine.errors import BadYield, HandlerError, LimitReached, StepEngineError
+from stepengine.machine.protocol import accepted
 from stepengine.machine.signals import is_callers
 
 __all__ = ("Author", "Returned", "blamed", "describe_yield", "noted", "raised_at", "site")
 
-ACCEPTED = (
-    "ToolCall, AgentCall, STEP, STEP_ALL, StepWith, StepText, GenerateN, Complete, Parallel, Perform or Ask "
-    "(all from stepengine)"
-)
+ACCEPTED = accepted()
 MAX_CLOSES = 3
 SHOWN = 80
 

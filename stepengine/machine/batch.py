@@ -1,15 +1,15 @@
 """
-The tool calls of one reply, or of one yield: validate, judge, carry out, in the order that design 3 fixes.
+The members of one reply, or of one yield: validate and judge the calls, carry all out, in the order that design 3 fixes.
 
 Calls run one after another, unless every call is to a ``parallel_safe`` tool and none ends the turn; then the batch takes
-four passes: judge all, ask all questions at once, run all allowed calls at once, let the hooks look at all results.
-Results are always in call order, and every call has one, whatever happens.
+four passes: judge all, ask all questions at once, run all that is allowed at once, let the hooks look at all results.
+Results are always in the order in which they were asked for, and every call has one, whatever happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Generator, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from stepengine.data import events as ev
 from stepengine.data.effects import Ask, Leaf
@@ -20,15 +20,14 @@ from stepengine.data.questions import NOBODY, REMEMBERED, Answer, Decision, Ques
 from stepengine.data.results import ToolResult
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
-from stepengine.machine import hooks, requests
-from stepengine.machine.live import Live
+from stepengine.machine import hooks
+from stepengine.machine.calls import Call, Member, ask_effect, carry_out, named, unavailable
+from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, merged
-from stepengine.machine.slots import Slot, execute, execute_ordinary, log, named, settle, show, start, unavailable
-from stepengine.machine.spawning import SpawnBinding
+from stepengine.machine.state import RunState
 
-__all__ = ("Beside", "model_slots", "run_batch")
+__all__ = ("called_by_model", "run_batch")
 
-Steps = Generator[Any, Any, Any]
 UNSAID = Answer()
 SPENT = "a limit of the run was spent"
 MAX_EDITS = 10
@@ -40,266 +39,118 @@ UNATTENDED = (
 )
 
 
-class Beside:
-    """
-    An effect that runs beside the calls of a batch.
-
-    Attributes:
-        begin: Makes the effect when it is its turn to get a number.
-        take: Turns its outcome into the entry, or raises ``Stopped``.
-        entry: What came of it.
-    """
-
-    __slots__ = ("begin", "effect", "entry", "take")
-
-    def __init__(self, begin: Callable[[], Leaf], take: Callable[[Single, Leaf], Any]) -> None:
-        self.begin = begin
-        self.take = take
-        self.effect: Leaf
-        self.entry: Any = None
-
-
-def model_slots(live: Live, calls: Sequence[ToolCallPart], offered: Sequence[str]) -> list[Slot]:
-    """Return the slots of a model's calls; a call of a tool that was not offered already has its error result."""
-    slots = []
-    for call in calls:
-        name = called(live, call.tool_name, offered)
-        slot = Slot(call, "model", None if name is None else live.bindings[name], lenient=True)
+def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Collection[str]) -> list[Call]:
+    """Return the calls of a reply; a call of a tool that was not offered already has its error result."""
+    made = []
+    for asked in calls:
+        name = asked.tool_name if asked.tool_name in offered else _meant(run, asked.tool_name, offered)
+        call = Call(run, asked, "model", None if name is None else run.bindings[name])
         if name is None:
-            slot.fail(unavailable(live, call.tool_name, offered))
-        slots.append(slot)
-    return slots
+            call.fail(unavailable(run, asked.tool_name, tuple(offered)))
+        made.append(call)
+    return made
 
 
-def called(live: Live, name: str, offered: Container[str]) -> str | None:
+def _meant(run: RunState, name: str, offered: Collection[str]) -> str | None:
     """Return the offered tool that a model means: an agent's tool may be called by its id, too (generator-contract L28)."""
-    if name in offered:
-        return name
     other = name.replace("-", "_")
-    return other if other in offered and isinstance(live.bindings[other], SpawnBinding) else None
+    return other if other in offered and run.bindings[other].runs.how == "spawns" else None
 
 
-def run_batch(live: Live, members: Sequence[Slot | Beside], asked: Parallel[Any] | None = None) -> Steps:
+def run_batch(run: RunState, members: Sequence[Member], asked: Parallel[object] | None = None) -> Flow[None]:
     """
-    Give every slot its result; what was *asked* for as a ``Parallel`` runs together whatever its tools say.
+    Give every member its result; what was *asked* for as a ``Parallel`` runs together whatever its tools say.
+
+    Only there may others than calls stand among them.
 
     Raises:
         LimitExceeded: when there is no room for the children of a ``Parallel``; nothing has started.
-        Stopped: when the world ended the run; every slot has a result even so.
-        LimitReached: when a budget was spent in one of the calls, after all slots have their results.
+        Stopped: when the world ended the run; every call has a result even so.
+        LimitReached: when a budget was spent in one of the calls, after all have their results.
         StepEngineError: what is wrong with a handler's own call.
     """
-    slots = [member for member in members if type(member) is Slot]
-    before = live.limit
+    calls: Sequence[Call] = members if asked is None else [m for m in members if type(m) is Call]  # type: ignore[assignment]
+    before = run.limit
     try:
         if asked is not None:
-            yield from _together(live, members, slots, fail_fast=asked.fail_fast, concurrency=asked.concurrency)
-        elif len(slots) > 1 and _is_parallel(slots):
-            yield from _together(live, members, slots)
+            yield from _together(run, members, calls, fail_fast=asked.fail_fast, concurrency=asked.concurrency)
+        elif len(calls) > 1 and _is_parallel(calls):
+            yield from _together(run, members, calls)
         else:
-            yield from _in_turn(live, slots)
+            yield from _in_turn(run, calls)
     except Stopped as stopped:
-        for slot in slots:
-            if slot.result is None:
-                slot.close(stopped.stop)
+        for call in calls:
+            if call.result is None:
+                call.close(stopped.stop)
         raise
     finally:
-        for slot in slots:
-            log(live, slot)
-    limit = live.limit
+        for call in calls:
+            call.log()
+    limit = run.limit
     if limit is not None and limit is not before and asked is None:
         raise LimitReached(limit)
 
 
-def _is_parallel(slots: Sequence[Slot]) -> bool:
-    specs = [s.spec for s in slots if s.spec is not None]
-    return all(spec.parallel_safe and not spec.ends_turn and spec.kind == "ordinary" for spec in specs)
+def _is_parallel(calls: Sequence[Call]) -> bool:
+    known = [(call.how, call.spec) for call in calls if call.spec is not None]
+    return all(spec.parallel_safe and not spec.ends_turn and how == "ordinary" for how, spec in known)
 
 
-def _in_turn(live: Live, slots: Sequence[Slot]) -> Steps:
-    why, before = "", live.limit
-    for slot in slots:
-        if why and slot.result is None:
-            slot.finish(ToolResult.error(f"Skipped: {why} before this call.", status="skipped"))
+def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
+    why, before, points = "", run.limit, run.plan.hooks
+    for call in calls:
+        if why and call.result is None:
+            call.skip(f"Skipped: {why} before this call.")
         try:
-            yield from _one(live, slot)
+            if call.result is None and _is_valid(call) and points.pre_tool:
+                yield from _asked(run, (yield from _judged(call)), together=False)
+            yield from call.show() if call.result is not None else _run(call) if points.post_tool else carry_out(call)
         except LimitReached:
             why = SPENT
         except StepEngineError:
-            if slot.source != "model":
+            if call.source != "model":
                 raise
-        if slot.ended_turn:
-            why = f"{slot.call.tool_name} ended the turn"
-        elif live.limit is not None and live.limit is not before and live.limit.kind == "denials":
-            why = SPENT
+        why = _why_over(call, before) or why
 
 
-def _one(live: Live, slot: Slot) -> Steps:
-    if slot.result is None and _is_valid(slot) and live.plan.hooks.pre_tool:
-        question = yield from _judge(live, slot)
-        if question is not None:
-            yield from _ask_one(live, slot, question)
-    if slot.result is not None:
-        yield from show(live, slot)
-        return
-    yield from execute_ordinary(live, slot) if slot.binding.spec.kind == "ordinary" else execute(live, slot)  # type: ignore[union-attr]
-    if live.plan.hooks.post_tool:
-        yield from _after(live, slot)
+def _run(call: Call) -> Flow[None]:
+    yield from carry_out(call)
+    yield from _after(call)
 
 
-def _is_valid(slot: Slot) -> bool:
-    """Validate a call; what is wrong with a handler's own is raised, a model's gets an error result."""
-    try:
-        slot.validate()
-    except StepEngineError as error:
-        if slot.source == "handler":
-            raise
-        slot.fail(error)
-        return False
-    return True
-
-
-def _judge(live: Live, slot: Slot) -> Generator[Any, Any, Question | None]:
-    """Ask the ``pre_tool`` hooks about a valid call; return the question when a person must decide."""
-    decision = yield from _judged(live, slot)
-    if decision is None:
-        return None
-    if decision.kind == "ask" and slot.spec is not None and slot.spec.requires_permission:
-        return _permission_question(slot, decision)
-    yield from _decided(live, slot, "deny" if decision.kind == "deny" else "allow", decision.rule_id)
-    if decision.kind == "deny":
-        _deny(live, slot, decision.message)
-    return None
-
-
-def _judged(live: Live, slot: Slot) -> Generator[Any, Any, Decision | None]:
-    def revalidate(changed: ToolCallPart) -> ToolCallPart:
-        before = slot.call
-        slot.change(changed)
-        try:
-            slot.validate()
-        except StepEngineError:
-            slot.call = before
-            raise
-        return slot.judged_call
-
-    return (yield from hooks.judge_call(live, slot.judged_call, revalidate))
-
-
-def _deny(live: Live, slot: Slot, message: str) -> None:
-    """Give a call the result that it is denied; a model that will not hear it is told so, and in the end stopped."""
-    name, most = slot.own_call.tool_name, live.limits.max_denials
-    text = message or f"The call of {slot.call.tool_name} was denied."
-    live.denials += 1
-    row = live.denied_in_row[name] = live.denied_in_row.get(name, 0) + 1
-    if row >= TOLD_AT:
-        text += (
-            f" {name} was denied {row} times in a row: do not call it again, go on without it or say what is missing."
-        )
-    slot.finish(ToolResult.error(text, status="denied"))
-    if most is not None and live.denials >= most:
-        msg = (
-            f"{live.denials} tool calls of agent {live.agent.id!r} were denied, the last one of {name!r}, and max_denials is "
-            f"{most}; allow what it needs, tell it in its prompt what it may not do, or raise Limits(max_denials=...)"
-        )
-        live.limit = live.limit or LimitExceeded(msg, kind="denials", limit=most)
-
-
-def _permission_question(slot: Slot, decision: Decision) -> Question:
-    name = slot.own_call.tool_name
-    text = decision.message or f"May {name} run?"
-    return Question("", text, decision.options, tool_name=name, details=slot.input, remember=decision.remember)
-
-
-def _permit(live: Live, slot: Slot, effect: Ask, answers: Sequence[Answer]) -> Generator[Any, Any, Question | None]:
-    """Do with a call what a person said; return what has to be asked about the input that the person made of it."""
-    answer = answers[0]
-    if answer.agrees and answer.edited_input is not None:
-        return (yield from _edit(live, slot, answer))
-    remembered = effect.questions[0].remember if answer.by == REMEMBERED else None
-    rule_id = None if remembered is None else str(remembered["id"])
-    yield from _decided(live, slot, "allow" if answer.agrees else "deny", rule_id, answer)
-    if answer.by == NOBODY:
-        _deny(live, slot, UNATTENDED.format(slot.call.tool_name))
-    elif not answer.agrees:
-        text = answer.reason or answer.text
-        said = f": {text}" if text and text.lower() not in ("no", "n") else "."
-        _deny(live, slot, f"A person denied the call of {slot.call.tool_name}{said}")
-    return None
-
-
-def _edit(live: Live, slot: Slot, answer: Answer) -> Generator[Any, Any, Question | None]:
-    """Take over the input that a person made of a call; it is judged like the first one, and a deny still wins."""
-    assert answer.edited_input is not None  # noqa: S101
-    slot.edit(answer.edited_input)
-    message, allowed = "", False
-    try:
-        slot.validate()
-    except StepEngineError as error:
-        message = f"A person changed the input of this call, and it does not fit: {error.message}"
-    else:
-        approved = slot.input
-        decision = yield from _judged(live, slot)
-        allowed = decision is None or decision.kind != "deny"
-        if allowed and slot.input != approved and slot.edits < MAX_EDITS:
-            # A hook made something else of what was approved, and what was approved is what runs.
-            asks = decision is not None and decision.kind == "ask"
-            return _permission_question(slot, decision if decision is not None and asks else Decision.ask())
-        message = decision.message if decision is not None and decision.kind == "deny" else UNSTEADY
-        allowed = allowed and slot.input == approved
-    yield from _decided(live, slot, "allow" if allowed else "deny", None, answer)
-    if not allowed:
-        _deny(live, slot, message)
-    return None
-
-
-def _decided(live: Live, slot: Slot, decision: str, rule_id: str | None, answer: Answer = UNSAID) -> Steps:
-    event = ev.PermissionDecided(
-        path=live.plan.path,
-        seq=live.seq,
-        tool_name=slot.own_call.tool_name,
-        tool_call_id=slot.call.tool_call_id,
-        decision=decision,
-        rule_id=rule_id,
-        by=answer.by,
-        reason=answer.reason,
-        edited_input=answer.edited_input,
-    )
-    yield from live.notify(event)
-
-
-def _after(live: Live, slot: Slot) -> Steps:
-    if live.plan.hooks.post_tool and slot.result is not None and not slot.closed:
-        slot.result = named((yield from hooks.post_tool(live, slot.own_call, slot.result)), slot.call)
+def _why_over(call: Call, before: LimitExceeded | None) -> str:
+    """Return why no call after this one is carried out; ``""`` when they are."""
+    if call.has_ended_turn:
+        return f"{call.asked.tool_name} ended the turn"
+    limit = call.run.limit
+    return SPENT if limit is not None and limit is not before and limit.kind == "denials" else ""
 
 
 def _together(
-    live: Live,
-    members: Sequence[Slot | Beside],
-    slots: Sequence[Slot],
+    run: RunState,
+    members: Sequence[Member],
+    calls: Sequence[Call],
     *,
     fail_fast: bool = False,
     concurrency: int | None = None,
-) -> Steps:
+) -> Flow[None]:
     """Run a batch in four passes; whatever stops it, finished members keep their results."""
-    asking: list[tuple[Slot, Question]] = []
-    for slot in slots:
-        if slot.result is None and _is_valid(slot) and live.plan.hooks.pre_tool:
-            question = yield from _judge(live, slot)
-            if question is not None:
-                asking.append((slot, question))
-    yield from _ask_all(live, asking)
-    ran = [slot for slot in slots if slot.result is None]
+    asking: list[_Asking] = []
+    for call in calls:
+        if call.result is None and _is_valid(call) and run.plan.hooks.pre_tool:
+            asking += yield from _judged(call)
+    yield from _asked(run, asking, together=True)
+    allowed = [call for call in calls if call.result is None]
     effects: list[Leaf] = []
     for member in members:
-        effects += yield from _begin(live, member)
-    failed = fail_fast and any(slot.result is not None and slot.result.is_error for slot in slots)
-    outcomes = yield from live.gather(effects, concurrency=concurrency, fail_fast=fail_fast, has_failed=failed)
+        effects += yield from _begun(member)
+    failed = fail_fast and any(call.result is not None and call.result.is_error for call in calls)
+    outcomes = yield from run.gather(effects, concurrency=concurrency, fail_fast=fail_fast, has_failed=failed)
     if outcomes and all(map(_has_no_room, outcomes)):
-        live.unwrap(outcomes[0], effects[0])
-    stops = _distribute(live, members, outcomes)
-    for slot in ran:
-        yield from _after(live, slot)
+        run.unwrap(outcomes[0])
+    stops = _distributed(members, outcomes)
+    for call in allowed:
+        yield from _after(call)
     if stops:
         raise Stopped(merged(stops))
 
@@ -309,106 +160,184 @@ def _has_no_room(outcome: Single) -> bool:
     return type(outcome) is Failure and isinstance(outcome.error, LimitExceeded) and outcome.error.kind == "children"
 
 
-def _begin(live: Live, member: Slot | Beside) -> Generator[Any, Any, Sequence[Leaf]]:
+def _begun(member: Member) -> Flow[Sequence[Leaf]]:
     """Return the effects of a member; control tools have none and are done here."""
-    if type(member) is Beside:
-        member.effect = member.begin()
-        return (member.effect,)
-    assert type(member) is Slot  # noqa: S101
+    if type(member) is not Call:
+        return member.effects()
     if member.result is not None:
-        yield from show(live, member)
+        yield from member.show()
         return ()
-    if member.spec is not None and member.spec.kind == "control":
-        yield from execute(live, member)
+    if member.how == "control":
+        yield from carry_out(member)
         return ()
-    return start(live, member)
+    return member.effects()
 
 
-def _distribute(live: Live, members: Sequence[Slot | Beside], outcomes: Sequence[Single]) -> list[Stop]:
-    """Give the members their outcomes and return the stops among them."""
+def _distributed(members: Sequence[Member], outcomes: Sequence[Single]) -> list[Stop]:
+    """Give the members the outcomes of their effects and return the stops among them."""
     stops: list[Stop] = []
     position = 0
     for member in members:
-        try:
-            if type(member) is Beside:
-                position += 1
-                member.entry = member.take(outcomes[position - 1], member.effect)
-            elif type(member) is Slot and member.effects:
-                first, position = position, position + len(member.effects)
-                settle(live, member, outcomes[first:position])
-        except Stopped as stopped:
-            known = requests.with_questions(stopped.stop, member.effect) if type(member) is Beside else stopped.stop
-            stops.append(known)
+        if member.handed_out:
+            first, position = position, position + len(member.handed_out)
+            stop = member.take(outcomes[first:position])
+            stops += [] if stop is None else [stop]
     return stops
 
 
-def _ask_one(live: Live, slot: Slot, question: Question) -> Steps:
-    waiting: Question | None = question
-    while waiting is not None:
-        effect = requests.ask_effect(live, waiting, purpose="permission", tool_call_id=slot.call.tool_call_id)
-        try:
-            answers = yield from requests.ask(live, effect)
-        except (StepEngineError, LimitReached) as error:
-            _deny(live, slot, f"Nobody could be asked: {error}")
-            return
-        waiting = yield from _permit(live, slot, effect, answers)
+# --- judging ----------------------------------------------------------------------------------------------------------
 
 
-def _ask_all(live: Live, asking: Sequence[tuple[Slot, Question]]) -> Steps:
-    """Ask for all permissions of a batch at once, so that a batch with several suspends once."""
+class _Asking(NamedTuple):
+    """A call, and what a person has to be asked before it may run."""
+
+    call: Call
+    question: Question
+
+
+def _is_valid(call: Call) -> bool:
+    """Validate a call; what is wrong with a handler's own is raised, a model's gets an error result."""
+    try:
+        call.validate()
+    except StepEngineError as error:
+        if call.source == "handler":
+            raise
+        call.fail(error)
+        return False
+    return True
+
+
+def _judged(call: Call) -> Flow[Sequence[_Asking]]:
+    """Ask the ``pre_tool`` hooks about a valid call; return what a person must decide."""
+    decision = yield from hooks.judge_call(call.run, call.judged_call, call.revalidate)
+    if decision is None:
+        return ()
+    if decision.kind == "ask" and call.spec is not None and call.spec.requires_permission:
+        return (_Asking(call, _permission_question(call, decision)),)
+    yield from _decided(call, "deny" if decision.kind == "deny" else "allow", decision.rule_id)
+    if decision.kind == "deny":
+        _deny(call, decision.message)
+    return ()
+
+
+def _deny(call: Call, message: str) -> None:
+    """Give a call the result that it is denied; a model that will not hear it is told so, and in the end stopped."""
+    name = call.own_call.tool_name
+    text = message or f"The call of {call.asked.tool_name} was denied."
+    row = call.run.deny(name)
+    if row >= TOLD_AT:
+        text += (
+            f" {name} was denied {row} times in a row: do not call it again, go on without it or say what is missing."
+        )
+    call.finish(ToolResult.error(text, status="denied"))
+
+
+def _permission_question(call: Call, decision: Decision) -> Question:
+    name = call.own_call.tool_name
+    text = decision.message or f"May {name} run?"
+    return Question("", text, decision.options, tool_name=name, details=call.input, remember=decision.remember)
+
+
+def _asked(run: RunState, asking: Sequence[_Asking], *, together: bool) -> Flow[None]:
+    """Ask for permissions, *together* all of a batch at once, so that a batch with several suspends once."""
     while asking:
-        asking = yield from _ask_round(live, asking)
+        asking = yield from _ask_round(run, asking, together=together)
 
 
-def _ask_round(
-    live: Live, asking: Sequence[tuple[Slot, Question]]
-) -> Generator[Any, Any, Sequence[tuple[Slot, Question]]]:
+def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> Flow[Sequence[_Asking]]:
     """Ask once, what is the same only once, and return what has to be asked about what people made of the calls."""
     alike = _alike(asking)
     effects = [
-        requests.ask_effect(live, question, purpose="permission", tool_call_id=slots[0].call.tool_call_id)
-        for question, slots in alike
+        ask_effect(run, same[0].question, purpose="permission", tool_call_id=same[0].call.asked.tool_call_id)
+        for same in alike
     ]
-    outcomes = yield from live.gather(effects)
+    outcomes = (yield from run.gather(effects)) if together else [(yield from run.exchange(effects[0]))]
     stops: list[Stop] = []
-    again: list[tuple[Slot, Question]] = []
-    for (_, slots), effect, outcome in zip(alike, effects, outcomes, strict=True):
-        try:
-            again += yield from _answer(live, slots, effect, outcome)
-        except Stopped as stopped:
-            stops.append(stopped.stop)
+    again: list[_Asking] = []
+    for same, effect, outcome in zip(alike, effects, outcomes, strict=True):
+        for call, _ in same:
+            if type(outcome) is Stop:
+                call.close(outcome)
+            elif type(outcome) is Failure:
+                _deny(call, f"Nobody could be asked: {outcome.error}")
+            else:
+                again += yield from _permitted(call, effect, outcome.value)  # type: ignore[union-attr]
+        stops += [outcome] if type(outcome) is Stop else []
     if stops:
         raise Stopped(merged(stops))
     return again
 
 
-def _answer(
-    live: Live, slots: Sequence[Slot], effect: Ask, outcome: Single
-) -> Generator[Any, Any, list[tuple[Slot, Question]]]:
-    """Do with the calls that one question is about what came of it."""
-    again: list[tuple[Slot, Question]] = []
-    try:
-        answers = live.unwrap(outcome, effect)
-    except Stopped as stopped:
-        stop = requests.with_questions(stopped.stop, effect)
-        for slot in slots:
-            slot.close(stop)
-        raise Stopped(stop) from None
-    except (StepEngineError, LimitReached) as error:
-        for slot in slots:
-            _deny(live, slot, f"Nobody could be asked: {error}")
-        return again
-    for slot in slots:
-        question = yield from _permit(live, slot, effect, answers)
-        if question is not None:
-            again.append((slot, question))
-    return again
-
-
-def _alike(asking: Sequence[tuple[Slot, Question]]) -> list[tuple[Question, list[Slot]]]:
-    """Return each question once, with all the calls that ask it (reliability PM38)."""
-    found: dict[str, tuple[Question, list[Slot]]] = {}
-    for slot, question in asking:
+def _alike(asking: Sequence[_Asking]) -> list[list[_Asking]]:
+    """Return together the calls that ask the same, to be asked once (reliability PM38)."""
+    found: dict[str, list[_Asking]] = {}
+    for one in asking:
+        question = one.question
         key = canonical([question.text, question.options, question.tool_name, question.details])
-        found.setdefault(key, (question, []))[1].append(slot)
+        found.setdefault(key, []).append(one)
     return list(found.values())
+
+
+def _permitted(call: Call, effect: Ask, answers: Sequence[Answer]) -> Flow[Sequence[_Asking]]:
+    """Do with a call what a person said; return what has to be asked about the input that the person made of it."""
+    answer = answers[0]
+    if answer.agrees and answer.edited_input is not None:
+        return (yield from _edited(call, answer))
+    remembered = effect.questions[0].remember if answer.by == REMEMBERED else None
+    rule_id = None if remembered is None else str(remembered["id"])
+    yield from _decided(call, "allow" if answer.agrees else "deny", rule_id, answer)
+    if answer.by == NOBODY:
+        _deny(call, UNATTENDED.format(call.asked.tool_name))
+    elif not answer.agrees:
+        text = answer.reason or answer.text
+        said = f": {text}" if text and text.lower() not in ("no", "n") else "."
+        _deny(call, f"A person denied the call of {call.asked.tool_name}{said}")
+    return ()
+
+
+def _edited(call: Call, answer: Answer) -> Flow[Sequence[_Asking]]:
+    """Take over the input that a person made of a call; it is judged like the first one, and a deny still wins."""
+    assert answer.edited_input is not None  # noqa: S101
+    call.edit(answer.edited_input)
+    message, allowed = "", False
+    try:
+        call.validate()
+    except StepEngineError as error:
+        message = f"A person changed the input of this call, and it does not fit: {error.message}"
+    else:
+        approved = call.input
+        decision = yield from hooks.judge_call(call.run, call.judged_call, call.revalidate)
+        allowed = decision is None or decision.kind != "deny"
+        if allowed and call.input != approved and call.edits < MAX_EDITS:
+            # A hook made something else of what was approved, and what was approved is what runs.
+            asks = decision is not None and decision.kind == "ask"
+            question = _permission_question(call, decision if decision is not None and asks else Decision.ask())
+            return (_Asking(call, question),)
+        message = decision.message if decision is not None and decision.kind == "deny" else UNSTEADY
+        allowed = allowed and call.input == approved
+    yield from _decided(call, "allow" if allowed else "deny", None, answer)
+    if not allowed:
+        _deny(call, message)
+    return ()
+
+
+def _decided(call: Call, decision: str, rule_id: str | None, answer: Answer = UNSAID) -> Flow[None]:
+    event = ev.PermissionDecided(
+        path=call.run.plan.path,
+        seq=call.run.seq,
+        tool_name=call.own_call.tool_name,
+        tool_call_id=call.asked.tool_call_id,
+        decision=decision,
+        rule_id=rule_id,
+        by=answer.by,
+        reason=answer.reason,
+        edited_input=answer.edited_input,
+    )
+    yield from call.run.notify(event)
+
+
+def _after(call: Call) -> Flow[None]:
+    """Let the ``post_tool`` hooks look at a call that ran."""
+    if call.run.plan.hooks.post_tool and call.result is not None and not call.is_closed:
+        result = yield from hooks.post_tool(call.run, call.own_call, call.result)
+        call.replace(named(result, call.asked))

@@ -1,44 +1,46 @@
 """
 The conversation with the author's handler: advance it, carry out what it yields, send or throw what came of it.
 
-The handler runs before the first model call and again after each step that it asked for (generator-contract G9). Only
-returning, or yielding ``end_turn``, ends the run.
+What may be yielded, what it costs and what it leads to stands in ``protocol.YIELDS``. The handler runs before the first model
+call and again after each step that it asked for (generator-contract G9). Only returning, or yielding ``end_turn``, ends the
+run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import partial
-from typing import Any, assert_never
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, assert_never
 
 from stepengine.data import events as ev
 from stepengine.data import yields as y
 from stepengine.data.contexts import StepContext
-from stepengine.data.effects import Leaf, Perform, Spawn
 from stepengine.data.messages import AssistantMessage
 from stepengine.data.models import ModelReply
-from stepengine.data.outcomes import Single
 from stepengine.data.parts import TextPart, ToolCallPart
-from stepengine.data.questions import Question
 from stepengine.data.results import ToolResult
-from stepengine.errors import LimitExceeded, LimitReached, PerformError, StepEngineError, ToolInputError
-from stepengine.machine import requests
+from stepengine.errors import LimitExceeded, LimitReached, StepEngineError, ToolInputError
 from stepengine.machine.author import Author, Returned, describe_yield, noted
-from stepengine.machine.batch import Beside, run_batch
+from stepengine.machine.batch import run_batch
 from stepengine.machine.blocks import Block, Broken, Text, split_blocks
-from stepengine.machine.control import CONTROL_SPECS
-from stepengine.machine.inheriting import inheritable
-from stepengine.machine.live import Live
+from stepengine.machine.calls import Call, Candidates, Member, carry_out, member_of, unavailable
+from stepengine.machine.protocol import Flow, rows_for
 from stepengine.machine.signals import EndRun
-from stepengine.machine.slots import Slot, failed_child, take_last_word, unavailable
-from stepengine.machine.step import budgeted_step, reopened_step, run_turn
+from stepengine.machine.state import RunState
+from stepengine.machine.step import (
+    PLAIN,
+    budgeted_step,
+    reopened_step,
+    run_turn,
+    step_prompt,
+    step_request,
+    take_last_word,
+)
 
 __all__ = ("converse", "default_handler", "run_alone")
 
-Steps = Generator[Any, Any, Any]
-Answer = Generator[Any, Any, y.StepResult]
+Answer: TypeAlias = Flow[y.StepResult]
 MAX_LIMIT_THROWS = 2
-PLAIN = y.StepWith()
+YIELDS = rows_for("handler")
 
 
 def default_handler(_: StepContext) -> y.Steps:
@@ -46,26 +48,27 @@ def default_handler(_: StepContext) -> y.Steps:
     yield y.STEP_ALL
 
 
-def run_alone(live: Live) -> Steps:
+def run_alone(run: RunState) -> Flow[None]:
     """Run an agent without a handler as ``default_handler`` would, with nobody to look at states and steps."""
+    held = run.history.open_step
     try:
-        if live.open_step is None or not (yield from reopened_step(live, *live.open_step)):
-            yield from run_turn(live)
+        if held is None or not (yield from reopened_step(run, *held)):
+            yield from run_turn(run)
     except StepEngineError as error:
-        live.count_actions(1)
+        run.count_actions(1)
         raise noted(error) from error.__cause__
 
 
-def converse(live: Live, author: Author) -> Steps:
+def converse(run: RunState, author: Author) -> Flow[Any]:
     """Advance the handler until it returns; return its value."""
     asked = author.send(None)
     throws = 0
     while type(asked) is not Returned:
         if throws >= MAX_LIMIT_THROWS:
-            live.warnings.append(f"{author.what} went on after its limit was spent and was closed")
+            run.warn(f"{author.what} went on after its limit was spent and was closed")
             raise EndRun
         try:
-            answer = yield from _answer(live, author, asked)
+            answer = yield from _answer(run, author, asked)
         except (StepEngineError, LimitReached) as error:
             throws += isinstance(error, LimitReached)
             asked = author.throw(error)
@@ -76,279 +79,202 @@ def converse(live: Live, author: Author) -> Steps:
     return asked.value
 
 
-def _answer(live: Live, author: Author, asked: Any) -> Answer:
+def _answer(run: RunState, author: Author, asked: Any) -> Answer:
     kind = type(asked)
-    if kind is y.Sentinel or kind is y.StepWith:
-        yield from _steps(live, asked)
-        return _result(live)
-    act = _ACTS.get(kind)
-    if act is None:
-        live.count_actions(1)
+    row = YIELDS.get(kind)
+    if row is None:
+        run.count_actions(1)
         raise describe_yield(author.what, asked, author.location)
-    return (yield from act(live, asked))
+    if row.actions:
+        run.count_actions(row.actions)
+    return _ACTS[kind](run, asked)
 
 
-def _result(live: Live, results: tuple[ToolResult, ...] = (), value: Any = None) -> y.StepResult:
-    return y.quick_step_result(live.state(), results, live.steps_complete, value=value)
+def _result(run: RunState, results: tuple[ToolResult, ...] = (), value: Any = None) -> y.StepResult:
+    return y.quick_step_result(run.frozen(), results, run.steps_complete, value=value)
 
 
-def _steps(live: Live, asked: Any) -> Steps:
+def _steps(run: RunState, asked: Any) -> Answer:
     try:
         if asked is y.STEP:
-            yield from budgeted_step(live, PLAIN)
+            yield from budgeted_step(run, PLAIN)
         elif asked is y.STEP_ALL:
-            yield from run_turn(live)
+            yield from run_turn(run)
         else:
-            _check_tools(live, asked)
-            yield from budgeted_step(live, asked)
+            _check_tools(run, asked)
+            yield from budgeted_step(run, asked)
     except StepEngineError:
         # A handler that swallows every error and asks again must end, too (reliability GN02).
-        live.count_actions(1)
+        run.count_actions(1)
         raise
+    return _result(run)
 
 
-def _check_tools(live: Live, asked: y.StepWith) -> None:
+def _check_tools(run: RunState, asked: y.StepWith) -> None:
     for name in asked.tools or ():
-        if name not in live.offered:
-            raise unavailable(live, name, tuple(live.offered))
+        if name not in run.offered:
+            raise unavailable(run, name, tuple(run.offered))
 
 
-# --- calls ----------------------------------------------------------------------------------------------------------
+# --- calls and other members ------------------------------------------------------------------------------------------
 
 
-def _slot(live: Live, call: y.ToolCall) -> Slot:
-    """Return the slot of a handler's call, or raise what is wrong with it."""
-    binding = live.bindings.get(call.tool)
-    allowed = call.tool in live.offered or not call.include_tool_call
-    if binding is not None and (allowed or binding.spec.kind != "ordinary"):
-        return Slot(ToolCallPart(live.new_call_id(), call.tool, call.input), "handler", binding)
+def _alone(run: RunState, asked: Any) -> Answer:
+    value = yield from carry_out(member_of(run, asked))
+    return _result(run, value=value)
+
+
+def _own_call(run: RunState, asked: y.ToolCall) -> Call:
+    """Return a handler's own call, or raise what is wrong with it."""
+    binding = run.bindings.get(asked.tool)
+    allowed = asked.tool in run.offered or not asked.include_tool_call
+    if binding is not None and (allowed or binding.runs.how != "ordinary"):
+        return Call(run, ToolCallPart(run.new_call_id(), asked.tool, asked.input), "handler", binding)
     hint = "" if binding is None else " Other tools of the engine can be called with include_tool_call=False."
-    raise unavailable(live, call.tool, tuple(live.offered), hint)
+    raise unavailable(run, asked.tool, tuple(run.offered), hint)
 
 
-def _tool_call(live: Live, call: y.ToolCall) -> Answer:
-    live.count_actions(1)
-    slot = _slot(live, call)
+def _tool_call(run: RunState, asked: y.ToolCall) -> Answer:
+    call = _own_call(run, asked)
     try:
-        yield from run_batch(live, (slot,))
+        yield from run_batch(run, (call,))
     finally:
-        _record(live, (call,), (slot,))
-    assert slot.result is not None  # noqa: S101
-    if take_last_word(live, (slot,)):
+        _commit_own(run, (asked,), (call,))
+    assert call.result is not None  # noqa: S101
+    if take_last_word(run, (call,)):
         raise EndRun
-    return _result(live, (slot.result,))
+    return _result(run, (call.result,))
 
 
-def _record(live: Live, calls: Sequence[y.ToolCall], slots: Sequence[Slot]) -> None:
+def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[Call]) -> None:
     """
     Append calls and their results together.
 
     Only calls of tools that the model knows enter the history (generator-contract G31).
     """
     kept = [
-        (slot.call, slot.result)
-        for call, slot in zip(calls, slots, strict=True)
-        if slot.result is not None and call.include_tool_call and call.tool in live.offered
+        (call.asked, call.result)
+        for call, of in zip(calls, asked, strict=True)
+        if call.result is not None and of.include_tool_call and of.tool in run.offered
     ]
     if kept:
-        live.commit(AssistantMessage(tuple([part for part, _ in kept])), [result for _, result in kept])
+        run.history.commit(AssistantMessage(tuple([part for part, _ in kept])), [result for _, result in kept])
 
 
-def _agent_call(live: Live, asked: y.AgentCall[Any]) -> Answer:
-    live.count_actions(1)
+def _parallel(run: RunState, asked: y.Parallel[Any]) -> Answer:
+    children = sum(isinstance(one, y.AgentCall) for one in asked.calls)
+    members = [_member(run, one, children=children) for one in asked.calls]
+    calls = [member for member in members if type(member) is Call]
+    for call in calls:
+        call.validate()
     try:
-        child = yield from live.perform(_spawn(live, asked))
-    except LimitExceeded as error:
-        if error.kind != "depth":
-            raise
-        child = failed_child(asked.agent_id, error)
-    live.count_child(child)
-    return _result(live, value=child)
-
-
-def _spawn(live: Live, asked: y.AgentCall[Any], *, of: int = 1) -> Spawn:
-    definition = None if isinstance(asked.agent, str) else asked.agent
-    parent = partial(inheritable, live)
-    return Spawn(
-        live.number(),
-        asked.agent_id,
-        asked.prompt,
-        asked.params,
-        definition=definition,
-        parent=parent,
-        of=of,
-    )
-
-
-def _perform(live: Live, asked: y.Perform[Any]) -> Answer:
-    live.count_actions(1)
-    return _result(live, value=(yield from requests.perform_call(live, asked)))
-
-
-def _ask(live: Live, asked: y.Ask) -> Answer:
-    live.count_actions(1)
-    answers = yield from requests.ask(live, requests.ask_effect(live, _question(asked)))
-    return _result(live, value=answers[0].value)
-
-
-def _question(asked: y.Ask) -> Question:
-    return Question("", asked.question, asked.options, asked.multi_select, details=asked.details)
-
-
-def _complete(live: Live, asked: y.Complete) -> Answer:
-    live.count_actions(1)
-    return _result(live, value=(yield from requests.complete(live, asked)))
-
-
-# --- several calls at once ------------------------------------------------------------------------------------------
-
-
-def _parallel(live: Live, asked: y.Parallel[Any]) -> Answer:
-    live.count_actions(1)
-    children = sum(isinstance(call, y.AgentCall) for call in asked.calls)
-    members = [_member(live, call, children=children) for call in asked.calls]
-    slots = [member for member in members if type(member) is Slot]
-    for slot in slots:
-        slot.validate()
-    calls = [call for call in asked.calls if isinstance(call, y.ToolCall)]
-    try:
-        yield from run_batch(live, members, asked)
+        yield from run_batch(run, members, asked)
     finally:
-        _record(live, calls, slots)
-    if take_last_word(live, slots):
+        _commit_own(run, [one for one in asked.calls if isinstance(one, y.ToolCall)], calls)
+    if take_last_word(run, calls):
         raise EndRun
-    value = tuple([member.result if type(member) is Slot else member.entry for member in members])  # type: ignore[union-attr]
-    return _result(live, tuple([slot.result for slot in slots if slot.result is not None]), value)
+    results = tuple([call.result for call in calls if call.result is not None])
+    return _result(run, results, tuple([member.result for member in members]))
 
 
-def _member(live: Live, call: Any, *, children: int) -> Slot | Beside:
-    if isinstance(call, y.ToolCall):
-        slot = _slot(live, call)
-        if slot.binding is not None and slot.binding.spec.kind == "expanding":
-            msg = f"{call.tool!r} cannot stand in Parallel; put AgentCall(...) or Ask(...) there instead"
-            raise ToolInputError(msg, tool_name=call.tool, issues=(msg,))
-        return slot
-    if isinstance(call, y.AgentCall):
-        return Beside(
-            lambda: _spawn(live, call, of=children), lambda outcome, effect: _child(live, call, outcome, effect)
-        )
-    if isinstance(call, y.Ask):
-        question = _question(call)
-        return Beside(
-            lambda: requests.ask_effect(live, question), lambda outcome, effect: _value(live, outcome, effect)
-        )
-    return Beside(lambda: Perform(live.number(), call), lambda outcome, effect: _value(live, outcome, effect))
+def _member(run: RunState, asked: Any, *, children: int) -> Member:
+    if not isinstance(asked, y.ToolCall):
+        return member_of(run, asked, of=children)
+    call = _own_call(run, asked)
+    if call.how in ("spawns", "asks"):
+        msg = f"{asked.tool!r} cannot stand in Parallel; put AgentCall(...) or Ask(...) there instead"
+        raise ToolInputError(msg, tool_name=asked.tool, issues=(msg,))
+    return call
 
 
-def _child(live: Live, asked: y.AgentCall[Any], outcome: Single, effect: Leaf) -> Any:
-    try:
-        child = live.unwrap(outcome, effect)
-    except (StepEngineError, LimitReached) as error:
-        child = failed_child(asked.agent_id, error)
-    live.count_child(child)
-    return child
+# --- candidates and text ----------------------------------------------------------------------------------------------
 
 
-def _value(live: Live, outcome: Single, effect: Leaf) -> Any:
-    """Return a value or answer; a failure stays inside its entry."""
-    try:
-        value = live.unwrap(outcome, effect)
-    except (StepEngineError, LimitReached) as error:
-        known = error.error if isinstance(error, LimitReached) else error
-        return known if isinstance(known, PerformError) else PerformError(str(known), kind=type(known).__name__)
-    return value if isinstance(effect, Perform) else value[0].value
-
-
-# --- candidates and text --------------------------------------------------------------------------------------------
-
-
-def _generate(live: Live, asked: y.GenerateN) -> Answer:
-    live.count_actions(1)
+def _generate(run: RunState, asked: y.GenerateN) -> Answer:
     if asked.n > y.MAX_CANDIDATES:
         msg = f"GenerateN({asked.n}) asks for more than {y.MAX_CANDIDATES} candidates"
-        live.limit = live.limit or LimitExceeded(msg, kind="candidates", limit=y.MAX_CANDIDATES)
-    elif live.steps_remaining <= 0:
-        msg = f"agent {live.agent.id!r} has no step left for GenerateN; raise Limits(max_steps=...)"
-        live.limit = live.limit or LimitExceeded(msg, kind="steps", limit=live.limits.max_steps)
-    if live.limit is not None:
-        raise LimitReached(live.limit)
-    live.steps_remaining -= 1
-    live.changed()
-    request = requests.step_request(live, PLAIN, requests.step_prompt(live))
-    replies = yield from requests.candidates(live, request, asked.n)
-    yield from _report_dropped(live, replies)
-    texts = tuple([reply.said for reply in replies])
-    return y.StepResult(live.state(), steps_complete=live.steps_complete, n_responses=texts)
-
-
-def _report_dropped(live: Live, replies: list[ModelReply]) -> Steps:
+        run.reach(LimitExceeded(msg, kind="candidates", limit=y.MAX_CANDIDATES))
+    elif run.steps_remaining <= 0:
+        msg = f"agent {run.agent.id!r} has no step left for GenerateN; raise Limits(max_steps=...)"
+        run.reach(LimitExceeded(msg, kind="steps", limit=run.limits.max_steps))
+    if run.limit is not None:
+        raise LimitReached(run.limit)
+    run.use_step()
+    request = step_request(run, PLAIN, step_prompt(run))
+    replies: list[ModelReply] = yield from carry_out(Candidates(run, request, asked.n))
     dropped = sum(len(reply.tool_calls) for reply in replies)
     if dropped:
         text = f"{dropped} tool calls in candidates were dropped; candidates are text"
-        yield from live.notify(ev.HandlerNotice(path=live.plan.path, seq=live.seq, kind="calls_dropped", message=text))
+        yield from run.notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="calls_dropped", message=text))
+    texts = tuple([reply.said for reply in replies])
+    return y.StepResult(run.frozen(), steps_complete=run.steps_complete, n_responses=texts)
 
 
-def _step_text(live: Live, asked: y.StepText) -> Answer:
+def _step_text(run: RunState, asked: y.StepText) -> Answer:
     pieces = split_blocks(asked.text)
-    live.count_actions(max(1, sum(isinstance(p, Block) for p in pieces)))
+    run.count_actions(max(1, sum(isinstance(p, Block) for p in pieces)))
     results: list[ToolResult] = []
-    ended_by: Slot | None = None
+    ended_by: Call | None = None
     fault = False
     for piece in pieces:
         match piece:
             case Text(text):
-                live.add([AssistantMessage((TextPart(text),))])
-                yield from live.notify(ev.TextCompleted(path=live.plan.path, seq=live.seq, text=text))
+                run.history.add([AssistantMessage((TextPart(text),))])
+                yield from run.notify(ev.TextCompleted(path=run.plan.path, seq=run.seq, text=text))
             case Broken(name, problem):
                 fault = True
-                results.append((yield from _broken(live, name, problem)))
+                results.append((yield from _broken(run, name, problem)))
             case Block(name, value):
-                slot = _block_slot(live, ToolCallPart(live.new_call_id(), name, value), ended_by)
-                yield from _run_block(live, slot)
-                assert slot.result is not None  # noqa: S101
-                results.append(slot.result)
-                fault = fault or slot.fault
-                ended_by = slot if slot.ended_turn else ended_by
+                call = _block_call(run, ToolCallPart(run.new_call_id(), name, value), ended_by)
+                yield from _run_block(run, call)
+                assert call.result is not None  # noqa: S101
+                results.append(call.result)
+                fault = fault or call.is_fault
+                ended_by = call if call.has_ended_turn else ended_by
             case _:
                 assert_never(piece)
     if ended_by is not None and not fault:
-        live.steps_complete = not live.take_inbox()
-        take_last_word(live, (ended_by,))
-    return _result(live, tuple(results))
+        run.end_turn(complete=not run.take_inbox())
+        take_last_word(run, (ended_by,))
+    return _result(run, tuple(results))
 
 
-def _broken(live: Live, name: str, problem: str) -> Generator[Any, Any, ToolResult]:
+def _broken(run: RunState, name: str, problem: str) -> Flow[ToolResult]:
     text = f"This tool-call block was not executed: {problem}"
-    yield from live.notify(ev.HandlerNotice(path=live.plan.path, seq=live.seq, kind="broken_block", message=text))
+    yield from run.notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="broken_block", message=text))
     return ToolResult.error(text, tool_name=name)
 
 
-def _block_slot(live: Live, call: ToolCallPart, ended_by: Slot | None) -> Slot:
-    known = call.tool_name in live.offered or call.tool_name in CONTROL_SPECS
-    slot = Slot(call, "model", live.bindings[call.tool_name] if known else None, lenient=True)
-    if not known:
-        slot.fail(unavailable(live, call.tool_name, tuple(live.offered)))
+def _block_call(run: RunState, asked: ToolCallPart, ended_by: Call | None) -> Call:
+    binding = run.bindings.get(asked.tool_name)
+    if binding is not None and asked.tool_name not in run.offered and binding.runs.how != "control":
+        binding = None
+    call = Call(run, asked, "model", binding)
+    if binding is None:
+        call.fail(unavailable(run, asked.tool_name, tuple(run.offered)))
     elif ended_by is not None:
-        text = f"Skipped: {ended_by.call.tool_name} ended the turn before this call."
-        slot.finish(ToolResult.error(text, status="skipped"))
-    return slot
+        call.skip(f"Skipped: {ended_by.asked.tool_name} ended the turn before this call.")
+    return call
 
 
-def _run_block(live: Live, slot: Slot) -> Steps:
+def _run_block(run: RunState, call: Call) -> Flow[None]:
     try:
-        yield from run_batch(live, (slot,))
+        yield from run_batch(run, (call,))
     finally:
-        if slot.result is not None and slot.call.tool_name in live.offered:
-            live.commit(AssistantMessage((slot.call,)), [slot.result])
+        if call.result is not None and call.asked.tool_name in run.offered:
+            run.history.commit(AssistantMessage((call.asked,)), [call.result])
 
 
-_ACTS: Mapping[type, Callable[[Live, Any], Answer]] = {
+_ACTS: Mapping[type, Callable[[RunState, Any], Answer]] = {
+    y.Sentinel: _steps,
+    y.StepWith: _steps,
     y.ToolCall: _tool_call,
-    y.AgentCall: _agent_call,
-    y.Perform: _perform,
-    y.Ask: _ask,
-    y.Complete: _complete,
+    y.AgentCall: _alone,
+    y.Perform: _alone,
+    y.Ask: _alone,
+    y.Complete: _alone,
     y.Parallel: _parallel,
     y.GenerateN: _generate,
     y.StepText: _step_text,
 }
+"""What carries out each kind of ``protocol.YIELDS``."""

@@ -8,7 +8,7 @@ stopped a hook that wants one of them is closed, and that is noted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import CoroutineType, GeneratorType
 from typing import Any
 
@@ -20,13 +20,13 @@ from stepengine.data.outcomes import Stop
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Decision
 from stepengine.data.results import ToolResult
-from stepengine.data.yields import Complete, Perform, StepResult, ToolCall
+from stepengine.data.yields import StepResult, ToolCall
 from stepengine.errors import HandlerError, LimitReached, StepEngineError
 from stepengine.machine.author import Author, Returned, blamed, describe_yield
-from stepengine.machine.live import Live
-from stepengine.machine.requests import complete, perform_call
+from stepengine.machine.calls import carry_out, hook_call, member_of
+from stepengine.machine.protocol import Flow, rows_for
 from stepengine.machine.signals import Abort, Stopped, is_callers
-from stepengine.machine.slots import hook_call
+from stepengine.machine.state import RunState
 
 __all__ = (
     "judge_call",
@@ -39,9 +39,9 @@ __all__ = (
     "pre_step",
 )
 
-Steps = Generator[Any, Any, Any]
 Hook = Callable[..., Any]
 ACCEPTED = "Perform, Complete or ToolCall (all from stepengine)"
+YIELDS = rows_for("hook")
 MAX_REFUSALS = 10
 MAX_YIELDS = 1000
 CHANGES = ("system_prompt", "messages", "view", "context", "input", "result")
@@ -51,48 +51,48 @@ def _name(hook: Hook) -> str:
     return getattr(hook, "__qualname__", type(hook).__qualname__)
 
 
-def _what(live: Live, point: str, hook: Hook) -> str:
-    return f"{point} hook {_name(hook)} of {live.agent.id!r}"
+def _what(run: RunState, point: str, hook: Hook) -> str:
+    return f"{point} hook {_name(hook)} of {run.agent.id!r}"
 
 
-def _wrong(live: Live, point: str, hook: Hook, how: str, kind: str = "TypeError") -> HandlerError:
+def _wrong(run: RunState, point: str, hook: Hook, how: str, kind: str = "TypeError") -> HandlerError:
     location = location_of(hook)
-    return HandlerError(f"{_what(live, point, hook)} ({location}) {how}", kind=kind, location=location)
+    return HandlerError(f"{_what(run, point, hook)} ({location}) {how}", kind=kind, location=location)
 
 
-def _call(live: Live, point: str, hook: Hook, args: Sequence[Any], allowed: tuple[type, ...]) -> Steps:
+def _call(run: RunState, point: str, hook: Hook, args: Sequence[Any], allowed: tuple[type, ...]) -> Flow[Any]:
     """Call one hook and return what it returned; raise ``HandlerError`` for what it must not do."""
     try:
         value = hook(*args)
     except BaseException as error:
         if isinstance(error, StepEngineError) or is_callers(error):
             raise
-        raise blamed(_what(live, point, hook), error) from error
+        raise blamed(_what(run, point, hook), error) from error
     if type(value) is GeneratorType:
-        value = yield from _drive(live, _what(live, point, hook), value)
+        value = yield from _drive(run, _what(run, point, hook), value)
     if value is None or issubclass(type(value), allowed):
-        _check_change(live, point, hook, value)
+        _check_change(run, point, hook, value)
         return value
     if hasattr(type(value), "__await__"):
         if type(value) is CoroutineType:
             value.close()
         how = "is async; write a generator function and `yield from Perform(fn, ...)`"
-        raise _wrong(live, point, hook, how)
+        raise _wrong(run, point, hook, how)
     names = ", ".join(["None", *[t.__name__ for t in allowed]])
-    raise _wrong(live, point, hook, f"returned a {type(value).__name__}; it may return {names}")
+    raise _wrong(run, point, hook, f"returned a {type(value).__name__}; it may return {names}")
 
 
-def _check_change(live: Live, point: str, hook: Hook, said: Any) -> None:
+def _check_change(run: RunState, point: str, hook: Hook, said: Any) -> None:
     """Raise when a hook asks for a change that nobody would make (requirements H13)."""
     useless = said.useless_at(point) if isinstance(said, Change) else ""
     result = said.result if isinstance(said, Change) else said
     if not useless and isinstance(result, ToolResult) and result.change is not None:
         useless = result.change.useless_at("tool")
     if useless:
-        raise _wrong(live, point, hook, f"returned {useless}")
+        raise _wrong(run, point, hook, f"returned {useless}")
 
 
-def _drive(live: Live, what: str, steps: GeneratorType[Any, Any, Any]) -> Steps:
+def _drive(run: RunState, what: str, steps: GeneratorType[Any, Any, Any]) -> Flow[Any]:
     author = Author(what, steps)
     try:
         asked = author.send(None)
@@ -100,7 +100,7 @@ def _drive(live: Live, what: str, steps: GeneratorType[Any, Any, Any]) -> Steps:
             if type(asked) is Returned:
                 return asked.value
             try:
-                answer = yield from _answer(live, author, asked)
+                answer = yield from _answer(run, author, asked)
             except (StepEngineError, LimitReached) as error:
                 asked = author.throw(error)
             else:
@@ -108,106 +108,94 @@ def _drive(live: Live, what: str, steps: GeneratorType[Any, Any, Any]) -> Steps:
         msg = f"{what} ({author.location}) yielded more than {MAX_YIELDS} times"
         raise HandlerError(msg, kind="RuntimeError", location=author.location)
     finally:
-        live.warnings.extend(author.close())
+        run.warn(*author.close())
 
 
-def _answer(live: Live, author: Author, asked: Any) -> Steps:
-    act = _ACTS.get(type(asked))
-    if act is not None:
-        return (yield from act(live, asked))
-    raise describe_yield(author.what, asked, author.location, ACCEPTED)
+def _answer(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
+    row = YIELDS.get(type(asked))
+    if row is None:
+        raise describe_yield(author.what, asked, author.location, ACCEPTED)
+    if row.kind is ToolCall:
+        result = yield from hook_call(run, asked)
+        return StepResult(run.frozen(), (result,))
+    value = yield from carry_out(member_of(run, asked))
+    return StepResult(run.frozen(), value=value)
 
 
-def _perform(live: Live, asked: Perform[Any]) -> Steps:
-    return StepResult(live.state(), value=(yield from perform_call(live, asked)))
-
-
-def _complete(live: Live, asked: Complete) -> Steps:
-    return StepResult(live.state(), value=(yield from complete(live, asked)))
-
-
-def _tool_call(live: Live, asked: ToolCall) -> Steps:
-    result: ToolResult = yield from hook_call(live, asked)
-    return StepResult(live.state(), (result,))
-
-
-_ACTS: Mapping[type, Callable[[Live, Any], Steps]] = {Perform: _perform, Complete: _complete, ToolCall: _tool_call}
-
-
-def _apply(live: Live, point: str, hook: Hook, change: Change) -> None:
+def _apply(run: RunState, point: str, hook: Hook, change: Change) -> None:
     """Make a hook's change; what it changes is logged (reliability GN37)."""
-    live.apply(change, _name(hook))
+    run.apply(change, _name(hook))
     changed = [name for name in CHANGES if getattr(change, name) is not None]
     if changed:
-        live.notes.debug(f"{_what(live, point, hook)} changed {', '.join(changed)}")
+        run.side_events.debug(f"{_what(run, point, hook)} changed {', '.join(changed)}")
 
 
-def _attempt(live: Live, point: str, hook: Hook, args: Sequence[Any], allowed: tuple[type, ...]) -> Steps:
+def _attempt(run: RunState, point: str, hook: Hook, args: Sequence[Any], allowed: tuple[type, ...]) -> Flow[Any]:
     """Call one hook whose failure is noted and dropped."""
-    was_stopped = live.stop is not None
+    was_stopped = run.stop is not None
     try:
-        said = yield from _call(live, point, hook, args, allowed)
+        said = yield from _call(run, point, hook, args, allowed)
     except Stopped:
         if not was_stopped:
             raise
-        error = _wrong(live, point, hook, "wanted something done, but the run was stopped", "Stopped")
-        yield from _dropped(live, point, hook, error)
+        error = _wrong(run, point, hook, "wanted something done, but the run was stopped", "Stopped")
+        yield from _dropped(run, point, hook, error)
     except (StepEngineError, LimitReached) as error:
-        yield from _dropped(live, point, hook, error)
+        yield from _dropped(run, point, hook, error)
     else:
         if isinstance(said, Change):
-            _apply(live, point, hook, said)
+            _apply(run, point, hook, said)
         return said
 
 
-def _dropped(live: Live, point: str, hook: Hook, error: BaseException) -> Steps:
-    live.warnings.append(str(error))
-    yield from _failed(live, point, hook, error)
+def _dropped(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
+    run.warn(str(error))
+    yield from _failed(run, point, hook, error)
 
 
-def _failed(live: Live, point: str, hook: Hook, error: BaseException) -> Steps:
-    event = ev.HookFailed(path=live.plan.path, seq=live.seq, point=point, hook=_name(hook), error=str(error))
-    yield from live.notify(event)
+def _failed(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
+    event = ev.HookFailed(path=run.plan.path, seq=run.seq, point=point, hook=_name(hook), error=str(error))
+    yield from run.notify(event)
 
 
-def _aborting(live: Live, point: str) -> Generator[Any, Any, list[Change]]:
+def _aborting(run: RunState, point: str) -> Flow[list[Change]]:
     """Call all hooks of a point whose failure ends the run; apply and return their changes."""
     changes: list[Change] = []
-    for hook in live.plan.hooks.at(point):
+    for hook in run.plan.hooks.at(point):
         try:
-            change = yield from _call(live, point, hook, (live.hook_context(),), (Change,))
+            change = yield from _call(run, point, hook, (run.hook_context(),), (Change,))
         except (StepEngineError, LimitReached) as error:
-            yield from _failed(live, point, hook, error)
+            yield from _failed(run, point, hook, error)
             raise Abort(error.error if isinstance(error, LimitReached) else error) from error
         if change is not None:
-            _apply(live, point, hook, change)
+            _apply(run, point, hook, change)
             changes.append(change)
     return changes
 
 
-def pre_run(live: Live) -> Steps:
+def pre_run(run: RunState) -> Flow[None]:
     """Call the ``pre_run`` hooks; a failure aborts the run before anything else happens."""
-    changes = yield from _aborting(live, "pre_run")
-    live.tail = tuple([message for change in changes for message in change.tail])
+    changes = yield from _aborting(run, "pre_run")
+    run.keep_tail(tuple([message for change in changes for message in change.tail]))
 
 
-def pre_step(live: Live) -> Generator[Any, Any, Sequence[Message]]:
+def pre_step(run: RunState) -> Flow[Sequence[Message]]:
     """Call the ``pre_step`` hooks; return the messages that they want at the end of the request."""
-    if not live.plan.hooks.pre_step:
+    if not run.plan.hooks.pre_step:
         return ()
-    changes = yield from _aborting(live, "pre_step")
+    changes = yield from _aborting(run, "pre_step")
     return [message for change in changes for message in change.tail]
 
 
-def post_step(live: Live, reply: Any) -> Steps:
+def post_step(run: RunState, reply: Any) -> Flow[None]:
     """Call the ``post_step`` hooks."""
-    for hook in live.plan.hooks.post_step:
-        yield from _attempt(live, "post_step", hook, (live.hook_context(), reply), (Change,))
+    for hook in run.plan.hooks.post_step:
+        yield from _attempt(run, "post_step", hook, (run.hook_context(), reply), (Change,))
 
 
 def judge_call(
-    live: Live, call: ToolCallPart, revalidate: Callable[[ToolCallPart], ToolCallPart]
-) -> Generator[Any, Any, Decision | None]:
+    run: RunState, call: ToolCallPart, revalidate: Callable[[ToolCallPart], ToolCallPart]
+) -> Flow[Decision | None]:
     """
     Return what all ``pre_tool`` hooks decide about *call* together: deny beats ask beats allow (requirements X3).
 
@@ -215,14 +203,14 @@ def judge_call(
     by *revalidate*.
     """
     strongest: Decision | None = None
-    for hook in live.plan.hooks.pre_tool:
+    for hook in run.plan.hooks.pre_tool:
         try:
-            said = yield from _call(live, "pre_tool", hook, (live.hook_context(), call), (Decision, Change))
+            said = yield from _call(run, "pre_tool", hook, (run.hook_context(), call), (Decision, Change))
             if isinstance(said, Change):
-                _apply(live, "pre_tool", hook, said)
+                _apply(run, "pre_tool", hook, said)
                 call = _changed(call, said, revalidate)
         except (StepEngineError, LimitReached) as error:
-            yield from _dropped(live, "pre_tool", hook, error)
+            yield from _dropped(run, "pre_tool", hook, error)
             said = Decision.deny(f"The check of this call failed, so it was not run: {error}")
         if isinstance(said, Decision) and (strongest is None or _weight(said) > _weight(strongest)):
             strongest = said
@@ -240,45 +228,44 @@ def _weight(decision: Decision) -> int:
     return ("allow", "ask", "deny").index(decision.kind)
 
 
-def post_tool(live: Live, call: ToolCallPart, result: ToolResult) -> Generator[Any, Any, ToolResult]:
+def post_tool(run: RunState, call: ToolCallPart, result: ToolResult) -> Flow[ToolResult]:
     """Call the ``post_tool`` hooks; return the result as the last of them wants it."""
-    for hook in live.plan.hooks.post_tool:
-        said = yield from _attempt(live, "post_tool", hook, (live.hook_context(), call, result), (ToolResult, Change))
+    for hook in run.plan.hooks.post_tool:
+        said = yield from _attempt(run, "post_tool", hook, (run.hook_context(), call, result), (ToolResult, Change))
         wanted = said.result if isinstance(said, Change) else said
         if wanted is None:
             continue
         if wanted.change is not None and wanted.change is not result.change:
-            live.apply(wanted.change, _name(hook))
+            run.apply(wanted.change, _name(hook))
         result = wanted
     return result
 
 
-def on_stop(live: Live) -> Generator[Any, Any, bool]:
+def on_stop(run: RunState) -> Flow[bool]:
     """Call the ``on_stop`` hooks; append the first message that one returns and say whether there was one."""
     first: UserMessage | str | None = None
-    for hook in live.plan.hooks.on_stop:
-        said = yield from _attempt(live, "on_stop", hook, (live.hook_context(),), (UserMessage, str))
+    for hook in run.plan.hooks.on_stop:
+        said = yield from _attempt(run, "on_stop", hook, (run.hook_context(),), (UserMessage, str))
         first = said if first is None else first
-    if first is None or live.refusals >= MAX_REFUSALS:
+    if first is None or not run.refuse_stop(MAX_REFUSALS):
         return False
-    live.refusals += 1
-    live.add([first if isinstance(first, UserMessage) else UserMessage(first)])
+    run.history.add([first if isinstance(first, UserMessage) else UserMessage(first)])
     return True
 
 
-def on_suspend(live: Live, questions: Sequence[Any]) -> Steps:
+def on_suspend(run: RunState, questions: Sequence[Any]) -> Flow[None]:
     """Call the ``on_suspend`` hooks; the run is stopped, so a generator hook cannot do its I/O."""
-    for hook in live.plan.hooks.on_suspend:
-        yield from _attempt(live, "on_suspend", hook, (live.hook_context(), tuple(questions)), ())
+    for hook in run.plan.hooks.on_suspend:
+        yield from _attempt(run, "on_suspend", hook, (run.hook_context(), tuple(questions)), ())
 
 
-def post_run(live: Live, finished: Any) -> Generator[Any, Any, Stop | None]:
+def post_run(run: RunState, finished: Any) -> Flow[Stop | None]:
     """Call the ``post_run`` hooks; their failures change nothing. Return the stop when the run is stopped in one."""
     stop: Stop | None = None
-    for hook in live.plan.hooks.post_run:
-        args = (live.hook_context(live.added()), finished)
+    for hook in run.plan.hooks.post_run:
+        args = (run.hook_context(run.history.added()), finished)
         try:
-            yield from _attempt(live, "post_run", hook, args, ())
+            yield from _attempt(run, "post_run", hook, args, ())
         except Stopped as stopped:
             stop = stopped.stop
     return stop

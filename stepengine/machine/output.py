@@ -9,80 +9,67 @@ appends a note, offers ``set_output``, and runs one more turn inside the remaini
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
 from typing import Any
 
 import attrs
 
 from stepengine.data.json import compact, freeze
-from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.messages import UserMessage
 from stepengine.data.wire import to_dicts
 from stepengine.data.yields import StepWith
 from stepengine.errors import HandlerError, ModelError, OutputMissing
-from stepengine.machine.live import Live
+from stepengine.machine.protocol import Flow
+from stepengine.machine.state import RunState
 from stepengine.machine.step import budgeted_step
 
 __all__ = ("output_of", "settle_output", "text_of")
 
-Steps = Generator[Any, Any, Any]
 FENCE = "```"
 NO_JSON = object()
 REFUSED = (400, 422)
 """How a provider says that it does not take a request as it stands."""
 
 
-def text_of(live: Live) -> str:
+def text_of(run: RunState) -> str:
     """
     Return the text of a run: what the handler returned or ``set_output`` set, when that is text; else its last words.
 
     Those are the message of ``end_turn``, else what the last assistant message of this run that says anything says (X63).
     """
-    return live.output if live.has_output and isinstance(live.output, str) else _last_words(live)
+    return run.output if run.has_output and isinstance(run.output, str) else run.history.last_said()
 
 
-def _last_words(live: Live) -> str:
-    if live.last_word:
-        return live.last_word
-    for index in range(len(live.record) - 1, live.start - 1, -1):
-        message = live.record[index]
-        if type(message) is AssistantMessage:
-            said = message.said
-            if said.strip():
-                return said
-    return ""
-
-
-def output_of(live: Live, returned: Any) -> Any:
+def output_of(run: RunState, returned: Any) -> Any:
     """
     Return the output of a run whose handler returned *returned*; a value other than ``None`` is the output.
 
     Raises:
         HandlerError: when the author's own type cannot be made of the output again.
     """
-    plan = live.plan
-    if live.agent.output_mode == "structured_output":
+    plan = run.plan
+    if run.agent.output_mode == "structured_output":
         if returned is not None and plan.validate_output is None:
             return returned
-        return _decoded(live) if live.has_output else None
+        return _decoded(run) if run.has_output else None
     if returned is not None:
         return returned
-    if live.agent.output_mode == "all_messages":
-        return to_dicts(live.added())
-    return live.output if live.has_output else _last_words(live)
+    if run.agent.output_mode == "all_messages":
+        return to_dicts(run.history.added())
+    return run.output if run.has_output else run.history.last_said()
 
 
-def _decoded(live: Live) -> Any:
-    decode = live.plan.decode_output
+def _decoded(run: RunState) -> Any:
+    decode = run.plan.decode_output
     if decode is None:
-        return live.output
+        return run.output
     try:
-        return decode(live.output)
+        return decode(run.output)
     except Exception as error:
-        msg = f"the output of agent {live.agent.id!r} cannot be read back: {type(error).__name__}: {error}"
+        msg = f"the output of agent {run.agent.id!r} cannot be read back: {type(error).__name__}: {error}"
         raise HandlerError(msg, kind=type(error).__name__) from error
 
 
-def settle_output(live: Live, returned: Any) -> Steps:
+def settle_output(run: RunState, returned: Any) -> Flow[None]:
     """
     Make sure that a run that has to give a structured output has one.
 
@@ -93,56 +80,56 @@ def settle_output(live: Live, returned: Any) -> Steps:
         LimitReached: when a budget of the run was spent in one of them.
     """
     if returned is not None:
-        _take_returned(live, returned)
-    if live.agent.output_mode != "structured_output" or _is_settled(live, returned):
+        _take_returned(run, returned)
+    if run.agent.output_mode != "structured_output" or _is_settled(run, returned):
         return
-    if live.has_asked:
-        yield from _corrected(live, returned)
-    if not live.has_output and live.limit is None:
-        raise _missing(live, live.output_issues)
+    if run.has_asked:
+        yield from _corrected(run, returned)
+    if not run.has_output and run.limit is None:
+        raise _missing(run, run.output_issues)
 
 
-def _corrected(live: Live, returned: Any) -> Steps:
+def _corrected(run: RunState, returned: Any) -> Flow[None]:
     """Look for the output in the final text, and ask for it as often as the agent allows and the budget lasts."""
     if returned is None:
-        _take_text(live)
-    for left in range(live.agent.output_retries, 0, -1):
-        if live.has_output or live.limit is not None or live.steps_remaining <= 0:
+        _take_text(run)
+    for left in range(run.agent.output_retries, 0, -1):
+        if run.has_output or run.limit is not None or run.steps_remaining <= 0:
             break
-        yield from _correction(live, is_last=left == 1)
-        _take_text(live)
+        yield from _correction(run, is_last=left == 1)
+        _take_text(run)
 
 
-def _is_settled(live: Live, returned: Any) -> bool:
+def _is_settled(run: RunState, returned: Any) -> bool:
     """Return whether nothing is missing; without a schema a handler that asked for no step need not give anything."""
-    return live.has_output or (live.plan.validate_output is None and (returned is not None or not live.has_asked))
+    return run.has_output or (run.plan.validate_output is None and (returned is not None or not run.has_asked))
 
 
-def _take_returned(live: Live, returned: Any) -> None:
-    if live.plan.validate_output is None:
+def _take_returned(run: RunState, returned: Any) -> None:
+    if run.plan.validate_output is None:
         try:
-            live.set_output(freeze(returned))
+            run.set_output(freeze(returned))
         except Exception:  # noqa: BLE001 - an output that is no JSON is looked at by its own methods
-            live.has_output = True
+            run.count_output(given=True)
         return
-    live.has_output = False
+    run.count_output(given=False)
     try:
-        live.set_output(live.check_output(returned))
+        run.set_output(run.check_output(returned))
     except OutputMissing as error:
-        live.output_issues = error.issues or (error.message,)
+        run.refuse_output(error.issues or (error.message,))
 
 
-def _take_text(live: Live) -> None:
+def _take_text(run: RunState) -> None:
     """Take the final text as the output when it is JSON of the schema."""
-    if live.has_output or live.plan.validate_output is None:
+    if run.has_output or run.plan.validate_output is None:
         return
-    found = json_in(_last_words(live))
+    found = json_in(run.history.last_said())
     if found is NO_JSON:
         return
     try:
-        live.set_output(live.check_output(found))
+        run.set_output(run.check_output(found))
     except OutputMissing as error:
-        live.output_issues = error.issues or (error.message,)
+        run.refuse_output(error.issues or (error.message,))
 
 
 def json_in(text: str) -> Any:
@@ -158,35 +145,35 @@ def json_in(text: str) -> Any:
     return NO_JSON
 
 
-def _correction(live: Live, *, is_last: bool) -> Steps:
+def _correction(run: RunState, *, is_last: bool) -> Flow[None]:
     """Ask for the output and run one more turn; the last one demands the call."""
-    why = f" Your last output was refused: {'; '.join(live.output_issues)}." if live.output_issues else ""
-    schema = live.plan.output_json_schema
+    why = f" Your last output was refused: {'; '.join(run.output_issues)}." if run.output_issues else ""
+    schema = run.plan.output_json_schema
     shape = f" It must fit this JSON Schema: {compact(schema)}" if schema is not None else ""
     note = (
         f"<system-reminder>\nThe output of this task is missing.{why} Call set_output now.{shape}\n</system-reminder>"
     )
-    live.add([UserMessage(note, ("OUTPUT_REMINDER",))])
-    plain = StepWith(tools=tuple(dict.fromkeys([*live.offered, "set_output"])))
+    run.history.add([UserMessage(note, ("OUTPUT_REMINDER",))])
+    plain = StepWith(tools=tuple(dict.fromkeys([*run.offered, "set_output"])))
     try:
-        ended = yield from _demanded(live, plain) if is_last else budgeted_step(live, plain)
-        while live.steps_remaining > 0 and not (ended or live.has_output):
-            ended = yield from budgeted_step(live, plain)
+        ended = yield from _demanded(run, plain) if is_last else budgeted_step(run, plain)
+        while run.steps_remaining > 0 and not (ended or run.has_output):
+            ended = yield from budgeted_step(run, plain)
     except ModelError as error:
-        raise _missing(live, live.output_issues) from error
+        raise _missing(run, run.output_issues) from error
 
 
-def _demanded(live: Live, plain: StepWith) -> Generator[Any, Any, bool]:
+def _demanded(run: RunState, plain: StepWith) -> Flow[bool]:
     """Run a step in which the model has to call ``set_output``; where a provider refuses to demand that, it is asked for."""
     try:
-        return (yield from budgeted_step(live, attrs.evolve(plain, tool_choice="set_output")))
+        return (yield from budgeted_step(run, attrs.evolve(plain, tool_choice="set_output")))
     except ModelError as error:
         if error.status not in REFUSED:
             raise
-    return (yield from budgeted_step(live, plain))
+    return (yield from budgeted_step(run, plain))
 
 
-def _missing(live: Live, issues: tuple[str, ...]) -> OutputMissing:
+def _missing(run: RunState, issues: tuple[str, ...]) -> OutputMissing:
     why = f"; the last attempt was refused: {'; '.join(issues)}" if issues else ""
-    msg = f"agent {live.agent.id!r} ended without the structured output that it must give{why}"
+    msg = f"agent {run.agent.id!r} ended without the structured output that it must give{why}"
     return OutputMissing(msg, issues=issues)

@@ -20,12 +20,13 @@ from stepengine.data.questions import Question
 from stepengine.data.run import ChildResult, Ended, RunInfo, RunResult, RunStatus
 from stepengine.data.tools import ToolBinding, ToolSpec
 from stepengine.errors import LimitExceeded, StepEngineError
-from stepengine.machine.inheriting import left_by
+from stepengine.machine.history import left_by
 
 if TYPE_CHECKING:
+    # The class of what comes in as a value; nothing is drawn here.
     from random import Random
 
-__all__ = ("Finished", "RunPlan", "quick_plan")
+__all__ = ("Finished", "RunPlan", "quick_finished", "quick_plan")
 
 
 def _complete(plan: RunPlan) -> Limits:
@@ -48,7 +49,7 @@ class RunPlan:
         created: When the root run was created (UTC); outcomes count milliseconds from here.
         random: The run's random source, seeded from (seed, path); only a handler needs one.
         model: The model string in force, or ``None``.
-        tools: Every tool of the engine and the agent by name, ordinary and expanding ones; control tools are built in.
+        tools: Every tool that the run knows by name: those of the engine and the agent, and those that every run knows.
         offered: Names of the tools that the agent itself has, in order.
         sent: Tool definitions that are sent in the place of its own: those of the parent whose system prompt it inherits.
         agents: Normalised ids of the agents that it may spawn, each with its display name; ``None`` leaves it to
@@ -109,7 +110,7 @@ ENDED = tuple([field.name for field in attrs.fields(Ended)])
 ENDED_OF = attrgetter(*ENDED)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class Finished(Ended[Any]):
     """
     How a run ended, as the machine sees it (design 3); its transcripts are paired.
@@ -146,3 +147,6 @@ class Finished(Ended[Any]):
             questions=self.pending,
             left=left_by(self.state, self.opening) if is_inline else None,
         )
+
+
+quick_finished = maker_of(Finished)

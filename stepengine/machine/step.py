@@ -1,5 +1,5 @@
 """
-One model step, in the order that design 3 fixes; ``order.py`` holds that order as a table.
+One model step, in the order that design 3 fixes; ``protocol.ORDER`` holds that order as a table.
 
 expire ephemeral results -> ``pre_step`` hooks -> step prompt -> model call -> tool calls -> message and results appended
 together -> ``post_step`` hooks -> end decision. The open step is held outside the transcript until its tools are done.
@@ -7,7 +7,7 @@ together -> ``post_step`` hooks -> end decision. The open step is held outside t
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -23,45 +23,52 @@ from stepengine.data.messages import (
     quick_assistant,
     system_reminder,
 )
-from stepengine.data.models import ModelReply, ModelRequest, StopReason
+from stepengine.data.models import ModelReply, ModelRequest, StopReason, quick_request
 from stepengine.data.parts import AssistantPart, TextPart, ThinkingPart, ToolCallPart, quick_call
 from stepengine.data.results import ToolResult
 from stepengine.data.thoughts import parted
 from stepengine.data.usage import Usage, add_cost
 from stepengine.data.yields import StepWith
 from stepengine.errors import ContextOverflow, LimitExceeded, LimitReached, ModelError, StepEngineError
-from stepengine.machine import hooks, requests
-from stepengine.machine.batch import model_slots, run_batch
-from stepengine.machine.lifetimes import expire
-from stepengine.machine.live import Live
+from stepengine.machine import hooks
+from stepengine.machine.batch import called_by_model, run_batch
+from stepengine.machine.calls import Call
+from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped
-from stepengine.machine.slots import Slot, take_last_word
+from stepengine.machine.state import RunState
 
-__all__ = ("budgeted_step", "reopened_step", "run_turn")
+__all__ = ("PLAIN", "budgeted_step", "reopened_step", "run_turn", "step_prompt", "step_request", "take_last_word")
 
-Steps = Generator[Any, Any, Any]
 MAX_CONTINUES = 5
 MAX_THOUGHTS = 3
 PLAIN = StepWith()
-EXPIRED = "[This result is no longer shown; call the tool again if you need it.]"
 CUT_OFF = "Not executed: the reply was cut off at the output limit."
 
 
 class Reply(NamedTuple):
-    """A completed reply, numbered and ready to be stored."""
+    """
+    A completed reply, numbered and ready to be stored.
+
+    Attributes:
+        model: As the model gave it.
+        message: With our own call ids.
+        calls: The calls in it.
+        has_words: Whether it holds anything but calls.
+    """
 
     model: ModelReply
     message: AssistantMessage
-    calls: tuple[ToolCallPart, ...]
+    calls: Sequence[ToolCallPart]
+    has_words: bool = True
 
 
-def run_turn(live: Live) -> Steps:
+def run_turn(run: RunState) -> Flow[None]:
     """Run steps until the turn ends or the budget is spent."""
-    while not (yield from budgeted_step(live, PLAIN)):
+    while not (yield from budgeted_step(run, PLAIN)):
         pass
 
 
-def budgeted_step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
+def budgeted_step(run: RunState, over: StepWith) -> Flow[bool]:
     """
     Run one step and return whether the turn is complete.
 
@@ -70,180 +77,180 @@ def budgeted_step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
     Raises:
         LimitReached: when the budget is spent.
     """
-    live.has_asked = True
-    if live.steps_remaining > 0 and live.limit is None:
-        live.steps_complete = yield from _step(live, over)
-    else:
-        live.steps_complete = True
-        yield from _spent(live)
-    return live.steps_complete
+    return _step(run, over) if run.ask_step() else _spent(run)
 
 
-def _spent(live: Live) -> Steps:
-    if live.limit is None:
-        limit, what = live.limits.max_steps, live.limits.on_max_steps
-        msg = f"agent {live.agent.id!r} used all of its {limit} steps; raise Limits(max_steps=...) or end the turn earlier"
-        live.limit = LimitExceeded(msg, kind="steps", limit=limit)
+def _spent(run: RunState) -> Flow[bool]:
+    run.end_turn(complete=True)
+    if run.limit is None:
+        limit, what = run.limits.max_steps, run.limits.on_max_steps
+        msg = (
+            f"agent {run.agent.id!r} used all of its {limit} steps; raise Limits(max_steps=...) or end the turn earlier"
+        )
+        run.reach(LimitExceeded(msg, kind="steps", limit=limit))
         if what == "final_answer":
-            yield from _final_answer(live)
-            return
+            yield from _final_answer(run)
+            return True
         if what == "stop":
-            return
-    raise LimitReached(live.limit)
+            return True
+    assert run.limit is not None  # noqa: S101
+    raise LimitReached(run.limit)
 
 
-def _final_answer(live: Live) -> Steps:
+def _final_answer(run: RunState) -> Flow[None]:
     """Ask once more without tools what was done; a failure leaves the run as ``stop`` would."""
     text = (
         "The step budget of this run is spent and no tool can be called any more. "
         "Say briefly what was done and what is still open."
     )
     try:
-        live.take_inbox()
-        request = requests.step_request(
-            live, StepWith(tools=(), tool_choice=None), [UserMessage(system_reminder(text))]
-        )
-        reply = yield from _call(live, request, "final_answer")
+        run.take_inbox()
+        request = step_request(run, StepWith(tools=(), tool_choice=None), [UserMessage(system_reminder(text))])
+        model = yield from _ask(run, request, "final_answer")
     except (StepEngineError, LimitReached):
         return
-    numbered = _numbered(live, reply)
-    _note_thinking(live, numbered.message)
-    if live.plan.watched():
-        yield from _show(live, numbered)
-    slots = model_slots(live, numbered.calls, ())
-    for slot in slots:
-        slot.finish(ToolResult.error("Skipped: the step budget of this run is spent.", status="skipped"))
-    yield from run_batch(live, slots)
-    live.commit(numbered.message, _results(slots))
-    live.stop_reason = reply.stop_reason
+    reply = _numbered(run, model)
+    yield from _heard(run, reply)
+    calls = called_by_model(run, reply.calls, ())
+    for call in calls:
+        call.skip("Skipped: the step budget of this run is spent.")
+    yield from run_batch(run, calls)
+    _commit(run, reply.message, calls)
+    run.end_with(model.stop_reason)
 
 
-def _step(live: Live, over: StepWith) -> Generator[Any, Any, bool]:
-    plan = live.plan
-    path, live.step = plan.path, live.step_index
+def _step(run: RunState, over: StepWith) -> Flow[bool]:
+    points, path, spent = run.plan.hooks, run.plan.path, None
     try:
-        if plan.watched():
-            yield from live.notify(
-                ev.StepStarted(path=path, seq=live.seq, step=live.step, steps_remaining=live.steps_remaining)
-            )
-        reply, slots = yield from _ask_model(live, over)
-        _note_thinking(live, reply.message)
-        if plan.watched():
-            yield from _show(live, reply)
-        spent = yield from _run_tools(live, reply, slots)
-        if plan.hooks.post_step:
-            yield from hooks.post_step(live, reply.model)
-        ended = _ends(live, slots) and (not plan.hooks.on_stop or (yield from _may_end(live)))
+        if run.plan.watched():
+            event = ev.StepStarted(path=path, seq=run.seq, step=run.step, steps_remaining=run.steps_remaining)
+            yield from run.notify(event)
+        reply, calls = yield from _ask_model(run, over)
+        if reply.has_words or not calls:
+            yield from _heard(run, reply)
+        spent = yield from _run_tools(run, reply, calls)
+        if points.post_step:
+            yield from hooks.post_step(run, reply.model)
+        ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
         if ended:
-            live.refusals = 0
-            take_last_word(live, slots)
-        if plan.watched():
-            yield from live.notify(
-                ev.StepFinished(path=path, seq=live.seq, step=live.step, ended_turn=ended, usage=live.spent.usage)
-            )
+            run.let_stop()
+            take_last_word(run, calls)
+        if run.plan.watched():
+            usage = run.spent.sums().usage
+            yield from run.notify(ev.StepFinished(path=path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage))
     finally:
-        live.step = live.step_index
-        if live.lifetimes.known:
-            expire(live, "agent_step")
+        run.end_step()
     if spent:
         raise spent
-    return ended
+    return run.end_turn(complete=ended)
 
 
-def reopened_step(live: Live, message: AssistantMessage, stored: Sequence[ToolMessage]) -> Generator[Any, Any, bool]:
+def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[ToolMessage]) -> Flow[bool]:
     """
     Finish the step in which the run that this one continues was suspended; return whether the turn is complete.
 
     Calls that ran keep their results, the others run now, the one that asked with the answer that was given (X11).
     """
-    slots = model_slots(live, message.tool_calls, tuple(live.offered))
-    for slot, known in zip(slots, stored, strict=True):
+    calls = called_by_model(run, message.tool_calls, run.offered)
+    for call, known in zip(calls, stored, strict=True):
         if known.status != "pending":
-            slot.fault, slot.result = False, known.result
+            call.recall(known.result)
     reply = Reply(ModelReply(message.content), message, message.tool_calls)
-    spent = yield from _run_tools(live, reply, slots)
-    yield from hooks.post_step(live, reply.model)
-    live.steps_complete = _ends(live, slots) and (yield from _may_end(live))
-    if live.steps_complete:
-        live.refusals = 0
+    spent = yield from _run_tools(run, reply, calls)
+    yield from hooks.post_step(run, reply.model)
+    if run.end_turn(complete=_ends(run, calls) and (yield from _may_end(run))):
+        run.let_stop()
     if spent:
         raise spent
-    return live.steps_complete
+    return run.steps_complete
 
 
-def _ask_model(live: Live, over: StepWith) -> Generator[Any, Any, tuple[Reply, list[Slot]]]:
-    if live.ephemeral:
-        _expire(live)
-    if live.inbox:
-        live.take_inbox()
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> ModelRequest:
+    """Return the request of a step: system prompt, view, the tails of run and step, tools and settings."""
+    settings = run.agent.settings if over.settings is None else run.agent.settings.merged(over.settings)
+    specs = run.specs if over.tools is None else tuple([run.bindings[name].spec for name in over.tools])
+    choice = (over.tool_choice or settings.tool_choice) if specs else None
+    return quick_request(
+        model=over.model or run.plan.model or run.model_of(),
+        system_prompt=run.system_prompt,
+        messages=run.history.view,
+        tools=specs,
+        tool_choice=choice,
+        settings=settings,
+        tail=(*run.tail, *tail),
+    )
+
+
+def step_prompt(run: RunState) -> Sequence[Message]:
+    """Return the step prompt as a step-scoped message, if the agent has one (requirements A10)."""
+    text = run.agent.step_prompt
+    return (UserMessage(system_reminder(text), ("STEP_PROMPT",)),) if text else ()
+
+
+def _ask_model(run: RunState, over: StepWith) -> Flow[tuple[Reply, list[Call]]]:
+    run.history.expire_results()
+    if run.inbox:
+        run.take_inbox()
     tail: Sequence[Message] = ()
-    if live.plan.hooks.pre_step:
-        tail = yield from hooks.pre_step(live)
-        live.take_inbox()
-    request = requests.step_request(live, over, [*tail, *requests.step_prompt(live)])
+    if run.plan.hooks.pre_step:
+        tail = yield from hooks.pre_step(run)
+        run.take_inbox()
+    request = step_request(run, over, (*tail, *step_prompt(run)))
     try:
-        reply = yield from _call(live, request, "step")
+        model = yield from _ask(run, request, "step")
     except ContextOverflow as error:
-        request = yield from _shorter(live, over, error)
-        reply = yield from _call(live, request, "step")
-    live.steps_remaining -= 1
-    live.step_index += 1
-    live.changed()
-    numbered = _numbered(live, reply)
-    live.stop_reason = reply.stop_reason
-    live.truncated = reply.stop_reason is StopReason.MAX_TOKENS
-    _count_thoughts(live, numbered.message)
-    return numbered, model_slots(live, numbered.calls, _callable(live, request))
+        request = yield from _shorter(run, over, error)
+        model = yield from _ask(run, request, "step")
+    row = run.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
+    if row >= MAX_THOUGHTS:
+        run.cut_turn(f"the turn was ended after {row} replies in a row that were only thoughts")
+    reply = _numbered(run, model)
+    return reply, called_by_model(run, reply.calls, _callable(run, request))
 
 
-def _count_thoughts(live: Live, message: AssistantMessage) -> None:
-    """Cut a turn in which the model only thinks; such a reply alone does not end it (requirements X53)."""
-    live.only_thoughts = live.only_thoughts + 1 if _is_only_thoughts(message) else 0
-    if live.only_thoughts >= MAX_THOUGHTS:
-        live.truncated = True
-        live.warnings.append(f"the turn was ended after {live.only_thoughts} replies in a row that were only thoughts")
-
-
-def _callable(live: Live, request: ModelRequest) -> Sequence[str]:
+def _callable(run: RunState, request: ModelRequest) -> Collection[str]:
     """Return the tools that the model may call: its own, whatever definitions it inherited (generator-contract L18)."""
-    return tuple(live.offered) if request.tools is live.specs else [spec.name for spec in request.tools]
+    return run.offered if request.tools is run.specs else [spec.name for spec in request.tools]
 
 
-def _shorter(live: Live, over: StepWith, error: ContextOverflow) -> Generator[Any, Any, ModelRequest]:
+def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
     """Return the request as the hooks make it when told that it was too long, or raise *error* (requirements I17)."""
-    live.take_inbox()
-    before = (live.system_prompt, live.view)
-    live.overflow, live.refused_tokens = error, live.state().context_tokens
+    run.take_inbox()
+    before = (run.system_prompt, run.history.view)
+    run.too_long(error)
     try:
-        tail = yield from hooks.pre_step(live)
+        tail = yield from hooks.pre_step(run)
     finally:
-        live.overflow = live.refused_tokens = None
-    if (live.system_prompt, live.view) == before:
+        run.too_long(None)
+    if (run.system_prompt, run.history.view) == before:
         raise error
-    live.take_inbox()
-    return requests.step_request(live, over, [*tail, *requests.step_prompt(live)])
+    run.take_inbox()
+    return step_request(run, over, [*tail, *step_prompt(run)])
 
 
-def _call(live: Live, request: ModelRequest, purpose: Any) -> Generator[Any, Any, ModelReply]:
+def _ask(run: RunState, request: ModelRequest, purpose: Any) -> Flow[ModelReply]:
     """Call the model; a reply that the provider paused is continued (reliability MP56)."""
-    reply: ModelReply = yield from live.call_model(quick_call_model(live.number(), request, purpose))
-    if reply.stop_reason is StopReason.PAUSE:
-        reply = yield from _continued(live, request, reply, purpose)
+    reply = None
+    for _ in range(1 + MAX_CONTINUES):
+        whole = (
+            request if reply is None else attrs.evolve(request, tail=(*request.tail, AssistantMessage(reply.content)))
+        )
+        effect = quick_call_model(run.number(), whole, purpose)
+        if run.must_prepare():
+            yield from run.prepare(effect)
+        more = run.take_reply((yield effect), effect)
+        reply = more if reply is None else _joined(reply, more)
+        if reply.stop_reason is not StopReason.PAUSE:
+            break
+    assert reply is not None  # noqa: S101
     if reply.stop_reason is StopReason.ERROR:
         msg = (
             f"the model {request.model!r} ended its reply with an error ({reply.raw_stop_reason or 'no reason given'})"
         )
         raise ModelError(msg, kind="reply_error")
-    return reply
-
-
-def _continued(live: Live, request: ModelRequest, reply: ModelReply, purpose: Any) -> Generator[Any, Any, ModelReply]:
-    for _ in range(MAX_CONTINUES):
-        again = attrs.evolve(request, tail=(*request.tail, AssistantMessage(reply.content)))
-        more = yield from live.call_model(quick_call_model(live.number(), again, purpose))
-        reply = _joined(reply, more)
-        if reply.stop_reason is not StopReason.PAUSE:
-            break
     return reply
 
 
@@ -255,7 +262,10 @@ def _joined(paused: ModelReply, more: ModelReply) -> ModelReply:
     )
 
 
-def _numbered(live: Live, reply: ModelReply) -> Reply:
+# --- its reply --------------------------------------------------------------------------------------------------------
+
+
+def _numbered(run: RunState, reply: ModelReply) -> Reply:
     """Give every call of a reply our own id; of a reply that was cut off, the last call stays as text."""
     parts: list[AssistantPart] = []
     calls: list[ToolCallPart] = []
@@ -267,7 +277,7 @@ def _numbered(live: Live, reply: ModelReply) -> Reply:
             parts.append(TextPart(f"[cut off: {part.tool_name} {part.raw_input or compact(part.input)}]"))
         else:
             call = quick_call(
-                live.new_call_id(),
+                run.new_call_id(),
                 part.tool_name,
                 part.input,
                 raw_input=part.raw_input,
@@ -276,84 +286,23 @@ def _numbered(live: Live, reply: ModelReply) -> Reply:
             )
             parts.append(call)
             calls.append(call)
-    return Reply(reply, quick_assistant(tuple(parts)), tuple(calls))
+    return Reply(reply, quick_assistant(tuple(parts)), calls, len(calls) < len(parts))
 
 
-def _run_tools(live: Live, reply: Reply, slots: Sequence[Slot]) -> Generator[Any, Any, LimitReached | None]:
-    """Run the calls of a reply and append message and results together, also when the run is stopped meanwhile."""
-    spent: LimitReached | None = None
-    waiting = [slot for slot in slots if slot.result is None or slot.fault]
-    if live.truncated:
-        for slot in slots:
-            slot.finish(ToolResult.error(CUT_OFF, status="skipped"))
-    live.open_reply = reply.message
-    try:
-        if waiting:
-            yield from run_batch(live, waiting)
-    except LimitReached as error:
-        spent = error
-    except Stopped:
-        live.commit(_as_ran(reply.message, slots), _results(slots))
-        raise
-    finally:
-        live.open_reply = None
-    live.commit(_as_ran(reply.message, slots), _results(slots))
-    return spent
-
-
-def _note_thinking(live: Live, message: AssistantMessage) -> None:
-    thinking, text = message.thinking, message.text
-    if thinking or "<" in text:
-        live.thinking.extend((*thinking, *parted(text).thoughts))
-
-
-def _as_ran(message: AssistantMessage, slots: Sequence[Slot]) -> AssistantMessage:
-    """Return the reply with the inputs that people changed as they ran: the model must not take its own for what happened."""
-    ran: dict[str, AssistantPart] = {slot.call.tool_call_id: slot.call for slot in slots if slot.edits}
-    if not ran:
-        return message
-    parts = [ran.get(part.tool_call_id, part) if type(part) is ToolCallPart else part for part in message.content]
-    return attrs.evolve(message, content=tuple(parts))
-
-
-def _show(live: Live, reply: Reply) -> Steps:
-    path, seq = live.plan.path, live.seq
+def _heard(run: RunState, reply: Reply) -> Flow[None]:
+    """Keep the thoughts of a reply, and show what it says."""
     thinking, text = reply.message.thinking, reply.message.text
+    if thinking or "<" in text:
+        run.think(*thinking, *parted(text).thoughts)
+    if not run.plan.watched():
+        return
+    path, seq = run.plan.path, run.seq
     if thinking:
-        yield from live.notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))
+        yield from run.notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))
     if text:
-        yield from live.notify(ev.TextCompleted(path=path, seq=seq, text=text))
+        yield from run.notify(ev.TextCompleted(path=path, seq=seq, text=text))
     if _is_empty(reply.model.content):
-        yield from live.notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
-
-
-def _results(slots: Sequence[Slot]) -> list[ToolResult]:
-    return [slot.result for slot in slots if slot.result is not None]
-
-
-def _ends(live: Live, slots: Sequence[Slot]) -> bool:
-    """Return whether a step ends the turn, hooks aside (design 3, generator-contract G51)."""
-    if live.inbox and live.take_inbox():
-        return False
-    if live.truncated:
-        return True
-    ended, forced = False, False
-    for slot in slots:
-        # The model must see what was wrong with a call, also when it took its work for done.
-        if slot.fault:
-            return False
-        ended = ended or slot.ended_turn
-        forced = forced or slot.binding is None or slot.binding.spec.forces_next_step
-    if ended or "task_completed" in live.offered:
-        return ended
-    return not forced if slots else not live.only_thoughts
-
-
-def _may_end(live: Live) -> Generator[Any, Any, bool]:
-    """Ask the ``on_stop`` hooks whether a turn that would end may; one whose budget is spent or reply was cut does."""
-    if not live.plan.hooks.on_stop or live.steps_remaining <= 0 or live.truncated:
-        return True
-    return not (yield from hooks.on_stop(live))
+        yield from run.notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
 
 
 def _is_empty(parts: Sequence[AssistantPart]) -> bool:
@@ -361,23 +310,86 @@ def _is_empty(parts: Sequence[AssistantPart]) -> bool:
     return all(type(p) is TextPart and not p.text for p in parts)
 
 
-def _is_only_thoughts(message: AssistantMessage) -> bool:
-    """Return whether a reply holds something, but neither a call nor anything said (requirements X53)."""
-    for part in message.content:
+def _is_only_thoughts(reply: ModelReply) -> bool:
+    """Return whether a reply holds something, but neither a call nor anything said; that alone ends no turn (X53)."""
+    for part in reply.content:
         kind = type(part)
         if kind is not TextPart and kind is not ThinkingPart:
             return False
-    if _is_empty(message.content):
+    return not reply.said.strip() and not _is_empty(reply.content)
+
+
+# --- its calls and its end --------------------------------------------------------------------------------------------
+
+
+def _run_tools(run: RunState, reply: Reply, calls: Sequence[Call]) -> Flow[LimitReached | None]:
+    """Run the calls of a reply and append message and results together, also when the run is stopped meanwhile."""
+    if not calls:
+        _commit(run, reply.message, calls)
+        return None
+    spent: LimitReached | None = None
+    waiting = [call for call in calls if call.result is None or call.is_fault]
+    if run.truncated:
+        for call in calls:
+            call.skip(CUT_OFF)
+    run.history.hold(reply.message)
+    try:
+        yield from run_batch(run, waiting)
+    except LimitReached as error:
+        spent = error
+    except Stopped:
+        _commit(run, reply.message, calls)
+        raise
+    finally:
+        run.history.hold(None)
+    _commit(run, reply.message, calls)
+    return spent
+
+
+def _commit(run: RunState, message: AssistantMessage, calls: Sequence[Call]) -> None:
+    """Append a reply and its results, inputs that people changed as they ran: the model must not take its own for that."""
+    results: list[ToolResult] = []
+    ran: dict[str, AssistantPart] = {}
+    for call in calls:
+        if call.result is not None:
+            results.append(call.result)
+        if call.edits:
+            ran[call.asked.tool_call_id] = call.asked
+    if ran:
+        parts = [ran.get(part.tool_call_id, part) if type(part) is ToolCallPart else part for part in message.content]
+        message = attrs.evolve(message, content=tuple(parts))
+    run.history.commit(message, results)
+
+
+def _ends(run: RunState, calls: Sequence[Call]) -> bool:
+    """Return whether a step ends the turn, hooks aside (design 3, generator-contract G51)."""
+    if run.inbox and run.take_inbox():
         return False
-    return not message.said.strip()
+    if run.truncated:
+        return True
+    ended, forced = False, False
+    for call in calls:
+        # The model must see what was wrong with a call, also when it took its work for done.
+        if call.is_fault:
+            return False
+        ended = ended or call.has_ended_turn
+        forced = forced or call.binding is None or call.binding.spec.forces_next_step
+    if ended or "task_completed" in run.offered:
+        return ended
+    return not forced if calls else not run.only_thoughts
 
 
-def _expire(live: Live) -> None:
-    """Replace ephemeral results in the view by a placeholder, all but the newest of each tool (requirements I12)."""
-    expired: dict[str, ToolResult] = {}
-    for name, waiting in live.ephemeral.items():
-        keep = live.bindings[name].spec.ephemeral or 0
-        while len(waiting) > keep:
-            expired[waiting.popleft()] = ToolResult.text(EXPIRED)
-    if expired:
-        live.set_view(live.view.resolve_all(expired))
+def _may_end(run: RunState) -> Flow[bool]:
+    """Ask the ``on_stop`` hooks whether a turn that would end may; one whose budget is spent or reply was cut does."""
+    if not run.plan.hooks.on_stop or run.steps_remaining <= 0 or run.truncated:
+        return True
+    return not (yield from hooks.on_stop(run))
+
+
+def take_last_word(run: RunState, calls: Sequence[Call]) -> bool:
+    """Return whether one of *calls* is an ``end_turn`` that ran; its message is what the run says last, until it says more."""
+    for call in calls:
+        if call.asked.tool_name == "end_turn" and call.has_ended_turn:
+            run.history.end_with(call.input.get("message", ""))
+            return True
+    return False

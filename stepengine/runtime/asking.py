@@ -27,6 +27,7 @@ from stepengine.data.questions import (
     answered,
     edit_problem,
 )
+from stepengine.data.tools import Ordinary
 from stepengine.errors import AnswerRejected, LimitExceeded, StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import Item
@@ -315,7 +316,8 @@ def shown_questions(item: Item) -> tuple[Question, ...]:
 
 def _preview(item: Item, question: Question) -> JsonDict | None:
     """Return what the tool says of the call; what is wrong with that is logged, and keeps nobody from being asked."""
-    tool: Any = getattr(item.plan.tools.get(question.tool_name or ""), "tool", None)
+    binding = item.plan.tools.get(question.tool_name or "")
+    tool: Any = binding.runs.tool if binding is not None and type(binding.runs) is Ordinary else None
     render = getattr(tool, "preview", None)
     if render is None:
         return None

@@ -44,7 +44,7 @@ from stepengine.data.models import (
 from stepengine.data.outcomes import Failure, Single, Stop, quick_value
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.state import AgentState, prompt_tokens
-from stepengine.data.tools import ToolBinding
+from stepengine.data.tools import Asking, Ordinary
 from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import (
     DataError,
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from stepengine.runtime.tree import RunTree
 
 __all__ = (
-    "BoundTool",
     "Innermost",
     "ModelProvider",
     "ModelRegistry",
@@ -213,7 +212,7 @@ class Innermost:
         """Run one tool; a failing body is an error result."""
         effect: CallTool = item.effect  # type: ignore[assignment]
         binding = item.plan.tools.get(effect.tool_name)
-        tool = getattr(binding, "tool", None)
+        tool = binding.runs.tool if binding is not None and type(binding.runs) is Ordinary else None
         try:
             if binding is None or tool is None:
                 msg = f"the tool {effect.tool_name!r} of agent {item.plan.definition.id!r} cannot be carried out here"
@@ -302,8 +301,7 @@ def _interactor_of(item: Item) -> Interactor | None:
     effect = cast("Ask", item.effect)
     of_tool = effect.tool_call_id and effect.purpose == "question"
     binding = item.plan.tools.get("ask_user") if of_tool else None
-    interactor: Interactor | None = getattr(getattr(binding, "tool", None), "interactor", None)
-    return interactor
+    return binding.runs.interactor if binding is not None and type(binding.runs) is Asking else None
 
 
 def _innermost(fn: Any) -> Any:
@@ -426,13 +424,6 @@ def _as_ours(model: str, raised: BaseException) -> StepEngineError:
 
 
 # --- what tool calls need ----------------------------------------------------------------------------------------------
-
-
-@attrs.frozen
-class BoundTool(ToolBinding):
-    """A binding that can also be carried out; ``tool`` is a ``stepengine.tools.Tool``."""
-
-    tool: Any = attrs.field(default=None, kw_only=True)
 
 
 @attrs.frozen(kw_only=True)

@@ -15,12 +15,12 @@ from stepengine.data.outcomes import Failure, Single, Value
 from stepengine.data.parts import TextPart, ToolCallPart
 from stepengine.data.questions import AnswerLike, answered
 from stepengine.data.results import ToolResult
-from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, StepEngineError
 from stepengine.testing.scripted import Failing
+from stepengine.tools.definition import Tool
 
-__all__ = ("Canned", "Replies", "StandIn", "drawn")
+__all__ = ("Canned", "Replies", "drawn", "stand_in")
 
 Replies: TypeAlias = "Sequence[Any] | Callable[[ModelRequest, Random], Any] | None"
 CALL_RATE = 0.6
@@ -38,15 +38,9 @@ PLAIN: Mapping[str, Callable[[Random], Any]] = {
 LAST = "done"
 
 
-@attrs.frozen
-class StandIn:
-    """A tool that nobody described: it takes every input."""
-
-    spec: ToolSpec
-
-    def binding(self) -> ToolBinding:
-        """Return the tool as the machine knows it."""
-        return ToolBinding(self.spec, lambda value: Validated(value, value))
+def stand_in(name: str) -> Tool[..., Any]:
+    """Return a tool that nobody described: it takes every input."""
+    return Tool(name, "", {}, lambda _: None)
 
 
 @attrs.frozen

@@ -36,9 +36,8 @@ from stepengine.errors import (
     TranscriptError,
 )
 from stepengine.machine.handler import default_handler
-from stepengine.machine.live import REFUSALS
-from stepengine.machine.order import FIRST, LAST, STOPPED, advance, token_of
 from stepengine.machine.plan import Finished, RunPlan
+from stepengine.machine.protocol import FIRST, LAST, REFUSALS, STOPPED, advance, token_of
 from stepengine.testing.violations import Violation, refuse, unpaired
 
 __all__ = ("Unwatched", "Watched")

@@ -19,14 +19,14 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.run import RunStatus
-from stepengine.data.tools import ToolLike, ToolSpec
+from stepengine.data.tools import ToolLike
 from stepengine.errors import DataError
 from stepengine.machine import Finished
-from stepengine.machine.control import CONTROL_BINDINGS
-from stepengine.testing.canned import Canned, Replies, StandIn
+from stepengine.testing.canned import Canned, Replies, stand_in
 from stepengine.testing.faults import CRASHES, FAULTS, MEANINGS, Drawn, Fault, Given, known
 from stepengine.testing.violations import Violation, expect_same_end
 from stepengine.testing.world import Setting, World
+from stepengine.tools.spawning import BUILT_IN
 
 if TYPE_CHECKING:
     from stepengine.engine.catalog import Catalog
@@ -184,7 +184,7 @@ def _catalog(agents: Sequence[AgentDefinition[Any]], tools: Iterable[ToolLike], 
 
     # A handler may call tools of the engine that its agent does not list: those that results are given for are there.
     given: dict[str, ToolLike] = {
-        name: StandIn(ToolSpec(name)) for name in results if TOOL_NAME.fullmatch(name) and name not in CONTROL_BINDINGS
+        name: stand_in(name) for name in results if TOOL_NAME.fullmatch(name) and name not in BUILT_IN
     }
     given |= {tool.spec.name: tool for tool in tools}
     waiting, met = [*agents], set[int]()
@@ -192,8 +192,8 @@ def _catalog(agents: Sequence[AgentDefinition[Any]], tools: Iterable[ToolLike], 
         definition = waiting.pop()
         met.add(id(definition))
         for tool in definition.tools:
-            if isinstance(tool, str) and tool not in CONTROL_BINDINGS and tool not in given:
-                given[tool] = StandIn(ToolSpec(tool))
+            if isinstance(tool, str) and tool not in BUILT_IN and tool not in given:
+                given[tool] = stand_in(tool)
         waiting += [a for a in definition.spawnable_agents if not isinstance(a, str) and id(a) not in met]
     return Catalog(agents, given.values(), Hooks(), Limits())
 

@@ -14,8 +14,8 @@ from typing_extensions import Unpack
 from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, or_none
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.results import ToolResult
-from stepengine.data.tools import ToolAnnotations, ToolBinding, ToolSpec, Validated
-from stepengine.errors import DefinitionError
+from stepengine.data.tools import Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Validated
+from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools.context import ToolContext
 from stepengine.tools.depends import Overrides
 from stepengine.tools.encoding import encode
@@ -126,6 +126,14 @@ def check_name(name: Any, where: str = "") -> None:
         raise DefinitionError(msg)
 
 
+def _refusing(name: str) -> Callable[[Any], Any]:
+    def refuse(_: Any) -> Any:
+        msg = f"tool {name!r} is carried out by a run; it cannot be executed on its own"
+        raise ToolError(msg, tool_name=name)
+
+    return refuse
+
+
 class Tool(Generic[P, R]):
     """
     A tool. Made by ``@tool`` from a typed function, or here from a JSON Schema.
@@ -164,6 +172,15 @@ class Tool(Generic[P, R]):
         made._signature = signature  # noqa: SLF001
         return made
 
+    @classmethod
+    def of_run(cls, binding: ToolBinding) -> Tool[P, R]:
+        """Return a tool that a run carries out itself, or as children or questions; its body refuses to be called."""
+        made = cls.__new__(cls)
+        made.spec, made.in_thread, made.runs_inline = binding.spec, False, True
+        made.body = body_of(_refusing(binding.spec.name))
+        made._binding, made._preview, made._signature = binding, None, None  # noqa: SLF001  (a third constructor)
+        return made
+
     def _set_up(self, name: str, description: str, inputs: Inputs, body: Body, options: ToolOptions) -> None:
         flags = _checked(name, {**options, "description": description})
         del flags["description"]
@@ -176,7 +193,7 @@ class Tool(Generic[P, R]):
         self.body = body
         self.spec = ToolSpec(name, description, inputs.schema, **flags)
         self.runs_inline = not (body.is_async or body.needs or self.in_thread)
-        self._binding = ToolBinding(self.spec, inputs.validate, repair)
+        self._binding = ToolBinding(self.spec, inputs.validate, repair, runs=Ordinary(self))
         self._check_options()
 
     def _check_options(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.data.json import freeze_object
 from stepengine.data.results import ToolResult
-from stepengine.data.tools import ToolLike, ToolSpec
+from stepengine.data.tools import Ordinary, ToolLike, ToolSpec
 from stepengine.errors import DataError, DefinitionError, ToolInputError, ToolNotAvailable
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import NO_OVERRIDES, Tool
@@ -98,9 +98,9 @@ class ToolRegistry:
         found = self._tools.get(name)
         if found is None:
             return ToolResult.error(self._unknown(name))
-        if not isinstance(found, Tool):
-            return ToolResult.error(f"tool {name!r} is carried out by a run; it cannot be executed on its own")
         binding = found.binding()
+        if not isinstance(found, Tool) or type(binding.runs) is not Ordinary:
+            return ToolResult.error(f"tool {name!r} is carried out by a run; it cannot be executed on its own")
         try:
             given = freeze_object(input)
             validated = binding.validate(binding.repair(given) if binding.repair else given)

@@ -8,29 +8,60 @@ tool (generator-contract L28 to L30).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-import attrs
-
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.json import JsonDict, compact, freeze, freeze_object, thaw
+from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, thaw
 from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult
-from stepengine.data.tools import ToolLike, ToolSpec
-from stepengine.errors import DataError, DefinitionError
-from stepengine.machine.checks import STRING, described, object_schema, validator
-from stepengine.machine.spawning import Entry, SpawnBinding, kept_output, listed, output_as_json, why_not
+from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.tools import Entry, Spawning, ToolBinding, ToolLike, ToolSpec, Validated
+from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInputError
 from stepengine.tools.arguments import without_titles
-from stepengine.tools.control import MachineTool, machine_tool
-from stepengine.tools.definition import check_name
+from stepengine.tools.control import ALIASES, CONTROL_TOOLS, LOOKUP, ask_user_tool, checked
+from stepengine.tools.definition import Tool, check_name
+from stepengine.tools.flat import STRING, described, issues_of, object_schema, validator
 from stepengine.tools.repair import repairer
 
-__all__ = ("agent_tool", "carried_by", "direct_tool", "params_schema", "spawn_tools", "task_tool")
+__all__ = (
+    "BUILT_IN",
+    "agent_tool",
+    "carried_by",
+    "direct_tool",
+    "params_schema",
+    "spawn_tools",
+    "task_tool",
+)
 
 DEFS = "#/$defs/"
+SHOWN_CHARS = 100_000
+"""Characters of a child's output that its parent's model is shown (reliability SP12, section 4.9)."""
+TAIL_SHARE = 5
+
+SPAWN_AGENTS = """\
+Run one or more agents at the same time and get their results in order.
+
+Usage: give one entry per agent with its id in `agent_type`, what it should do in `prompt`, and `params` if it takes any.
+Examples: {"agents": [{"agent_type": "code-searcher", "params": {"search_queries": [{"pattern": "retry"}]}}]}
+When not to use: for what one of your own tools does directly.
+Notes: a child that fails gives an entry with `error`; the others are not affected."""
+SPAWN_AGENT_INLINE = """\
+Run one agent in this conversation: it goes on from your history, and what it leaves replaces your history.
+
+Usage: give its id in `agent_type`, what it should do in `prompt`, and `params` if it takes any.
+Examples: {"agent_type": "context-pruner", "params": {"max_context_length": 200000}}
+When not to use: when you want an answer from the agent; its output is dropped.
+Notes: when it fails, the history stays as it was."""
+
+_ENTRY = {
+    "agent_type": described(STRING, "The agent's id."),
+    "prompt": described(STRING, "What the agent should do."),
+    "params": {"type": "object", "description": "The agent's parameters."},
+}
+_AGENT = {"type": "object", "properties": _ENTRY, "required": ["agent_type"], "additionalProperties": False}
 
 
-def spawn_tools(*, inline: bool = False, lookup: bool = False) -> list[ToolLike]:
+def spawn_tools(*, inline: bool = False, lookup: bool = False) -> list[Tool[..., Any]]:
     """
     Return ``spawn_agents``, by which a model runs the agents that its own agent may spawn.
 
@@ -43,10 +74,10 @@ def spawn_tools(*, inline: bool = False, lookup: bool = False) -> list[ToolLike]
         lookup: Add ``lookup_agent_info``, which tells of an agent of the engine.
     """
     names = ["spawn_agents", *(["spawn_agent_inline"] if inline else []), *(["lookup_agent_info"] if lookup else [])]
-    return [machine_tool(name) for name in names]
+    return [BUILT_IN[name] for name in names]
 
 
-def task_tool(agents: Sequence[AgentDefinition[Any]]) -> ToolLike:
+def task_tool(agents: Sequence[AgentDefinition[Any]]) -> Tool[..., Any]:
     """
     Return ``task``, a simpler tool than ``spawn_agents``: one agent, one prompt, and the agent's final text as result.
 
@@ -81,7 +112,7 @@ def task_tool(agents: Sequence[AgentDefinition[Any]]) -> ToolLike:
 
 def agent_tool(
     definition: AgentDefinition[Any], *, name: str | None = None, description: str | None = None
-) -> ToolLike:
+) -> Tool[..., Any]:
     """
     Return an agent as a tool of its own, whose result is the agent's output (requirements J17).
 
@@ -105,7 +136,7 @@ def agent_tool(
     return _tool(name, text, _input_schema(definition), entries, _output, definition)
 
 
-def direct_tool(definition: AgentDefinition[Any]) -> ToolLike:
+def direct_tool(definition: AgentDefinition[Any]) -> Tool[..., Any]:
     """
     Return an agent as the tool under which an agent that may spawn it is offered it (generator-contract L28).
 
@@ -122,9 +153,10 @@ def direct_tool(definition: AgentDefinition[Any]) -> ToolLike:
     return _tool(tool_name(definition), _description(definition), schema, entries, listed)
 
 
-def carried_by(tools: Iterable[Any]) -> list[AgentDefinition[Any]]:
+def carried_by(tools: Iterable[str | ToolLike]) -> list[AgentDefinition[Any]]:
     """Return the agents that tools such as ``task`` carry; whoever has the tool may run them."""
-    return [agent for tool in tools for agent in getattr(tool, "agents", ())]
+    ways = [tool.binding().runs for tool in tools if not isinstance(tool, str)]
+    return [agent for way in ways if isinstance(way, Spawning) for agent in way.agents]
 
 
 def tool_name(definition: AgentDefinition[Any]) -> str:
@@ -188,6 +220,10 @@ def _rebased(schema: Any) -> Any:
     return made
 
 
+def _spec(name: str, description: str, schema: JsonDict) -> ToolSpec:
+    return ToolSpec(name, description, schema, category="agent", requires_permission=False)
+
+
 def _tool(
     name: str,
     description: str,
@@ -195,16 +231,14 @@ def _tool(
     entries: Callable[[JsonDict], Sequence[Entry]],
     shown: Callable[[Sequence[ChildResult[Any]]], ToolResult],
     *agents: AgentDefinition[Any],
-) -> MachineTool:
-    spec = ToolSpec(name, description, schema, kind="expanding", category="agent", requires_permission=False)
-    flat = attrs.evolve(spec, input_schema=_flat(schema))
+) -> Tool[..., Any]:
     mend = repairer(schema, {})
 
     def repair(value: JsonDict) -> JsonDict:
         return _without_strays(mend(value))
 
-    binding = SpawnBinding(spec, validator(flat), repair, entries=entries, shown=shown)
-    return MachineTool(spec, agents=agents, binding=binding)
+    runs = Spawning(entries, shown, agents=agents)
+    return Tool.of_run(ToolBinding(_spec(name, description, schema), validator(name, _flat(schema)), repair, runs=runs))
 
 
 def _flat(schema: JsonDict) -> JsonDict:
@@ -244,3 +278,125 @@ def _output(children: Sequence[ChildResult[Any]]) -> ToolResult:
     except DataError as error:
         return ToolResult.error(f"Agent {child.agent_id} failed: its output is not JSON: {error.message}")
     return ToolResult.text(output) if isinstance(output, str) else ToolResult.json(output)
+
+
+# --- what a parent is shown -----------------------------------------------------------------------------------------
+
+
+def listed(children: Sequence[ChildResult[Any]]) -> ToolResult:
+    """Return one entry per child; an error result when every one of them failed (generator-contract L6, L13)."""
+    entries: list[Any] = [_shown(child) for child in children]
+    all_failed = all("error" in entry for entry in entries)
+    return ToolResult.json(entries, status="error" if all_failed else "ok")
+
+
+def _shown(child: ChildResult[Any]) -> dict[str, Any]:
+    entry = {"agent_type": child.agent_id}
+    if child.is_error:
+        kept = kept_output(child)
+        return {**entry, "error": why_not(child), **({} if kept in (None, "") else {"output": kept})}
+    try:
+        output = output_as_json(child.output)
+    except DataError as error:
+        return {**entry, "error": f"the output is not JSON: {error.message}"}
+    return {**entry, "run_id": child.run_id, "status": child.status.value, "output": output}
+
+
+def why_not(child: ChildResult[Any]) -> str:
+    """Return why a child did not complete."""
+    return child.why or f"it ended as {child.status.value}"
+
+
+def kept_output(child: ChildResult[Any]) -> JsonValue:
+    """
+    Return what a child that did not complete had when its budget was spent or its reply was cut, else ``None``.
+
+    It is paid for, so its parent gets it (requirements X51, X63).
+    """
+    was_cut = child.status in (RunStatus.MAX_STEPS, RunStatus.TRUNCATED) or isinstance(child.error, LimitExceeded)
+    try:
+        return output_as_json(child.text if child.output is None and was_cut else child.output)
+    except DataError:
+        return None
+
+
+def output_as_json(output: Any) -> JsonValue:
+    """
+    Return a child's output as a parent's model is shown it: a pydantic model as its JSON form, a very long one cut.
+
+    Raises:
+        DataError: when it is not JSON; the message names the place.
+    """
+    dump = getattr(output, "model_dump", None)
+    frozen: JsonValue = freeze(dump(mode="json") if dump else output, "output")
+    text = frozen if isinstance(frozen, str) else compact(frozen)
+    shown = _within_cap(text)
+    return frozen if shown is text else shown
+
+
+def _within_cap(text: str) -> str:
+    if len(text) <= SHOWN_CHARS:
+        return text
+    tail = SHOWN_CHARS // TAIL_SHARE
+    missing = len(text) - SHOWN_CHARS
+    return f"{text[: SHOWN_CHARS - tail]}\n[... {missing} characters of this output are not shown ...]\n{text[-tail:]}"
+
+
+# --- the tools that every run knows --------------------------------------------------------------------------------------
+
+
+def _child_entry(value: JsonDict) -> Entry:
+    return Entry(value["agent_type"], value.get("prompt", ""), value.get("params"))
+
+
+def _child_entries(value: JsonDict) -> list[Entry]:
+    """Return what the objects of ``agents`` ask for, each judged for itself (generator-contract L3)."""
+    entries: list[Entry] = []
+    for index, given in enumerate(value["agents"]):
+        issues = tuple(issues_of(_AGENT, given, f"agents[{index}]"))
+        if issues:
+            wanted = given.get("agent_type") if isinstance(given, Mapping) else None
+            error = ToolInputError(f"not started: {'; '.join(issues)}", tool_name="spawn_agents", issues=issues)
+            entries.append(Entry(wanted if isinstance(wanted, str) else "", refused=error))
+        else:
+            entries.append(_child_entry(given))
+    return entries
+
+
+def _inline_result(children: Sequence[ChildResult[Any]]) -> ToolResult:
+    (child,) = children
+    if child.is_error:
+        return ToolResult.error(
+            f"Agent {child.agent_id} did not complete, the history stays as it was: {why_not(child)}"
+        )
+    return ToolResult.json({"message": f"Agent {child.agent_id} ran in this conversation."})
+
+
+def _agents_schema(item: Mapping[str, Any]) -> JsonDict:
+    agents = {"type": "array", "items": item, "minItems": 1, "description": "The agents to run."}
+    return object_schema(("agents",), agents=agents)
+
+
+def _spawn_agents() -> Tool[..., Any]:
+    spec = _spec("spawn_agents", SPAWN_AGENTS, _agents_schema(_AGENT))
+    check = validator(spec.name, _agents_schema({}))
+
+    def validate(value: JsonDict) -> Validated:
+        """Check all but the entries, which have their own results; one object is a list of one (generator-contract L1)."""
+        agents = value.get("agents")
+        if isinstance(agents, Mapping):
+            value = JsonDict(freeze({**value, "agents": [agents]}))
+        return check(value)
+
+    mend = repairer(spec.input_schema, ALIASES)
+    return Tool.of_run(ToolBinding(spec, validate, mend, runs=Spawning(_child_entries, listed)))
+
+
+def _spawn_agent_inline() -> Tool[..., Any]:
+    spec = _spec("spawn_agent_inline", SPAWN_AGENT_INLINE, object_schema(("agent_type",), **_ENTRY))
+    return checked(spec, Spawning(lambda value: [_child_entry(value)], _inline_result, is_inline=True))
+
+
+_OTHERS = (LOOKUP, ask_user_tool(), _spawn_agents(), _spawn_agent_inline())
+BUILT_IN: Mapping[str, Tool[..., Any]] = MappingProxyType({**CONTROL_TOOLS, **{tool.name: tool for tool in _OTHERS}})
+"""The tools that every run knows by name, whether its agent was given them or not: handlers may always use them."""

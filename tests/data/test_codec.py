@@ -277,6 +277,15 @@ def test_a_wrong_value_in_any_field_is_refused_and_its_place_named(name: str, da
 
 
 @pytest.mark.spec("reliability:R20", "reliability:JR30")
+def test_a_tool_that_was_stored_with_the_kind_that_it_once_had_is_read_without() -> None:
+    stored = {"type": "ToolSpec", "name": "ask_user", "category": "ask", "kind": "expanding"}
+    state = {"stepengine": FORMAT, "type": "AgentState", "run_id": "r", "tool_definitions": {"ask_user": stored}}
+
+    assert from_json(state).tool_definitions == {"ask_user": ToolSpec("ask_user", category="ask")}
+    with pytest.raises(DataError, match="unknown field of ToolSpec"):
+        from_json({"stepengine": FORMAT, **stored, "kin": "expanding"})
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -287,6 +296,10 @@ def test_a_wrong_value_in_any_field_is_refused_and_its_place_named(name: str, da
         "HookContext",
         "RunResult",
         "ToolBinding",
+        "Ordinary",
+        "Control",
+        "Spawning",
+        "Asking",
         "LimitReached",
         "",
         None,

@@ -20,6 +20,7 @@ from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelSettings, Thinking
+from stepengine.data.results import ToolResult
 from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.data.yields import STEP, STEP_ALL
 from stepengine.errors import DataError, DefinitionError
@@ -29,10 +30,18 @@ FILE = Path(__file__).name
 
 @attrs.frozen
 class FakeTool:
+    """A tool that is equal to its copies."""
+
     spec: ToolSpec
 
     def binding(self) -> ToolBinding:
         return ToolBinding(self.spec, lambda value: Validated(value, value))
+
+    def arguments(self, **kwargs: Any) -> JsonDict:
+        return JsonDict(kwargs)
+
+    def decode(self, result: ToolResult, /) -> Any:
+        return result.data
 
 
 class Model(BaseModel):
@@ -233,7 +242,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "limits": ({"limits": 5}, "limits is a Limits"),
     "tools one string": ({"tools": "read_files"}, "tools is a list, not 'read_files'"),
     "tools no tool": ({"tools": [5]}, "tools holds tool names and Tool objects, not 5"),
-    "tool twice": ({"tools": ["add", FakeTool(ToolSpec("add"))]}, "a tool is listed twice in ['add', 'add']"),
+    "tool twice": (
+        {"tools": ["add", FakeTool(ToolSpec("add"))]},
+        "a tool is listed twice in ['add', 'add']",
+    ),
     "agents one string": ({"spawnable_agents": "helper", "handle_steps": handler}, "spawnable_agents is a list"),
     "agents no agent": ({"spawnable_agents": [5], "handle_steps": handler}, "holds ids and definitions, not 5"),
     "agents without a way": ({"spawnable_agents": ["b"]}, "spawnable_agents needs a spawning tool"),

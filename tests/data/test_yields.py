@@ -20,7 +20,6 @@ from stepengine.data.parts import ToolCallPart
 from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.state import AgentState
-from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.data.yields import (
     STEP,
     STEP_ALL,
@@ -46,20 +45,13 @@ from stepengine.errors import (
     ToolError,
     TranscriptError,
 )
+from stepengine.tools import Tool
 
 state = AgentState()
 ok = ToolResult("fine")
 failed = ToolResult.error("boom")
 reply = ModelReply("hi")
 child = ChildResult[str](agent_id="kid", output="out")
-
-
-@attrs.frozen
-class FakeTool:
-    spec: ToolSpec
-
-    def binding(self) -> ToolBinding:
-        return ToolBinding(self.spec, lambda value: Validated(value, value))
 
 
 def fetch(url: str, *, times: int = 1) -> str:
@@ -249,7 +241,7 @@ class Model:
 
 
 def test_fields_are_normalised_when_an_object_is_built() -> None:
-    tool = FakeTool(ToolSpec("add"))
+    tool = Tool("add", "", {}, lambda given: given)
     agent: AgentDefinition[Any] = AgentDefinition("kid")
 
     assert ToolCall("add", {"a": (1,)}) == ToolCall(tool, {"a": [1]}, include_tool_call=True)

@@ -344,16 +344,17 @@ def test_a_lambda_or_a_closure_may_be_performed_and_a_renamed_function_is_a_dive
 
 
 @pytest.mark.spec("reliability:JR23")
-def test_a_tool_that_is_gone_is_not_needed_to_replay_and_missed_when_the_run_goes_on(rig):
+@pytest.mark.parametrize("name", ["look", "write_todos"], ids=["of its own name", "of the name of a built-in one"])
+def test_a_tool_that_is_gone_is_not_needed_to_replay_and_missed_when_the_run_goes_on(rig, name):
     safe = ToolAnnotations(idempotent=True)
     tool = Tool(
-        name="look", description="d", input_schema={"type": "object"}, run=lambda given: "ok", annotations=safe,
+        name=name, description="d", input_schema={"type": "object"}, run=lambda given: "ok", annotations=safe,
         in_thread=False,
     )  # fmt: skip
 
     def handle_steps(ctx):
-        first = yield from ToolCall("look", {}, include_tool_call=False)
-        second = yield from ToolCall("look", {}, include_tool_call=False)
+        first = yield from ToolCall(name, {}, include_tool_call=False)
+        second = yield from ToolCall(name, {}, include_tool_call=False)
         return [first.text, second.text]
 
     journal = MemoryJournal()
@@ -363,7 +364,7 @@ def test_a_tool_that_is_gone_is_not_needed_to_replay_and_missed_when_the_run_goe
     assert rig(without).replay(journal).output == ["ok", "ok"]
     cut = MemoryJournal(journal.lines()[:4])
     result = rig(without).resume(cut)
-    assert "the tool 'look' of agent 'a' cannot be carried out here" in str(result.error)
+    assert f"the tool {name!r} of agent 'a' cannot be carried out here" in str(result.error)
 
 
 @pytest.mark.spec("reliability:JR24", "replay:J36")

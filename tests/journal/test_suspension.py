@@ -22,10 +22,10 @@ from stepengine import (
 )
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
-from stepengine.data.tools import ToolSpec
 from stepengine.errors import AnswerRejected
 from stepengine.journal import FileJournal, MemoryJournal, Session, SqliteJournal, check
 from stepengine.testing import text, tool_call, tool_calls
+from stepengine.tools import ask_user_tool
 
 
 def asker(done: list[str], **options: Any) -> AgentDefinition[Any]:
@@ -158,18 +158,8 @@ def test_answers_may_come_one_by_one_also_to_children(rig):
 @pytest.mark.spec("requirements:K6", "reliability:JR37")
 def test_of_several_questions_of_one_call_those_that_were_answered_are_kept(rig):
     questions = {"questions": [{"question": "Red?"}, {"question": "Blue?"}]}
-    ask_user = ToolSpec("ask_user", "Ask.", {"type": "object"}, kind="expanding")
     replies = [tool_call("ask_user", questions), text("thanks")]
-
-    class Asking:
-        spec = ask_user
-
-        def binding(self):
-            from stepengine.data.tools import ToolBinding, Validated
-
-            return ToolBinding(ask_user, lambda value: Validated(value, value))
-
-    agent = AgentDefinition("poll", model="t/m", tools=[Asking()])
+    agent = AgentDefinition("poll", model="t/m", tools=[ask_user_tool()])
     journal = MemoryJournal()
     asked = rig(agent, replies).record(journal)
     ids = [q.id for q in asked.pending_questions]

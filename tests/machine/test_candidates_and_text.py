@@ -12,7 +12,7 @@ from stepengine.data.events import HandlerNotice, TextCompleted
 from stepengine.data.messages import UserMessage
 from stepengine.data.run import RunStatus
 from stepengine.errors import ModelError
-from stepengine.machine.order import LAST
+from stepengine.machine.protocol import LAST
 from tests.machine.world import (
     ADD,
     STEP,

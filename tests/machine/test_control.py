@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from stepengine.data import yields as y
@@ -9,22 +11,35 @@ from stepengine.data.events import ToolFinished, ToolStarted
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
 from stepengine.data.parts import ThinkingPart, ToolCallPart
+from stepengine.data.run import RunStatus
+from stepengine.data.tools import Action, Asking, Control, Spawning
 from stepengine.data.transcript import Transcript
-from stepengine.errors import StepEngineError, ToolInputError
-from stepengine.machine.control import CONTROL_BINDINGS, CONTROL_SPECS, EXPANDING_SPECS, HANDLER_ONLY
-from stepengine.machine.live import Live
-from tests.machine.world import ADD, STEP, World, adding, agent, call, lines, plan_of, play, reply
+from stepengine.errors import StepEngineError, ToolInputError, ToolNotAvailable
+from stepengine.machine.control import HANDLER_ONLY
+from stepengine.machine.state import RunState
+from tests.machine.world import ADD, KNOWN, STEP, World, adding, agent, call, lines, plan_of, play, reply
 
 TODOS = [{"task": "a", "completed": True}, {"task": "b", "completed": False}]
 
 
-def test_the_tables_of_control_tools_agree():
-    assert {*CONTROL_SPECS, *EXPANDING_SPECS, "lookup_agent_info"} == set(CONTROL_BINDINGS)
-    assert {spec.kind for spec in CONTROL_SPECS.values()} == {"control"}
-    assert {name for name, spec in CONTROL_SPECS.items() if spec.ends_turn} == {"end_turn", "task_completed"}
+def test_a_machine_knows_no_tool_that_it_was_not_given():
+    def handler(ctx):
+        with pytest.raises(ToolNotAvailable, match="Tool 'end_turn' is not available"):
+            yield y.ToolCall("end_turn", {})
+
+    assert play(agent(handler), known={}).status is RunStatus.COMPLETED
+
+
+def test_every_action_of_the_machine_has_its_tool_and_every_control_tool_an_action():
+    actions = {name: b.runs.action for name, b in KNOWN.items() if type(b.runs) is Control}
+    assert actions == {name: name for name in get_args(Action)}
+    others = {name: type(b.runs) for name, b in KNOWN.items() if name not in actions}
+    assert others == {"ask_user": Asking, "spawn_agents": Spawning, "spawn_agent_inline": Spawning}
+    specs = [b.spec for name, b in KNOWN.items() if name in actions]
+    assert {spec.name for spec in specs if spec.ends_turn} == {"end_turn", "task_completed"}
     quiet = {"set_output", "set_messages", "add_message", "task_completed", "think_deeply"}
-    assert {name for name, spec in CONTROL_SPECS.items() if not spec.forces_next_step} == quiet
-    for spec in CONTROL_SPECS.values():
+    assert {spec.name for spec in specs if not spec.forces_next_step} == quiet
+    for spec in [b.spec for b in KNOWN.values()]:
         if spec.name not in HANDLER_ONLY:
             assert all(word in spec.description for word in ("Usage:", "Examples:", "When not to use:", "Notes:"))
 
@@ -172,11 +187,11 @@ def test_ids_of_a_view_are_not_used_again():
 
 
 def test_a_driver_that_answers_nonsense_is_told_so():
-    live = Live(plan_of(agent()), play(agent(lambda ctx: (yield y.Perform(int)))).state)
+    run = RunState(plan_of(agent()), play(agent(lambda ctx: (yield y.Perform(int)))).state, {})
     effect = play(agent(), World(replies=[reply("x")])).models[0]
     with pytest.raises(StepEngineError, match="answered a CallModel with 5"):
-        live.unwrap(5, effect)
-    gathering = live.gather([effect])
+        run.receive(5, effect)
+    gathering = run.gather([effect])
     next(gathering)
     next(gathering)
     with pytest.raises(StepEngineError, match="answered a Gather of 1 with None"):

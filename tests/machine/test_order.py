@@ -14,7 +14,7 @@ from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
 from stepengine.errors import ModelError
-from stepengine.machine.order import ANYWHERE, FIRST, LAST, ORDER, SILENT, STOPPED, advance
+from stepengine.machine.protocol import ANYWHERE, FIRST, LAST, ORDER, SILENT, STOPPED, advance
 from tests.machine.test_stops import COUNT, Rich
 from tests.machine.world import (
     ADD,

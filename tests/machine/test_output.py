@@ -251,7 +251,7 @@ def test_an_output_may_stand_at_the_top_or_inside_data_and_a_wrong_one_leaves_th
 def test_set_output_is_offered_by_itself_with_the_schema():
     played = scoring(score(), instructions_prompt="Judge.")
     [spec] = played.requests[0].tools
-    assert (spec.name, spec.kind, spec.input_schema) == ("set_output", "control", SCHEMA)
+    assert (spec.name, spec.category, spec.input_schema) == ("set_output", "control", SCHEMA)
     text = played.history[1].text
     assert text.startswith("Judge.\n\nThe output of set_output must fit this JSON Schema")
     assert '"required":["score"]' in text

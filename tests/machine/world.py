@@ -34,8 +34,12 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import PerformError, StepEngineError, ToolInputError
 from stepengine.machine import Finished, RunPlan, run_agent
-from stepengine.machine.order import FIRST, LAST, ORDER, STOPPED, advance, token_of
+from stepengine.machine.protocol import FIRST, LAST, ORDER, STOPPED, advance, token_of
+from stepengine.tools.control import set_output_binding
+from stepengine.tools.spawning import BUILT_IN
 
+KNOWN = {name: attrs.evolve(tool.binding(), repair=None) for name, tool in BUILT_IN.items()}
+"""What every run knows; inputs are not mended, so that a test sees what is checked."""
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 SPENT = Usage(10, 1)
 
@@ -246,7 +250,9 @@ def lines(messages: Iterable[Any]) -> list[str]:
 def plan_of(definition: AgentDefinition[Any], **fields: Any) -> RunPlan:
     tools = fields.pop("tools", ())
     offered = fields.pop("offered", None)
-    named = {b.spec.name: b for b in tools}
+    named = {**fields.pop("known", KNOWN), **{b.spec.name: b for b in tools}}
+    if fields.get("output_json_schema") is not None:
+        named["set_output"] = set_output_binding(fields["output_json_schema"])
     more = {
         "hooks": definition.hooks,
         "limits": definition.limits,

@@ -11,8 +11,7 @@ from stepengine.data.effects import CallTool, Gather, Spawn
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.results import ToolResult
 from stepengine.data.state import AgentState
-from stepengine.data.tools import ToolSpec
-from stepengine.runtime.performing import BoundTool
+from stepengine.data.tools import Ordinary, ToolBinding, ToolSpec
 from stepengine.testing import ScriptedModel, text, tool_call
 
 
@@ -29,7 +28,7 @@ async def run(world, machine, *, limits=None, results=None, watched=True):
             calls.append(arguments)
             return ToolResult.text(next(said), tool_call_id=f"c{len(calls)}")
 
-    bound = BoundTool(ToolSpec("poll"), lambda given: None, tool=Poll())
+    bound = ToolBinding(ToolSpec("poll"), lambda given: None, runs=Ordinary(Poll()))
     tools = {"poll": bound, "a": bound, "b": bound}
 
     def child(parent, effect, path):

@@ -14,7 +14,6 @@ import pytest
 from stepengine.data.effects import CallTool, Perform
 from stepengine.data.yields import Perform as Do
 from stepengine.runtime import watchdog
-from stepengine.runtime.performing import BoundTool
 from stepengine.tools import tool
 
 
@@ -63,8 +62,7 @@ async def test_synchronous_code_in_an_async_tool_is_reported_with_the_name_of_th
         return world.done(state, outcome.value.text)
 
     events = []
-    binding = blocking.binding()
-    plan = world.plan(tools={"blocking": BoundTool(binding.spec, binding.validate, tool=blocking)})
+    plan = world.plan(tools={"blocking": blocking.binding()})
     with caplog.at_level(logging.WARNING, "stepengine"):
         finished = await world.tree(machine, plan=plan, observers=[events.append]).run()
     warned = [e.message for e in events if e.type == "warned"]

@@ -15,6 +15,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import Hooks
 from stepengine.data.limits import Limits
 from stepengine.data.run import RunStatus
+from stepengine.data.tools import ToolAnnotations
 from stepengine.data.yields import (
     STEP,
     STEP_ALL,
@@ -31,6 +32,7 @@ from stepengine.errors import DataError, StepEngineError
 from stepengine.testing import Fault, SimulationFailed, simulate, text
 from stepengine.testing.faults import FAULTS
 from stepengine.testing.violations import unpaired
+from stepengine.tools import Tool
 
 
 def everything(ctx):
@@ -164,26 +166,10 @@ def test_the_fewest_faults_are_found_among_those_that_are_given():
     ],
 )
 def test_a_fault_at_every_effect_of_a_run_ends_it_as_it_should(kind, status):
-    hits = {**HITS, "tools": [Safe()]}
+    safe = Tool("search", "", {}, lambda given: given, annotations=ToolAnnotations(read_only=True))  # may run again
+    hits = {**HITS, "tools": [safe]}
     for seq in range(3):
         assert {status: 1} == simulate(CARELESS, [0], faults=[Fault(seq, kind)], **hits).statuses
-
-
-class Safe:
-    """
-    A search that may be run again after a crash.
-    """
-
-    @property
-    def spec(self):
-        from stepengine.data.tools import ToolAnnotations, ToolSpec
-
-        return ToolSpec("search", annotations=ToolAnnotations(read_only=True))
-
-    def binding(self):
-        from stepengine.testing.canned import StandIn
-
-        return StandIn(self.spec).binding()
 
 
 def test_a_handler_that_depends_on_more_than_its_answers_is_caught_by_a_crash():

@@ -18,6 +18,7 @@ from stepengine.errors import LimitExceeded
 from stepengine.machine import batch, handler, run, step
 from stepengine.machine.author import Author
 from stepengine.machine.signals import Stopped
+from stepengine.machine.state import RunState
 from stepengine.runtime.limits import Ledger
 from stepengine.testing import SimulationFailed, simulate, text, tool_call, tool_calls
 
@@ -25,24 +26,24 @@ KID = AgentDefinition("kid", tools=["look"])
 
 
 def lost(monkeypatch):
-    results = step._results
-    monkeypatch.setattr(step, "_results", lambda slots: results(slots)[:1])
+    commit = step._commit
+    monkeypatch.setattr(step, "_commit", lambda state, message, calls: commit(state, message, calls[:1]))
 
 
 def swapped(monkeypatch):
-    distribute = batch._distribute
+    distributed = batch._distributed
 
-    def mutant(live, members, outcomes):
-        return distribute(live, members, [*reversed(outcomes)])
+    def mutant(members, outcomes):
+        return distributed(members, [*reversed(outcomes)])
 
-    monkeypatch.setattr(batch, "_distribute", mutant)
+    monkeypatch.setattr(batch, "_distributed", mutant)
 
 
 def unpairing(monkeypatch):
     finished = run._finished
 
-    def mutant(live, ending):
-        done = finished(live, ending)
+    def mutant(state, ending):
+        done = finished(state, ending)
         history = [*done.state.message_history]
         broken = Unchecked([m for m in history if m.role != "tool"])
         return attrs.evolve(done, state=evolved(done.state, broken))
@@ -68,7 +69,7 @@ def evolved(state, history):
 
 
 def miscounted(monkeypatch):
-    monkeypatch.setattr(run.Live, "count_child", lambda live, child: live.spent.children.append(child))
+    monkeypatch.setattr(RunState, "count_child", lambda state, child: state.spent.children.append(child))
 
 
 def left_open(monkeypatch):
@@ -79,24 +80,24 @@ def left_open(monkeypatch):
 def beyond(monkeypatch):
     budgeted = step.budgeted_step
 
-    def mutant(live, over):
-        live.steps_remaining = max(1, live.steps_remaining)
-        return budgeted(live, over)
+    def mutant(state, over):
+        state.steps_remaining = max(1, state.steps_remaining)
+        return budgeted(state, over)
 
     monkeypatch.setattr(handler, "budgeted_step", mutant)
 
 
 def renumbered(monkeypatch):
-    number = run.Live.number
-    monkeypatch.setattr(run.Live, "number", lambda live: min(number(live), 2))
+    number = RunState.number
+    monkeypatch.setattr(RunState, "number", lambda state: min(number(state), 2))
 
 
 def talkative(monkeypatch):
     tell = run._tell
 
-    def mutant(live, ending):
-        yield from tell(live, ending)
-        yield Notify(TextCompleted(path=live.plan.path, seq=live.seq, text="one more thing"))
+    def mutant(state, ending):
+        yield from tell(state, ending)
+        yield Notify(TextCompleted(path=state.plan.path, seq=state.seq, text="one more thing"))
 
     monkeypatch.setattr(run, "_tell", mutant)
 
@@ -104,9 +105,9 @@ def talkative(monkeypatch):
 def leaking(monkeypatch):
     answer = handler._answer
 
-    def mutant(live, author, asked):
+    def mutant(state, author, asked):
         try:
-            return (yield from answer(live, author, asked))
+            return (yield from answer(state, author, asked))
         except Stopped as stopped:
             author.throw(stopped)
 
@@ -114,31 +115,30 @@ def leaking(monkeypatch):
 
 
 def deaf(monkeypatch):
-    monkeypatch.setattr(run.Live, "take_inbox", lambda live: live.inbox.clear())
+    monkeypatch.setattr(RunState, "take_inbox", lambda state: state.inbox.clear())
 
 
 def unstoppable(monkeypatch):
-    unwrap = run.Live.unwrap
+    receive = RunState.receive
 
-    def mutant(live, outcome, effect):
+    def mutant(state, outcome, effect):
         try:
-            return unwrap(live, outcome, effect)
-        except Stopped:
-            live.stop = None
-            raise
+            return receive(state, outcome, effect)
+        finally:
+            state.stop = None
 
-    monkeypatch.setattr(run.Live, "unwrap", mutant)
+    monkeypatch.setattr(RunState, "receive", mutant)
     monkeypatch.setattr(run, "_stopped", lambda stop: run._Ending(run.RunStatus.COMPLETED, stop=stop))
 
 
 def forgetful(monkeypatch):
-    count = run.Live.count_reply
+    count = RunState.count_reply
 
-    def mutant(live, effect, reply):
+    def mutant(state, effect, reply):
         if effect.purpose == "step":
-            count(live, effect, reply)
+            count(state, effect, reply)
 
-    monkeypatch.setattr(run.Live, "count_reply", mutant)
+    monkeypatch.setattr(RunState, "count_reply", mutant)
 
 
 def generous(monkeypatch):

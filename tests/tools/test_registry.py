@@ -11,7 +11,7 @@ import pytest
 from stepengine import Engine
 from stepengine.context import output_cache
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.tools import ToolLike
+from stepengine.data.tools import Asking, Control, Ordinary, Spawning, ToolLike
 from stepengine.errors import DefinitionError, ToolNotAvailable
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import (
@@ -137,8 +137,9 @@ def test_every_bundled_tool_declares_category_and_annotations(tmp_path: Path) ->
     )
     assert all(spec.category for spec in specs.values())
     ordinary = (*reads, *writes, *proposals)
-    assert {"ordinary"} == {specs[n].kind for n in ordinary}
-    assert {"control", "expanding"} == {spec.kind for n, spec in specs.items() if n not in ordinary}
+    ways = {tool.spec.name: type(tool.binding().runs) for tool in bundled(tmp_path)}
+    assert {Ordinary} == {ways[n] for n in ordinary}
+    assert {Control, Spawning, Asking} == {way for n, way in ways.items() if n not in ordinary}
 
 
 def described(schema: Any, path: str = "") -> list[str]:

@@ -1,4 +1,4 @@
-"""What the machine's own tools have in common: flat JSON Schemas, and the check of an input against one."""
+"""What the tools of the engine itself have in common: flat JSON Schemas, and the check of an input against one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stepengine.data.json import JsonDict, freeze
-from stepengine.data.tools import ToolBinding, ToolSpec, Validated
+from stepengine.data.tools import Validated
 from stepengine.errors import ToolInputError
 
-__all__ = ("STRING", "checked", "described", "issues_of", "object_schema", "validator")
+__all__ = ("STRING", "described", "issues_of", "object_schema", "validator")
 
 STRING = {"type": "string"}
 
@@ -25,35 +25,30 @@ def described(schema: Mapping[str, Any], text: str) -> dict[str, Any]:
     return {**schema, "description": text}
 
 
-def _refused(tool: ToolSpec, issues: Sequence[str]) -> ToolInputError:
+def _refused(tool_name: str, issues: Sequence[str]) -> ToolInputError:
     listed = "; ".join(issues)
-    msg = f"Invalid parameters for {tool.name}: {listed}"
-    return ToolInputError(msg, tool_name=tool.name, issues=issues)
+    msg = f"Invalid parameters for {tool_name}: {listed}"
+    return ToolInputError(msg, tool_name=tool_name, issues=issues)
 
 
 def validator(
-    spec: ToolSpec, also: Callable[[JsonDict], Iterator[str]] | None = None
+    tool_name: str, schema: JsonDict, also: Callable[[JsonDict], Iterator[str]] | None = None
 ) -> Callable[[JsonDict], Validated]:
     """
-    Return a function that checks inputs against the flat schema of a tool: known members, required ones, simple types.
+    Return a function that checks a tool's inputs against a flat schema: known members, required ones, simple types.
 
     *also* looks at inputs that fit and gives what else is wrong. The function raises ``ToolInputError``.
     """
 
     def validate(value: JsonDict) -> Validated:
-        issues = list(issues_of(spec.input_schema, value, ""))
+        issues = list(issues_of(schema, value, ""))
         if also is not None and not issues:
             issues.extend(also(value))
         if issues:
-            raise _refused(spec, issues)
+            raise _refused(tool_name, issues)
         return Validated(value, value)
 
     return validate
-
-
-def checked(spec: ToolSpec, also: Callable[[JsonDict], Iterator[str]] | None = None) -> ToolBinding:
-    """Return the binding of a tool whose inputs ``validator`` checks."""
-    return ToolBinding(spec, validator(spec, also))
 
 
 _TYPES: Mapping[str, tuple[Any, str]] = {

@@ -1,0 +1,662 @@
+"""
+What a run asks the world for: members with ``effects()`` and ``take(outcomes)``, alone or several at once.
+
+A call of a tool, a child, a question, a function of the author's, a model call beside the conversation: each gives the
+effects that it needs, is given what came of them, and has a result then. One that stands alone is a batch of one. What
+judges calls before they run, and in which order a batch goes, stands in ``batch``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, assert_never
+
+import attrs
+
+from stepengine.data import effects as ef
+from stepengine.data import events as ev
+from stepengine.data import yields as y
+from stepengine.data.effects import Leaf, quick_call_tool
+from stepengine.data.json import JsonDict
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.parts import ToolCallPart
+from stepengine.data.questions import Question
+from stepengine.data.results import ToolResult, quick_log, quick_result
+from stepengine.data.run import ChildResult
+from stepengine.data.tools import Asking, Control, How, Ordinary, Spawning, ToolBinding, ToolSpec, Validated
+from stepengine.data.transcript import Transcript
+from stepengine.errors import LimitExceeded, PerformError, StepEngineError, ToolInputError, ToolNotAvailable
+from stepengine.machine.control import run_control
+from stepengine.machine.protocol import CALLS, Flow
+from stepengine.machine.signals import Stopped, merged
+from stepengine.machine.spawning import children_of
+from stepengine.machine.state import RunState, is_spent, raised
+
+__all__ = (
+    "Asked",
+    "Call",
+    "Candidates",
+    "Child",
+    "Completed",
+    "Member",
+    "Performed",
+    "ask_effect",
+    "carry_out",
+    "hook_call",
+    "member_of",
+    "named",
+    "unavailable",
+)
+
+Source = Literal["model", "handler", "hook"]
+
+
+class Member(ABC):
+    """
+    One thing that a run asks for.
+
+    Attributes:
+        run: The run.
+        handed_out: Its effects, once they were asked for.
+        result: What came of it, as its place among others shows it.
+        failure: The error that is raised where it stands alone; among others a failure stays inside its own result.
+        is_gathered: Whether its effects go out as one ``Gather`` even where it stands alone.
+    """
+
+    __slots__ = ("failure", "handed_out", "result", "run")
+    is_gathered = False
+
+    def __init__(self, run: RunState) -> None:
+        self.run = run
+        self.handed_out: Sequence[Leaf] = ()
+        self.result: Any = None
+        self.failure: StepEngineError | None = None
+
+    @abstractmethod
+    def effects(self) -> Sequence[Leaf]:
+        """Return what it needs of the world; each effect gets its number now."""
+
+    @abstractmethod
+    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+        """Make the result of the outcomes of its effects, in their order; return the stop when one of them was stopped."""
+
+
+def carry_out(member: Member) -> Flow[Any]:
+    """
+    Carry out a member that stands alone; return its result.
+
+    Raises:
+        Stopped: when the world ended the run meanwhile.
+        LimitReached: when a budget was spent.
+        StepEngineError: what else failed it.
+    """
+    if type(member) is Call and CALLS[member.how].is_shown:  # type: ignore[index]
+        return _carried_out_shown(member)
+    return _carried_out(member)
+
+
+def _carried_out(member: Member) -> Flow[Any]:
+    run, effects = member.run, member.effects()
+    outcomes: Sequence[Single] = ()
+    if member.is_gathered:
+        outcomes = yield from run.gather(effects)
+    elif effects:
+        effect = effects[0]
+        if run.must_prepare():
+            yield from run.prepare(effect)
+        outcomes = (run.receive((yield effect), effect),)
+    stop = member.take(outcomes)
+    if stop is not None:
+        raise Stopped(stop)
+    if member.failure is not None:
+        raise raised(member.failure)
+    return member.result
+
+
+def _carried_out_shown(call: Call) -> Flow[Any]:
+    """Carry out a call whose start and end nobody else shows."""
+    yield from call.run.notify(call.started())
+    try:
+        return (yield from _carried_out(call))
+    finally:
+        if call.run.stop is None and call.result is not None:
+            yield from call.run.notify(call.finished())
+
+
+# --- what handlers and hooks ask for ----------------------------------------------------------------------------------
+
+
+class Child(Member):
+    """A child run that a handler asks for; where it stands alone, only a depth that is used up stays inside its result."""
+
+    __slots__ = ("_asked", "_of")
+
+    def __init__(self, run: RunState, asked: y.AgentCall[Any], *, of: int = 0) -> None:
+        """Ask for *asked*, one of *of* children at once; 0 for one that stands alone."""
+        super().__init__(run)
+        self._asked = asked
+        self._of = of
+
+    def effects(self) -> Sequence[Leaf]:
+        """Return the ``Spawn``."""
+        run, asked = self.run, self._asked
+        self.handed_out = (
+            ef.Spawn(
+                run.number(),
+                asked.agent_id,
+                asked.prompt,
+                asked.params,
+                definition=None if isinstance(asked.agent, str) else asked.agent,
+                parent=run.inheritable,
+                of=self._of or 1,
+            ),
+        )
+        return self.handed_out
+
+    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+        """Take the child's result, and count it."""
+        (outcome,) = outcomes
+        if type(outcome) is Stop:
+            self.run.count_stopped(outcome)
+            return outcome
+        if type(outcome) is Failure and not self._of and not _is_too_deep(outcome.error):
+            self.failure = outcome.error
+            return None
+        self.result = _child_of(outcome, self._asked.agent_id)
+        self.run.count_child(self.result)
+        return None
+
+
+def _is_too_deep(error: StepEngineError) -> bool:
+    return isinstance(error, LimitExceeded) and error.kind == "depth"
+
+
+def _child_of(outcome: Single, agent_id: str) -> Any:
+    """Return what a child gave; one that never ran has a failed result."""
+    if type(outcome) is Failure:
+        return ChildResult(agent_id=agent_id, status="failed", error=outcome.error)
+    return outcome.value  # type: ignore[union-attr]
+
+
+class Performed(Member):
+    """A function of the author's that is called outside of the machine."""
+
+    __slots__ = ("_asked",)
+
+    def __init__(self, run: RunState, asked: Any) -> None:
+        super().__init__(run)
+        self._asked = asked
+
+    def effects(self) -> Sequence[Leaf]:
+        """Return the ``Perform``."""
+        self.handed_out = (ef.Perform(self.run.number(), self._asked),)
+        return self.handed_out
+
+    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+        """Take what the function returned."""
+        (outcome,) = outcomes
+        if type(outcome) is Value:
+            self.result = self.value_of(outcome)
+        elif type(outcome) is Failure:
+            error = self.failure = outcome.error
+            same = isinstance(error, PerformError)
+            self.result = error if same else PerformError(str(error), kind=type(error).__name__)
+        return outcome if type(outcome) is Stop else None
+
+    def value_of(self, outcome: Value) -> Any:
+        """Return what the handler gets of an outcome."""
+        return outcome.value
+
+
+class Asked(Performed):
+    """A question that a handler asks; it fails as a ``Perform`` does."""
+
+    __slots__ = ()
+
+    def effects(self) -> Sequence[Leaf]:
+        """Return the ``Ask``."""
+        asked = self._asked
+        question = Question("", asked.question, asked.options, asked.multi_select, details=asked.details)
+        self.handed_out = (ask_effect(self.run, question),)
+        return self.handed_out
+
+    def value_of(self, outcome: Value) -> Any:
+        """Return the answer's value."""
+        return outcome.value[0].value
+
+
+def ask_effect(run: RunState, *questions: Question, purpose: Any = "question", tool_call_id: str = "") -> ef.Ask:
+    """Return the effect that asks *questions*; their ids are made from the effect's address."""
+    seq, path = run.number(), run.plan.path
+    prefix = f"{path}.q{seq}" if path else f"q{seq}"
+    numbered = [
+        Question(
+            id=prefix if len(questions) == 1 else f"{prefix}.{index}",
+            text=question.text,
+            options=question.options,
+            multi_select=question.multi_select,
+            tool_name=question.tool_name,
+            details=question.details,
+            path=path,
+            remember=question.remember,
+        )
+        for index, question in enumerate(questions)
+    ]
+    return ef.Ask(seq, tuple(numbered), purpose, tool_call_id)
+
+
+class Completed(Member):
+    """One model call beside the conversation."""
+
+    __slots__ = ("_asked",)
+
+    def __init__(self, run: RunState, asked: y.Complete) -> None:
+        super().__init__(run)
+        self._asked = asked
+
+    def effects(self) -> Sequence[Leaf]:
+        """Return the ``CallModel``."""
+        run, asked = self.run, self._asked
+        settings = asked.settings or run.agent.settings
+        request = ModelRequest(
+            run.model_of(asked.model),
+            asked.system_prompt or "",
+            Transcript(asked.messages),
+            asked.tools,
+            settings.tool_choice if asked.tools else None,
+            settings,
+        )
+        self.handed_out = (ef.CallModel(run.number(), request, "complete"),)
+        return self.handed_out
+
+    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+        """Take the reply, and count it."""
+        return _take_replies(self, outcomes)
+
+    def keep(self, replies: list[ModelReply]) -> None:
+        """Keep the reply."""
+        (self.result,) = replies
+
+
+class Candidates(Member):
+    """Several replies to one request; those that fail are left out, unless all do."""
+
+    __slots__ = ("_count", "_request")
+    is_gathered = True
+
+    def __init__(self, run: RunState, request: ModelRequest, count: int) -> None:
+        super().__init__(run)
+        self._request = request
+        self._count = count
+
+    def effects(self) -> Sequence[Leaf]:
+        """Return one ``CallModel`` for each."""
+        run = self.run
+        self.handed_out = [ef.CallModel(run.number(), self._request, "candidate") for _ in range(self._count)]
+        return self.handed_out
+
+    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+        """Take the replies, and count them."""
+        return _take_replies(self, outcomes)
+
+    def keep(self, replies: list[ModelReply]) -> None:
+        """Keep the replies."""
+        self.result = replies
+
+
+def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) -> Stop | None:
+    replies: list[ModelReply] = []
+    for effect, outcome in zip(member.handed_out, outcomes, strict=True):
+        if type(outcome) is Value:
+            member.run.count_reply(effect, outcome.value)  # type: ignore[arg-type]
+            replies.append(outcome.value)
+    stops = [outcome for outcome in outcomes if type(outcome) is Stop]
+    if stops:
+        return merged(stops)
+    if replies:
+        member.keep(replies)
+    else:
+        member.failure = outcomes[0].error  # type: ignore[union-attr,assignment]
+    return None
+
+
+def member_of(run: RunState, asked: Any, *, of: int = 0) -> Member:
+    """Return the member for what stands alone, or (*of*) is one of so many children in a ``Parallel``."""
+    if isinstance(asked, y.AgentCall):
+        return Child(run, asked, of=of)
+    if isinstance(asked, y.Ask):
+        return Asked(run, asked)
+    return Completed(run, asked) if isinstance(asked, y.Complete) else Performed(run, asked)
+
+
+# --- calls of tools ---------------------------------------------------------------------------------------------------
+
+
+class Call(Member):
+    """
+    One call of a tool and what has become of it so far.
+
+    Attributes:
+        asked: The call as it was asked for, with the input that hooks and people made of it.
+        source: Who asked for it.
+        binding: The tool; ``None`` for one that is not there.
+        how: How the tool runs.
+        edits: How often a person has changed its input.
+        is_closed: Whether its result only says why there is none.
+        is_fault: Whether the call, or one of the children that it asks for, was invalid or unknown, which forces another step.
+    """
+
+    __slots__ = (
+        "_children",
+        "_duration",
+        "_started",
+        "_validated",
+        "asked",
+        "binding",
+        "edits",
+        "how",
+        "is_closed",
+        "is_fault",
+        "is_gathered",
+        "source",
+    )
+
+    def __init__(self, run: RunState, asked: ToolCallPart, source: Source, binding: ToolBinding | None) -> None:
+        self.run = run
+        self.asked = asked
+        self.source: Source = source
+        self.binding = binding
+        self.how: How | None = None if binding is None else binding.runs.how
+        self.is_gathered = self.how == "spawns"
+        self.handed_out: Sequence[Leaf] = ()
+        self.result: ToolResult | None = None
+        self.failure = None
+        self.edits = 0
+        self.is_closed = self.is_fault = False
+        self._validated: Validated | None = None
+        self._children: list[ef.Spawn | ChildResult[Any]] = []
+        self._started = self._duration = 0
+
+    @property
+    def spec(self) -> ToolSpec | None:
+        """The tool's specification, if the tool is known."""
+        return self.binding.spec if self.binding else None
+
+    @property
+    def own_call(self) -> ToolCallPart:
+        """The call under the tool's own name, by which hooks know it, whatever the model called it."""
+        spec = self.spec
+        return self.asked if spec is None else _renamed(self.asked, spec.name)
+
+    @property
+    def judged_call(self) -> ToolCallPart:
+        """The call as it would run: under the tool's own name, with the input that validation made of what came."""
+        call = self.own_call
+        return call if self.input is call.input else attrs.evolve(call, input=self.input)
+
+    @property
+    def input(self) -> JsonDict:
+        """The input as validated, once it was; else as it came."""
+        return self._validated.input if self._validated else self.asked.input
+
+    @property
+    def has_ended_turn(self) -> bool:
+        """Whether the tool ran and ends the turn."""
+        if self.binding is None or self.result is None:
+            return False
+        return self.binding.spec.ends_turn and not self.result.is_error
+
+    # --- before it runs ---------------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """
+        Check the call's input; what models often get wrong is mended before, for models alone.
+
+        Raises:
+            ToolInputError: when it does not fit, or a validator of the author's raised.
+        """
+        binding, asked = self.binding, self.asked
+        assert binding is not None  # noqa: S101
+        if asked.input_error is not None:
+            msg = f"Invalid parameters for {asked.tool_name}: the arguments are not a JSON object: {asked.input_error}"
+            raise ToolInputError(msg, tool_name=asked.tool_name, issues=(asked.input_error,))
+        repair = binding.repair if self.source == "model" else None
+        try:
+            self._validated = binding.validate(repair(asked.input) if repair else asked.input)
+        except StepEngineError:
+            raise
+        except Exception as error:
+            issue = f"the check raised {type(error).__name__}: {error}"
+            msg = f"Invalid parameters for {asked.tool_name}: {issue}"
+            raise ToolInputError(msg, tool_name=asked.tool_name, issues=(issue,)) from error
+
+    def revalidate(self, changed: ToolCallPart) -> ToolCallPart:
+        """Take over what a hook made of the call, under the name that the model used, and return it as it would run."""
+        before = self.asked
+        self.asked = _renamed(changed, before.tool_name)
+        try:
+            self.validate()
+        except StepEngineError:
+            self.asked = before
+            raise
+        return self.judged_call
+
+    def edit(self, input: JsonDict) -> None:
+        """Take over what a person made of the input; of the call the model is shown what ran."""
+        asked = self.asked
+        self.edits += 1
+        self.asked = ToolCallPart(asked.tool_call_id, asked.tool_name, input, provider_data=asked.provider_data)
+
+    # --- how it runs ------------------------------------------------------------------------------------------------
+
+    def effects(self) -> Sequence[Leaf]:
+        """Return what the call needs: nothing for control tools, which are done here, one effect per child for those that spawn."""
+        run, asked, validated = self.run, self.asked, self._validated
+        assert self.binding is not None  # noqa: S101
+        assert validated is not None  # noqa: S101
+        self._started = run.now
+        run.allow(self.binding.spec.name)
+        match self.binding.runs:
+            case Ordinary():
+                self.handed_out = (self._call_tool(validated),)
+            case Control(action):
+                self.finish(run_control(run, action, validated.input))
+            case Spawning() as runs:
+                parent = partial(run.inheritable, asked.tool_call_id)
+                self._children = children_of(run, asked, runs, validated.input, parent)
+                self.handed_out = [child for child in self._children if type(child) is ef.Spawn]
+                self.is_fault = len(self.handed_out) < len(self._children)
+            case Asking(questions):
+                asks = questions(validated.input)
+                self.handed_out = (ask_effect(run, *asks, tool_call_id=asked.tool_call_id),)
+            case never:
+                assert_never(never)
+        return self.handed_out
+
+    def _call_tool(self, validated: Validated) -> Leaf:
+        run, asked = self.run, self.asked
+        return quick_call_tool(
+            run.number(),
+            asked.tool_name,
+            validated.input,
+            asked.tool_call_id,
+            self.source,
+            arguments=validated.arguments,
+            state=run.frozen,
+            step_index=run.step,
+            measured=run.measured,
+        )
+
+    # --- what came of it --------------------------------------------------------------------------------------------
+
+    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+        """Take what the effects gave: the result, and what else a call leaves in its run."""
+        runs = self.binding.runs  # type: ignore[union-attr]
+        if type(runs) is Control:
+            return None
+        if type(runs) is Spawning:
+            return self._take_children(runs, outcomes)
+        (outcome,) = outcomes
+        if type(outcome) is Stop:
+            self.close(outcome)
+            return outcome
+        if type(outcome) is Failure:
+            error = self.failure = outcome.error
+            result = ToolResult.error(f"Not executed: {error}" if is_spent(error) else str(error))
+        else:
+            value = outcome.value  # type: ignore[union-attr]
+            result = runs.shown(value) if type(runs) is Asking else value
+        self._settle(result, outcome.at)
+        return None
+
+    def _take_children(self, runs: Spawning, outcomes: Sequence[Single]) -> Stop | None:
+        """Take the children's results; those that never could be have theirs in their place."""
+        run, ran = self.run, []
+        for effect, outcome in zip(self.handed_out, outcomes, strict=True):
+            if type(outcome) is Stop:
+                run.count_stopped(outcome)
+            else:
+                ran.append(_child_of(outcome, effect.agent_id))  # type: ignore[union-attr]
+                run.count_child(ran[-1])
+        stops = [outcome for outcome in outcomes if type(outcome) is Stop]
+        if stops:
+            stop = merged(stops)
+            self.close(stop)
+            return stop
+        given = iter(ran)
+        children: list[ChildResult[Any]] = [
+            next(given) if isinstance(child, ef.Spawn) else child for child in self._children
+        ]
+        if runs.is_inline:
+            run.take_history(children[0], self.asked.tool_call_id)
+        self._settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
+        return None
+
+    def _settle(self, result: ToolResult, at: int) -> None:
+        self._duration = max(0, at - self._started)
+        self.result = named(result, self.asked)
+        if result.credits_used:
+            self.run.count_credits(result.credits_used)
+        if result.change is not None:
+            # Here and nowhere else: the next call and every hook see it, and nothing later makes it a second time.
+            self.run.apply(result.change, self.asked.tool_name)
+
+    def finish(self, result: ToolResult) -> None:
+        """Set the result, with the call's own name and id."""
+        self.result = named(result, self.asked)
+
+    def replace(self, result: ToolResult) -> None:
+        """Put another result in the place of the one that it has, such as what hooks made of it."""
+        self.result = result
+
+    def recall(self, result: ToolResult) -> None:
+        """Take the result that it had before the run was suspended."""
+        self.is_fault = False
+        self.result = result
+
+    def fail(self, error: StepEngineError) -> None:
+        """Set an error result for an invalid or unknown call."""
+        self.is_fault = True
+        self.finish(ToolResult.error(error.message))
+
+    def skip(self, why: str) -> None:
+        """Set a result that says that it was not carried out."""
+        self.finish(ToolResult.error(why, status="skipped"))
+
+    def close(self, stop: Stop) -> None:
+        """Set a result that says why there is none: the call waits for an answer, or the run ended."""
+        self.is_closed = True
+        if stop.kind == "suspended":
+            text = "Pending: the run is suspended."
+            waiting = stop.questions
+            self.finish(ToolResult.pending(waiting[0].id) if waiting else ToolResult.text(text, status="pending"))
+        else:
+            text = "Cancelled: the run ended before this call gave a result; it may have had effects."
+            self.finish(ToolResult.error(text, status="cancelled"))
+
+    def log(self) -> None:
+        """Add the call, once it has its result, to the log of the run."""
+        if self.result is not None:
+            asked, step = self.asked, self.run.step
+            entry = quick_log(
+                asked.tool_name, self.input, self.result, step, self._duration, asked.tool_call_id, self.source
+            )
+            self.run.log_call(entry)
+
+    # --- what is shown of it ----------------------------------------------------------------------------------------
+
+    def show(self) -> Flow[None]:
+        """Show a call that never ran: unknown, invalid, denied or skipped (requirements X66)."""
+        yield from self.run.notify(self.started())
+        yield from self.run.notify(self.finished())
+
+    def started(self) -> ev.Event:
+        """Return the event that it begins."""
+        return ev.ToolStarted(
+            path=self.run.plan.path,
+            seq=self.run.seq,
+            tool_name=self.asked.tool_name,
+            tool_call_id=self.asked.tool_call_id,
+            input=self.input,
+            source=self.source,
+        )
+
+    def finished(self) -> ev.Event:
+        """Return the event that it has its result."""
+        assert self.result is not None  # noqa: S101
+        return ev.ToolFinished(
+            path=self.run.plan.path,
+            seq=self.run.seq,
+            tool_name=self.asked.tool_name,
+            tool_call_id=self.asked.tool_call_id,
+            result=self.result,
+            duration_ms=self._duration,
+        )
+
+
+def _renamed(call: ToolCallPart, name: str) -> ToolCallPart:
+    return call if call.tool_name == name else attrs.evolve(call, tool_name=name)
+
+
+def named(result: ToolResult, call: ToolCallPart) -> ToolResult:
+    """Return *result* as the result of *call*."""
+    if result.tool_name == call.tool_name and result.tool_call_id == call.tool_call_id:
+        return result
+    return quick_result(
+        result.content,
+        status=result.status,
+        tool_name=call.tool_name,
+        tool_call_id=call.tool_call_id,
+        credits_used=result.credits_used,
+        side_effects=result.side_effects,
+        change=result.change,
+    )
+
+
+def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:
+    """Return the error for a call of a tool that is not there."""
+    listed = ", ".join(known) or "none"
+    msg = f"Tool {name!r} is not available for agent {run.agent.id!r}. Available tools: {listed}.{hint}"
+    return ToolNotAvailable(msg, tool_name=name, available=known)
+
+
+def hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
+    """Carry out a hook's own call: unrecorded, validated, past no hooks."""
+    binding = run.bindings.get(asked.tool)
+    if binding is None or binding.runs.how != "ordinary":
+        ordinary = tuple([name for name, b in run.bindings.items() if b.runs.how == "ordinary"])
+        raise unavailable(run, asked.tool, ordinary)
+    call = Call(run, ToolCallPart(run.new_call_id(), asked.tool, asked.input), "hook", binding)
+    call.validate()
+    try:
+        result: ToolResult = yield from carry_out(call)
+    except Stopped as stopped:
+        if call.result is None:
+            call.close(stopped.stop)
+        raise
+    finally:
+        call.log()
+    return result

@@ -1,0 +1,263 @@
+"""
+What was said in a run: the record of all of it, the view that the model is shown, and how long things stay in them.
+
+Lives here: messages that leave when their time is over (generator-contract L34, L35), results of ephemeral tools that the
+view shows no longer (requirements I12), the step that is held beside the history while it runs, and what a child takes over
+from the run that spawns it, or leaves to it (generator-contract L14 to L27). Knows nothing of runs, effects and hooks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import attrs
+
+from stepengine.data.messages import AssistantMessage, Message, TimeToLive, ToolMessage, UserMessage, quick_tool
+from stepengine.data.parts import TextPart, ToolCallPart
+from stepengine.data.results import ToolResult
+from stepengine.data.state import AgentState, suspended_at
+from stepengine.data.transcript import Transcript
+
+__all__ = ("History", "Sides", "left_by")
+
+EXPIRED = "[This result is no longer shown; call the tool again if you need it.]"
+
+
+class Sides(NamedTuple):
+    """A record and the view of it."""
+
+    record: Transcript
+    view: Transcript
+
+
+class History:
+    """
+    Record and view of one run; read from outside, changed by its methods only.
+
+    Attributes:
+        record: The whole conversation.
+        view: What the model is shown of it; the record itself until somebody changes that.
+        start: How many messages of the record stood there before this run.
+        opening: The messages that this run began with: what the user said, and the instructions.
+        last_word: The message of an ``end_turn``, until something is said after it.
+        open_reply: The reply whose calls are being carried out; it stands in no transcript yet.
+        open_step: The reply, and the results so far, of the step in which the continued run was suspended, while it is held
+            outside of the record.
+    """
+
+    __slots__ = (
+        "_keeps",
+        "_shown_results",
+        "_times",
+        "last_word",
+        "open_reply",
+        "open_step",
+        "opening",
+        "record",
+        "start",
+        "view",
+    )
+
+    def __init__(self, record: Transcript, view: Transcript, keeps: Mapping[str, int]) -> None:
+        """Begin with *record* and *view*; *keeps* says of ephemeral tools how many of their newest results are shown."""
+        self.record = record
+        self.view = view
+        self.start = len(record)
+        self.opening: tuple[Message, ...] = ()
+        self.last_word = ""
+        self.open_reply: AssistantMessage | None = None
+        self.open_step: tuple[AssistantMessage, tuple[ToolMessage, ...]] | None = None
+        self._times = {message.ttl for message in record if message.ttl is not None}
+        """The times-to-live that messages may have, so that looking costs nothing while there are none."""
+        self._keeps = keeps
+        self._shown_results: dict[str, deque[str]] = {}
+        """The calls of ephemeral tools whose results are in the view, oldest first."""
+        if keeps:
+            self._find_results()
+
+    # --- what is said -----------------------------------------------------------------------------------------------
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Append messages to record and view."""
+        if self.last_word and any(type(m) is AssistantMessage and m.text.strip() for m in messages):
+            self.last_word = ""
+        self._extend(messages)
+        self._note_times(messages)
+
+    def commit(self, message: AssistantMessage, results: Iterable[ToolResult]) -> None:
+        """Append a reply and the results of its calls together."""
+        if self.last_word and message.text.strip():
+            self.last_word = ""
+        added: list[Message] = [message]
+        for r in results:
+            added.append(quick_tool(r.tool_call_id, r.tool_name, r.content, r.status))  # noqa: PERF401 - a comprehension is a call
+        self._extend(added)
+
+    def _extend(self, messages: Sequence[Message]) -> None:
+        record = self.record.extend(messages)
+        self.view = record if self.view is self.record else self.view.extend(messages)
+        self.record = record
+        if self._keeps:
+            self._note_results(messages)
+
+    def begin_with(self, messages: Sequence[Message]) -> None:
+        """Append what the run begins with."""
+        self.opening = tuple(messages)
+        self.add(messages)
+
+    def replace(self, record: Transcript | None, view: Transcript | None) -> None:
+        """Put another record, which the view follows, or another view in the place of what stands there."""
+        if record is not None:
+            self.record = self.view = record
+            self.start = min(self.start, len(record))
+        if view is not None:
+            self.view = view
+        self._find_results()
+        self._note_times(self.view)
+
+    def end_with(self, word: str) -> None:
+        """Take note of the message of an ``end_turn``."""
+        self.last_word = word
+
+    def added(self) -> tuple[Message, ...]:
+        """Return the messages that this run added to the record."""
+        return self.record[self.start :]
+
+    def last_said(self) -> str:
+        """Return the message of ``end_turn``, else what the last assistant message of this run says that says anything."""
+        if self.last_word:
+            return self.last_word
+        for index in range(len(self.record) - 1, self.start - 1, -1):
+            message = self.record[index]
+            if type(message) is AssistantMessage:
+                said = message.said
+                if said.strip():
+                    return said
+        return ""
+
+    # --- what stays beside it ---------------------------------------------------------------------------------------
+
+    def hold(self, reply: AssistantMessage | None) -> None:
+        """Take note of the reply whose calls are carried out now; ``None`` when that is over."""
+        self.open_reply = reply
+
+    def reopen(self) -> list[UserMessage]:
+        """
+        Take the step in which the continued run was suspended out of the history, to be held beside it while it runs.
+
+        Return what was said after it: that will follow its results (requirements K6, X11).
+        """
+        record, at = self.record, suspended_at(self.record)
+        reply = None if at is None else record[at]
+        if at is None or type(reply) is not AssistantMessage:
+            return []
+        after = at + 1 + len(reply.tool_calls)
+        self.open_step = (reply, tuple([m for m in record[at + 1 : after] if type(m) is ToolMessage]))
+        shown = next((i for i in range(len(self.view) - 1, -1, -1) if self.view[i] is reply), len(self.view))
+        same = self.view is record
+        self.record = Transcript(record[:at])
+        self.view = self.record if same else Transcript(self.view[:shown])
+        self.start = min(self.start, at)
+        self._find_results()
+        return [m for m in record[after:] if type(m) is UserMessage]
+
+    # --- how long things stay ---------------------------------------------------------------------------------------
+
+    def _note_times(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            if message.ttl is not None:
+                self._times.add(message.ttl)
+
+    def expire(self, *ttls: TimeToLive) -> None:
+        """Remove the messages whose time is over: of ``agent_step`` with the step, of ``user_prompt`` with the run."""
+        over = self._times.intersection(ttls) if self._times else ()
+        if not over:
+            return
+        self._times.difference_update(over)
+        self.start -= sum(_time_of(m) in over for m in self.record[: self.start])
+        self.record, self.view = self._without(over)
+
+    def _without(self, over: Collection[str]) -> Sides:
+        record = _kept(self.record, [m for m in self.record if _time_of(m) not in over])
+        if self.view is self.record:
+            return Sides(record, record)
+        return Sides(record, _kept(self.view, [m for m in self.view if _time_of(m) not in over]))
+
+    def _find_results(self) -> None:
+        self._shown_results = {name: deque() for name in self._keeps}
+        if self._keeps:
+            self._note_results(self.view)
+
+    def _note_results(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            if type(message) is ToolMessage and message.tool_name in self._keeps:
+                self._shown_results[message.tool_name].append(message.tool_call_id)
+
+    def expire_results(self) -> None:
+        """Replace results of ephemeral tools in the view by a placeholder, all but the newest of each."""
+        expired: dict[str, ToolResult] = {}
+        for name, shown in self._shown_results.items():
+            while len(shown) > self._keeps[name]:
+                expired[shown.popleft()] = ToolResult.text(EXPIRED)
+        if expired:
+            self.view = self.view.resolve_all(expired)
+
+    # --- parents and children ---------------------------------------------------------------------------------------
+
+    def inheritable(self, call_id: str = "") -> Sides:
+        """
+        Return what a child may inherit: no step-scoped messages, but what the open reply said before its call.
+
+        Args:
+            call_id: The call of the open reply that spawns; ``""`` for a handler's own.
+        """
+        record, view = self._without(("agent_step",)) if "agent_step" in self._times else (self.record, self.view)
+        said = self._said_before(call_id)
+        if said is None:
+            return Sides(record, view)
+        longer = record.append(said)
+        return Sides(longer, longer if view is record else view.append(said))
+
+    def left_by_inline(self, left: AgentState, call_id: str) -> Sides:
+        """Return the history that an inline child leaves, without what the open reply said before the child's call."""
+        said = self._said_before(call_id)
+        if said is None:
+            return Sides(left.message_history, left.view)
+        record = _kept(left.message_history, [m for m in left.message_history if m != said])
+        same = left.view is left.message_history
+        return Sides(record, record if same else _kept(left.view, [m for m in left.view if m != said]))
+
+    def _said_before(self, call_id: str) -> AssistantMessage | None:
+        said = []
+        for part in self.open_reply.content if self.open_reply is not None else ():
+            if type(part) is ToolCallPart and part.tool_call_id == call_id:
+                break
+            if type(part) is TextPart and part.text.strip():
+                said.append(part)
+        return AssistantMessage(tuple(said), ("OPEN_REPLY",)) if said else None
+
+
+def left_by(state: AgentState, opening: Sequence[Message]) -> AgentState:
+    """Return what a run leaves to the run that it went on from: its state without the messages that it began with."""
+    if not opening:
+        return state
+    record = _less(state.message_history, opening)
+    view = record if state.view is state.message_history else _less(state.view, opening)
+    return attrs.evolve(state, message_history=record, view=view)
+
+
+def _less(messages: Transcript, gone: Sequence[Message]) -> Transcript:
+    return _kept(messages, [m for m in messages if not any(m is g for g in gone)])
+
+
+def _kept(messages: Transcript, kept: list[Message]) -> Transcript:
+    return messages if len(kept) == len(messages) else Transcript(kept)
+
+
+def _time_of(message: Message) -> TimeToLive | None:
+    """Return the time-to-live of a message; one with calls stays, since its results stand on it."""
+    if message.ttl is None or (type(message) is AssistantMessage and message.tool_calls):
+        return None
+    return message.ttl

@@ -1,0 +1,431 @@
+"""
+The protocol of a run as tables: what may be yielded, what that asks the world for, what comes back, and what comes next.
+
+``YIELDS`` has a row for everything that a handler may yield, ``CALLS`` one for each way in which a called tool runs,
+``EFFECTS`` one for everything that the machine hands out, and ``ORDER`` says in which state of a run which of these may stand
+and which state follows. The handler's loop and the hooks take from them what they accept and what it costs, the run's state
+takes the phases; tests walk all of them and check every run against ``ORDER``; ``docs/step-order.md`` is made from them
+(design 3, reliability I9).
+
+A *token* names what the machine emits: the class of an event, or the kind of an effect with what tells its uses apart,
+such as ``"CallTool:hook"``. In the two states in which the model is asked, the token is what came back. Every effect that
+is answered with a ``Stop`` leads to ``"stopped"``, whatever the state. ``ANYWHERE`` may stand between any two tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from types import MappingProxyType, NoneType
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import attrs
+
+from stepengine.data import yields as y
+from stepengine.data.effects import Ask, CallModel, CallTool, Effect, Gather, Notify, Perform, Spawn
+from stepengine.data.events import PhaseChanged
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Gathered, Outcome
+from stepengine.data.results import ToolResult
+from stepengine.data.run import ChildResult, RunPhase
+from stepengine.data.tools import How
+
+__all__ = (
+    "ANYWHERE",
+    "CALLS",
+    "EFFECTS",
+    "FIRST",
+    "LAST",
+    "ORDER",
+    "PHASES",
+    "REFUSALS",
+    "SILENT",
+    "STOPPED",
+    "YIELDS",
+    "CallRow",
+    "EffectRow",
+    "Flow",
+    "YieldRow",
+    "accepted",
+    "advance",
+    "rows_for",
+    "token_of",
+    "way_of",
+)
+
+T = TypeVar("T")
+
+Flow: TypeAlias = Generator[Effect, Outcome | None, T]
+"""A part of the machine: effects go out, their outcomes come in (``None`` for a ``Notify``), and a ``T`` is returned."""
+
+REFUSALS = ("depth", "children", "questions")
+"""Kinds of limits that refuse one effect and leave the run what it has (requirements J16, reliability SP01)."""
+
+
+# --- what may be yielded ----------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class YieldRow:
+    """
+    What one yieldable means.
+
+    Attributes:
+        name: As authors write it.
+        kind: Its class.
+        asks: What it asks for.
+        effects: Tokens of the effects that it leads to by itself, in order; what the called tool or the model adds to them
+            stands in ``CALLS`` and in ``ORDER``.
+        sent: The field of the ``StepResult`` in which the handler finds what came of it.
+        gives: What that is.
+        state: The state of ``ORDER`` in which those effects are handed out.
+        actions: How many programmatic actions it counts for; ``None`` when that depends on what it holds.
+        is_member: Whether it may stand in ``Parallel``.
+        for_hooks: Whether hooks may yield it, too.
+    """
+
+    name: str
+    kind: type
+    asks: str
+    effects: tuple[str, ...] = ()
+    sent: str
+    gives: str
+    state: str = "handler"
+    actions: int | None = 1
+    is_member: bool = False
+    for_hooks: bool = False
+
+
+YIELDS: tuple[YieldRow, ...] = (
+    YieldRow(
+        name="ToolCall",
+        kind=y.ToolCall,
+        asks="one call of a tool",
+        effects=("CallTool:handler",),
+        sent="tool_results",
+        gives="the result of the call",
+        is_member=True,
+        for_hooks=True,
+    ),
+    YieldRow(
+        name="AgentCall",
+        kind=y.AgentCall,
+        asks="a child run",
+        effects=("Spawn",),
+        sent="value",
+        gives="the child's result",
+        is_member=True,
+    ),
+    YieldRow(
+        name="STEP",
+        kind=y.Sentinel,
+        asks="one model call and the calls of its reply",
+        effects=("CallModel:step",),
+        sent="steps_complete",
+        gives="whether the turn is complete",
+        state="pre_step",
+        actions=0,
+    ),
+    YieldRow(
+        name="STEP_ALL",
+        kind=y.Sentinel,
+        asks="steps until the turn is complete",
+        effects=("CallModel:step",),
+        sent="steps_complete",
+        gives="whether the turn is complete",
+        state="pre_step",
+        actions=0,
+    ),
+    YieldRow(
+        name="StepWith",
+        kind=y.StepWith,
+        asks="one step with another model, tools or settings",
+        effects=("CallModel:step",),
+        sent="steps_complete",
+        gives="whether the turn is complete",
+        state="pre_step",
+        actions=0,
+    ),
+    YieldRow(
+        name="StepText",
+        kind=y.StepText,
+        asks="text as if the model had said it, and the calls in it",
+        effects=("CallTool:model",),
+        sent="tool_results",
+        gives="the results of its blocks",
+        actions=None,
+    ),
+    YieldRow(
+        name="GenerateN",
+        kind=y.GenerateN,
+        asks="several replies to the present history",
+        effects=("Gather",),
+        sent="n_responses",
+        gives="what they say",
+    ),
+    YieldRow(
+        name="Complete",
+        kind=y.Complete,
+        asks="one model call beside the conversation",
+        effects=("CallModel:complete",),
+        sent="value",
+        gives="the reply",
+        for_hooks=True,
+    ),
+    YieldRow(
+        name="Parallel",
+        kind=y.Parallel,
+        asks="its members at once",
+        effects=("Gather",),
+        sent="value",
+        gives="what came of each, in order",
+    ),
+    YieldRow(
+        name="Perform",
+        kind=y.Perform,
+        asks="one call of a function of the author's",
+        effects=("Perform",),
+        sent="value",
+        gives="what the function returned, as JSON",
+        is_member=True,
+        for_hooks=True,
+    ),
+    YieldRow(
+        name="Ask",
+        kind=y.Ask,
+        asks="the answer of a person",
+        effects=("Ask:question",),
+        sent="value",
+        gives="the answer",
+        is_member=True,
+    ),
+)
+"""Everything that a handler may yield."""
+
+
+def rows_for(by: Literal["handler", "hook"]) -> Mapping[type, YieldRow]:
+    """Return what *by* may yield, by class."""
+    return {row.kind: row for row in YIELDS if by == "handler" or row.for_hooks}
+
+
+def accepted() -> str:
+    """Return the names of what a handler may yield, for messages."""
+    *names, last = [row.name for row in YIELDS]
+    return f"{', '.join(names)} or {last} (all from stepengine)"
+
+
+# --- how a called tool runs -------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class CallRow:
+    """
+    What a call of a tool becomes.
+
+    Attributes:
+        how: How the tool runs.
+        effect: The token of its effect; ``""`` when it has none.
+        done_by: Who does it.
+        is_shown: Whether the machine shows its start and end; those of other calls are shown by whoever performs them.
+    """
+
+    how: How
+    effect: str
+    done_by: str
+    is_shown: bool = True
+
+
+CALLS: Mapping[How, CallRow] = MappingProxyType(
+    {
+        row.how: row
+        for row in (
+            CallRow(how="ordinary", effect="CallTool", done_by="a performer", is_shown=False),
+            CallRow(how="control", effect="", done_by="the machine itself"),
+            CallRow(how="spawns", effect="Gather", done_by="child runs, one `Spawn` for each"),
+            CallRow(how="asks", effect="Ask:question", done_by="a person"),
+        )
+    }
+)
+
+
+# --- what is handed out -----------------------------------------------------------------------------------------------
+
+Phase: TypeAlias = tuple[RunPhase, str] | None
+
+
+def _asking(effect: Ask) -> Phase:
+    phase = RunPhase.AWAITING_PERMISSION if effect.purpose == "permission" else RunPhase.AWAITING_ANSWER
+    return phase, effect.questions[0].tool_name or ""
+
+
+@attrs.frozen(kw_only=True)
+class EffectRow:
+    """
+    One effect.
+
+    Attributes:
+        kind: Its class.
+        asks: What the world is asked for.
+        outcome: What its ``Value`` holds; for ``Gather`` and ``Notify``, what is sent in its place.
+        phase: The phase that a run enters with it, and its detail.
+    """
+
+    kind: type
+    asks: str
+    outcome: type
+    phase: Callable[[Any], Phase] = lambda _: None
+
+
+EFFECTS: tuple[EffectRow, ...] = (
+    EffectRow(kind=CallModel, asks="a model", outcome=ModelReply, phase=lambda _: (RunPhase.CALLING_MODEL, "")),
+    EffectRow(
+        kind=CallTool,
+        asks="the body of a tool",
+        outcome=ToolResult,
+        phase=lambda effect: (RunPhase.EXECUTING_TOOL, effect.tool_name),
+    ),
+    EffectRow(
+        kind=Spawn,
+        asks="a child run",
+        outcome=ChildResult,
+        phase=lambda effect: (RunPhase.AWAITING_AGENT, effect.agent_id),
+    ),
+    EffectRow(kind=Perform, asks="a function of the author's", outcome=object),
+    EffectRow(kind=Ask, asks="a person", outcome=tuple, phase=_asking),
+    EffectRow(kind=Gather, asks="several of these at once", outcome=Gathered),
+    EffectRow(kind=Notify, asks="nobody; whoever watches is shown an event", outcome=NoneType),
+)
+"""Everything that the machine hands out. A numbered effect may be answered with a ``Failure`` or a ``Stop`` as well."""
+
+PHASES: Mapping[type, Callable[[Any], Phase]] = MappingProxyType({row.kind: row.phase for row in EFFECTS})
+
+
+# --- the order --------------------------------------------------------------------------------------------------------
+
+FIRST, LAST, STOPPED = "start", "ended", "stopped"
+
+ANYWHERE = ("Compacted", "LogLine", "Notification", "PhaseChanged")
+"""What says something on the side: log lines, notifications, smaller prompts, and the phase before an effect."""
+
+HOOKS = ("Perform", "CallModel:complete", "CallTool:hook", "HookFailed")
+"""What hooks may cause at their points."""
+BATCH = ("PermissionDecided", "Ask:permission", "CallTool:model", "Gather")
+"""What the calls of one reply may cause, beside those that stand between a ``ToolStarted`` and its ``ToolFinished``."""
+OWN = ("Gather", "Ask:question")
+"""What the machine asks for in the middle of a call that it carries out itself: children, a person."""
+
+
+def _stay(state: str, *tokens: str) -> dict[str, str]:
+    return dict.fromkeys(tokens, state)
+
+
+ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "start": {"RunStarted": "pre_run"},
+        "pre_run": _stay("pre_run", *HOOKS),
+        "handler": {
+            **_stay("handler", *HOOKS, *BATCH, "Ask:question", "CallTool:handler", "Spawn"),
+            **_stay("handler", "TextCompleted", "HandlerNotice"),
+            "ToolStarted": "handler_control",
+            "StepStarted": "pre_step",
+            "CallModel:final_answer": "asking_last",
+            "RunFailed": "failed",
+            "PhaseChanged:done": "post_run",
+        },
+        "handler_control": {**_stay("handler_control", *OWN), "ToolFinished": "handler"},
+        "pre_step": {**_stay("pre_step", *HOOKS), "CallModel:step": "asking"},
+        "asking": {"Value": "replied", "Failure": "refused"},
+        "refused": {},
+        "replied": {
+            "CallModel:step": "asking",
+            "ThinkingCompleted": "thought",
+            "TextCompleted": "tools",
+            "Warned": "tools",
+        },
+        "thought": {"TextCompleted": "tools"},
+        "tools": {**_stay("tools", *HOOKS, *BATCH), "ToolStarted": "control"},
+        "control": {**_stay("control", *OWN), "ToolFinished": "tools"},
+        "post_step": _stay("post_step", *HOOKS),
+        "on_stop": {**_stay("on_stop", *HOOKS), "StepFinished": "handler"},
+        "asking_last": {"Value": "answered", "Failure": "handler"},
+        "answered": {
+            "CallModel:final_answer": "asking_last",
+            "ThinkingCompleted": "last_thought",
+            "TextCompleted": "handler",
+            "Warned": "handler",
+        },
+        "last_thought": {"TextCompleted": "handler"},
+        "failed": {"PhaseChanged:failed": "post_run"},
+        "post_run": {**_stay("post_run", *HOOKS), "Finished": "ended"},
+        "stopped": {
+            **_stay("stopped", "HookFailed", "PermissionDecided", "HandlerNotice", "RunFailed"),
+            **_stay("stopped", "PhaseChanged:done", "PhaseChanged:failed"),
+            "Finished": "ended",
+        },
+        "ended": {},
+    }
+)
+"""State -> token -> next state."""
+
+SILENT: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        # A hook that fails ends the run; otherwise the handler's first advance is not told.
+        "pre_run": ("handler",),
+        # No model, or a hook that fails: the step ends before it asked.
+        "pre_step": ("handler",),
+        # A request that was too long is made shorter by the hooks, once; any other failure is the handler's.
+        "refused": ("handler", "pre_step"),
+        # A reply without thinking or text goes straight to its calls; one that ends with an error counts for nothing.
+        "replied": ("tools", "handler"),
+        "thought": ("tools",),
+        "tools": ("post_step",),
+        "post_step": ("on_stop",),
+        "answered": ("handler",),
+        "last_thought": ("handler",),
+    }
+)
+"""State -> states that may follow without a token."""
+
+
+def way_of(row: YieldRow) -> Mapping[str, Mapping[str, str]]:
+    """Return the rows of ``ORDER`` between the yield of *row* and the answer that its handler is sent."""
+    begins = {token: state for token, state in ORDER["handler"].items() if state == row.state != "handler"}
+    way: dict[str, Mapping[str, str]] = {"handler": begins}
+    waiting = [*begins.values()]
+    while waiting:
+        state = waiting.pop(0)
+        if state not in way:
+            way[state] = ORDER[state]
+            waiting += [*ORDER[state].values(), *SILENT.get(state, ())]
+    return way
+
+
+def token_of(effect: Effect) -> str:
+    """Return the token of what the machine emitted."""
+    if isinstance(effect, Notify):
+        event = effect.event
+        if isinstance(event, PhaseChanged) and event.phase in (RunPhase.DONE, RunPhase.FAILED):
+            return f"PhaseChanged:{event.phase.value}"
+        return type(event).__name__
+    if isinstance(effect, CallModel | Ask):
+        return f"{type(effect).__name__}:{effect.purpose}"
+    if isinstance(effect, CallTool):
+        return f"CallTool:{effect.source}"
+    return type(effect).__name__
+
+
+def advance(states: Iterable[str], token: str) -> frozenset[str]:
+    """Return the states in which the machine may be after *token*; none when it must not stand here."""
+    possible = _closure(states)
+    if token in ANYWHERE:
+        return possible
+    return frozenset([ORDER[state][token] for state in possible if token in ORDER[state]])
+
+
+def _closure(states: Iterable[str]) -> frozenset[str]:
+    found = set(states)
+    waiting = list(found)
+    while waiting:
+        fresh = [state for state in SILENT.get(waiting.pop(), ()) if state not in found]
+        found.update(fresh)
+        waiting.extend(fresh)
+    return frozenset(found)

@@ -1,0 +1,132 @@
+"""Record and view of a run, without a run: what is said, how long it stays, what children take over and leave."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.parts import TextPart, ToolCallPart
+from stepengine.data.results import ToolResult
+from stepengine.data.state import AgentState
+from stepengine.data.transcript import Transcript
+from stepengine.errors import TranscriptError
+from stepengine.machine.history import EXPIRED, History, left_by
+from tests.machine.world import lines
+
+
+def history(*messages, view=None, keeps=None):
+    record = Transcript(messages)
+    return History(record, record if view is None else Transcript(view), keeps or {})
+
+
+def said(text, **fields):
+    return UserMessage(text, **fields)
+
+
+def calling(call_id, name="look", text=""):
+    parts = [TextPart(text)] if text else []
+    return AssistantMessage((*parts, ToolCallPart(call_id, name, {})))
+
+
+def result(call_id, name="look", text="seen"):
+    return ToolResult.text(text, tool_name=name, tool_call_id=call_id)
+
+
+def test_the_view_is_the_record_until_somebody_changes_it():
+    past = history(said("a"))
+    past.add([said("b")])
+    assert past.view is past.record
+    past.replace(None, Transcript([said("short")]))
+    past.commit(calling("c1"), [result("c1")])
+    assert lines(past.record) == ["user: a", "user: b", "assistant: [look c1]", "tool c1 ok: seen"]
+    assert lines(past.view) == ["user: short", "assistant: [look c1]", "tool c1 ok: seen"]
+    assert lines(past.added()) == lines(past.record)[1:]
+
+
+def test_a_new_record_takes_the_view_with_it_and_shortens_what_stood_before():
+    past = history(said("a"), said("b"))
+    past.replace(Transcript([said("c")]), None)
+    past.add([said("d")])
+    assert past.view is past.record
+    assert lines(past.added()) == ["user: d"]
+
+
+def test_what_cannot_be_paired_changes_nothing():
+    past = history(said("a"))
+    with pytest.raises(TranscriptError):
+        past.add([calling("c1")])
+    assert lines(past.record) == lines(past.view) == ["user: a"]
+
+
+@pytest.mark.spec("generator-contract:L34", "generator-contract:L35")
+def test_messages_leave_both_sides_when_their_time_is_over():
+    step, prompt = said("step", ttl="agent_step"), said("prompt", ttl="user_prompt")
+    past = history(step, said("kept"), prompt)
+    past.add([said("new", ttl="agent_step"), said("stays")])
+    past.replace(None, Transcript([prompt, said("seen")]))
+    past.expire("agent_step")
+    assert lines(past.record) == ["user: kept", "user: prompt", "user: stays"]
+    assert lines(past.view) == ["user: prompt", "user: seen"]
+    assert lines(past.added()) == ["user: stays"]
+    past.expire("user_prompt")
+    assert lines(past.record) == ["user: kept", "user: stays"]
+    assert lines(past.view) == ["user: seen"]
+
+
+@pytest.mark.spec("requirements:I12")
+def test_only_the_newest_results_of_an_ephemeral_tool_are_shown():
+    past = history(keeps={"look": 1})
+    for number in range(3):
+        past.commit(calling(f"c{number}"), [result(f"c{number}", text=str(number))])
+    past.expire_results()
+    assert [m.text for m in past.view if type(m) is ToolMessage] == [EXPIRED, EXPIRED, "2"]
+    assert [m.text for m in past.record if type(m) is ToolMessage] == ["0", "1", "2"]
+
+
+def test_the_last_word_holds_until_something_is_said_after_it():
+    past = history(AssistantMessage("before the run"))
+    assert past.last_said() == ""
+    past.add([AssistantMessage("first")])
+    past.end_with("bye")
+    past.commit(calling("c1"), [result("c1")])
+    assert past.last_said() == "bye"
+    past.commit(calling("c2", text="more"), [result("c2")])
+    assert past.last_said() == "more"
+
+
+def test_a_child_inherits_what_stands_and_what_the_open_reply_said_before_its_call():
+    past = history(said("a"), said("soon gone", ttl="agent_step"))
+    reply = AssistantMessage((TextPart("I will ask"), ToolCallPart("c1", "spawn", {}), TextPart("after")))
+    past.hold(reply)
+    sides = past.inheritable("c1")
+    assert lines(sides.record) == ["user: a", "assistant: I will ask"]
+    assert sides.view is sides.record
+    past.hold(None)
+    assert lines(past.inheritable().record) == ["user: a"]
+    assert len(past.record) == 2
+
+
+def test_an_inline_child_leaves_its_history_without_what_it_was_lent():
+    past = history(said("a"))
+    past.hold(AssistantMessage((TextPart("I will prune"), ToolCallPart("c1", "spawn", {}))))
+    lent = past.inheritable("c1").record
+    asked = said("prune")
+    state = AgentState(message_history=lent.append(asked).append(AssistantMessage("pruned")))
+    sides = past.left_by_inline(left_by(state, [asked]), "c1")
+    assert lines(sides.record) == ["user: a", "assistant: pruned"]
+    assert sides.view is sides.record
+
+
+@pytest.mark.spec("requirements:X11")
+def test_a_suspended_step_is_taken_out_and_what_came_after_it_is_given_back():
+    waiting = ToolResult.pending("q1", tool_name="look", tool_call_id="c1")
+    past = history(said("a"))
+    past.commit(calling("c1"), [waiting])
+    past.add([said("are you there?")])
+    taken_up = History(past.record, past.view, {})
+    assert lines(taken_up.reopen()) == ["user: are you there?"]
+    assert lines(taken_up.record) == lines(taken_up.view) == ["user: a"]
+    assert taken_up.open_step is not None
+    message, results = taken_up.open_step
+    assert (message.tool_calls[0].tool_call_id, [m.status for m in results]) == ("c1", ["pending"])
+    assert history(said("a")).reopen() == []

@@ -1,0 +1,195 @@
+"""The protocol's tables: nothing of the closed unions is missing, and the real machine does what each row says."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any, get_args, get_origin
+
+import attrs
+import pytest
+
+from stepengine.data import yields as y
+from stepengine.data.effects import Effect, Gather, Leaf, Notify
+from stepengine.data.events import ToolFinished, ToolStarted
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Value
+from stepengine.data.tools import How
+from stepengine.errors import BadYield
+from stepengine.machine import handler as handlers
+from stepengine.machine import hooks as hooking
+from stepengine.machine.protocol import CALLS, EFFECTS, ORDER, PHASES, YIELDS, accepted, rows_for, token_of, way_of
+from tests.machine.world import (
+    ADD,
+    STEP,
+    STEP_ALL,
+    World,
+    adding,
+    agent,
+    binding,
+    call,
+    child,
+    hooks,
+    limits,
+    play,
+    reply,
+)
+
+ROWS = {row.name: row for row in YIELDS}
+EXAMPLES: dict[str, Any] = {
+    "ToolCall": y.ToolCall("add", {"a": 1}),
+    "AgentCall": y.AgentCall("helper"),
+    "STEP": STEP,
+    "STEP_ALL": STEP_ALL,
+    "StepWith": y.StepWith(model="test/other"),
+    "StepText": y.StepText('<tool_call>{"name": "add", "input": {}}</tool_call>'),
+    "GenerateN": y.GenerateN(2),
+    "Complete": y.Complete("?"),
+    "Parallel": y.Parallel(y.ToolCall("add"), y.Perform(int)),
+    "Perform": y.Perform(int),
+    "Ask": y.Ask("Sure?"),
+}
+QUESTION = {"questions": [{"question": "Sure?"}]}
+CALLED: dict[How, tuple[str, dict[str, Any]]] = {
+    "ordinary": ("add", {"a": 1}),
+    "control": ("write_todos", {"todos": []}),
+    "spawns": ("spawn_agents", {"agents": [{"agent_type": "helper"}]}),
+    "asks": ("ask_user", QUESTION),
+}
+
+
+def world(**fields: Any) -> World:
+    return World(
+        replies=lambda _: reply("hm"),
+        tools={"add": adding},
+        children={"helper": child()},
+        answers={f"q{seq}": "yes" for seq in range(9)},
+        **fields,
+    )
+
+
+def asking(asked: Any, sent: list[Any]) -> Any:
+    def handler(ctx: Any) -> Any:
+        sent.append((yield asked))
+
+    return handler
+
+
+def tokens(played: Any) -> list[str]:
+    """Return the tokens of what was handed out, events left out."""
+    return [token_of(effect) for effect in played.emitted if type(effect) is not Notify]
+
+
+def test_every_member_of_the_closed_unions_has_its_row():
+    yieldables = {get_origin(kind) or kind for kind in get_args(y.Yieldable)}
+    assert yieldables == {row.kind for row in YIELDS} == set(y.YIELDABLES)
+    assert {*y.Sentinel} == {EXAMPLES[name] for name, row in ROWS.items() if row.kind is y.Sentinel}
+    assert set(get_args(Effect)) == {row.kind for row in EFFECTS} == set(PHASES)
+    assert set(get_args(Leaf)) | {Gather, Notify} == set(PHASES)
+    assert set(get_args(How)) == set(CALLS)
+    assert set(ROWS) == set(EXAMPLES)
+
+
+def test_the_code_is_driven_by_the_table():
+    """What is accepted, what it costs and what messages say of it: none of them is written down twice."""
+    assert set(handlers._ACTS) == {row.kind for row in YIELDS}
+    named = hooking.ACCEPTED.replace(" or ", ", ").removesuffix(" (all from stepengine)").split(", ")
+    assert sorted(named) == sorted([row.name for row in YIELDS if row.for_hooks])
+    assert set(rows_for("hook")) == {row.kind for row in YIELDS if row.for_hooks}
+    assert all(row.name in accepted() for row in YIELDS)
+    tokens_of_order = {token for state in ORDER.values() for token in state}
+    used = {token for row in YIELDS for token in row.effects} | {row.effect for row in CALLS.values() if row.effect}
+    assert {t if t != "CallTool" else "CallTool:model" for t in used} <= tokens_of_order
+    fields = {field.name for field in attrs.fields(y.StepResult)}
+    assert {row.sent for row in YIELDS} <= fields
+
+
+@pytest.mark.parametrize("row", YIELDS, ids=lambda row: row.name)
+def test_what_a_handler_yields_leads_to_the_effects_of_its_row(row):
+    sent: list[Any] = []
+    played = play(agent(asking(EXAMPLES[row.name], sent), tools=["add"]), world(), tools=[ADD])
+    assert row.effects == tuple(tokens(played)[: len(row.effects)])
+    assert sent[0].n_responses if row.sent == "n_responses" else getattr(sent[0], row.sent) is not None
+    way = way_of(row)
+    assert row.state in ORDER
+    assert all(any(token in way[state] for state in way) for token in row.effects if row.state != "handler")
+    assert all(token in ORDER["handler"] for token in row.effects if row.state == "handler")
+
+
+@pytest.mark.spec("generator-contract:G47")
+@pytest.mark.parametrize("row", YIELDS, ids=lambda row: row.name)
+def test_what_a_handler_yields_costs_the_actions_of_its_row(row):
+    one = 1 if row.actions is None else row.actions
+    for spare in range(2):
+        played = play(
+            agent(asking(EXAMPLES[row.name], []), tools=["add"], limits=limits(max_actions=spare)), world(), tools=[ADD]
+        )
+        ran_out = played.finished.limit is not None and played.finished.limit.kind == "actions"
+        assert ran_out == (one > spare)
+
+
+@pytest.mark.parametrize("how", CALLS)
+def test_a_call_becomes_what_its_row_says(how):
+    name, given = CALLED[how]
+    played = play(agent(asking(y.ToolCall(name, given), []), tools=["add"]), world(), tools=[ADD])
+    row = CALLS[how]
+    assert [row.effect] * bool(row.effect) == [t.removesuffix(":handler") for t in tokens(played)]
+    shown = [len(played.seen(ToolStarted)), len(played.seen(ToolFinished))]
+    assert shown == ([1, 1] if row.is_shown else [0, 0])
+    by_model = [reply(call(name, **given)), reply("x")]
+    offered = [] if how == "spawns" else [name]
+    if offered:
+        played = play(agent(tools=offered), attrs.evolve(world(), replies=by_model), tools=[ADD])
+        effects = [t.removesuffix(":model") for t in tokens(played) if not t.startswith("CallModel")]
+        assert effects == [row.effect] * bool(row.effect)
+
+
+@pytest.mark.parametrize("row", YIELDS, ids=lambda row: row.name)
+def test_what_may_stand_in_parallel_and_in_hooks_is_what_the_table_says(row):
+    asked = EXAMPLES[row.name]
+    if row.is_member:
+        played = play(agent(asking(y.Parallel(asked, y.Perform(int)), []), tools=["add"]), world(), tools=[ADD])
+        assert tokens(played) == ["Gather"]
+        assert len(played.leaves) == 2
+    else:
+        with pytest.raises(BadYield):
+            y.Parallel(asked, y.Perform(int))
+
+    def hook(ctx: Any) -> Any:
+        yield asked
+
+    played = play(agent(lambda ctx: (yield y.Perform(int)), hooks=hooks(pre_run=[hook])), world(), tools=[ADD])
+    assert (type(played.finished.error) is BadYield) == (not row.for_hooks)
+    if row.for_hooks:
+        expected = ["CallTool:hook"] if row.name == "ToolCall" else [*row.effects]
+        assert tokens(played) == [*expected, "Perform"]
+
+
+def test_the_outcome_of_every_effect_holds_what_its_row_says():
+    holds = {row.kind: row.outcome for row in EFFECTS}
+    seen = set()
+    for asked in [*EXAMPLES.values(), *[y.ToolCall(name, given) for name, given in CALLED.values()]]:
+        played = play(agent(asking(asked, []), tools=["add"]), world(), tools=[ADD])
+        for effect in played.leaves:
+            outcome = played.outcomes[effect.seq]
+            assert type(outcome) is Value
+            assert isinstance(outcome.value, holds[type(effect)])
+            seen.add(type(effect))
+    assert seen == set(get_args(Leaf))
+
+
+def test_the_state_that_a_hook_is_sent_holds_what_its_own_yield_did():
+    """What a hook's own model call used stands in the state that it is sent with the reply."""
+    states = []
+
+    def hook(ctx: Any) -> Any:
+        before = ctx.state.usage.requests
+        done = yield y.Complete("?")
+        states.append(done.agent_state.usage.requests - before)
+
+    played = play(
+        agent(lambda ctx: (yield y.Perform(int)), hooks=hooks(pre_run=[hook])),
+        World(replies=[attrs.evolve(ModelReply("x"), cost=Decimal(0))]),
+        tools=[binding("add")],
+    )
+    assert played.finished.error is None
+    assert states == [1]
