@@ -872,7 +872,7 @@ PLACES = (
         ),
         ("sessions/stores.py:_messages",),
     ),
-    Place("file of a session", loaded(_read_json), JSON_SHAPES, ("sessions/stores.py:_read_json",)),
+    Place("file of a session", loaded(_read_json), JSON_SHAPES),
     Place("row of a session", lambda data: _parsed(data.decode(), "x"), JSON_SHAPES, ("sessions/stores.py:_parsed",)),
     Place(
         "policy",

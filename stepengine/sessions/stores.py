@@ -557,14 +557,7 @@ def _read_file(path: Path) -> bytes | None:
 
 
 def _read_json(path: Path) -> Any:
-    content = _read_file(path)
-    if content is None:
-        return None
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        msg = f"{str(path)!r} is no JSON: {error}"
-        raise SessionError(msg) from None
+    return _parsed(_read_file(path), repr(str(path)))
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -755,7 +748,7 @@ def _made_private(path: Path) -> None:
             raise SessionError(msg) from None
 
 
-def _parsed(text: str | None, where: str) -> Any:
+def _parsed(text: str | bytes | None, where: str) -> Any:
     if text is None:
         return None
     try:

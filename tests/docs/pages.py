@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import attrs
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -112,3 +113,23 @@ def assert_shown(shown: str, said: str) -> None:
     lines = iter(said.splitlines())
     for line in filter(lambda s: s.strip() != "...", shown.splitlines()):
         assert any(line.strip() in printed for printed in lines), f"not printed, or not in this order: {line!r}\n{said}"
+
+
+def follow(name: str, folder: Path) -> None:
+    """
+    Do in a folder what a page says, in order, since commands look at what Python recorded; Python's names end with its block.
+    """
+    project, said = Project(folder), ""
+    for block in blocks_of(page(name)):
+        match block.kind:
+            case "python":
+                execute(block, name)
+            case "json":
+                assert block.path is not None
+                project.paste(block.path, block.text)
+            case "sh":
+                said = "".join([project.run(line) for line in block.text.splitlines()])
+            case "text":
+                assert_shown(block.text, said)
+            case other:
+                pytest.fail(f"nobody runs a block of {other}")

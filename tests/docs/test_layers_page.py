@@ -13,10 +13,9 @@ import pytest
 from stepengine import Limits, load_agents
 from stepengine.data.limits import DEFAULT_LIMITS
 
-from .pages import ROOT, Project, assert_shown, blocks_of, execute, page
+from .pages import ROOT, follow, page
 
 PAGE = page("layered-agents.md")
-BLOCKS = blocks_of(PAGE)
 
 pytestmark = pytest.mark.deep
 
@@ -29,21 +28,9 @@ def table(heading: str) -> str:
 
 @pytest.mark.spec("requirements:P13", "requirements:J5", "requirements:J11", "requirements:J13", "requirements:J17")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    In one folder and in order, since commands look at what Python recorded; each block of Python has names of its own.
-    """
     monkeypatch.chdir(tmp_path)
-    project, said = Project(tmp_path), ""
-    for block in BLOCKS:
-        match block.kind:
-            case "python":
-                execute(block, "layered-agents.md")
-            case "sh":
-                said = "".join([project.run(line) for line in block.text.splitlines()])
-            case "text":
-                assert_shown(block.text, said)
-            case other:
-                pytest.fail(f"nobody runs a block of {other}")
+
+    follow("layered-agents.md", tmp_path)
 
 
 def test_every_agent_that_comes_with_it_is_named() -> None:
