@@ -45,6 +45,7 @@ from stepengine.redaction import GIVEN
 from stepengine.runtime.asking import Remembered
 from stepengine.runtime.calls import Pricing
 from stepengine.runtime.clock import Clock, SystemClock
+from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.hub import Hub, ObserverLike
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.rates import RateLimitsLike
@@ -123,6 +124,7 @@ class Base:
         self._remembered: dict[str, Remembered] = {}
         self._windows: weakref.WeakKeyDictionary[Models, dict[str, int | None]] = weakref.WeakKeyDictionary()
         self._active: set[LiveRun] = set()
+        self._handles: dict[RunHandle[Any], None] = {}
         self._loop_thread = LoopThread()
         self._finalizer = weakref.finalize(self, give_back, self._loop_thread, self._threads)
 
@@ -157,7 +159,7 @@ class Base:
         override = self._override
         models = override.models or self._models
         window = partial(self._window, models, offline=known.is_whole)
-        hub = Hub(self._watchers, self._logger) if into is None else into.tree.hub
+        hub = into.tree.hub if into is not None else request.hub or Hub(self._watchers, self._logger)
         hub.shows = shows
         planner = Planner(
             self._catalog,
@@ -168,6 +170,7 @@ class Base:
             seed=seed,
             created=created,
             watched=hub.is_watched,
+            opened=hub.opened,
             known=known,
             chosen=self._agent_models or known.chosen,
         )

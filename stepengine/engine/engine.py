@@ -11,16 +11,14 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event
 from stepengine.data.models import ModelRequest
-from stepengine.data.outcomes import Stop
 from stepengine.data.run import RunResult
 from stepengine.data.state import AgentState
 from stepengine.data.yields import StepResult
+from stepengine.engine.handles import Background, end
 from stepengine.engine.live import LiveRun, streamed, until_ended, warn_of
 from stepengine.engine.options import RunOptions
 from stepengine.engine.planning import Request
-from stepengine.engine.recorded import Recorded
 from stepengine.engine.single import ONE_STEP, StepRun
-from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.sizes import estimated_tokens
 
 __all__ = ("Engine",)
@@ -28,7 +26,7 @@ __all__ = ("Engine",)
 Out = TypeVar("Out")
 
 
-class Engine(Recorded):
+class Engine(Background):
     """
     Runs agents. An engine holds no state of runs: any number may run at once, in any number of event loops.
 
@@ -136,24 +134,6 @@ class Engine(Recorded):
             weakref.finalize(events, live.forsake)
         return events
 
-    @overload
-    def start(
-        self, agent: AgentDefinition[Out], prompt: str = ..., **options: Unpack[RunOptions]
-    ) -> RunHandle[Out]: ...
-    @overload
-    def start(self, agent: str, prompt: str = ..., **options: Unpack[RunOptions]) -> RunHandle[Any]: ...
-    def start(
-        self, agent: str | AgentDefinition[Any], prompt: str = "", **options: Unpack[RunOptions]
-    ) -> RunHandle[Any]:
-        """
-        Start a run in the background of the running event loop and return its handle; ``async with`` ends it on exit.
-
-        Arguments and errors are those of ``run``.
-        """
-        live = self._begin(agent, prompt, **options)
-        live.tree.hub.followed = True
-        return live.start()
-
     async def step(self, state: AgentState, agent: str | AgentDefinition[Any] | None = None) -> StepResult:
         """
         Run a single step from *state* and return the new state and whether the turn ended (requirements D8).
@@ -235,9 +215,9 @@ class Engine(Recorded):
     def _stop_all(self) -> list[LiveRun]:
         """Tell every run to end; return those in the background whose handles nobody ever looked at."""
         runs = list(self._active)
-        for live in runs:
-            live.tree.root.stop(Stop("shutdown"))
-        return [live for live in runs if live.handle and not (live.handle.done or live.handle.is_used)]
+        forgotten = [live for live in runs if live.handle and not (live.handle.done or live.handle.is_used)]
+        end(list(self._handles), runs)
+        return forgotten
 
     async def __aenter__(self) -> Self:
         return self

@@ -10,13 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepengine.data.effects import Notify
-from stepengine.data.events import Event, RunFailed, RunFinished, RunStarted
+from stepengine.data.events import Event, PhaseChanged, RunFailed, RunFinished, RunStarted
 from stepengine.data.outcomes import Outcome, Stop
-from stepengine.data.run import RunResult, RunStatus
+from stepengine.data.run import RunPhase, RunResult, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime.handle import RunHandle
+from stepengine.runtime.handle import RunHandle, Turns
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.tree import Machine, Tree
 
@@ -62,9 +62,9 @@ class LiveRun:
         leaked = f" ({', '.join(self.tree.leaked)})" if self.tree.leaked else ""
         return f"{root.state.run_id} of {root.plan.definition.id!r}{leaked}"
 
-    def start(self) -> RunHandle[Any]:
-        """Run in the background of the running event loop."""
-        self.handle = handle = RunHandle(self.tree, self)
+    def start(self, turns: Turns | None = None) -> RunHandle[Any]:
+        """Run in the background of the running event loop; *turns* makes the turns that follow in a kept-open handle."""
+        self.handle = handle = RunHandle(self.tree, self, turns=turns)
         self._enter()
         handle.on_end(self._leave)  # also where its task is cancelled before it begins
         return handle
@@ -76,6 +76,7 @@ class LiveRun:
     def _leave(self) -> None:
         self._active.discard(self)
         self.handle = None
+        self.forsake()
         while self._tells:
             with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
                 self._tells.pop()()
@@ -115,6 +116,8 @@ class LiveRun:
         self._enter()
         try:
             result = self._result(await self._performed()) if self.turn is None else await self._in_session(self.turn)
+            if tree.hub.goes_on:
+                tree.hub.emit(PhaseChanged(phase=RunPhase.IDLE))
             tree.hub.finish(RunFinished(path="", seq=0, result=result))
         finally:
             # Whatever happened: nobody must wait for an event that does not come.
@@ -163,7 +166,7 @@ class LiveRun:
         tree = self.tree
         warnings = [*finished.warnings, *tree.hub.warnings]
         warnings += [f"nobody asked the question {key!r}, for which an answer was given" for key in tree.desk.unused]
-        if tree.inbox:
+        if tree.inbox and not tree.hub.goes_on:
             warnings.append(
                 f"the run ended before {len(tree.inbox)} of the messages that were sent to it were delivered"
             )
@@ -205,7 +208,7 @@ def failing(error: StepEngineError) -> Machine:
     """Return a machine whose run fails at once, for what goes wrong while a run is prepared."""
 
     def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
-        yield Notify(RunStarted(path=plan.path, run_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))
+        yield Notify(RunStarted(path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))
         yield Notify(RunFailed(path=plan.path, error=error.message, kind=type(error).__name__))
         return Finished(status=RunStatus.FAILED, state=state, error=error, began=False)
 

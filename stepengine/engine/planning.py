@@ -64,6 +64,7 @@ class Request:
         answers: Answers given up front, by question id or text.
         earlier: Questions that *previous* waits for, with their answers; the run asks them again under other ids.
         run_id: The run's id, where one was told already; else it is drawn.
+        hub: The event stream that it goes on, that of a kept-open handle; else it has one of its own.
     """
 
     agent: Agent
@@ -77,6 +78,7 @@ class Request:
     answers: Mapping[str, AnswerLike] | None = attrs.field(default=None, validator=_mapping)
     earlier: tuple[tuple[Question, AnswerLike], ...] = ()
     run_id: str | None = None
+    hub: Hub | None = None
 
 
 def reopening(request: Request) -> Request:
@@ -153,6 +155,7 @@ class Planner:
         seed: What the randomness of the run depends on; drawn by default.
         created: When the root run was created (UTC); by default now.
         watched: Says whether anybody is shown events.
+        opened: Told where the history of the root run can be looked up, when it has begun.
         known: What a record tells of models.
         chosen: Models in place of those that agents name, by agent id; that of ``""`` for all others.
 
@@ -171,6 +174,7 @@ class Planner:
         seed: str | None = None,
         created: datetime | None = None,
         watched: Callable[[], bool] = bool,
+        opened: Callable[[Callable[[], Transcript]], None] | None = None,
         known: Known = NOTHING_KNOWN,
         chosen: Mapping[str, str] | None = None,
     ) -> None:
@@ -183,6 +187,7 @@ class Planner:
         self.seed = secrets.token_hex(8) if seed is None else seed
         self._created = created
         self._watched = watched
+        self._opened = opened
         self._here = _OwnThread()
         self._known = known
 
@@ -266,6 +271,7 @@ class Planner:
             context_window=self._window(model) if model and agent.hooks.pre_step else None,
             here=self._here,
             watched=self._watched,
+            opened=None if path else self._opened,
             **fields,
         )
 

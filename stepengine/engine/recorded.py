@@ -26,6 +26,7 @@ from stepengine.engine.options import (
 )
 from stepengine.engine.planning import Known, Request, new_run_id, reopening
 from stepengine.engine.turns import Sessions, Turn
+from stepengine.runtime.hub import Hub
 from stepengine.sessions.session import check_id
 
 if TYPE_CHECKING:
@@ -37,10 +38,13 @@ __all__ = ("Recorded",)
 class Recorded(Base):
     """The part of an engine that deals with journals."""
 
-    def _begin(self, agent: AgentLike, prompt: str, **options: Unpack[RunOptions]) -> LiveRun:
+    def _begin(
+        self, agent: AgentLike, prompt: str, *, hub: Hub | None = None, **options: Unpack[RunOptions]
+    ) -> LiveRun:
+        """Return a run that is ready to start; *hub* is the event stream that it goes on, if it does."""
         asked = given("run", RunOptions, options)
         journal = asked.pop("journal", None)
-        request = Request(agent=self._catalog.find(agent), prompt=prompt, **asked)
+        request = Request(agent=self._catalog.find(agent), prompt=prompt, hub=hub, **asked)
         if self._sessions is None:
             return self._planned(request, journal)
         return self._begin_turn(self._sessions, request, journal)

@@ -269,6 +269,17 @@ class Live:
             if not (self.record.has_call(call_id) or (not same and self.view.has_call(call_id))):
                 return call_id
 
+    def coming_call_id(self, number: int) -> str:
+        """Return the id that ``new_call_id`` will give to a call of the reply under way; *number* counts from 0."""
+        at = self.next_call
+        while True:
+            call_id = f"{self.base.id_prefix}{at}"
+            if not (self.record.has_call(call_id) or self.view.has_call(call_id)):
+                if not number:
+                    return call_id
+                number -= 1
+            at += 1
+
     def notify(self, event: ev.Event) -> Machine:
         """Show an event now, after the notes that came before it."""
         if self.notes.waiting:

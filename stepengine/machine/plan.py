@@ -20,6 +20,7 @@ from stepengine.data.results import ToolCallLog
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolBinding, ToolSpec
+from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending
 from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.inheriting import left_by
@@ -75,6 +76,7 @@ class RunPlan:
         context_window: The model's context length in tokens, when known; looked up for agents with ``pre_step`` hooks.
         here: Whether the caller is in the run's own thread; only there may a handler or hook say something.
         watched: Whether anybody looks at step, phase and text events; while nobody does, they are not made.
+        opened: Told where the run's history can be looked up, when it begins.
     """
 
     definition: AgentDefinition[Any]
@@ -106,6 +108,7 @@ class RunPlan:
     context_window: int | None = None
     here: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
     watched: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
+    opened: Callable[[Callable[[], Transcript]], None] | None = attrs.field(default=None, eq=False, repr=False)
 
 
 @attrs.frozen(kw_only=True)

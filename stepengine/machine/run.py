@@ -62,8 +62,10 @@ def run_agent(plan: RunPlan, state: AgentState) -> Generator[Effect, Outcome | N
     """
     live = Live(plan, state)
     started = ev.RunStarted(
-        path=plan.path, run_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt, params=plan.params_json
+        path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt, params=plan.params_json
     )
+    if plan.opened is not None:
+        plan.opened(lambda: live.record)
     try:
         yield from live.notify(started)
         ending = yield from _until_end(live)

@@ -7,7 +7,7 @@ together -> ``post_step`` hooks -> end decision. The open step is held outside t
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -226,7 +226,8 @@ def _shorter(live: Live, over: StepWith, error: ContextOverflow) -> Generator[An
 
 def _call(live: Live, request: ModelRequest, purpose: Any) -> Generator[Any, Any, ModelReply]:
     """Call the model; a reply that the provider paused is continued (reliability MP56)."""
-    reply: ModelReply = yield from live.call_model(quick_call_model(live.number(), request, purpose))
+    effect = quick_call_model(live.number(), request, purpose, live.coming_call_id)
+    reply: ModelReply = yield from live.call_model(effect)
     if reply.stop_reason is StopReason.PAUSE:
         reply = yield from _continued(live, request, reply, purpose)
     if reply.stop_reason is StopReason.ERROR:
@@ -240,11 +241,17 @@ def _call(live: Live, request: ModelRequest, purpose: Any) -> Generator[Any, Any
 def _continued(live: Live, request: ModelRequest, reply: ModelReply, purpose: Any) -> Generator[Any, Any, ModelReply]:
     for _ in range(MAX_CONTINUES):
         again = attrs.evolve(request, tail=(*request.tail, AssistantMessage(reply.content)))
-        more = yield from live.call_model(quick_call_model(live.number(), again, purpose))
+        more = yield from live.call_model(quick_call_model(live.number(), again, purpose, _after(live, reply)))
         reply = _joined(reply, more)
         if reply.stop_reason is not StopReason.PAUSE:
             break
     return reply
+
+
+def _after(live: Live, paused: ModelReply) -> Callable[[int], str]:
+    """Return what gives the ids of the calls that follow those of a paused reply."""
+    held = sum(type(part) is ToolCallPart for part in paused.content)
+    return lambda number: live.coming_call_id(held + number)
 
 
 def _joined(paused: ModelReply, more: ModelReply) -> ModelReply:
@@ -317,7 +324,8 @@ def _as_ran(message: AssistantMessage, slots: Sequence[Slot]) -> AssistantMessag
 
 
 def _show(live: Live, reply: Reply) -> Steps:
-    path, seq = live.plan.path, live.seq
+    # They belong to the model call, as its deltas do: it is the last effect that was numbered.
+    path, seq = live.plan.path, live.seq - 1
     thinking, text = reply.message.thinking, reply.message.text
     if thinking:
         yield from live.notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias, assert_never, cast
 
 import attrs
 
+from stepengine.data.effects import CallModel
 from stepengine.data.events import (
     ModelRetry,
     RateLimited,
@@ -160,13 +161,13 @@ def _checked(reply: object, request: ModelRequest) -> ModelReply:
 
 async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
     shown = False
-    names: dict[int, str] = {}
+    calls: dict[int, tuple[str, str]] = {}
     try:
         async with aclosing(cast("Any", provider.stream(request))) as deltas:
             async for delta in deltas:
                 if type(delta) is ReplyDone:
                     return delta.reply
-                shown = _show(delta, names, item, io) or shown
+                shown = _show(delta, calls, item, io) or shown
     except BaseException:
         if shown:
             io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
@@ -177,7 +178,7 @@ async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, 
     raise TruncatedReply(msg, retryable=True, kind="truncated")
 
 
-def _show(delta: ModelDelta, names: dict[int, str], item: Item, io: IO) -> bool:
+def _show(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item, io: IO) -> bool:
     path, seq = item.path, item.effect.seq
     match delta:
         case TextChunk(text=text):
@@ -185,10 +186,12 @@ def _show(delta: ModelDelta, names: dict[int, str], item: Item, io: IO) -> bool:
         case ThinkingChunk(text=text):
             io.emit(ThinkingDelta(path=path, seq=seq, text=text))
         case ToolCallStarted(index=index, tool_name=name):
-            names[index] = name
+            call_id = cast("CallModel", item.effect).call_id
+            calls[index] = name, "" if call_id is None else call_id(len(calls))
             return False
         case ToolCallChunk(index=index, text=text):
-            io.emit(ToolInputDelta(path=path, seq=seq, tool_name=names.get(index, ""), text=text))
+            name, call = calls.get(index, ("", ""))
+            io.emit(ToolInputDelta(path=path, seq=seq, tool_name=name, tool_call_id=call, text=text))
         case ToolCallEnded() | ReplyDone():
             return False
         case _ as never:

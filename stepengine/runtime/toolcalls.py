@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,16 +15,17 @@ from stepengine.data.events import Event, ToolLog
 from stepengine.data.results import ToolResult
 from stepengine.data.state import AgentState, prompt_tokens
 from stepengine.data.tools import ToolBinding
-from stepengine.errors import StepEngineError
+from stepengine.errors import StepEngineError, ToolError
 from stepengine.runtime.logs import Lines
 from stepengine.runtime.performer import Item
 from stepengine.tools.context import ResourceMap, ToolContext, Workspace
+from stepengine.tools.conversion import as_result
 from stepengine.tools.threads import ThreadPool
 
 if TYPE_CHECKING:
     from stepengine.runtime.tree import Tree
 
-__all__ = ("BoundTool", "ToolSetting", "call_tool")
+__all__ = ("BoundTool", "Deferred", "ToolSetting", "call_tool")
 
 
 @attrs.frozen
@@ -62,8 +65,51 @@ async def call_tool(item: Item, tree: Tree) -> ToolResult:
     if arguments is None:
         arguments = binding.validate(effect.input).arguments
     ctx: ToolContext = _Unmade(item, effect, tree)  # type: ignore[assignment]
+    if getattr(tool, "deferred", False):
+        with tree.deferred.expected(item.path, effect.tool_call_id) as delivered:
+            begun: ToolResult = await tool.execute(arguments, ctx, overrides=tree.services.tools.overrides)
+            return begun if begun.is_error else await delivered
     result: ToolResult = await tool.execute(arguments, ctx, overrides=tree.services.tools.overrides)
     return result
+
+
+class Deferred:
+    """The calls of one run tree whose results come from outside (requirements E27)."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], asyncio.Future[ToolResult]] = {}
+
+    @contextmanager
+    def expected(self, path: str, call_id: str) -> Iterator[asyncio.Future[ToolResult]]:
+        """Take the result of a call from now on: it may come before the body has returned."""
+        future = self._open[path, call_id] = asyncio.get_running_loop().create_future()
+        try:
+            yield future
+        finally:
+            del self._open[path, call_id]
+
+    def deliver(self, call_id: str, result: Any, path: str | None = None) -> None:
+        """
+        Give a call that waits its result; may be called from any thread.
+
+        Raises:
+            ToolError: when no call with that id waits, or those of several runs do and *path* does not say which.
+        """
+        waiting = {key: future for key, future in list(self._open.items()) if not future.done()}
+        found = [key for key in waiting if key[1] == call_id and path in (None, key[0])]
+        if len(found) != 1:
+            listed = ", ".join([f"{key[1]!r} at path {key[0]!r}" for key in waiting])
+            which = f"{call_id!r}" if path is None else f"{call_id!r} at path {path!r}"
+            what = "waits for its result" if not found else "is one call: several wait, and path= says which"
+            msg = f"no call {which} {what}; waiting are: {listed or 'none'}"
+            raise ToolError(msg)
+        future = waiting[found[0]]
+        future.get_loop().call_soon_threadsafe(_deliver, future, as_result(result))
+
+
+def _deliver(future: asyncio.Future[ToolResult], result: ToolResult) -> None:
+    if not future.done():
+        future.set_result(result)
 
 
 class _Unmade:
@@ -92,6 +138,8 @@ def _context(item: Item, effect: CallTool, tree: Tree) -> ToolContext:
         tool_call_id=effect.tool_call_id,
         tool_name=effect.tool_name,
         run_id=state.run_id,
+        address=f"{item.path}#{effect.seq}",
+        input=effect.input,
         agent_id=agent.id,
         agent_name=agent.display_name,
         agent_description=agent.description,

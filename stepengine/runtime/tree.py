@@ -40,7 +40,7 @@ from stepengine.runtime.rates import RateLimits
 from stepengine.runtime.repeats import Repeats
 from stepengine.runtime.retry import Retries, RetryPolicy
 from stepengine.runtime.scope import Scope
-from stepengine.runtime.toolcalls import ToolSetting
+from stepengine.runtime.toolcalls import Deferred, ToolSetting
 from stepengine.runtime.watchdog import Watchdog
 from stepengine.tools.context import Belongings
 
@@ -119,6 +119,7 @@ class Tree:
         reraise: What is the caller's and not the run's, such as a ``KeyboardInterrupt`` out of a tool; it is raised when the
             tree has ended.
         inbox: Messages for the root run that were not delivered yet.
+        deferred: The tool calls that wait for their results from outside.
         sizes: How large the prompts of its runs are.
     """
 
@@ -138,6 +139,7 @@ class Tree:
         self.leaked: list[str] = []
         self.spawned_by: dict[str, str] = {}
         self.inbox: deque[UserMessage] = deque()
+        self.deferred = Deferred()
         self.orphans: dict[str, Any] = {}
         self.reraise: BaseException | None = None
         self.root = Scope(self, plan, state, "")
@@ -161,6 +163,7 @@ class Tree:
         """Let the root start from these, before it runs: what a session holds is known only when it was loaded."""
         self.services = services
         self.root.plan, self.root.state = plan, state
+        self.hub.run_id = state.run_id
         self.desk.give(answers or {}, earlier)
         self._created: datetime = plan.created
         self._now_ms = services.clock.now_ms
@@ -233,7 +236,7 @@ class Tree:
     def _let_go(self) -> None:
         """Cut the circles, so that a finished tree is freed at once and not by the collector."""
         del self.performer, self.leaves, self._meter, self._repeats, self.brake
-        self.hub.on_crash = None
+        self.hub.on_crash = self.hub.history = None
         self.root.release()
 
     def belongings(self, path: str) -> Belongings:
