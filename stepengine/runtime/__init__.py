@@ -7,7 +7,7 @@ agent is built from (engine), records of what happened (journal), printing.
 
 from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.driver import drive
-from stepengine.runtime.handle import RunHandle
+from stepengine.runtime.handle import ChildRun, RunHandle
 from stepengine.runtime.hub import Hub, Observer
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
 from stepengine.runtime.rates import RateLimit, RateLimits
@@ -16,6 +16,7 @@ from stepengine.runtime.tree import Services, Tree
 
 __all__ = (
     "IO",
+    "ChildRun",
     "Clock",
     "Hub",
     "Item",
