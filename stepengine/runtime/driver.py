@@ -20,6 +20,7 @@ from stepengine.runtime.failfast import Group
 from stepengine.runtime.performer import Item, child_path
 from stepengine.runtime.reports import finished, started
 from stepengine.runtime.scope import Scope
+from stepengine.runtime.toolcalls import is_deferred
 
 if TYPE_CHECKING:
     from stepengine.runtime.tree import Tree
@@ -117,12 +118,17 @@ def _is_known(tree: Tree, item: Item) -> bool:
 
 
 def _show_start(tree: Tree, item: Item) -> int:
+    if is_deferred(item):
+        # Whoever sees that it began may have its result at once, before the call has come to its body.
+        tree.deferred.expect(item)
     for event in started(item):
         tree.emit(event)
     return tree.elapsed()
 
 
 def _show_end(tree: Tree, item: Item, outcome: Single, began: int) -> None:
+    if is_deferred(item):
+        tree.deferred.forget(item)
     for event in finished(item, outcome, tree.elapsed() - began):
         tree.emit(event)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -65,12 +64,23 @@ async def call_tool(item: Item, tree: Tree) -> ToolResult:
     if arguments is None:
         arguments = binding.validate(effect.input).arguments
     ctx: ToolContext = _Unmade(item, effect, tree)  # type: ignore[assignment]
-    if getattr(tool, "deferred", False):
-        with tree.deferred.expected(item.path, effect.tool_call_id) as delivered:
-            begun: ToolResult = await tool.execute(arguments, ctx, overrides=tree.services.tools.overrides)
-            return begun if begun.is_error else await delivered
-    result: ToolResult = await tool.execute(arguments, ctx, overrides=tree.services.tools.overrides)
-    return result
+    if not getattr(tool, "deferred", False):
+        result: ToolResult = await tool.execute(arguments, ctx, overrides=tree.services.tools.overrides)
+        return result
+    delivered = tree.deferred.expect(item)
+    try:
+        result = await tool.execute(arguments, ctx, overrides=tree.services.tools.overrides)
+        return result if result.is_error else await delivered
+    finally:
+        tree.deferred.forget(item)
+
+
+def is_deferred(item: Item) -> bool:
+    """Return whether an effect is a call of a tool whose result comes from outside."""
+    effect = item.effect
+    if type(effect) is not CallTool:
+        return False
+    return getattr(getattr(item.plan.tools.get(effect.tool_name), "tool", None), "deferred", False)
 
 
 class Deferred:
@@ -79,14 +89,17 @@ class Deferred:
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], asyncio.Future[ToolResult]] = {}
 
-    @contextmanager
-    def expected(self, path: str, call_id: str) -> Iterator[asyncio.Future[ToolResult]]:
-        """Take the result of a call from now on: it may come before the body has returned."""
-        future = self._open[path, call_id] = asyncio.get_running_loop().create_future()
-        try:
-            yield future
-        finally:
-            del self._open[path, call_id]
+    def expect(self, item: Item) -> asyncio.Future[ToolResult]:
+        """Take the result of a call from now on, and return what waits for it; it may come before the body has returned."""
+        key = item.path, cast("CallTool", item.effect).tool_call_id
+        known = self._open.get(key)
+        if known is None:
+            known = self._open[key] = asyncio.get_running_loop().create_future()
+        return known
+
+    def forget(self, item: Item) -> None:
+        """Take no result of a call any more; may be called twice."""
+        self._open.pop((item.path, cast("CallTool", item.effect).tool_call_id), None)
 
     def deliver(self, call_id: str, result: Any, path: str | None = None) -> None:
         """
