@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Gen
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import attrs
+
 from stepengine.data.effects import Notify
 from stepengine.data.events import Event, PhaseChanged, RunFailed, RunFinished, RunStarted
 from stepengine.data.outcomes import Outcome, Stop
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from stepengine.engine.turns import Turn
     from stepengine.journal import Session
 
-__all__ = ("LiveRun", "failing", "streamed", "until_ended", "warn_of")
+__all__ = ("LiveRun", "failing", "streamed", "unbegun", "until_ended", "warn_of")
 
 CLOSE_SECONDS = 10.0
 T = TypeVar("T")
@@ -140,10 +142,15 @@ class LiveRun:
         return finished if self.session is None else await self._to_the_end(self.session.finish(finished))
 
     async def _in_session(self, turn: Turn) -> RunResult[Any]:
+        tree = self.tree
         try:
+            if not await tree.wait_for(turn.enter):
+                assert tree.root.stopping is not None  # noqa: S101 - that is why it waits no longer
+                tree.services = attrs.evolve(tree.services, machine=unbegun(tree.root.stopping))
+                return attrs.evolve(self._result(await self._performed()), session_saved=False)
             await turn.open(self)
             result = self._result(await self._performed())
-            return await self._to_the_end(turn.close(result, self.tree.root.plan, began=self.began))
+            return await self._to_the_end(turn.close(result, tree.root.plan, began=self.began))
         finally:
             turn.leave()
 
@@ -211,6 +218,18 @@ def failing(error: StepEngineError) -> Machine:
         yield Notify(RunStarted(path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))
         yield Notify(RunFailed(path=plan.path, error=error.message, kind=type(error).__name__))
         return Finished(status=RunStatus.FAILED, state=state, error=error, began=False)
+
+    return machine
+
+
+def unbegun(stop: Stop) -> Machine:
+    """Return a machine whose run ends at once, for one that was stopped while it waited for its turn in a session."""
+    if stop.error is not None:
+        return failing(stop.error)
+
+    def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+        yield Notify(RunStarted(path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))
+        return Finished(status=RunStatus.CANCELLED, state=state, began=False)
 
     return machine
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -218,6 +218,30 @@ class Tree:
     def now(self) -> datetime:
         """Return the run's time (UTC)."""
         return self._created + timedelta(milliseconds=self.elapsed())
+
+    async def wait_for(self, coming: Callable[[], Awaitable[object]]) -> bool:
+        """
+        Wait for something before the root runs, such as its turn; return whether it came.
+
+        It did not when the run was stopped or cancelled meanwhile, or when the wait took longer than the run may take.
+        """
+        root, seconds = self.root, self.root.plan.limits.max_seconds
+        timer = None
+        if seconds is not None:
+            timer = asyncio.get_running_loop().call_later(max(0.0, seconds), root.stop, _too_late(seconds))
+        root.enter()
+        root.busy = True
+        try:
+            if root.stopping is None:
+                await coming()
+        except asyncio.CancelledError:
+            root.interrupted()
+        finally:
+            root.busy = False
+            if timer is not None:
+                timer.cancel()
+            root.leave()
+        return root.stopping is None
 
     async def run(self) -> Finished:
         """Run the root in the current task; what cancelled it is left in ``root.cancelled`` and ``reraise``."""
