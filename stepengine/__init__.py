@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
     from stepengine.engine import Engine, load_agent, load_agents
     from stepengine.helpers import best_of, call, map_agents, retry
-    from stepengine.runtime import ChildRun, RateLimit, RetryPolicy, RunHandle
+    from stepengine.runtime import ChildRun, LogObserver, RateLimit, RetryPolicy, RunHandle
     from stepengine.tools import Depends, Tool, ToolContext, tool
 
 __all__ = (
@@ -66,6 +66,7 @@ __all__ = (
     "Hooks",
     "Interrupt",
     "Limits",
+    "LogObserver",
     "ModelSettings",
     "Parallel",
     "Perform",
@@ -134,7 +135,7 @@ _HOME = {
     **{name: f"stepengine.data.{module}" for module, names in _PLACES.items() for name in names},
     **dict.fromkeys(("Engine", "load_agent", "load_agents"), "stepengine.engine"),
     **dict.fromkeys(("best_of", "call", "map_agents", "retry"), "stepengine.helpers"),
-    **dict.fromkeys(("ChildRun", "RateLimit", "RetryPolicy", "RunHandle"), "stepengine.runtime"),
+    **dict.fromkeys(("ChildRun", "LogObserver", "RateLimit", "RetryPolicy", "RunHandle"), "stepengine.runtime"),
     **dict.fromkeys(("Depends", "Tool", "ToolContext", "tool"), "stepengine.tools"),
 }
 """Where each public name comes from."""

@@ -21,6 +21,7 @@ from stepengine import (
     Ask,
     Engine,
     Interrupt,
+    LogObserver,
     Perform,
     RunInput,
     RunStatus,
@@ -582,6 +583,42 @@ def test_a_start_without_a_loop_says_what_to_do_before_anything_is_made():
         engine.start("a", "go")
     assert () == engine.active()
     engine.close()
+
+
+@pytest.mark.spec("requirements:O2")
+async def test_a_log_provider_is_called_back_with_what_it_has_methods_for():
+    told_of: list[Any] = []
+
+    class Log:
+        def on_tool_call(self, name, given):
+            told_of.append((name, given["what"]))
+
+        def on_tool_result(self, name, result):
+            told_of.append((name, result.text))
+
+        def on_step(self, step, messages):
+            told_of.append((step, [message.role for message in messages]))
+
+        def on_complete(self, result):
+            told_of.append(result.status)
+
+    @tool(in_thread=False)
+    def say(what: str) -> str:
+        """Say."""
+        return what.upper()
+
+    class Half:
+        on_complete = Log.on_complete
+
+    replies = [tool_call("say", {"what": "x"}), "done"]
+    for log in (Log(), Half()):
+        engine = Engine(models=ScriptedModel(replies), observers=[LogObserver(log)])
+        await engine.run(plain(tools=[say]), "go")
+
+    assert [
+        (0, ["user"]), ("say", "x"), ("say", "X"), (1, ["user", "assistant", "tool"]), RunStatus.COMPLETED,
+        RunStatus.COMPLETED,
+    ] == told_of  # fmt: skip
 
 
 class Chatty(ScriptedModel):
