@@ -224,7 +224,7 @@ def failing(error: StepEngineError) -> Machine:
 
 def unbegun(stop: Stop) -> Machine:
     """Return a machine whose run ends at once, for one that was stopped while it waited for its turn in a session."""
-    if stop.error is not None:
+    if isinstance(stop.error, StepEngineError):
         return failing(stop.error)
 
     def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:

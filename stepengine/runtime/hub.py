@@ -21,6 +21,7 @@ import attrs
 
 from stepengine.data.codec import plain
 from stepengine.data.events import (
+    EVENTS,
     Event,
     EventsDropped,
     LogLine,
@@ -267,16 +268,16 @@ OF_EVENTS = frozenset({"JsonValue", "ToolResult", "ModelReply | None", "Question
 
 
 @cache
-def _fields(kind: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _fields(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the fields of a kind of event that are texts, and of those that may hold texts."""
-    own = [field for field in attrs.fields(kind) if field.name not in ("path", "run_id", "epoch")]
+    own = [field for field in attrs.fields(EVENTS[kind]) if field.name not in ("path", "run_id", "epoch")]
     texts = tuple([field.name for field in own if field.type == "str"])
     return texts, tuple([field.name for field in own if field.type in OF_EVENTS])
 
 
 def _chars(event: Event) -> int:
     """Return how much text an event holds; what its run's result holds is kept anyway by whoever has the handle."""
-    texts, others = _fields(type(event))
+    texts, others = _fields(event.type)
     chars = sum([len(getattr(event, name)) for name in texts])
     return chars + sum([_size(getattr(event, name)) for name in others]) if others else chars
 
@@ -443,7 +444,7 @@ class Hub:
             self.watched = True
         return subscription
 
-    def _place(self, after: str) -> int | None:
+    def _place(self, after: Any) -> int | None:
         """Return the index of an event's id; ``None`` for one of another epoch."""
         epoch, _, index = after.partition("-") if isinstance(after, str) else ("", "", "")
         is_epoch = len(epoch) == 2 * EPOCH_BYTES and EPOCH_DIGITS.issuperset(epoch)
