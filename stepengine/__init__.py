@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stepengine.data.contexts import StepContext
     from stepengine.data.definition import AgentDefinition
     from stepengine.data.hooks import Change, HookContext, Hooks
+    from stepengine.data.inputs import AnswerInput, Interrupt, RunInput, Shutdown, ToolResultInput, UserInput
     from stepengine.data.limits import Limits
     from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
     from stepengine.data.models import ModelSettings, StopReason
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     )
     from stepengine.engine import Engine, load_agent, load_agents
     from stepengine.helpers import best_of, call, map_agents, retry
-    from stepengine.runtime import RateLimit, RetryPolicy, RunHandle
+    from stepengine.runtime import ChildRun, LogObserver, RateLimit, RetryPolicy, RunHandle
     from stepengine.tools import Depends, Tool, ToolContext, tool
 
 __all__ = (
@@ -50,10 +51,12 @@ __all__ = (
     "AgentDefinition",
     "AgentState",
     "Answer",
+    "AnswerInput",
     "Ask",
     "AssistantMessage",
     "Change",
     "ChildResult",
+    "ChildRun",
     "Complete",
     "Decision",
     "Depends",
@@ -61,7 +64,9 @@ __all__ = (
     "GenerateN",
     "HookContext",
     "Hooks",
+    "Interrupt",
     "Limits",
+    "LogObserver",
     "ModelSettings",
     "Parallel",
     "Perform",
@@ -69,8 +74,10 @@ __all__ = (
     "RateLimit",
     "RetryPolicy",
     "RunHandle",
+    "RunInput",
     "RunResult",
     "RunStatus",
+    "Shutdown",
     "StepContext",
     "StepResult",
     "StepText",
@@ -82,7 +89,9 @@ __all__ = (
     "ToolContext",
     "ToolMessage",
     "ToolResult",
+    "ToolResultInput",
     "Usage",
+    "UserInput",
     "UserMessage",
     "best_of",
     "call",
@@ -97,6 +106,7 @@ _PLACES = {
     "contexts": ("StepContext",),
     "definition": ("AgentDefinition",),
     "hooks": ("Change", "HookContext", "Hooks"),
+    "inputs": ("AnswerInput", "Interrupt", "RunInput", "Shutdown", "ToolResultInput", "UserInput"),
     "limits": ("Limits",),
     "messages": ("AssistantMessage", "ToolMessage", "UserMessage"),
     "models": ("ModelSettings", "StopReason"),
@@ -125,7 +135,7 @@ _HOME = {
     **{name: f"stepengine.data.{module}" for module, names in _PLACES.items() for name in names},
     **dict.fromkeys(("Engine", "load_agent", "load_agents"), "stepengine.engine"),
     **dict.fromkeys(("best_of", "call", "map_agents", "retry"), "stepengine.helpers"),
-    **dict.fromkeys(("RateLimit", "RetryPolicy", "RunHandle"), "stepengine.runtime"),
+    **dict.fromkeys(("ChildRun", "LogObserver", "RateLimit", "RetryPolicy", "RunHandle"), "stepengine.runtime"),
     **dict.fromkeys(("Depends", "Tool", "ToolContext", "tool"), "stepengine.tools"),
 }
 """Where each public name comes from."""

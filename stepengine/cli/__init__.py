@@ -7,12 +7,21 @@ embeds stepengine would need. Typer and rich are loaded when a command starts.
 
 from __future__ import annotations
 
+import sys
+
 __all__ = ("main",)
+
+INTERRUPTED = 130
+"""As in the table of exit codes, which is not loaded yet when it counts."""
 
 
 def main() -> None:
     """Run the command line and leave with its exit code; ``stepengine --help`` lists the codes."""
-    from stepengine.cli.app import app
-    from stepengine.cli.ending import finished
+    try:
+        from stepengine.cli.app import app
+        from stepengine.cli.ending import finished
 
-    finished(app)
+        finished(app)
+    except KeyboardInterrupt:
+        print("stepengine: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)

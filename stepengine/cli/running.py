@@ -391,7 +391,7 @@ def perform(
     """
 
     async def ended() -> Run:
-        async with engine, engine.start(agent, prompt, **options) as handle:
+        async with engine, engine.start(agent, prompt, wait_for_answers=0, **options) as handle:
             started(handle.run_id)
             with interruptible(handle.interrupt) as received:
                 result = await result_of(handle.result())

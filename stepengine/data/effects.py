@@ -49,11 +49,13 @@ class CallModel:
         seq: Its number.
         request: What to send.
         purpose: ``"step"``, ``"final_answer"``, ``"candidate"`` or ``"complete"``.
+        call_id: Gives the id that the tool call of the reply with this number, from 0, will have; ``None`` where none is run.
     """
 
     seq: int
     request: ModelRequest
     purpose: Literal["step", "final_answer", "candidate", "complete"] = "step"
+    call_id: Callable[[int], str] | None = _hidden(default=None)
 
 
 quick_call_model = maker_of(CallModel)

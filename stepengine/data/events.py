@@ -1,8 +1,12 @@
 """
 Events: what whoever watches a run is shown (requirements N9). They change nothing.
 
-Every event has ``path`` (the run in the tree, ``""`` for the root), ``seq`` (the number of the effect it belongs to, or
-of the next one) and ``index`` (its place in the stream, -1 until it is emitted). Order is guaranteed per path.
+Every event has ``run_id`` (the root run's), ``path`` (the run in the tree, ``""`` for the root), ``seq`` (the number of the
+effect it belongs to, or of the next one), ``epoch`` and ``index`` (its place in the stream, -1 until it is emitted), and
+``id``, made of both. Order is guaranteed per path.
+
+Who shows text as it comes keeps the deltas of one ``(path, seq)`` together: ``TextCompleted`` and ``ThinkingCompleted`` stand
+in their place, and ``ReplyDiscarded`` takes them back.
 """
 
 from __future__ import annotations
@@ -31,9 +35,9 @@ __all__ = (
 
 @attrs.frozen(kw_only=True)
 class RunStarted(Event):
-    """A run began."""
+    """A run began; *own_id* is its own id, *run_id* that of the root run."""
 
-    run_id: str
+    own_id: str
     agent_id: str
     prompt: str = ""
     params: JsonValue = attrs.field(default=None, converter=freeze)
@@ -135,10 +139,16 @@ class ThinkingDelta(Event):
 
 @attrs.frozen(kw_only=True)
 class ToolInputDelta(Event):
-    """More of a tool call's arguments, as raw JSON text."""
+    """
+    More of a tool call's arguments, as raw JSON text.
+
+    *tool_call_id* is the id under which ``ToolStarted`` shows the call; ``""`` where the call of a reply is not run, such as a
+    candidate's.
+    """
 
     tool_name: str
     text: str
+    tool_call_id: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -370,9 +380,17 @@ class Warned(Event):
 
 @attrs.frozen(kw_only=True)
 class EventsDropped(Event):
-    """A slow subscriber missed *count* events (requirements N7)."""
+    """
+    A subscriber does not get all events that it asked for (requirements N7, X57). It has no place in the stream and no ``id``.
+
+    Attributes:
+        count: How many of this epoch are missing.
+        reason: ``"buffer"``: more wait than are kept. ``"epoch"``: the subscriber came with an id of another epoch, and what
+            is missing of that one is not known.
+    """
 
     count: int
+    reason: str = "buffer"
 
 
 @attrs.frozen(kw_only=True)

@@ -18,16 +18,17 @@ from stepengine.data.hooks import Hooks
 from stepengine.data.json import thaw
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelRequest
-from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Interactor, checked_interactor
 from stepengine.data.run import RunResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolLike
 from stepengine.data.yields import StepResult
 from stepengine.engine.catalog import Catalog
+from stepengine.engine.handles import BackgroundLaunch, end, in_background, named, need_loop
 from stepengine.engine.launching import ONE_STEP, Launcher, StepRun
 from stepengine.engine.live import LiveRun, streamed, until_ended, warn_of
 from stepengine.engine.options import (
+    AgentLike,
     ExtendOptions,
     ForkOptions,
     ModelsLike,
@@ -36,6 +37,7 @@ from stepengine.engine.options import (
     ResumeOptions,
     RunOptions,
     SessionsLike,
+    StartOptions,
     check_engine,
     given,
     rates_of,
@@ -44,20 +46,21 @@ from stepengine.engine.options import (
 from stepengine.engine.planning import Request
 from stepengine.engine.portal import LoopThread, give_back
 from stepengine.engine.session_turns import Sessions
+from stepengine.errors import InputError
 from stepengine.machine import run_agent
 from stepengine.models import Models, Provider
 from stepengine.models.pricing import cost_of
 from stepengine.permissions import Policy, PolicyFile, Rule
 from stepengine.redaction import GIVEN
 from stepengine.runtime.clock import Clock, SystemClock
-from stepengine.runtime.handle import RunHandle
+from stepengine.runtime.handle import RunHandle, Runner
 from stepengine.runtime.hub import ObserverLike
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performing import Pricing, ToolSetting
 from stepengine.runtime.rates import RateLimitsLike
 from stepengine.runtime.retry import RetryPolicy
 from stepengine.runtime.sizes import estimated_tokens
-from stepengine.runtime.tree import Services
+from stepengine.runtime.tree import RunTree, Services
 from stepengine.tools.context import ResourceMap, Workspace
 from stepengine.tools.threads import ThreadPool
 
@@ -245,21 +248,48 @@ class Engine:
 
     @overload
     def start(
-        self, agent: AgentDefinition[Out], prompt: str = ..., **options: Unpack[RunOptions]
+        self, agent: AgentDefinition[Out], prompt: str = ..., **options: Unpack[StartOptions]
     ) -> RunHandle[Out]: ...
     @overload
-    def start(self, agent: str, prompt: str = ..., **options: Unpack[RunOptions]) -> RunHandle[Any]: ...
-    def start(
-        self, agent: str | AgentDefinition[Any], prompt: str = "", **options: Unpack[RunOptions]
-    ) -> RunHandle[Any]:
+    def start(self, agent: str, prompt: str = ..., **options: Unpack[StartOptions]) -> RunHandle[Any]: ...
+    def start(self, agent: AgentLike, prompt: str = "", **options: Unpack[StartOptions]) -> RunHandle[Any]:
         """
         Start a run in the background of the running event loop and return its handle; ``async with`` ends it on exit.
 
-        Arguments and errors are those of ``run``.
+        Its events are kept from the first one on, so that nobody has to be there in time to see them.
+
+        Args:
+            agent: An agent's id, or its definition.
+            prompt: What it should do.
+            options: See ``StartOptions``.
+
+        Raises:
+            StepEngineError: when no event loop runs here; for the rest, see ``run``.
         """
-        live = self._launcher.asked(agent, prompt, given("run", RunOptions, options))
-        live.tree.hub.followed = True
-        return live.start()
+        need_loop()
+        asked = given("start", StartOptions, options)
+        keeps_open = asked.pop("keep_open", False)
+        default = None if self._launcher.sessions is None and asked.get("journal") is None else 0.0
+        patience = asked.pop("wait_for_answers", default)
+        if keeps_open and asked.get("journal") is not None:
+            msg = (
+                "journal= holds one run, and a handle that is kept open has one in each turn; with "
+                "Engine(sessions=...) each of them has a journal of its own"
+            )
+            raise InputError(msg, issues=("journal does not go with keep_open",))
+        live = self._launcher.asked(agent, prompt, dict(asked))
+        live.tree.desk.patience = patience
+
+        def turn(last: RunResult[Any], text: str) -> tuple[RunTree, Runner]:
+            following = {**asked, "answers": None, "session_id": handle.session_id}
+            following["previous"] = None if self._launcher.sessions is not None else last.state
+            known = self._launcher.asked(agent, text, following, hub=live.tree.hub)
+            known.tree.desk.patience = patience
+            known.handle = handle
+            return known.tree, known
+
+        handle = in_background(self._launcher, live, turn if keeps_open else None)
+        return handle
 
     async def step(self, state: AgentState, agent: str | AgentDefinition[Any] | None = None) -> StepResult:
         """
@@ -395,6 +425,31 @@ class Engine:
         other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
         return await journals.fork(source, partial(self._launch, **other, forked=source), at=at, **asked)
 
+    async def start_resume(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunHandle[Any]:
+        """
+        Go on with a recorded run in the background and return its handle; arguments and errors are those of ``resume``.
+
+        What is recorded shows no events. A divergence is raised by ``handle.result()``.
+        """
+        from stepengine import journal as journals
+
+        asked = given("resume", ResumeOptions, options)
+        other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
+        launch = BackgroundLaunch(self._launcher, other, raises=asked.get("on_divergence", "raise") == "raise")
+        return await launch.handle(journals.resume(journal, launch, **asked))
+
+    async def start_fork(
+        self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]
+    ) -> RunHandle[Any]:
+        """Go on from the middle of a recorded run in the background; arguments and errors are those of ``fork``."""
+        from stepengine import journal as journals
+
+        asked = given("fork", ForkOptions, options)
+        source = journals.as_journal(journal)
+        other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
+        launch = BackgroundLaunch(self._launcher, {**other, "forked": source}, raises=True)
+        return await launch.handle(journals.fork(source, launch, at=at, **asked))
+
     def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult[Any]:
         """Do what ``resume`` does for synchronous code."""
         return self._loop_thread.run(lambda: self.resume(journal, **options))
@@ -450,6 +505,42 @@ class Engine:
         with self._launcher.replacing(models, dependency_overrides):
             yield self
 
+    # --- by id --------------------------------------------------------------------------------------------------------
+
+    def get(self, run: str) -> RunHandle[Any] | None:
+        """
+        Return the handle of what is under way, an idle one that is kept open included; ``None`` when there is none.
+
+        Args:
+            run: A session's id, or that of a run. Of several handles in a session it is the one that was made first.
+        """
+        return next(iter(named(self._launcher, run)[0]), None)
+
+    def is_running(self, run: str) -> bool:
+        """Return whether something is under way in the session, or as the run, of that id; what is idle, too."""
+        return any(named(self._launcher, run))
+
+    def active(self) -> tuple[str, ...]:
+        """Return what is under way, with and without a handle: the ids of sessions, and of runs without one."""
+        handles = [handle.session_id or handle.run_id for handle in list(self._launcher.handles)]
+        roots = [live.tree.root for live in list(self._launcher.active)]
+        return tuple(dict.fromkeys([*handles, *[root.plan.info.session_id or root.state.run_id for root in roots]]))
+
+    async def shutdown(self, run: str) -> bool:
+        """End what is under way in the session, or as the run, of that id, and wait for it; return whether there was any."""
+        handles, lives = named(self._launcher, run)
+        end(handles, lives)
+        for live in lives:
+            await live.ended()
+        return bool(handles or lives)
+
+    async def shutdown_all(self) -> None:
+        """End everything that is under way, and wait for it. The engine stays open; ``aclose`` also gives things back."""
+        lives = list(self._launcher.active)
+        end(list(self._launcher.handles), lives)
+        for live in lives:
+            await live.ended()
+
     # --- the end ----------------------------------------------------------------------------
 
     async def aclose(self) -> None:
@@ -479,9 +570,9 @@ class Engine:
     def _stop_all(self) -> list[LiveRun]:
         """Tell every run to end; return those in the background whose handles nobody ever looked at."""
         runs = list(self._launcher.active)
-        for live in runs:
-            live.tree.root.stop(Stop("shutdown"))
-        return [live for live in runs if live.handle and not (live.handle.done or live.handle.is_used)]
+        forgotten = [live for live in runs if live.handle and not (live.handle.done or live.handle.is_used)]
+        end(list(self._launcher.handles), runs)
+        return forgotten
 
     async def __aenter__(self) -> Self:
         return self

@@ -44,6 +44,7 @@ from stepengine.machine.plan import RunPlan
 from stepengine.models import Models
 from stepengine.permissions import PolicyFile
 from stepengine.runtime.asking import Remembered
+from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.hub import Hub, Watcher
 from stepengine.runtime.tree import RunTree, Services
 from stepengine.sessions.session import check_id
@@ -81,6 +82,7 @@ class Launcher:
         created: When every run that is not recorded was created (UTC); ``None`` for the time at which it is.
         allowed: The file that keeps what people allow for good; ``None`` where the engine's memory does.
         active: The runs under way.
+        handles: The handles of those in the background, in the order in which they were made.
     """
 
     catalog: Catalog
@@ -97,6 +99,7 @@ class Launcher:
     created: datetime | None = None
     allowed: PolicyFile | None = None
     active: set[LiveRun] = attrs.field(factory=set, init=False)
+    handles: dict[RunHandle[Any], None] = attrs.field(factory=dict, init=False)
     _remembered: dict[str, Remembered] = attrs.field(factory=dict, init=False)
     _windows: weakref.WeakKeyDictionary[Models, dict[str, int | None]] = attrs.field(
         factory=weakref.WeakKeyDictionary, init=False
@@ -122,11 +125,13 @@ class Launcher:
 
     # --- what a caller asks for ---------------------------------------------------------------------------------------
 
-    def asked(self, agent: AgentLike, prompt: str, options: dict[str, Any]) -> LiveRun:
-        """Return the run that a caller asks for with the options of ``RunOptions``."""
+    def asked(self, agent: AgentLike, prompt: str, options: dict[str, Any], hub: Hub | None = None) -> LiveRun:
+        """
+        Return the run that a caller asks for with the options of ``RunOptions``; *hub* is the event stream it goes on.
+        """
         journal = options.pop("journal", None)
         info = info_of(options)
-        request = Request(agent=self.catalog.find(agent), prompt=prompt, info=info, **options)
+        request = Request(agent=self.catalog.find(agent), prompt=prompt, info=info, hub=hub, **options)
         if self.sessions is None:
             return self.planned(request, journal)
         return self._in_session(self.sessions, request, journal)
@@ -234,7 +239,7 @@ class Launcher:
         """
         override = self.override
         models = override.models or self.models
-        hub = Hub(self.watchers, self.logger) if into is None else into.tree.hub
+        hub = into.tree.hub if into is not None else request.hub or Hub(self.watchers, self.logger)
         hub.shows = shows
         window = partial(self._window, models, offline=recorded.is_whole)
         planner = Planner(
@@ -246,6 +251,7 @@ class Launcher:
             seed=self.seed,
             created=self.created,
             watched=hub.is_watched,
+            opened=hub.opened,
             recorded=recorded,
             chosen=self.agent_models or recorded.chosen,
         )

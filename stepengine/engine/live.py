@@ -9,14 +9,16 @@ from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Gen
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import attrs
+
 from stepengine.data.effects import Notify
-from stepengine.data.events import Event, RunFailed, RunFinished, RunStarted
+from stepengine.data.events import Event, PhaseChanged, RunFailed, RunFinished, RunStarted
 from stepengine.data.outcomes import Outcome, Stop
-from stepengine.data.run import RunResult, RunStatus
+from stepengine.data.run import RunPhase, RunResult, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime.handle import RunHandle
+from stepengine.runtime.handle import RunHandle, Turns
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.tree import MachineMaker, RunTree
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from stepengine.engine.session_turns import Turn
     from stepengine.journal import Session
 
-__all__ = ("LiveRun", "failing", "streamed", "until_ended", "warn_of")
+__all__ = ("LiveRun", "failing", "streamed", "unbegun", "until_ended", "warn_of")
 
 CLOSE_SECONDS = 10.0
 T = TypeVar("T")
@@ -62,9 +64,9 @@ class LiveRun:
         leaked = f" ({', '.join(self.tree.leaked)})" if self.tree.leaked else ""
         return f"{root.state.run_id} of {root.plan.definition.id!r}{leaked}"
 
-    def start(self) -> RunHandle[Any]:
-        """Run in the background of the running event loop."""
-        self.handle = handle = RunHandle(self.tree, self)
+    def start(self, turns: Turns | None = None) -> RunHandle[Any]:
+        """Run in the background of the running event loop; *turns* makes the turns that follow in a kept-open handle."""
+        self.handle = handle = RunHandle(self.tree, self, turns=turns)
         self._enter()
         handle.on_end(self._leave)  # also where its task is cancelled before it begins
         return handle
@@ -76,6 +78,7 @@ class LiveRun:
     def _leave(self) -> None:
         self._active.discard(self)
         self.handle = None
+        self.forsake()
         while self._tells:
             with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
                 self._tells.pop()()
@@ -115,6 +118,8 @@ class LiveRun:
         self._enter()
         try:
             result = self._result(await self._performed()) if self.turn is None else await self._in_session(self.turn)
+            if tree.hub.goes_on:
+                tree.hub.emit(PhaseChanged(phase=RunPhase.IDLE))
             tree.hub.finish(RunFinished(path="", seq=0, result=result))
         finally:
             # Whatever happened: nobody must wait for an event that does not come.
@@ -137,10 +142,15 @@ class LiveRun:
         return finished if self.session is None else await self._to_the_end(self.session.finish(finished))
 
     async def _in_session(self, turn: Turn) -> RunResult[Any]:
+        tree = self.tree
         try:
+            if not await tree.wait_for(turn.enter):
+                assert tree.root.stopping is not None  # noqa: S101 - that is why it waits no longer
+                tree.services = attrs.evolve(tree.services, machine=unbegun(tree.root.stopping))
+                return attrs.evolve(self._result(await self._performed()), session_saved=False)
             await turn.open(self)
             result = self._result(await self._performed())
-            return await self._to_the_end(turn.close(result, self.tree.root.plan, began=self.began))
+            return await self._to_the_end(turn.close(result, tree.root.plan, began=self.began))
         finally:
             turn.leave()
 
@@ -163,7 +173,7 @@ class LiveRun:
         tree = self.tree
         warnings = [*finished.warnings, *tree.hub.warnings]
         warnings += [f"nobody asked the question {key!r}, for which an answer was given" for key in tree.desk.unused]
-        if tree.inbox:
+        if tree.inbox and not tree.hub.goes_on:
             warnings.append(
                 f"the run ended before {len(tree.inbox)} of the messages that were sent to it were delivered"
             )
@@ -194,9 +204,21 @@ def failing(error: StepEngineError) -> MachineMaker:
     """Return a machine whose run fails at once, for what goes wrong while a run is prepared."""
 
     def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
-        yield Notify(RunStarted(path=plan.path, run_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))
+        yield Notify(RunStarted(path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))
         yield Notify(RunFailed(path=plan.path, error=error.message, kind=type(error).__name__))
         return Finished(status=RunStatus.FAILED, state=state, error=error, began=False)
+
+    return machine
+
+
+def unbegun(stop: Stop) -> MachineMaker:
+    """Return a machine whose run ends at once, for one that was stopped while it waited for its turn in a session."""
+    if isinstance(stop.error, StepEngineError):
+        return failing(stop.error)
+
+    def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+        yield Notify(RunStarted(path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))
+        return Finished(status=RunStatus.CANCELLED, state=state, began=False)
 
     return machine
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import attrs
 
-from stepengine.data.checks import FLAG, TEXT, Fine, an_instance, or_none
+from stepengine.data.checks import FLAG, NUMBER, TEXT, Fine, an_instance, or_none
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import Hooks
 from stepengine.data.limits import Limits
@@ -42,6 +42,7 @@ __all__ = (
     "ResumeOptions",
     "RunOptions",
     "SessionsLike",
+    "StartOptions",
     "check_engine",
     "given",
     "overrides",
@@ -87,6 +88,23 @@ class RunOptions(TypedDict, total=False):
     limits: Limits | None
     answers: Mapping[str, AnswerLike] | None
     journal: JournalLike | None
+
+
+class StartOptions(RunOptions, total=False):
+    """
+    What ``start`` takes beside agent and prompt: the options of ``run``, and how the handle behaves.
+
+    Attributes:
+        keep_open: Whether the handle stays when its run has ended, and takes the next input as the next turn of the same
+            conversation, with the same options, until ``shutdown``. Each turn is a run of its own; it goes on from the state
+            of the last one, or from what ``Engine(sessions=...)`` holds. ``journal`` does not go with it.
+        wait_for_answers: How many seconds a question stays open for ``handle.answer`` before it suspends the run; ``None``
+            for ever. By default a run that can be resumed, because it has a journal or a session, is suspended at once, and
+            any other waits for ever. While somebody reads ``handle.events(answers=True)`` a question stays open.
+    """
+
+    keep_open: bool
+    wait_for_answers: float | None
 
 
 class ReplayOptions(TypedDict, total=False):
@@ -254,7 +272,13 @@ ENGINE = {
     "child_sessions": Fine(lambda value: isinstance(value, bool), "True or False"),
     "workspace": or_none(Fine(lambda value: isinstance(value, Workspace | Path | str), "a folder or a Workspace")),
 }
-RUN = {"limits": LIMITS, "session_id": or_none(TEXT), "user_id": or_none(TEXT)}
+RUN = {
+    "limits": LIMITS,
+    "session_id": or_none(TEXT),
+    "user_id": or_none(TEXT),
+    "keep_open": FLAG,
+    "wait_for_answers": or_none(NUMBER),
+}
 MODEL_HINT = (
     "; a model is set with AgentDefinition(model=...), attrs.evolve(agent, model=...) or Engine(default_model=...)"
 )

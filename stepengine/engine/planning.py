@@ -75,6 +75,7 @@ class Request:
         answers: Answers given up front, by question id or text.
         earlier: Questions that *previous* waits for, with their answers; the run asks them again under other ids.
         run_id: The run's id, where one was told already; else it is drawn.
+        hub: The event stream that it goes on, that of a kept-open handle; else it has one of its own.
     """
 
     agent: Agent
@@ -86,6 +87,7 @@ class Request:
     answers: Mapping[str, AnswerLike] | None = attrs.field(default=None, validator=_mapping)
     earlier: tuple[tuple[Question, AnswerLike], ...] = ()
     run_id: str | None = None
+    hub: Hub | None = None
 
 
 def reopening(request: Request) -> Request:
@@ -162,6 +164,7 @@ class Planner:
         seed: What the randomness of the run depends on; by default its id, which is random.
         created: When the root run was created (UTC); by default now.
         watched: Says whether anybody is shown events.
+        opened: Told where the history of the root run can be looked up, when it has begun.
         recorded: What a record tells of models.
         chosen: Models in place of those that agents name, by agent id; that of ``""`` for all others.
 
@@ -180,6 +183,7 @@ class Planner:
         seed: str | None = None,
         created: datetime | None = None,
         watched: Callable[[], bool] = bool,
+        opened: Callable[[Callable[[], Transcript]], None] | None = None,
         recorded: RecordedModels = NOTHING_RECORDED,
         chosen: Mapping[str, str] | None = None,
     ) -> None:
@@ -192,6 +196,7 @@ class Planner:
         self.seed = seed or ""
         self._created = created
         self._watched = watched
+        self._opened = opened
         self._here = _OwnThread()
         self._recorded = recorded
         self._inherited: dict[Agent, _Inherited] = {}
@@ -293,6 +298,7 @@ class Planner:
             context_window=self._window(model) if model and agent.hooks.pre_step else None,
             here=self._here,
             watched=self._watched,
+            opened=None if path else self._opened,
         )
 
     def _shown_by_parent(self, agent: Agent, definitions: Mapping[str, ToolSpec]) -> _Inherited:

@@ -57,41 +57,60 @@ OPEN = Question("", "")
 """A question of which no more is known than that a call waits for its answer."""
 
 
+@attrs.frozen(eq=False)
+class Place:
+    """A place in the line of a session; who has the first one is in."""
+
+    loop: asyncio.AbstractEventLoop
+    let_in: Future[None] = attrs.field(factory=Future)
+
+
 class Queue:
-    """Lets one run at a time into each session of a store, in the order in which they came, in whatever event loops."""
+    """
+    Lets one run at a time into each session of a store, in the order in which they came, in whatever event loops.
+
+    A place is lost when the event loop of whoever has it is closed: nobody would ever give it back.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._lines: dict[str, deque[Future[None]]] = {}
+        self._lines: dict[str, deque[Place]] = {}
 
-    async def enter(self, session_id: str) -> None:
-        """Wait until it is this one's turn."""
-        mine: Future[None] = Future()
+    async def enter(self, session_id: str) -> Place:
+        """Wait until it is this one's turn; return its place, to be given back by ``leave``."""
+        mine = Place(asyncio.get_running_loop())
         with self._lock:
             line = self._lines.setdefault(session_id, deque())
             line.append(mine)
-            is_first = len(line) == 1
-        if is_first:
-            mine.set_result(None)
-            return
+            _advance(line)
+        if mine.let_in.done():
+            return mine
         try:
-            await asyncio.wrap_future(mine)
+            await asyncio.wrap_future(mine.let_in)
         except BaseException:
-            if not mine.cancel():
-                self.leave(session_id)
+            if not mine.let_in.cancel():
+                self.leave(session_id, mine)
             raise
+        return mine
 
-    def leave(self, session_id: str) -> None:
-        """Let the next one in that still waits."""
+    def leave(self, session_id: str, mine: Place) -> None:
+        """Let the next one in that still waits; does nothing when the place was lost."""
         with self._lock:
-            line = self._lines[session_id]
+            line = self._lines.get(session_id)
+            if not line or line[0] is not mine:
+                return
             line.popleft()
-            while line and not line[0].set_running_or_notify_cancel():
-                line.popleft()
+            _advance(line)
             if not line:
                 del self._lines[session_id]
-                return
-            line[0].set_result(None)
+
+
+def _advance(line: deque[Place]) -> None:
+    """Drop who is gone from the head of a line, and let in who stands there then."""
+    while line and (line[0].loop.is_closed() or line[0].let_in.cancelled()):
+        line.popleft()
+    if line and not line[0].let_in.done() and line[0].let_in.set_running_or_notify_cancel():
+        line[0].let_in.set_result(None)
 
 
 _queues: weakref.WeakKeyDictionary[Any, Queue] = weakref.WeakKeyDictionary()
@@ -324,19 +343,20 @@ class Turn:
         self._continues = False
         self.around: tuple[Turn, ...] = ()
         self.is_in = False
+        self._in_line: Place
+        self._token: contextvars.Token[tuple[Turn, ...]] | None = None
         self._warnings: list[str] = []
 
     # --- the beginning ------------------------------------------------------------------------------------------------
 
     async def open(self, live: LiveRun) -> None:
         """
-        Let *live* start from what the session holds, once it is its turn.
+        Let *live* start from what the session holds; it is its turn.
 
         Raises:
             AnswerRejected: when the answer does not fit the question that waits, or cannot be given.
-            SessionError: when the session cannot be loaded, or the run would wait for itself.
+            SessionError: when the session cannot be loaded, or the answer goes into another journal than the caller's.
         """
-        await self._wait_for_turn()
         self._token = _inside.set((*_inside.get(), self))
         self._take(await self.sessions.load(self.session_id))
         self._journals = await self.sessions.journals(self._before)
@@ -354,19 +374,26 @@ class Turn:
         """Let the next run into the session; may be called twice."""
         if self.is_in:
             self.is_in = False
-            _owners.pop(self.place, None)
-            self.sessions.queue.leave(self.session_id)
-            with contextlib.suppress(ValueError):  # in another context than the one that is left
-                _inside.reset(self._token)
+            if _owners.get(self.place) is self:
+                del _owners[self.place]
+            self.sessions.queue.leave(self.session_id, self._in_line)
+            if self._token is not None:
+                with contextlib.suppress(ValueError):  # in another context than the one that is left
+                    _inside.reset(self._token)
 
-    async def _wait_for_turn(self) -> None:
-        """Wait for the session; refuse to wait for a run that waits, itself or through others, for this one."""
+    async def enter(self) -> None:
+        """
+        Wait until it is its turn in the session.
+
+        Raises:
+            SessionError: when it would wait for a run that waits, itself or through others, for this one.
+        """
         self.around = _inside.get()
         with _queues_lock:
             self._refuse_circles()
             _waiting.add(self)
         try:
-            await self.sessions.queue.enter(self.session_id)
+            self._in_line = await self.sessions.queue.enter(self.session_id)
         finally:
             _waiting.discard(self)
         self.is_in = True
@@ -425,6 +452,12 @@ class Turn:
         journal = self._journals.journal(name)
         if not journal.records():
             return None
+        if self._journal is not None:
+            msg = (
+                f"the session {self.session_id!r} waits for an answer, and the run that asked goes on in the journal that the "
+                "store keeps of it, so nothing would be recorded in the one that journal= names; leave it out"
+            )
+            raise SessionError(msg)
         recording = Recording.resume(journal, self._answers())
         recording.raises = True
         self._name = name

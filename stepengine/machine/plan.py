@@ -19,6 +19,7 @@ from stepengine.data.parts import tuple_of
 from stepengine.data.questions import Question
 from stepengine.data.run import ChildResult, Ended, RunInfo, RunResult, RunStatus
 from stepengine.data.tools import ToolBinding, ToolSpec
+from stepengine.data.transcript import Transcript
 from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.history import left_by
 
@@ -72,6 +73,7 @@ class RunPlan:
         context_window: The model's context length in tokens, when known; looked up for agents with ``pre_step`` hooks.
         here: Whether the caller is in the run's own thread; only there may a handler or hook say something.
         watched: Whether anybody looks at step, phase and text events; while nobody does, they are not made.
+        opened: Told where the run's history can be looked up, when it begins.
     """
 
     definition: AgentDefinition[Any]
@@ -101,6 +103,7 @@ class RunPlan:
     context_window: int | None = None
     here: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
     watched: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
+    opened: Callable[[Callable[[], Transcript]], None] | None = attrs.field(default=None, eq=False, repr=False)
 
 
 quick_plan = maker_of(RunPlan)

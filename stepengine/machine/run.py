@@ -60,8 +60,10 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
     """
     run = RunState(plan, state, offered_of(plan))
     started = ev.RunStarted(
-        path=plan.path, run_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt, params=plan.params_json
+        path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt, params=plan.params_json
     )
+    if plan.opened is not None:
+        plan.opened(lambda: run.history.record)
     try:
         yield Notify(started)
         ending = yield from _until_end(run)

@@ -294,6 +294,18 @@ class RunState:
             if not (record.has_call(call_id) or (view is not record and view.has_call(call_id))):
                 return call_id
 
+    def coming_call_id(self, number: int) -> str:
+        """Return the id that ``new_call_id`` will give to a call of the reply under way; *number* counts from 0."""
+        at = self._next_call
+        record, view = self.history.record, self.history.view
+        while True:
+            call_id = f"{self._start.id_prefix}{at}"
+            if not (record.has_call(call_id) or view.has_call(call_id)):
+                if not number:
+                    return call_id
+                number -= 1
+            at += 1
+
     # --- events -----------------------------------------------------------------------------------------------------
 
     def notify(self, event: ev.Event) -> Flow[None]:

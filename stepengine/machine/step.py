@@ -7,7 +7,7 @@ together -> ``post_step`` hooks -> end decision. The open step is held outside t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -238,7 +238,9 @@ def _ask(run: RunState, request: ModelRequest, purpose: Any) -> Flow[ModelReply]
         whole = (
             request if reply is None else attrs.evolve(request, tail=(*request.tail, AssistantMessage(reply.content)))
         )
-        effect = quick_call_model(run.number(), whole, purpose)
+        effect = quick_call_model(
+            run.number(), whole, purpose, run.coming_call_id if reply is None else _after(run, reply)
+        )
         if run.must_prepare():
             yield from run.prepare(effect)
         more = run.take_reply((yield effect), effect)
@@ -252,6 +254,12 @@ def _ask(run: RunState, request: ModelRequest, purpose: Any) -> Flow[ModelReply]
         )
         raise ModelError(msg, kind="reply_error")
     return reply
+
+
+def _after(run: RunState, paused: ModelReply) -> Callable[[int], str]:
+    """Return what gives the ids of the calls that follow those of a paused reply."""
+    held = sum(type(part) is ToolCallPart for part in paused.content)
+    return lambda number: run.coming_call_id(held + number)
 
 
 def _joined(paused: ModelReply, more: ModelReply) -> ModelReply:
@@ -296,7 +304,8 @@ def _heard(run: RunState, reply: Reply) -> Flow[None]:
         run.think(*thinking, *parted(text).thoughts)
     if not run.plan.watched():
         return
-    path, seq = run.plan.path, run.seq
+    # They belong to the model call, as its deltas do: it is the last effect that was numbered.
+    path, seq = run.plan.path, run.seq - 1
     if thinking:
         yield from run.notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))
     if text:

@@ -7,8 +7,9 @@ agent is built from (engine), records of what happened (journal), printing.
 
 from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.driver import drive
-from stepengine.runtime.handle import RunHandle
+from stepengine.runtime.handle import ChildRun, RunHandle
 from stepengine.runtime.hub import Hub, Observer
+from stepengine.runtime.logs import LogObserver
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
 from stepengine.runtime.rates import RateLimit, RateLimits
 from stepengine.runtime.retry import RetryPolicy
@@ -16,9 +17,11 @@ from stepengine.runtime.tree import RunTree, Services
 
 __all__ = (
     "IO",
+    "ChildRun",
     "Clock",
     "Hub",
     "Item",
+    "LogObserver",
     "Middleware",
     "Observer",
     "Performer",

@@ -112,6 +112,23 @@ def rule_of(question: Question, answer: Answer) -> JsonDict | None:
     return rule if answer.edited_input is None or not is_of_input else None
 
 
+class _Open:
+    """A question that waits for its answer."""
+
+    __slots__ = ("future", "is_late", "question", "timer")
+
+    def __init__(self, question: Question, future: asyncio.Future[Answer | None]) -> None:
+        self.question = question
+        self.future = future
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_late = False
+
+    def close(self) -> None:
+        """Wait no longer."""
+        if self.timer is not None:
+            self.timer.cancel()
+
+
 class Desk:
     """
     The open questions of one run tree.
@@ -126,6 +143,7 @@ class Desk:
 
     Attributes:
         headless: Whether a permission that nobody gives is refused, instead of waiting for somebody (requirements M17).
+        patience: Seconds that a question stays open while nobody attends; ``None`` for ever.
         remembered: What people allowed for good in this run tree, recorded answers included.
 
     Raises:
@@ -141,12 +159,13 @@ class Desk:
         of_session: Remembered | None = None,
     ) -> None:
         self.headless = False
+        self.patience: float | None = 0.0
         self.remembered = Remembered()
         self._of_session = Remembered() if of_session is None else of_session
         self.give(given, earlier)
         self._interactor = interactor
         self._threads = threads
-        self._open: dict[str, tuple[Question, asyncio.Future[Answer | None]]] = {}
+        self._open: dict[str, _Open] = {}
         self._attending = 0
         self._waiting = 0
 
@@ -206,14 +225,15 @@ class Desk:
                 for question, answer in zip(questions, answers, strict=True)
             ]
         self._wait_for(answers.count(None))
-        if not self._attending:
+        if not self._attending and self.patience == 0:
             return answers
-        futures = {i: self._opened(q) for i, q in enumerate(questions) if answers[i] is None}
+        opened = {i: self._opened(q) for i, q in enumerate(questions) if answers[i] is None}
         try:
-            for index, future in futures.items():
-                answers[index] = await future
+            for index, known in opened.items():
+                answers[index] = await known.future
         finally:
-            for index in futures:
+            for index, known in opened.items():
+                known.close()
                 del self._open[questions[index].id]
                 self._waiting -= answers[index] is not None
         return answers
@@ -239,21 +259,34 @@ class Desk:
                 return answered(self._given[key], question)
         return Answer(text="yes", by=REMEMBERED) if self.knows(question) else None
 
-    def _opened(self, question: Question) -> asyncio.Future[Answer | None]:
-        future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
-        self._open[question.id] = (question, future)
-        return future
+    @property
+    def open(self) -> tuple[Question, ...]:
+        """The questions that wait for an answer, oldest first."""
+        return tuple([known.question for known in list(self._open.values()) if not known.future.done()])
+
+    def _opened(self, question: Question) -> _Open:
+        loop = asyncio.get_running_loop()
+        known = self._open[question.id] = _Open(question, loop.create_future())
+        if self.patience is not None:
+            known.timer = loop.call_later(self.patience, self._too_long, known)
+        return known
+
+    def _too_long(self, known: _Open) -> None:
+        known.is_late = True
+        if not self._attending:
+            _resolve(known.future, None)
 
     def attend(self) -> None:
-        """Say that somebody watches and may answer: questions wait instead of suspending the run."""
+        """Say that somebody watches who will answer: questions wait instead of suspending the run."""
         self._attending += 1
 
     def depart(self) -> None:
-        """Say that a watcher left; after the last one open questions suspend the run."""
+        """Say that one who attended left; after the last one questions that were open for too long suspend the run."""
         self._attending -= 1
         if not self._attending:
-            for _, future in self._open.values():
-                _resolve(future, None)
+            for known in self._open.values():
+                if known.is_late or self.patience == 0:
+                    _resolve(known.future, None)
 
     def answer(self, question_id: str, answer: AnswerLike) -> None:
         """
@@ -263,11 +296,12 @@ class Desk:
             AnswerRejected: when no question with that id is open, it was answered already (requirements K12), or *answer*
                 is none.
         """
-        question, future = self._open.get(question_id, (None, None))
-        if question is None or future is None or future.done():
-            listed = ", ".join([f"{q.id!r} ({q.text})" for q, f in self._open.values() if not f.done()])
+        known = self._open.get(question_id)
+        if known is None or known.future.done():
+            listed = ", ".join([f"{question.id!r} ({question.text})" for question in self.open])
             msg = f"question {question_id!r} is not open; open are: {listed or 'none'}"
             raise AnswerRejected(msg)
+        question, future = known.question, known.future
         _check_answer(answer, f"to the question {question_id!r}", question)
         future.get_loop().call_soon_threadsafe(_resolve, future, answered(answer, question))
 

@@ -23,6 +23,7 @@ from stepengine.machine.plan import Finished
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.failfast import Group
 from stepengine.runtime.performer import Item, child_path
+from stepengine.runtime.performing import is_deferred
 from stepengine.runtime.reports import finished, started
 
 if TYPE_CHECKING:
@@ -255,12 +256,17 @@ def _is_known(tree: RunTree, item: Item) -> bool:
 
 
 def _show_start(tree: RunTree, item: Item) -> int:
+    if is_deferred(item):
+        # Whoever sees that it began may have its result at once, before the call has come to its body.
+        tree.deferred.expect(item)
     for event in started(item):
         tree.emit(event)
     return tree.elapsed()
 
 
 def _show_end(tree: RunTree, item: Item, outcome: Single, began: int) -> None:
+    if is_deferred(item):
+        tree.deferred.forget(item)
     for event in finished(item, outcome, tree.elapsed() - began):
         tree.emit(event)
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self
+from typing import Any, Generic, Protocol, Self, TypeAlias, assert_never
 
+import attrs
 from typing_extensions import TypeVar
 
-from stepengine.data.events import Event
+from stepengine.data.events import Event, Warned
+from stepengine.data.inputs import AnswerInput, Interrupt, RunInput, Shutdown, ToolResultInput, UserInput
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Stop
-from stepengine.data.questions import AnswerLike
+from stepengine.data.questions import AnswerLike, Question
 from stepengine.data.run import RunPhase, RunResult
+from stepengine.data.transcript import Transcript
 from stepengine.errors import StepEngineError
+from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.tree import RunTree
 
-__all__ = ("RunHandle",)
+__all__ = ("ChildRun", "RunHandle", "Runner", "Turns")
 
 Out = TypeVar("Out", default=Any)
 
@@ -30,25 +35,64 @@ class Runner(Protocol):
         """Run to the end."""
 
 
+Turns: TypeAlias = Callable[[RunResult[Any], str], tuple[RunTree, Runner]]
+"""Gives the next turn of a kept-open handle from how the last one ended and what the user says now."""
+
+
+@attrs.frozen
+class ChildRun:
+    """
+    A run below another one that is under way.
+
+    Attributes:
+        path: Its path in the tree, such as ``"3"``, or ``"3.0"`` for a child's child.
+        run_id: Its id.
+        agent_id: Its agent.
+    """
+
+    path: str
+    run_id: str
+    agent_id: str
+
+
 class RunHandle(Generic[Out]):
     """
-    A run that goes on in the background; ``engine.start`` makes one.
+    A run that goes on in the background; ``engine.start`` and ``engine.start_resume`` make one.
 
-    ``async with`` ends the run on exit. Everything a handle shows can be had without it (requirements N8).
+    ``async with`` ends the run on exit. Everything a handle shows can be had without it (requirements N8). What is sent may
+    be sent from any thread, and every property may be read from any thread; ``events()`` and ``result()`` belong to the
+    run's event loop.
 
-    While somebody iterates ``events()``, an open question waits for ``answer``; otherwise it suspends the run.
+    A handle that is kept open (``engine.start(..., keep_open=True)``) goes on after its run: it is idle then, and the next
+    input starts the next turn, a run of its own in the same conversation, until ``shutdown``. Its ``run_id``, ``phase``,
+    ``history`` and ``result`` are those of the turn under way, or of the last one.
     """
 
-    def __init__(self, tree: RunTree, runner: Runner) -> None:
+    def __init__(self, tree: RunTree, runner: Runner, *, turns: Turns | None = None) -> None:
+        self._turns = turns
+        self._is_closing = False
+        self._tells: list[Callable[[], object]] = []
+        self._context = contextvars.copy_context()
+        self._loop = asyncio.get_running_loop()
+        self._is_used = False
+        self._attending = 0
+        tree.hub.goes_on = turns is not None
+        self._begin(tree, runner)
+
+    def _begin(self, tree: RunTree, runner: Runner) -> None:
+        tree.hub.keep()
         self._tree = tree
-        self._task: asyncio.Task[RunResult[Any]] = asyncio.create_task(
+        for _ in range(self._attending):
+            tree.desk.attend()
+        self._task: asyncio.Task[RunResult[Any]] = self._loop.create_task(
             runner(), name=f"stepengine {tree.root.state.run_id}"
         )
-        self._task.add_done_callback(_retrieved)
-        self._is_used = False
+        self._task.add_done_callback(self._turn_ended)
 
     def __repr__(self) -> str:
         return f"<RunHandle {self.run_id} of {self.agent_id!r}: {self.phase.value}>"
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
 
     @property
     def run_id(self) -> str:
@@ -66,6 +110,17 @@ class RunHandle(Generic[Out]):
         return ""
 
     @property
+    def parent(self) -> str | None:
+        """The id of the run that this one is a child of: ``None``, a handle is for a root run."""
+        return self._tree.root.state.parent_id
+
+    @property
+    def children(self) -> tuple[ChildRun, ...]:
+        """The runs below this one that are under way, those of children included; how others ended is in the result."""
+        seats = self._tree.hub.seats()
+        return tuple([ChildRun(path, seat.run_id, seat.agent_id) for path, seat in seats.items() if path])
+
+    @property
     def session_id(self) -> str | None:
         """The conversation's id, if there is one."""
         return self._tree.root.plan.info.session_id
@@ -76,60 +131,147 @@ class RunHandle(Generic[Out]):
         return self._tree.root.plan.info.metadata
 
     @property
+    def history(self) -> Transcript:
+        """The messages of the conversation up to now; a step adds its own when it has ended."""
+        history, task = self._tree.hub.history, self._task
+        if history is not None:
+            return history()
+        if task.done() and not task.cancelled() and task.exception() is None:
+            return task.result().state.message_history
+        return self._tree.root.state.message_history
+
+    @property
     def phase(self) -> RunPhase:
-        """What the run is doing."""
-        return self._tree.hub.phase
+        """What the run is doing; a kept-open handle is ``IDLE`` between its turns."""
+        return RunPhase.IDLE if self._is_idle and not self._is_closing else self._tree.hub.phase
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """The questions that ``answer`` can be given for now; those that a suspended run left are in its result."""
+        return self._tree.desk.open
+
+    @property
+    def epoch(self) -> str:
+        """What stands before the number in the ``id`` of this handle's events."""
+        return self._tree.hub.epoch
 
     @property
     def done(self) -> bool:
-        """Whether the run has ended."""
-        return self._task.done()
+        """Whether the run has ended, and no other turn can follow."""
+        return self._task.done() and (self._turns is None or self._is_closing)
 
     @property
     def is_used(self) -> bool:
         """Whether anybody asked for the result or the events."""
         return self._is_used
 
+    @property
+    def _is_idle(self) -> bool:
+        return self._turns is not None and self._task.done()
+
     def on_end(self, tell: Callable[[], object]) -> None:
-        """Call *tell* when the run has ended, or was cancelled before it began."""
-        self._task.add_done_callback(lambda _: tell())
+        """Call *tell* when the handle is done: its run has ended, or was cancelled before it began."""
+        if self.done:
+            tell()
+        else:
+            self._tells.append(tell)
+
+    # --- what comes out -----------------------------------------------------------------------------------------------
 
     async def result(self) -> RunResult[Out]:
-        """Return the result when the run has ended; cancelling the wait does not end the run."""
+        """
+        Return the result when the run has ended; cancelling the wait does not end the run.
+
+        Of a kept-open handle it is that of the turn under way, or of the last one when it is idle.
+        """
         self._is_used = True
+        return await self.wait()
+
+    async def wait(self) -> RunResult[Out]:
+        """Do what ``result`` does, for whoever only looks after the run: it does not count as used."""
         return await asyncio.shield(self._task)
 
-    def events(self) -> AsyncGenerator[Event, None]:
-        """Give every event from now on; the last one is ``RunFinished``. To be iterated in the run's event loop."""
+    def events(self, after: str | None = None, *, answers: bool = False) -> AsyncGenerator[Event, None]:
+        """
+        Give every event from the run's first one on; the last one is ``RunFinished``. To be iterated in the run's event loop.
+
+        The newest 10,000 events are kept, also when the run has ended; who is too late for more gets one ``EventsDropped``
+        first. At most 10,000 events wait for a reader, who never slows the run. A reader who comes late, or falls behind,
+        gets deltas that belong together as one, and none of model calls that have ended: ``TextCompleted``,
+        ``ThinkingCompleted`` and ``ToolStarted`` hold them whole.
+
+        Args:
+            after: The ``id`` of the last event that the reader has, for one who comes back. When it is of another epoch, as
+                after a restart, there is one ``EventsDropped(reason="epoch")`` and then what there is.
+            answers: Whether the reader will answer questions: as long as such a one reads, a question stays open.
+
+        Raises:
+            StepEngineError: when the run has 100 readers already, or *after* is no id of an event of this stream.
+        """
         self._is_used = True
-        subscription = self._tree.hub.subscribe()
-        desk = self._tree.desk
-
-        async def shown() -> AsyncGenerator[Event, None]:
-            desk.attend()
-            try:
-                async for event in subscription.events():
-                    yield event
-            finally:
-                subscription.close()
-                desk.depart()
-
-        events = shown()
+        subscription = self._tree.hub.subscribe(after)
+        shown = _attended(self, subscription.events()) if answers else subscription.events()
         # One that is never iterated has no `finally`.
-        weakref.finalize(events, subscription.close).atexit = False
-        return events
+        weakref.finalize(shown, subscription.close).atexit = False
+        return shown
+
+    # --- what goes in -------------------------------------------------------------------------------------------------
+
+    def send(self, given: RunInput) -> None:
+        """
+        Send something to the run; each of the methods below sends one kind.
+
+        Raises:
+            StepEngineError: as that method does.
+        """
+        match given:
+            case UserInput(text):
+                self.send_input(text)
+            case ToolResultInput(call_id, result, path):
+                self.send_tool_result(call_id, result, path=path)
+            case AnswerInput(question_id, answer):
+                self.answer(question_id, answer)
+            case Interrupt():
+                self.interrupt()
+            case Shutdown():
+                self._close()
+            case _ as never:
+                assert_never(never)
 
     def send_input(self, text: str) -> None:
         """
         Send *text* to the run; it becomes a user message before the next model call (requirements N3).
 
+        It starts the next turn of a kept-open handle that is idle; what a turn did not take any more is the next one's.
+
         Raises:
-            StepEngineError: when the run has ended.
+            StepEngineError: when the run has ended, or the next turn cannot start.
         """
-        if self.done:
-            msg = f"the run {self.run_id!r} has ended and takes no input; start another one with previous=result.state"
+        if self.done or self._is_closing:
+            msg = (
+                f"the run {self.run_id!r} has ended and takes no input; start another one with previous=result.state, go on "
+                "with a suspended one by start_resume(journal, answers=...), or start with keep_open=True"
+            )
             raise StepEngineError(msg)
-        self._tree.inbox.append(UserMessage(text))
+        if self._turns is None:
+            self._tree.inbox.append(UserMessage(text))
+        else:
+            self._in_loop(self._take_input, text)
+
+    def send_tool_result(self, tool_call_id: str, result: Any, *, path: str | None = None) -> None:
+        """
+        Give a call of a deferred tool its result (requirements E27, N5).
+
+        Args:
+            tool_call_id: The call's id, as ``ToolStarted`` has it.
+            result: A ``ToolResult``, or whatever a tool may return: a text, JSON, a part.
+            path: The path of the run that made the call; needed only where calls of several runs of the tree that have the
+                same id wait.
+
+        Raises:
+            ToolError: when no call with that id waits for its result.
+        """
+        self._tree.deferred.deliver(tool_call_id, result, path)
 
     def answer(self, question_id: str, answer: AnswerLike) -> None:
         """
@@ -141,14 +283,28 @@ class RunHandle(Generic[Out]):
         self._tree.desk.answer(question_id, answer)
 
     def interrupt(self) -> None:
-        """End the run gracefully with status ``cancelled``; may be called twice, from an observer and from any thread."""
+        """End the turn gracefully with status ``cancelled``; may be called twice, from an observer and from any thread."""
         self._tree.root.stop(Stop("cancelled"))
 
     async def shutdown(self) -> None:
         """End the run and its children, and wait until nothing of them is left; may be called twice."""
         self._is_used = True
-        self._tree.root.stop(Stop("shutdown"))
+        self._close()
         await asyncio.wait((self._task,))
+
+    def _close(self) -> None:
+        """Tell the run to end, and let no turn follow."""
+        self._is_closing = True
+        self._tree.hub.goes_on = False
+        self._tree.root.stop(Stop("shutdown"))
+        self._in_loop(self._end_if_idle)
+
+    def _in_loop(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call something in the run's event loop: now, where that is the one that runs here."""
+        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  (it is public, and None where no loop runs)
+            call(*arguments)
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *arguments)
 
     async def __aenter__(self) -> Self:
         return self
@@ -158,8 +314,54 @@ class RunHandle(Generic[Out]):
     ) -> None:
         await self.shutdown()
 
+    def _attend(self, change: int) -> None:
+        self._attending += change
+        (self._tree.desk.attend if change > 0 else self._tree.desk.depart)()
 
-def _retrieved(task: asyncio.Task[Any]) -> None:
-    """Look at a run's exception, so that nobody is told that it was never retrieved."""
-    if not task.cancelled():
-        task.exception()
+    # --- from turn to turn --------------------------------------------------------------------------------------------
+
+    def _take_input(self, text: str) -> None:
+        if not self._task.done():
+            self._tree.inbox.append(UserMessage(text))
+        elif not self._is_closing:
+            self._next_turn(text)
+
+    def _next_turn(self, text: str) -> None:
+        turns, last = self._turns, self._task.result()
+        assert turns is not None  # noqa: S101 - a handle that is not kept open has one
+        # As the first turn: not in the context of whoever happens to say something, which may be another run's.
+        self._context.copy().run(lambda: self._begin(*turns(last, text)))
+
+    def _turn_ended(self, task: asyncio.Task[RunResult[Any]]) -> None:
+        crashed = task.cancelled() or task.exception() is not None
+        if self._turns is not None and crashed:
+            self._is_closing = True
+        self._end_if_idle()
+        late = [message.text for message in self._tree.inbox]
+        if self.done or not late:
+            return
+        self._tree.inbox.clear()
+        try:
+            self._next_turn("\n\n".join(late))
+        except StepEngineError as error:
+            text = f"what was said after the turn had ended started no other one: {error.message}"
+            LOGGER.warning(text)
+            self._tree.hub.emit(Warned(message=text))
+
+    def _end_if_idle(self) -> None:
+        if not self.done:
+            return
+        self._tree.hub.goes_on = False
+        self._tree.hub.end()
+        while self._tells:
+            self._tells.pop()()
+
+
+async def _attended(handle: RunHandle[Any], events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    handle._attend(1)  # noqa: SLF001
+    try:
+        async for event in events:
+            yield event
+    finally:
+        handle._attend(-1)  # noqa: SLF001
+        await events.aclose()

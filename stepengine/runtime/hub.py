@@ -1,26 +1,34 @@
 """
-The one ordered event stream of a run tree, and who is shown it (requirements N7-N10, O4, O5).
+The one ordered event stream of a run tree, and who is shown it (requirements N7-N10, O4, O5, X57).
 
-Events reach observers and subscribers in the order in which they are emitted; each gets its ``index`` here. Nobody who
+Events reach observers and subscribers in the order in which they are emitted; each gets its place in the stream here. Those
+of a run that has a handle are kept for whoever comes late or comes back, as far as a ring of fixed size reaches. Nobody who
 watches can change, stop or slow a run: observers that raise are dropped, slow subscribers lose deltas first.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import os
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, Protocol, TypeAlias
 
 import attrs
 
 from stepengine.data.codec import plain
 from stepengine.data.events import (
+    EVENTS,
     Event,
     EventsDropped,
     LogLine,
+    ModelFinished,
     ModelStarted,
     PhaseChanged,
+    ReplyDiscarded,
     RunFinished,
     TextDelta,
     ThinkingDelta,
@@ -28,6 +36,7 @@ from stepengine.data.events import (
     ToolLog,
 )
 from stepengine.data.run import RunPhase
+from stepengine.data.transcript import Transcript
 from stepengine.errors import StepEngineError
 from stepengine.machine.signals import is_callers
 from stepengine.redaction import GIVEN, KNOWN, Trickle
@@ -36,12 +45,17 @@ from stepengine.runtime.logs import LOGGER, write
 __all__ = ("Hub", "Observer", "ObserverLike", "Subscription", "Watcher")
 
 MAX_QUEUE = 10_000
+MAX_KEPT_CHARS = 1_048_576
+"""How much text the events hold at most that are kept for late subscribers; the newest event stays whatever its size."""
 MAX_SUBSCRIBERS = 100
 MAX_OBSERVER_ERRORS = 10
 MAX_JOINED = 4_096
 """Characters that deltas are joined to at most, so that joining many stays cheap."""
-BEHIND = 10
-"""A reader has fallen behind when a tenth of what may wait does."""
+BEHIND = 100
+"""A reader has fallen behind when a hundredth of what may wait does: a stuck one costs kilobytes, and loses no text."""
+EPOCH_BYTES = 4
+EPOCH_DIGITS = frozenset("0123456789abcdef")
+MAX_INDEX_DIGITS = 18
 DELTAS = (TextDelta, ThinkingDelta, ToolInputDelta)
 Delta: TypeAlias = TextDelta | ThinkingDelta | ToolInputDelta
 
@@ -90,9 +104,9 @@ class Watcher:
         return None
 
 
-@attrs.define
-class _Seat:
-    """What log lines of one run carry."""
+@attrs.frozen
+class Seat:
+    """A run under way: what its log lines carry."""
 
     run_id: str
     agent_id: str
@@ -148,8 +162,138 @@ class Curtain:
 
 
 def _goes_on(a: Delta, b: Delta) -> bool:
-    tools = getattr(a, "tool_name", None), getattr(b, "tool_name", None)
-    return type(a) is type(b) and a.seq == b.seq and tools[0] == tools[1]
+    """Return whether *b* of the same path goes on where *a* stops."""
+    if type(a) is not type(b) or a.seq != b.seq:
+        return False
+    if isinstance(a, ToolInputDelta) and isinstance(b, ToolInputDelta):
+        return (a.tool_call_id, a.tool_name) == (b.tool_call_id, b.tool_name)
+    return True
+
+
+class _Flow:
+    """Deltas of a ring that go on where the one before stops; read as one, which has the last one's place in the stream."""
+
+    __slots__ = ("_indices", "_pieces", "chars", "key", "last")
+
+    def __init__(self, first: Delta) -> None:
+        self.key = first.index
+        self._indices = array("q")
+        self._pieces: list[str] = []
+        self.chars = 0
+        self.add(first)
+
+    def add(self, delta: Delta) -> None:
+        self.last = delta
+        self._indices.append(delta.index)
+        self._pieces.append(delta.text)
+        self.chars += len(delta.text)
+
+    def after(self, index: int) -> Delta:
+        """Return what comes after *index*."""
+        return attrs.evolve(self.last, text="".join(self._pieces[bisect_right(self._indices, index) :]))
+
+
+class Ring:
+    """
+    The newest events of a run, for subscribers that come late or come back.
+
+    At most 10,000 events with 1 MiB of text. Deltas are kept while their model call runs: what is shown after it holds them
+    whole. Requests of model calls, which hold whole conversations, are not kept.
+
+    Attributes:
+        start: All events before this index may be missing; after it, only deltas of model calls that have ended.
+    """
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[int, tuple[Event | _Flow, int]] = OrderedDict()
+        self._flows: dict[tuple[str, int], list[int]] = {}
+        self._chars = 0
+        self.start = 0
+
+    def put(self, event: Event) -> None:
+        """Keep *event*, which is the newest one."""
+        if isinstance(event, DELTAS):
+            self._flow(event)
+        else:
+            if type(event) in (ModelFinished, ReplyDiscarded):
+                self._forget_deltas(event.path, event.seq)
+            elif type(event) is ModelStarted:
+                event = attrs.evolve(event, request=None)
+            self._add(event.index, event, _chars(event))
+        while len(self._entries) > MAX_QUEUE or (self._chars > MAX_KEPT_CHARS and len(self._entries) > 1):
+            oldest = next(iter(self._entries.values()))[0]
+            self.start = (oldest.last if isinstance(oldest, _Flow) else oldest).index + 1
+            self._remove(next(iter(self._entries)))
+
+    def after(self, index: int) -> Iterator[Event]:
+        """Give what there is after *index*, in order; deltas that go on where the one before stops as one."""
+        for entry, _ in self._entries.values():
+            if isinstance(entry, _Flow):
+                if entry.last.index > index:
+                    yield entry.after(index)
+            elif entry.index > index:
+                yield entry
+
+    def _flow(self, delta: Delta) -> None:
+        keys = self._flows.setdefault((delta.path, delta.seq), [])
+        flow = self._entries[keys[-1]][0] if keys and keys[-1] in self._entries else None
+        if not isinstance(flow, _Flow) or flow.chars > MAX_JOINED or not _goes_on(flow.last, delta):
+            flow = _Flow(delta)
+            keys.append(flow.key)
+            self._add(flow.key, flow, flow.chars)
+            return
+        flow.add(delta)
+        self._chars += len(delta.text)
+        # Its place is that of its last delta, so that whoever comes back with that id has missed nothing before it.
+        self._entries[flow.key] = flow, flow.chars
+        self._entries.move_to_end(flow.key)
+
+    def _forget_deltas(self, path: str, seq: int) -> None:
+        for key in self._flows.pop((path, seq), ()):
+            if key in self._entries:
+                self._remove(key)
+
+    def _add(self, key: int, entry: Event | _Flow, chars: int) -> None:
+        self._entries[key] = entry, chars
+        self._chars += chars
+
+    def _remove(self, key: int) -> None:
+        self._chars -= self._entries.pop(key)[1]
+
+
+NO_TEXT = frozenset({int, float, bool, type(None)})
+OF_VALUES = ("content", "text", "value", "data", "input", "raw_input", "details")
+"""Where results, replies, questions and their parts hold what may be long."""
+OF_EVENTS = frozenset({"JsonValue", "ToolResult", "ModelReply | None", "Question"})
+
+
+@cache
+def _fields(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the fields of a kind of event that are texts, and of those that may hold texts."""
+    own = [field for field in attrs.fields(EVENTS[kind]) if field.name not in ("path", "run_id", "epoch")]
+    texts = tuple([field.name for field in own if field.type == "str"])
+    return texts, tuple([field.name for field in own if field.type in OF_EVENTS])
+
+
+def _chars(event: Event) -> int:
+    """Return how much text an event holds; what its run's result holds is kept anyway by whoever has the handle."""
+    texts, others = _fields(event.type)
+    chars = sum([len(getattr(event, name)) for name in texts])
+    return chars + sum([_size(getattr(event, name)) for name in others]) if others else chars
+
+
+def _size(value: Any) -> int:
+    """Return how much text there is in JSON, a result, a reply, a question or one of their parts."""
+    kind = type(value)
+    if kind is str or kind is bytes:
+        return len(value)
+    if kind in NO_TEXT:
+        return 0
+    if isinstance(value, Mapping):
+        return sum([len(key) + _size(held) for key, held in value.items()])
+    if isinstance(value, tuple | list):
+        return sum([_size(held) for held in value])
+    return sum([_size(getattr(value, name)) for name in OF_VALUES if hasattr(value, name)])
 
 
 class Hub:
@@ -163,9 +307,11 @@ class Hub:
 
     Attributes:
         shows: As given.
-        watched: Whether anybody is shown events; while nobody is, they need not be made.
-        followed: Whether somebody may ask for ``phase``, which then is kept up to date.
+        run_id: The root run's id.
+        goes_on: Whether another run follows in this stream when one has ended: that of a kept-open handle.
+        watched: Whether anybody is shown events, or will be; while nobody is, they need not be made.
         phase: What the root run is doing (requirements N11).
+        history: Gives the history of the root run at this moment, while it runs.
         warnings: Observers that were dropped.
         crash: What an observer or the logger raised for the caller of the run, the first of it.
         on_crash: Told of it at once, while the run can still be ended because of it.
@@ -178,20 +324,41 @@ class Hub:
         self._subscriptions: list[Subscription] = []
         self._logger = logger
         self.shows = shows
+        self.run_id = ""
+        self.goes_on = False
+        self._epoch = ""
         self._index = 0
-        self._seats: dict[str, _Seat] = {}
+        self._ring: Ring | None = None
+        self._seats: dict[str, Seat] = {}
         self._last: RunFinished | None = None
+        self._is_over = False
         self._curtain = Curtain()
         self.watched = bool(self._watchers)
-        self.followed = False
         self.phase = RunPhase.IDLE
+        self.history: Callable[[], Transcript] | None = None
         self.warnings: list[str] = []
         self.crash: BaseException | None = None
         self.on_crash: Callable[[BaseException], Any] | None = None
 
     def is_watched(self) -> bool:
         """Return whether the events of steps and phases have to be made at all."""
-        return self.watched or self.followed
+        return self.watched
+
+    @property
+    def epoch(self) -> str:
+        """What tells this stream from that of another process which drives the same run; from the OS, never recorded."""
+        if not self._epoch:
+            self._epoch = os.urandom(EPOCH_BYTES).hex()
+        return self._epoch
+
+    def keep(self) -> None:
+        """Keep the newest events from now on, for whoever subscribes later."""
+        self._ring = self._ring or Ring()
+        self.watched = True
+
+    def opened(self, history: Callable[[], Transcript]) -> None:
+        """Learn where the history of the root run can be looked up; called by its machine."""
+        self.history = history
 
     @property
     def subscribers(self) -> int:
@@ -200,7 +367,11 @@ class Hub:
 
     def seat(self, path: str, run_id: str, agent_id: str) -> None:
         """Say which run is at *path*, for its log lines."""
-        self._seats[path] = _Seat(run_id, agent_id)
+        self._seats[path] = Seat(run_id, agent_id)
+
+    def seats(self) -> Mapping[str, Seat]:
+        """Return which runs are under way, by path."""
+        return dict(self._seats)
 
     def unseat(self, path: str) -> None:
         """Forget the run at *path*, which has ended."""
@@ -224,49 +395,84 @@ class Hub:
             self._show(event)
 
     def finish(self, event: RunFinished) -> None:
-        """Show the last event and end all subscriptions; those that come later get it too."""
+        """Show the last event and end all subscriptions, unless another run follows; those that come later get it too."""
         if self._last is not None:
             return
         for clean in self._curtain.rest():
             self._pass_on(clean)
-        self._last = event
+        if not self.goes_on:
+            self._last = event
         self._show(event)
         self.end()
 
     def end(self) -> None:
-        """End all subscriptions."""
+        """End all subscriptions, unless another run follows."""
+        self.history = None
+        if self.goes_on:
+            return
+        self._is_over = True
         for subscription in list(self._subscriptions):
             subscription.end()
 
-    def subscribe(self) -> Subscription:
+    def subscribe(self, after: str | None = None) -> Subscription:
         """
-        Return a subscription to every event from now on.
+        Return a subscription to every event: from the first one that is kept, or from now on when none are.
+
+        Args:
+            after: The ``id`` of the last event that the subscriber has; what comes after it is what it gets.
 
         Raises:
-            StepEngineError: when the run has 100 subscribers already (reliability RS10).
+            StepEngineError: when the run has 100 subscribers already (reliability RS10), or *after* is no id of an event.
         """
         if len(self._subscriptions) >= MAX_SUBSCRIBERS:
             msg = f"this run has {MAX_SUBSCRIBERS} subscribers already; close one, or pass events on from one of them"
             raise StepEngineError(msg)
+        index = -1 if after is None else self._place(after)
         subscription = Subscription(self)
-        if self._last is not None:
+        if self._ring is not None:
+            missing = self._ring.start - (-1 if index is None else index) - 1
+            if missing > 0 or index is None:
+                subscription.miss(max(0, missing), "epoch" if index is None else "buffer")
+            for event in self._ring.after(-1 if index is None else index):
+                subscription.put(event)
+        elif self._last is not None:
             subscription.put(self._last)
+        if self._is_over:
             subscription.end()
         else:
             self._subscriptions.append(subscription)
             self.watched = True
         return subscription
 
+    def _place(self, after: Any) -> int | None:
+        """Return the index of an event's id; ``None`` for one of another epoch."""
+        epoch, _, index = after.partition("-") if isinstance(after, str) else ("", "", "")
+        is_epoch = len(epoch) == 2 * EPOCH_BYTES and EPOCH_DIGITS.issuperset(epoch)
+        if not (is_epoch and index.isascii() and index.isdigit() and len(index) <= MAX_INDEX_DIGITS):
+            msg = f"after={after!r} is no id of an event; one is such as {self.epoch}-0"
+            raise StepEngineError(msg)
+        if epoch != self.epoch:
+            return None
+        if int(index) >= self._index:
+            msg = f"after={after!r} names an event that was not yet; the newest one is {self.epoch}-{self._index - 1}"
+            raise StepEngineError(msg)
+        return int(index)
+
     def leave(self, subscription: Subscription) -> None:
         """Forget a subscription."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
-            self.watched = bool(self._watchers or self._subscriptions)
+            self.watched = bool(self._watchers or self._subscriptions) or self._ring is not None
 
     def _show(self, event: Event) -> None:
         # The event was made for this moment and nobody has seen it yet, so it is stamped and not copied.
-        object.__setattr__(event, "index", self._index)
+        stamp = object.__setattr__
+        stamp(event, "run_id", self.run_id)
+        stamp(event, "epoch", self._epoch or self.epoch)
+        stamp(event, "index", self._index)
         self._index += 1
+        if self._ring is not None:
+            self._ring.put(event)
         for watcher in self._watchers:
             try:
                 warning = watcher.show(event)
@@ -280,7 +486,7 @@ class Hub:
 
     def log(self, event: LogLine | ToolLog, data: Any = None, *, step: int = 0) -> None:
         """Write a log line where the engine logs; the event itself is shown by ``emit``."""
-        seat = self._seats.get(event.path) or _Seat("", "")
+        seat = self._seats.get(event.path) or Seat("", "")
         if KNOWN.suspicious(f"{event.message} {data!r}"):
             event, data = KNOWN.frozen(event), KNOWN.value(plain(data))
         context = {"run_id": seat.run_id, "agent_id": seat.agent_id, "path": event.path, "step": step}
@@ -325,6 +531,7 @@ class Subscription:
         self._queue: deque[Event] = deque()
         self._deltas = 0
         self._dropped = 0
+        self._reason = "buffer"
         self._ended = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -336,6 +543,10 @@ class Subscription:
             self._queue.append(event)
             self._deltas += isinstance(event, DELTAS)
             self._wake()
+
+    def miss(self, count: int, reason: str) -> None:
+        """Have the reader told first that it does not get *count* events, or not those of another epoch."""
+        self._dropped, self._reason = count, reason
 
     def end(self) -> None:
         """Let the reader stop after what waits."""
@@ -353,9 +564,8 @@ class Subscription:
         """Give every event, then stop."""
         try:
             while True:
-                if self._dropped:
-                    dropped, self._dropped = self._dropped, 0
-                    yield EventsDropped(count=dropped)
+                if self._dropped or self._reason == "epoch":
+                    yield self._told_of_loss()
                 if self._queue:
                     event = self._queue.popleft()
                     self._deltas -= isinstance(event, DELTAS)
@@ -366,6 +576,11 @@ class Subscription:
                     await self._wait()
         finally:
             self.close()
+
+    def _told_of_loss(self) -> EventsDropped:
+        event = EventsDropped(count=self._dropped, reason=self._reason, run_id=self._hub.run_id, epoch=self._hub.epoch)
+        self._dropped, self._reason = 0, "buffer"
+        return event
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
@@ -386,10 +601,9 @@ class Subscription:
         last = self._queue[-1]
         if not isinstance(last, DELTAS) or len(last.text) + len(event.text) > MAX_JOINED:
             return False
-        whole = attrs.evolve(last, text=last.text + event.text)
-        if attrs.evolve(event, text=whole.text) != whole:
+        if last.path != event.path or not _goes_on(last, event):
             return False
-        self._queue[-1] = whole
+        self._queue[-1] = attrs.evolve(event, text=last.text + event.text)
         return True
 
     def _make_room(self, event: Event) -> bool:

@@ -42,6 +42,7 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.outcomes import Failure, Single, Stop, quick_value
+from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.state import AgentState, prompt_tokens
 from stepengine.data.tools import Asking, Ordinary
@@ -52,6 +53,7 @@ from stepengine.errors import (
     ModelError,
     PerformError,
     StepEngineError,
+    ToolError,
     TruncatedReply,
 )
 from stepengine.runtime.asking import shown_questions
@@ -60,6 +62,7 @@ from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, queued
 from stepengine.runtime.retry import Retries, known_usage
 from stepengine.tools.context import ResourceMap, ToolContext, Workspace
+from stepengine.tools.conversion import as_result
 from stepengine.tools.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -221,10 +224,21 @@ class Innermost:
             if arguments is None:
                 arguments = binding.validate(effect.input).arguments
             ctx: ToolContext = _Unmade(item, effect, self._tree)  # type: ignore[assignment]
-            result = await tool.execute(arguments, ctx, overrides=self._services.tools.overrides)
+            running = tool.execute(arguments, ctx, overrides=self._services.tools.overrides)
+            result = await (self._delivered(item, running) if is_deferred(item) else running)
         except StepEngineError as error:
             return self._failure(item, error)
         return self._value(item, result)
+
+    async def _delivered(self, item: Item, running: Awaitable[ToolResult]) -> ToolResult:
+        """Return what comes from outside, once the body has begun the work; its error, when it could not."""
+        deferred = self._tree.deferred
+        delivered = deferred.expect(item)
+        try:
+            result = await running
+            return result if result.is_error else await delivered
+        finally:
+            deferred.forget(item)
 
     # --- functions, questions, children -------------------------------------------------------------------------------
 
@@ -353,13 +367,13 @@ class ModelRegistry(Protocol):
 
 async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
     shown = False
-    names: dict[int, str] = {}
+    calls: dict[int, tuple[str, str]] = {}
     try:
         async with aclosing(cast("Any", provider.stream(request))) as deltas:
             async for delta in deltas:
                 if type(delta) is ReplyDone:
                     return delta.reply
-                shown = _show_delta(delta, names, item, io) or shown
+                shown = _show_delta(delta, calls, item, io) or shown
     except BaseException:
         if shown:
             io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
@@ -370,7 +384,7 @@ async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, 
     raise TruncatedReply(msg, retryable=True, kind="truncated")
 
 
-def _show_delta(delta: ModelDelta, names: dict[int, str], item: Item, io: IO) -> bool:
+def _show_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item, io: IO) -> bool:
     path, seq = item.path, item.effect.seq
     match delta:
         case TextChunk(text=text):
@@ -378,10 +392,12 @@ def _show_delta(delta: ModelDelta, names: dict[int, str], item: Item, io: IO) ->
         case ThinkingChunk(text=text):
             io.emit(ThinkingDelta(path=path, seq=seq, text=text))
         case ToolCallStarted(index=index, tool_name=name):
-            names[index] = name
+            call_id = cast("CallModel", item.effect).call_id
+            calls[index] = name, "" if call_id is None else call_id(len(calls))
             return False
         case ToolCallChunk(index=index, text=text):
-            io.emit(ToolInputDelta(path=path, seq=seq, tool_name=names.get(index, ""), text=text))
+            name, call = calls.get(index, ("", ""))
+            io.emit(ToolInputDelta(path=path, seq=seq, tool_name=name, tool_call_id=call, text=text))
         case ToolCallEnded() | ReplyDone():
             return False
         case _ as never:
@@ -444,6 +460,57 @@ class ToolSetting:
     resources: ResourceMap = attrs.field(factory=ResourceMap)
 
 
+def is_deferred(item: Item) -> bool:
+    """Return whether an effect is a call of a tool whose result comes from outside."""
+    effect = item.effect
+    if type(effect) is not CallTool:
+        return False
+    binding = item.plan.tools.get(effect.tool_name)
+    return binding is not None and type(binding.runs) is Ordinary and getattr(binding.runs.tool, "deferred", False)
+
+
+class Deferred:
+    """The calls of one run tree whose results come from outside (requirements E27)."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], asyncio.Future[ToolResult]] = {}
+
+    def expect(self, item: Item) -> asyncio.Future[ToolResult]:
+        """Take the result of a call from now on, and return what waits for it; it may come before the body has returned."""
+        key = item.path, cast("CallTool", item.effect).tool_call_id
+        known = self._open.get(key)
+        if known is None:
+            known = self._open[key] = asyncio.get_running_loop().create_future()
+        return known
+
+    def forget(self, item: Item) -> None:
+        """Take no result of a call any more; may be called twice."""
+        self._open.pop((item.path, cast("CallTool", item.effect).tool_call_id), None)
+
+    def deliver(self, call_id: str, result: Any, path: str | None = None) -> None:
+        """
+        Give a call that waits its result; may be called from any thread.
+
+        Raises:
+            ToolError: when no call with that id waits, or those of several runs do and *path* does not say which.
+        """
+        waiting = {key: future for key, future in list(self._open.items()) if not future.done()}
+        found = [key for key in waiting if key[1] == call_id and path in (None, key[0])]
+        if len(found) != 1:
+            listed = ", ".join([f"{key[1]!r} at path {key[0]!r}" for key in waiting])
+            which = f"{call_id!r}" if path is None else f"{call_id!r} at path {path!r}"
+            what = "waits for its result" if not found else "is one call: several wait, and path= says which"
+            msg = f"no call {which} {what}; waiting are: {listed or 'none'}"
+            raise ToolError(msg)
+        future = waiting[found[0]]
+        future.get_loop().call_soon_threadsafe(_deliver, future, as_result(result))
+
+
+def _deliver(future: asyncio.Future[ToolResult], result: ToolResult) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
 class _Unmade:
     """A tool context that is made when somebody looks at it: most bodies never do, and making one costs microseconds."""
 
@@ -470,6 +537,8 @@ def _context(item: Item, effect: CallTool, tree: RunTree) -> ToolContext:
         tool_call_id=effect.tool_call_id,
         tool_name=effect.tool_name,
         run_id=state.run_id,
+        address=f"{item.path}#{effect.seq}",
+        input=effect.input,
         agent_id=agent.id,
         agent_name=agent.display_name,
         agent_description=agent.description,

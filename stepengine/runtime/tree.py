@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +34,7 @@ from stepengine.runtime.failfast import Brake
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.limits import Gate, Ledgers, Meter, Refusals, Repeats
 from stepengine.runtime.performer import Middleware, Performer
-from stepengine.runtime.performing import Innermost, ModelRegistry, Pricing, ToolSetting
+from stepengine.runtime.performing import Deferred, Innermost, ModelRegistry, Pricing, ToolSetting
 from stepengine.runtime.rates import RateLimits
 from stepengine.runtime.retry import Retries, RetryPolicy
 from stepengine.runtime.watchdog import Watchdog
@@ -131,6 +131,7 @@ class RunTree:
         reraise: What is the caller's and not the run's, such as a ``KeyboardInterrupt`` out of a tool; it is raised when the
             tree has ended.
         inbox: Messages for the root run that were not delivered yet.
+        deferred: The tool calls that wait for their results from outside.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class RunTree:
         self.leaked: list[str] = []
         self.spawned_by: dict[str, str] = {}
         self.inbox: deque[UserMessage] = deque()
+        self.deferred = Deferred()
         self.orphans: dict[str, Any] = {}
         self.reraise: BaseException | None = None
         self.root = RunTask(self, plan, state, "")
@@ -174,6 +176,7 @@ class RunTree:
     ) -> None:
         """Let the root start from these, before it runs: what a session holds is known only when it was loaded."""
         self.root.plan, self.root.state = plan, state
+        self.hub.run_id = state.run_id
         self.desk.give(answers or {}, earlier)
         self._lend(services, plan)
 
@@ -241,6 +244,30 @@ class RunTree:
         """Return the run's time (UTC)."""
         return self._created + timedelta(milliseconds=self.elapsed())
 
+    async def wait_for(self, coming: Callable[[], Awaitable[object]]) -> bool:
+        """
+        Wait for something before the root runs, such as its turn; return whether it came.
+
+        It did not when the run was stopped or cancelled meanwhile, or when the wait took longer than the run may take.
+        """
+        root, seconds = self.root, self.root.plan.limits.max_seconds
+        timer = None
+        if seconds is not None:
+            timer = asyncio.get_running_loop().call_later(max(0.0, seconds), root.stop, _too_late(seconds))
+        root.enter()
+        root.busy = True
+        try:
+            if root.stopping is None:
+                await coming()
+        except asyncio.CancelledError:
+            root.interrupted()
+        finally:
+            root.busy = False
+            if timer is not None:
+                timer.cancel()
+            root.leave()
+        return root.stopping is None
+
     async def run(self) -> Finished:
         """Run the root in the current task; what cancelled it is left in ``root.cancelled`` and ``reraise``."""
         self._loop = asyncio.get_running_loop()
@@ -259,7 +286,7 @@ class RunTree:
         """Cut the circles, so that a finished tree is freed at once and not by the collector."""
         self._wrapping = None
         del self.innermost
-        self.hub.on_crash = None
+        self.hub.on_crash = self.hub.history = None
         self.root.release()
 
     def belongings(self, path: str) -> Belongings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 import attrs
 
 from stepengine.data.events import Event
-from stepengine.data.json import JsonDict, freeze
+from stepengine.data.json import JsonDict, canonical, freeze
 from stepengine.data.logger import RunLogger
 from stepengine.data.state import AgentState
 from stepengine.errors import StepEngineError
@@ -166,6 +167,8 @@ class ToolContext:
         tool_call_id: The call's id.
         tool_name: The tool.
         run_id: The run.
+        address: Where the call stands in the run tree, ``"path#number"`` as journals have it; ``""`` outside of a run.
+        input: The validated input of the call as JSON.
         agent_id: The agent.
         agent_name: Its display name.
         agent_description: What it is for.
@@ -187,6 +190,8 @@ class ToolContext:
     tool_call_id: str = ""
     tool_name: str = ""
     run_id: str = ""
+    address: str = ""
+    input: JsonDict = attrs.field(factory=JsonDict, converter=freeze, repr=False)
     agent_id: str = ""
     agent_name: str = ""
     agent_description: str = ""
@@ -220,6 +225,17 @@ class ToolContext:
         ``keep_write=writes.append`` collects what a journal would keep of writes.
         """
         return cls(**{"tool_call_id": "c1", "run_id": "test-run", "agent_id": "test-agent", **overrides})
+
+    @property
+    def idempotency_key(self) -> str:
+        """
+        64 hex digits made of the run, the place of the call in it, and its input.
+
+        It stays the same when the call is repeated: by ``retries``, or by a resume after a crash. So whoever charges or
+        sends passes it on, and the other side does it once.
+        """
+        told = canonical([self.run_id, self.address, self.input])
+        return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
 
     def emit(self, event: Event) -> None:
         """Show an event: ``ToolProgress``, ``ToolLog`` or ``FileChanged``; the call's name and id are filled in."""

@@ -56,7 +56,9 @@ class ToolOptions(TypedDict, total=False):
     ``ephemeral``, ``timeout`` (seconds, 120 by default, ``math.inf`` for none) and ``retries`` are those of ``ToolSpec``.
     ``in_thread=False`` runs a synchronous body on the event loop: for bodies that take microseconds. ``preview(input)``
     returns a ``ToolPreview`` of one call. ``aliases`` are other parameter names that are accepted from a model.
-    ``idempotent=True`` is short for the annotation of that name; ``retries`` needs it.
+    ``idempotent=True`` is short for the annotation of that name; ``retries`` needs it. The result of a call of a tool with
+    ``deferred=True`` comes from outside, by ``handle.send_tool_result``, after its body has begun the work; what the body
+    returns is dropped, unless it is an error, which is the result. The time-out is the body's.
     """
 
     category: str
@@ -70,6 +72,7 @@ class ToolOptions(TypedDict, total=False):
     timeout: float | None
     retries: int
     in_thread: bool
+    deferred: bool
     preview: Callable[[JsonDict], ToolPreview] | None
     aliases: Aliases
 
@@ -87,6 +90,7 @@ OPTIONS = {
     "timeout": or_none(NUMBER),
     "retries": COUNT,
     "in_thread": FLAG,
+    "deferred": FLAG,
     "preview": or_none(Fine(callable, "a function of the input")),
     "aliases": Fine(lambda value: isinstance(value, Mapping), "a mapping from a parameter to its other names"),
 }
@@ -188,6 +192,7 @@ class Tool(Generic[P, R]):
             annotations = flags.get("annotations", ToolAnnotations())
             flags["annotations"] = attrs.evolve(annotations, idempotent=flags.pop("idempotent"))
         self.in_thread: bool = flags.pop("in_thread", True)
+        self.deferred: bool = flags.pop("deferred", False)
         self._preview: Callable[[JsonDict], ToolPreview] | None = flags.pop("preview", None)
         repair = repairer(inputs.schema, flags.pop("aliases", {}))
         self.body = body

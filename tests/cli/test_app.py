@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from stepengine.cli import running
+from stepengine.cli import main, running
 from stepengine.cli.app import app
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 
@@ -469,3 +469,17 @@ def test_an_id_that_is_nearly_right_is_answered_with_the_right_one() -> None:
 
     assert 2 == result.exit_code
     assert "did you mean 'release-notes'?" in result.stderr
+
+
+def test_ctrl_c_while_the_command_line_is_still_loaded_is_a_line_and_its_exit_code(monkeypatch, capsys):
+    class Interrupted:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "stepengine.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "stepengine.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as end:
+        main()
+
+    assert (130, "stepengine: interrupted\n") == (end.value.code, capsys.readouterr().err)

@@ -137,7 +137,8 @@ async def test_the_finally_of_a_handler_has_run_before_the_result_is_there(way):
 
     script = [failure(ValueError("no"))] if way == "model failure" else ["ok"]
     engine = Engine(models=ScriptedModel(script), observers=[observer])
-    handle_ = engine.start(agent(handle), "go", limits=Limits(max_seconds=0.02) if way == "limit" else None)
+    limits = Limits(max_seconds=0.02) if way == "limit" else None
+    handle_ = engine.start(agent(handle), "go", limits=limits, wait_for_answers=0)
     if way == "cancel":
         await hanging.wait()
         handle_.interrupt()

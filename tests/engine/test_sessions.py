@@ -34,6 +34,7 @@ from stepengine import (
 )
 from stepengine.data.parts import TextPart, ToolCallPart
 from stepengine.data.questions import Decision
+from stepengine.engine.turns import Queue
 from stepengine.errors import AnswerRejected, DefinitionError, ReplayDivergence, SessionConflict, SessionError
 from stepengine.events import RunFinished, TextDelta
 from stepengine.journal import FileJournal, MemoryJournal
@@ -537,6 +538,88 @@ async def test_one_that_is_cancelled_while_it_waits_is_gone_and_the_next_one_com
 
     assert (True, True) == ((await first).session_saved, (await third).session_saved)
     assert ["a", "to a", "c", "to c"] == [m.text for m in store.load("x").messages]
+
+
+@pytest.mark.spec("requirements:N6", "requirements:D16", "requirements:L15")
+@pytest.mark.parametrize("way", ["interrupt", "max_seconds", "cancel", "shutdown"])
+async def test_a_run_that_waits_for_its_turn_ends_when_it_is_told_to_and_not_at_its_turn(way):
+    first_may_end, store = asyncio.Event(), MemorySessions()
+    async with Engine([BOT], models=Slow(first_may_end.wait), sessions=store) as engine:
+        first = engine.start(BOT, "1", session_id="x")
+        limits = Limits(max_seconds=0.02) if way == "max_seconds" else None
+        second = engine.start(BOT, "2", session_id="x", limits=limits)
+        third = engine.start(BOT, "3", session_id="x")
+        await asyncio.sleep(0.01)
+        if way == "interrupt":
+            second.interrupt()
+        elif way == "shutdown":
+            await second.shutdown()
+        elif way == "cancel":
+            second._task.cancel()
+        async with asyncio.timeout(20):
+            if way == "cancel":
+                with pytest.raises(asyncio.CancelledError):
+                    await second.result()
+            else:
+                result = await second.result()
+            events = [event async for event in second.events()]
+        assert not first.done
+        first_may_end.set()
+        ended = [await handle.result() for handle in (first, third)]
+
+    last = events[-1].result
+    assert ("failed" if way == "max_seconds" else "cancelled", False) == (last.status.value, last.session_saved)
+    assert ["run_started", "run_finished"] == [event.type for event in events if event.type != "run_failed"]
+    assert way == "cancel" or result == last
+    assert way != "max_seconds" or "max_seconds=0.02" in str(last.error)
+    assert ["to 1", "to 3"] == [result.text for result in ended]
+    assert ["1", "to 1", "3", "to 3"] == [m.text for m in store.load("x").messages]
+
+
+@pytest.mark.spec("requirements:L15")
+@pytest.mark.parametrize("who", ["waits", "is in"])
+async def test_a_run_whose_event_loop_was_closed_keeps_nobody_out_of_its_session(who):
+    queue, loop = Queue(), asyncio.new_event_loop()
+    coming = queue.enter("x")
+    own = None if who == "is in" else await queue.enter("x")
+    task = loop.create_task(coming)
+
+    def stopped() -> None:
+        loop.run_until_complete(asyncio.sleep(0))
+        task._log_destroy_pending = False
+        loop.close()
+
+    await asyncio.to_thread(stopped)
+    async with asyncio.timeout(20):
+        if own is not None:
+            queue.leave("x", own)
+        mine = await queue.enter("x")
+        gone = task.result() if task.done() else None
+        if gone is not None:
+            queue.leave("x", gone)  # what was left of it is collected later; that is nobody else's place
+        following = asyncio.ensure_future(queue.enter("x"))
+        await asyncio.sleep(0)
+        assert not following.done()
+        queue.leave("x", mine)
+        queue.leave("x", await following)
+
+    assert {} == queue._lines
+
+
+@pytest.mark.spec("requirements:L4")
+async def test_a_journal_for_a_message_that_answers_is_refused_and_changes_nothing(tmp_path):
+    store = FileSessions(tmp_path)
+    async with Engine([BOOKING], sessions=store) as engine:
+        await engine.run("booking", "go", session_id="x")
+        before = store.load("x")
+        with pytest.raises(SessionError, match=r"the journal that the store keeps of it.*leave it out"):
+            await engine.run("booking", "4", session_id="x", journal=tmp_path / "own.jsonl")
+        assert before == store.load("x")
+        assert not (tmp_path / "own.jsonl").exists()
+        await engine.run("booking", "4", session_id="x")
+        result = await engine.run("booking", "noon", session_id="x")
+
+    assert "4 at noon" == result.output
 
 
 async def test_runs_of_two_sessions_that_start_each_other_do_not_wait_for_ever():

@@ -182,7 +182,7 @@ def test_the_context_holds_prompt_params_state_model_time_and_a_seeded_random():
     assert seen["history"] == [('go\n\n{\n  "depth": 2\n}', ("USER_PROMPT",)), ("look first", ("INSTRUCTIONS_PROMPT",))]
     assert seen["later"] == CREATED + timedelta(milliseconds=1500)
     assert seen["random"] == 0.13436424411240122
-    assert played.seen(RunStarted) == [RunStarted(run_id="r1", agent_id="tester", prompt="go", params={"depth": 2})]
+    assert played.seen(RunStarted) == [RunStarted(own_id="r1", agent_id="tester", prompt="go", params={"depth": 2})]
 
 
 @pytest.mark.spec("requirements:A9", "requirements:A8", "requirements:A10", "requirements:B4", "requirements:X12")

@@ -193,7 +193,7 @@ def asking(world):
 async def test_whoever_watches_a_handle_can_answer_once_and_only_what_is_open(world):
     tree = world.tree(asking(world))
     handle = RunHandle(tree, tree.run)
-    async for event in handle.events():
+    async for event in handle.events(answers=True):
         if event.type == "question_asked":
             with pytest.raises(AnswerRejected, match="'q0'"):
                 handle.answer("q7", "red")
@@ -215,7 +215,7 @@ async def test_all_questions_of_one_ask_are_open_at_once(world):
 
     tree = world.tree(machine)
     handle = RunHandle(tree, tree.run)
-    async for event in handle.events():
+    async for event in handle.events(answers=True):
         if event.type == "question_asked" and event.question is second:
             handle.answer("q1", "two")
             handle.answer("q0", "red")
@@ -228,7 +228,7 @@ async def test_all_questions_of_one_ask_are_open_at_once(world):
 async def test_a_question_waits_no_longer_than_somebody_watches(world):
     tree = world.tree(asking(world))
     handle = RunHandle(tree, tree.run)
-    events = handle.events()
+    events = handle.events(answers=True)
     async for event in events:
         if event.type == "question_asked":
             break

@@ -1,0 +1,56 @@
+"""What can be sent to a run that is under way: a closed union (requirements N12)."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import attrs
+
+from stepengine.data.questions import AnswerLike
+
+__all__ = ("AnswerInput", "Interrupt", "RunInput", "Shutdown", "ToolResultInput", "UserInput")
+
+
+@attrs.frozen
+class UserInput:
+    """Something that the user says; it becomes a user message before the next model call."""
+
+    text: str
+
+
+@attrs.frozen
+class ToolResultInput:
+    """
+    The result of a deferred tool.
+
+    Attributes:
+        tool_call_id: The call's id, as ``ToolStarted`` has it.
+        result: A ``ToolResult``, or whatever a tool may return.
+        path: The path of the run that made the call, as ``ToolStarted`` has it; needed only where calls of several runs of the
+            tree that have the same id wait.
+    """
+
+    tool_call_id: str
+    result: Any
+    path: str | None = None
+
+
+@attrs.frozen
+class AnswerInput:
+    """The answer to an open question, permission questions included."""
+
+    question_id: str
+    answer: AnswerLike
+
+
+@attrs.frozen
+class Interrupt:
+    """End the turn gracefully; a kept-open handle is idle then."""
+
+
+@attrs.frozen
+class Shutdown:
+    """End the run and its children, and a kept-open handle with it."""
+
+
+RunInput: TypeAlias = UserInput | ToolResultInput | AnswerInput | Interrupt | Shutdown

@@ -1,0 +1,90 @@
+"""
+Runs in the background: how a handle of them is made, found and ended (requirements N1, N4, N13).
+
+What a server needs of an engine: it holds no ids and no tasks of its own, and asks the engine for a run by its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import TYPE_CHECKING, Any
+
+from stepengine.data.inputs import Shutdown
+from stepengine.data.outcomes import Stop
+from stepengine.data.run import RunResult
+from stepengine.engine.live import LiveRun
+from stepengine.errors import StepEngineError
+from stepengine.runtime.handle import RunHandle, Turns
+
+if TYPE_CHECKING:
+    from stepengine.engine.launching import Launcher
+    from stepengine.journal import Session
+
+__all__ = ("BackgroundLaunch", "end", "in_background", "named", "need_loop")
+
+
+def in_background(launcher: Launcher, live: LiveRun, turns: Turns | None = None) -> RunHandle[Any]:
+    """Start a run in the background of the running event loop; its handle can be found until it ends."""
+    handle = live.start(turns)
+    launcher.handles[handle] = None
+    handle.on_end(lambda: launcher.handles.pop(handle, None))
+    return handle
+
+
+def named(launcher: Launcher, run: str) -> tuple[list[RunHandle[Any]], list[LiveRun]]:
+    """Return the handles and the runs under way of a session, or of a run."""
+    roots = [(live, live.tree.root) for live in list(launcher.active)]
+    lives = [live for live, root in roots if run in (root.plan.info.session_id, root.state.run_id)]
+    return [h for h in list(launcher.handles) if run in (h.session_id, h.run_id)], lives
+
+
+class BackgroundLaunch:
+    """Starts the run of a session in the background, for the functions that run one to its end."""
+
+    def __init__(self, launcher: Launcher, options: dict[str, Any], *, raises: bool) -> None:
+        self._launcher = launcher
+        self._options = options
+        self._raises = raises
+        self._started: asyncio.Future[RunHandle[Any]] = asyncio.get_running_loop().create_future()
+
+    async def __call__(self, session: Session) -> RunResult[Any]:
+        """Run the session in the background, to its end."""
+        live = self._launcher.again(session, **self._options)
+        session.raises = self._raises
+        live.tree.desk.patience = 0.0
+        handle = in_background(self._launcher, live)
+        self._started.set_result(handle)
+        return await handle.wait()
+
+    async def handle(self, run: Coroutine[Any, Any, RunResult[Any]]) -> RunHandle[Any]:
+        """Return the handle, once the run has begun; raise why it did not."""
+        task = asyncio.create_task(run)
+        task.add_done_callback(_looked_at)
+        await asyncio.wait((task, self._started), return_when=asyncio.FIRST_COMPLETED)
+        if not self._started.done():
+            task.result()
+        return self._started.result()
+
+
+def _looked_at(task: asyncio.Task[Any]) -> None:
+    """Look at how it ended: whoever has the handle is told, or it was raised before there was one."""
+    if not task.cancelled():
+        task.exception()
+
+
+def end(handles: Iterable[RunHandle[Any]], lives: Iterable[LiveRun]) -> None:
+    """Tell handles and runs to end; who wants to wait does so with ``LiveRun.ended``."""
+    for handle in handles:
+        handle.send(Shutdown())
+    for live in lives:
+        live.tree.root.stop(Stop("shutdown"))
+
+
+def need_loop() -> None:
+    """Refuse to start where nothing would go on, before anything is made."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        msg = "start() needs a running event loop: call it inside `async def`, or use run_sync(), which needs none"
+        raise StepEngineError(msg) from None

@@ -1,0 +1,193 @@
+"""
+`docs/serving.md` is so: its application serves runs over HTTP, over cut connections and a kill, and loses no event.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .pages import ROOT, blocks_of, execute, page
+
+BLOCKS = blocks_of(page("serving.md"))
+SECONDS = 30
+
+
+class Server:
+    """
+    The application of the page in a process of its own.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "app.py").write_text(BLOCKS[0].text, encoding="utf-8")
+
+    @contextmanager
+    def running(self, *, end: int = signal.SIGTERM) -> Iterator[None]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(self.port), "--log-level", "warning"]
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+        process = subprocess.Popen(command, cwd=self.folder, env={**kept, "PYTHONPATH": str(ROOT)})
+        try:
+            self._wait_for(process)
+            yield
+        finally:
+            process.send_signal(end)
+            process.wait(SECONDS)
+
+    def _wait_for(self, process: subprocess.Popen[bytes]) -> None:
+        for _ in range(SECONDS * 50):
+            assert process.poll() is None
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+            except OSError:
+                time.sleep(0.02)
+            else:
+                return
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
+        try:
+            told = None if body is None else json.dumps(body)
+            connection.request(method, path, told, {"content-type": "application/json"})
+            response = connection.getresponse()
+            said = response.read()
+            return response.status, json.loads(said) if said else None
+        finally:
+            connection.close()
+
+    def look(self, path: str, *, until: str) -> dict[str, Any]:
+        """
+        Ask until the run is at it: a status or a phase.
+        """
+        for _ in range(SECONDS * 50):
+            seen = self.ask("GET", path)[1]
+            if until in (seen["status"], seen["phase"]):
+                return seen
+            time.sleep(0.02)
+        raise AssertionError(seen)
+
+    def events(
+        self, path: str, after: str | None = None, *, most: int = 10_000, until: str = ""
+    ) -> list[dict[str, Any]] | None:
+        """
+        Read events as a browser does, so many or until one of a kind before the connection is cut; `None` when told to stop.
+        """
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
+        found: list[dict[str, Any]] = []
+        try:
+            connection.request("GET", f"{path}/events", headers={} if after is None else {"last-event-id": after})
+            response = connection.getresponse()
+            assert response.status in (200, 204), response.read()
+            if response.status == 204:
+                return None
+            fields: dict[str, str] = {}
+            while len(found) < most and (line := response.readline().decode()):
+                name, _, value = line.rstrip("\n").partition(": ")
+                if name:
+                    fields[name] = value
+                elif "data" in fields:
+                    found.append({"id": fields.get("id"), **json.loads(fields["data"])})
+                    if fields["event"] == until:
+                        break
+                    fields = {}
+        finally:
+            connection.close()
+        return found
+
+
+def last_id(events: list[dict[str, Any]]) -> str:
+    return [event["id"] for event in events if event["id"]][-1]
+
+
+def read_on(server: Server, path: str, got: list[dict[str, Any]], kind: str, *, most: int) -> dict[str, Any]:
+    """
+    Read so many events, lose the connection and come back, until there is an event of a kind.
+    """
+    for _ in range(100):
+        found = [event for event in got if event["type"] == kind]
+        if found:
+            return found[0]
+        got += server.events(path, last_id(got) if got else None, most=most, until=kind) or []
+    raise AssertionError(got)
+
+
+@pytest.mark.spec("requirements:X57", "requirements:N5", "requirements:E27")
+def test_the_application_of_the_page_loses_no_event_over_reconnects(tmp_path: Path) -> None:
+    server, got = Server(tmp_path), list[dict[str, Any]]()
+    with server.running():
+        status, made = server.ask("POST", "/runs", {"prompt": "Rome"})
+        path = f"/runs/{made['run']}"
+        asked = read_on(server, path, got, "question_asked", most=3)["question"]["id"]
+        refused = [server.ask("POST", f"{path}/answers", {"q99": "x"})[0]]
+        server.ask("POST", f"{path}/answers", {asked: "Friday"})
+        call_id = read_on(server, path, got, "tool_started", most=1)["tool_call_id"]
+        refused.append(server.ask("POST", f"{path}/tool-results/c99", {"result": "x"})[0])
+        server.ask("POST", f"{path}/tool-results/{call_id}", {"result": "at eight"})
+        finished = read_on(server, path, got, "run_finished", most=2)
+        whole, stopped = server.events(path), server.events(path, last_id(got))
+        refused += [server.ask("GET", f"/runs/{wrong}")[0] for wrong in ("nobody", "..%2fapp")]
+
+    assert 202 == status
+    assert [409, 409, 404, 404] == refused
+    assert ("completed", "Rome, Friday: at eight") == (finished["status"], finished["output"])
+    assert whole is not None
+    assert [e["id"] for e in whole if e["type"] != "text_delta"] == [e["id"] for e in got if e["type"] != "text_delta"]
+    places = [int(event["id"].partition("-")[2]) for event in got]
+    assert sorted(set(places)) == places
+    texts = "".join([event["text"] for event in got if event["type"] == "text_delta"])
+    assert texts in ("I will find you a table there.", "")
+    assert 1 == [event["type"] for event in got].count("text_completed")
+    assert stopped is None
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:X57", "requirements:K10")
+def test_the_application_goes_on_after_a_kill_with_what_waits_and_what_was_cut_off(tmp_path: Path) -> None:
+    server, before = Server(tmp_path), list[dict[str, Any]]()
+    with server.running(end=signal.SIGKILL):
+        waiting, cancelled = [
+            f"/runs/{server.ask('POST', '/runs', {'prompt': city})[1]['run']}" for city in ("Oslo", "Bonn")
+        ]
+        read_on(server, waiting, before, "question_asked", most=2)
+        assert 202 == server.ask("POST", f"{cancelled}/cancel")[0]
+        server.look(cancelled, until="cancelled")
+
+    with server.running():
+        questions = server.look(waiting, until="suspended")["questions"]
+        again = server.events(waiting, last_id(before))
+        assert 202 == server.ask("POST", f"{waiting}/answers", dict.fromkeys(questions, "Monday"))[0]
+        after = list[dict[str, Any]]()
+        after += server.events(waiting, last_id(before), most=2) or []
+        call_id = read_on(server, waiting, after, "tool_started", most=1)["tool_call_id"]
+        assert 202 == server.ask("POST", f"{waiting}/tool-results/{call_id}", {"result": "at nine"})[0]
+        seen = server.look(waiting, until="completed")
+
+    assert "Oslo, Monday: at nine" == seen["output"]
+    assert again is not None
+    for events in (again, after):
+        assert ("events_dropped", "epoch", None) == (events[0]["type"], events[0]["reason"], events[0]["id"])
+        assert "run_started" == events[1]["type"]
+        assert not [event for event in events if event["type"] == "model_started"]
+
+
+@pytest.mark.spec("requirements:N4")
+def test_every_other_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert ["python", "python"] == [block.kind for block in BLOCKS]
+    execute(BLOCKS[1], "serving.md")

@@ -1,0 +1,682 @@
+"""
+Handles, fit for a server: who comes late or comes back loses nothing, what is sent arrives, and runs are found by their ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine import (
+    AgentCall,
+    AgentDefinition,
+    AnswerInput,
+    Ask,
+    Engine,
+    Interrupt,
+    LogObserver,
+    Perform,
+    RunInput,
+    RunStatus,
+    ToolContext,
+    ToolResult,
+    ToolResultInput,
+    UserInput,
+    call,
+    map_agents,
+    tool,
+)
+from stepengine.data.models import ModelReply, ReplyDone, TextChunk, ToolCallChunk, ToolCallStarted
+from stepengine.data.parts import ToolCallPart
+from stepengine.data.run import RunPhase
+from stepengine.errors import AnswerRejected, InputError, JournalError, StepEngineError, ToolError
+from stepengine.events import EventsDropped, RunFinished, RunStarted, TextCompleted, TextDelta
+from stepengine.journal import MemoryJournal
+from stepengine.sessions import MemorySessions
+from stepengine.testing import ScriptedModel, failure, tool_call, tool_calls
+
+SECONDS = 20
+LONGER_TEXTS, A_THOUSAND = 15_000_000, 60_000_000
+"""Bytes that a thousand handles may need more for longer texts, and in all."""
+
+
+def plain(id: str = "a", **options: Any) -> AgentDefinition[Any]:
+    return AgentDefinition(id, **{"model": "t/m", **options})
+
+
+async def all_of(events) -> list[Any]:
+    async with asyncio.timeout(SECONDS):
+        return [event async for event in events]
+
+
+async def until(handle, kind: str, **options: Any) -> Any:
+    """
+    The first event of a kind.
+    """
+    async with asyncio.timeout(SECONDS):
+        async for event in handle.events(**options):
+            if event.type == kind:
+                return event
+    raise AssertionError(kind)
+
+
+async def turns(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def holds(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0)
+
+
+class Slow(ScriptedModel):
+    """
+    A model that streams pieces and lets everybody else go on after each one.
+    """
+
+    def __init__(self, *pieces: str) -> None:
+        super().__init__([])
+        self.pieces = pieces
+        self.half = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def stream(self, request):
+        for number, piece in enumerate(self.pieces):
+            if number == len(self.pieces) // 2:
+                self.half.set()
+                await self.go_on.wait()
+            yield TextChunk(piece)
+            await asyncio.sleep(0)
+        yield ReplyDone(ModelReply("".join(self.pieces)))
+
+
+# --- events -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:X57")
+async def test_who_comes_at_any_time_gets_every_event_with_the_same_place():
+    engine = Engine([plain()], models=ScriptedModel(["Hello."]))
+    async with engine.start("a", "go") as handle:
+        early = handle.events()
+        await turns()
+        late = handle.events()
+        first = await all_of(early)
+        second, last = await all_of(late), await all_of(handle.events())
+
+    assert [*range(len(first))] == [e.index for e in first]
+    assert isinstance(first[0], RunStarted)
+    assert isinstance(first[-1], RunFinished)
+    for shown in (second, last):
+        # What streamed before it came is not repeated in pieces: the completed text stands for it.
+        assert [e.id for e in first if e.type != "text_delta"] == [e.id for e in shown if e.type != "text_delta"]
+        assert "Hello." in [e.text for e in shown if isinstance(e, TextCompleted)]
+    assert {handle.run_id} == {e.run_id for e in first}
+    assert {handle.epoch} == {e.epoch for e in first}
+    assert f"{handle.epoch}-0" == first[0].id == f"{first[0].to_json()['epoch']}-{first[0].to_json()['index']}"
+
+
+@pytest.mark.spec("requirements:X57")
+async def test_a_reader_who_comes_in_the_middle_of_a_reply_gets_what_was_said_before():
+    model = Slow(*[f"{n} " for n in range(100)])
+    async with Engine([plain()], models=model).start("a", "go") as handle:
+        early = handle.events()
+        await model.half.wait()
+        await turns()
+        late = handle.events()
+        model.go_on.set()
+        shown = [await all_of(each) for each in (early, late)]
+
+    whole = "".join(model.pieces)
+    for events in shown:
+        assert whole == "".join([e.text for e in events if isinstance(e, TextDelta)])
+        assert [e.index for e in events] == sorted([e.index for e in events])
+    assert 100 == sum(isinstance(e, TextDelta) for e in shown[0])
+    assert sum(isinstance(e, TextDelta) for e in shown[1]) < 60
+
+
+@pytest.mark.spec("requirements:X57")
+@pytest.mark.parametrize("cuts", [1, 3, 7])
+async def test_a_reader_who_loses_the_connection_again_and_again_loses_and_doubles_nothing(cuts):
+    model = Slow(*[f"{n} " for n in range(40)])
+    async with Engine([plain()], models=model).start("a", "go") as handle:
+        whole = handle.events()
+        model.go_on.set()
+        got: list[Any] = []
+        after = None
+        while not (got and isinstance(got[-1], RunFinished)):
+            async with asyncio.timeout(SECONDS):
+                events = handle.events(after=after)
+                async for event in events:
+                    got.append(event)
+                    after = event.id
+                    if len(got) % cuts == 0:
+                        break
+                await events.aclose()
+        all_events = await all_of(whole)
+
+    assert not [e for e in got if isinstance(e, EventsDropped)]
+    assert "".join(model.pieces) == "".join([e.text for e in got if isinstance(e, TextDelta)])
+    rest = [[e.id for e in events if not isinstance(e, TextDelta)] for events in (got, all_events)]
+    assert rest[0] == rest[1]
+
+
+@pytest.mark.spec("requirements:X57", "requirements:N7")
+async def test_who_is_too_late_for_the_buffer_is_told_how_much_is_missing():
+    def chatty(ctx):
+        for number in range(10_100):
+            ctx.notify("n", data=number)
+        yield Perform(turns)
+
+    async with Engine([plain(handle_steps=chatty, model=None)]).start("a", "go") as handle:
+        result = await handle.result()
+        late = await all_of(handle.events())
+        back = await all_of(handle.events(after=f"{handle.epoch}-7"))
+        in_time = await all_of(handle.events(after=late[1].id))
+
+    assert RunStatus.COMPLETED is result.status
+    assert [(EventsDropped, "buffer")] * 2 == [(type(e[0]), e[0].reason) for e in (late, back)]
+    assert late[1].index == late[0].count == back[0].count + 8
+    assert "" == late[0].id
+    assert 10_000 == len(late) - 1
+    assert [e.id for e in late[2:]] == [e.id for e in in_time]
+
+
+@pytest.mark.spec("requirements:X57")
+async def test_an_id_of_another_process_gets_one_notice_and_what_there_is_and_a_wrong_one_is_refused():
+    async with Engine([plain()], models=ScriptedModel(["ok"])).start("a", "go") as handle:
+        await handle.result()
+        other = "00000000" if handle.epoch != "00000000" else "00000001"
+        shown = await all_of(handle.events(after=f"{other}-3"))
+
+        assert (EventsDropped, "epoch") == (type(shown[0]), shown[0].reason)
+        assert [0, -1] == [shown[1].index, shown[0].index]
+        for wrong in (
+            "",
+            "7",
+            "x-7",
+            f"{handle.epoch}-",
+            f"{handle.epoch}--1",
+            f"{handle.epoch}-²",
+            f"{handle.epoch}-1e9",
+        ):
+            with pytest.raises(StepEngineError, match="is no id of an event"):
+                handle.events(after=wrong)
+        with pytest.raises(StepEngineError, match="was not yet"):
+            handle.events(after=f"{handle.epoch}-{shown[-1].index + 1}")
+        assert [] == await all_of(handle.events(after=shown[-1].id))
+
+
+@pytest.mark.spec("requirements:X57", "requirements:O4")
+async def test_an_observer_of_an_engine_can_tell_its_runs_apart_and_children_carry_the_root():
+    seen: list[Any] = []
+
+    def parent(ctx):
+        yield AgentCall("kid", prompt="go")
+
+    engine = Engine(
+        [plain("boss", handle_steps=parent, spawnable_agents=["kid"]), plain("kid")],
+        models=ScriptedModel(["one", "two"]),
+        observers=[seen.append],
+    )
+    results = await asyncio.gather(*[engine.run("boss", "go") for _ in range(2)])
+
+    for result in results:
+        own = [e for e in seen if e.run_id == result.state.run_id]
+        assert [*range(len(own))] == [e.index for e in own]
+        assert {"", "0"} == {e.path for e in own}
+        assert 1 == len({e.epoch for e in own})
+        started = {e.path: e for e in own if isinstance(e, RunStarted)}
+        assert (result.state.run_id, result.children[0].run_id) == (started[""].own_id, started["0"].own_id)
+    assert len(seen) == sum(e.run_id in {r.state.run_id for r in results} for e in seen)
+
+
+@pytest.mark.spec("requirements:X57")
+async def test_the_deltas_of_two_calls_of_one_tool_carry_the_ids_of_their_calls():
+    @tool(in_thread=False)
+    def put(key: str) -> str:
+        """Put."""
+        return key
+
+    class Model(ScriptedModel):
+        async def stream(self, request):
+            if len(request.messages) > 1:
+                yield ReplyDone(ModelReply("done"))
+                return
+            for index in range(2):
+                yield ToolCallStarted(index=index, tool_call_id=f"call_{index}", tool_name="put")
+                yield ToolCallChunk(index=index, text='{"key": ')
+            for index, key in enumerate("xy"):
+                yield ToolCallChunk(index=index, text=f'"{key}"}}')
+            yield ReplyDone(ModelReply([ToolCallPart(f"call_{i}", "put", {"key": key}) for i, key in enumerate("xy")]))
+
+    async with Engine(models=Model([])).start(plain(tools=[put]), "go") as handle:
+        events = await all_of(handle.events())
+
+    inputs: dict[str, str] = {}
+    for event in events:
+        if event.type == "tool_input_delta":
+            inputs[event.tool_call_id] = inputs.get(event.tool_call_id, "") + event.text
+    started = {e.tool_call_id: e.input["key"] for e in events if e.type == "tool_started"}
+    assert {call_id: f'{{"key": "{key}"}}' for call_id, key in started.items()} == inputs
+
+
+@pytest.mark.spec("requirements:X57")
+async def test_a_completed_text_belongs_to_the_call_whose_deltas_it_replaces():
+    events = [e async for e in Engine([plain()], models=ScriptedModel(["Hello."])).stream("a", "go")]
+    deltas, whole = ([e for e in events if isinstance(e, kind)] for kind in (TextDelta, TextCompleted))
+
+    assert {(e.path, e.seq) for e in deltas} == {(e.path, e.seq) for e in whole}
+
+
+@pytest.mark.spec("requirements:X57", "requirements:K10")
+async def test_a_run_that_is_resumed_in_the_background_shows_only_what_is_new_in_another_epoch():
+    def handle_steps(ctx):
+        yield Perform(turns)
+        answer = yield Ask("Which?")
+        return answer.value
+
+    agent, journal = plain(handle_steps=handle_steps, model=None), MemoryJournal()
+    async with Engine([agent]) as engine:
+        async with engine.start("a", "go", journal=journal) as first:
+            assert RunStatus.SUSPENDED is (await first.result()).status
+            before = await all_of(first.events())
+        with pytest.raises(AnswerRejected):
+            await engine.start_resume(journal, answers={"other": "x"})
+        (question,) = (await first.result()).pending_questions
+        handle = await engine.start_resume(journal, answers={question.id: "this"})
+        events = await all_of(handle.events(after=before[-1].id))
+
+    assert (handle.run_id, "this") == (first.run_id, (await handle.result()).output)
+    assert first.epoch != handle.epoch
+    assert ("events_dropped", "epoch", "run_started") == (events[0].type, events[0].reason, events[1].type)
+    assert "perform_started" in [e.type for e in before]
+    assert not [e for e in events if e.type.startswith("perform")]
+    with pytest.raises(JournalError):
+        await engine.start_resume(MemoryJournal())
+
+
+# --- questions, tools and what else is sent -----------------------------------------------------------------------------
+
+
+def asks(ctx):
+    answer = yield Ask("Which?")
+    return answer.value
+
+
+@pytest.mark.spec("requirements:K8", "requirements:X57")
+async def test_a_page_that_only_watches_keeps_no_question_open_and_who_comes_late_can_still_answer():
+    agent = plain(handle_steps=asks, model=None)
+    async with Engine([agent]) as engine:
+        recorded = engine.start("a", "go", journal=MemoryJournal())
+        watched = await all_of(recorded.events())
+        open_ended = engine.start("a", "go")
+        await turns(10)
+        (question,) = open_ended.questions
+        open_ended.send(AnswerInput(question.id, "late"))
+        brief = engine.start("a", "go", wait_for_answers=0.01)
+        patient = engine.start("a", "go", journal=MemoryJournal())
+        asked = await until(patient, "question_asked", answers=True)
+        ended = [await handle.result() for handle in (recorded, open_ended, brief, patient)]
+
+    assert ["suspended", "completed", "suspended", "suspended"] == [r.status.value for r in ended]
+    assert "late" == ended[1].output
+    assert isinstance(watched[-1], RunFinished)
+    assert asked.question == ended[3].pending_questions[0]
+
+
+@tool(deferred=True, in_thread=False)
+def render(ctx: ToolContext, what: str) -> str:
+    """Render something elsewhere."""
+    if what == "nothing":
+        raise ValueError("nothing to render")
+    JOBS.append(ctx.tool_call_id)
+    return "begun"
+
+
+JOBS: list[str] = []
+
+
+@pytest.mark.spec("requirements:E27", "requirements:N5", "requirements:N12")
+@pytest.mark.parametrize("thread", [False, True])
+async def test_the_result_of_a_deferred_tool_comes_from_outside_and_an_unknown_call_is_an_error(thread):
+    JOBS.clear()
+    journal = MemoryJournal()
+    agent = plain(tools=[render])
+    replies = [tool_calls(tool_call("render", {"what": "x"}), tool_call("render", {"what": "nothing"})), "done"]
+    async with Engine([agent], models=ScriptedModel(replies)) as engine:
+        handle = engine.start("a", "go", journal=journal)
+        await holds(lambda: JOBS)
+        with pytest.raises(ToolError, match=rf"no call 'c9' waits for its result; waiting are: '{JOBS[0]}' at path ''"):
+            handle.send_tool_result("c9", "x")
+        if thread:
+            sending = threading.Thread(target=handle.send_tool_result, args=(JOBS[0], {"url": "u"}))
+            sending.start()
+            sending.join()
+        else:
+            handle.send(ToolResultInput(JOBS[0], ToolResult.json({"url": "u"})))
+            with pytest.raises(ToolError, match="waiting are: none"):
+                await turns()
+                handle.send_tool_result(JOBS[0], "again")
+        result = await handle.result()
+        replayed = await engine.replay(journal)
+
+    assert [{"url": "u"}, "ValueError: nothing to render"] == [
+        c.result.data or c.result.text for c in result.tool_calls
+    ]
+    assert "done" == result.text == replayed.text
+    assert [c.result for c in result.tool_calls] == [c.result for c in replayed.tool_calls]
+    with pytest.raises(ToolError):
+        handle.send_tool_result(JOBS[0], "late")
+
+
+@pytest.mark.spec("requirements:E27")
+async def test_results_for_calls_of_the_same_id_in_several_runs_need_the_path_and_an_interrupt_ends_the_wait():
+    JOBS.clear()
+
+    def kid(ctx):
+        return (yield from call(render, what="x"))
+
+    def boss(ctx):
+        first, second = yield from map_agents("kid", ["a", "b"])
+        return [first.output, second.output]
+
+    agents = [
+        plain("kid", handle_steps=kid, model=None, tools=[render]),
+        plain("boss", handle_steps=boss, model=None, spawnable_agents=["kid"]),
+    ]
+    async with Engine(agents) as engine:
+        handle = engine.start("boss", "go")
+        await holds(lambda: len(JOBS) == 2)
+        assert {("kid", "0"), ("kid", "1")} == {(c.agent_id, c.path) for c in handle.children}
+        with pytest.raises(ToolError, match="several wait, and path= says which"):
+            handle.send_tool_result(JOBS[0], "x")
+        handle.send_tool_result(JOBS[0], "one", path="0")
+        handle.send_tool_result(JOBS[1], "two", path="1")
+        assert ["one", "two"] == (await handle.result()).output
+        assert () == handle.children
+
+        JOBS.clear()
+        other = engine.start("kid", "go")
+        await holds(lambda: JOBS)
+        other.send(Interrupt())
+        assert RunStatus.CANCELLED is (await other.result()).status
+
+
+@pytest.mark.spec("requirements:E27")
+async def test_who_sees_that_a_deferred_call_began_may_have_its_result_at_once():
+    JOBS.clear()
+    async with Engine(models=ScriptedModel([tool_call("render", {"what": "x"}), "done"])) as engine:
+        handle = engine.start(plain(tools=[render]), "go", journal=MemoryJournal())
+        async with asyncio.timeout(SECONDS):
+            async for event in handle.events():
+                if event.type == "tool_started":
+                    handle.send_tool_result(event.tool_call_id, "soon", path=event.path)
+        result = await handle.result()
+
+    assert ["soon"] == [c.result.text for c in result.tool_calls]
+    assert 1 == len(JOBS)
+
+
+@pytest.mark.spec("requirements:N12")
+def test_what_can_be_sent_is_a_closed_set():
+    assert {"UserInput", "ToolResultInput", "AnswerInput", "Interrupt", "Shutdown"} == {
+        kind.__name__ for kind in RunInput.__args__
+    }
+    assert all(attrs.has(kind) for kind in RunInput.__args__)
+
+
+async def test_a_key_for_the_other_side_is_the_same_when_the_call_is_repeated():
+    keys: list[str] = []
+
+    @tool(in_thread=False, idempotent=True, retries=1)
+    def charge(ctx: ToolContext, amount: int) -> str:
+        """Charge."""
+        keys.append(ctx.idempotency_key)
+        if len(keys) in (1, 3):
+            raise (RuntimeError if len(keys) == 1 else KeyboardInterrupt)("gone")
+        return "ok"
+
+    def pays(ctx):
+        yield from call(charge, amount=1)
+        yield from call(charge, amount=1)
+
+    agent, journal = plain(handle_steps=pays, model=None, tools=[charge]), MemoryJournal()
+    engine = Engine([agent])
+    with pytest.raises(KeyboardInterrupt):
+        await engine.run("a", "go", journal=journal)
+    await engine.resume(journal)
+    await engine.run("a", "go")
+
+    retried, crashed, other = keys[:2], keys[2:4], keys[4:]
+    assert [1, 1, 2] == [len(set(each)) for each in (retried, crashed, other)]
+    assert 4 == len({*retried, *crashed, *other})
+    assert 64 == len(keys[0])
+
+
+# --- from turn to turn --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:N4", "requirements:N6", "requirements:N2", "requirements:C19")
+@pytest.mark.parametrize("store", [False, True])
+async def test_a_handle_that_is_kept_open_is_idle_after_a_turn_and_goes_on_with_the_next_input(store):
+    model = ScriptedModel(["one", "two", "three"])
+    engine = Engine([plain()], models=model, sessions=MemorySessions() if store else None)
+    async with engine, engine.start("a", "first", session_id="s", metadata={"k": 1}, keep_open=True) as handle:
+        events = handle.events()
+        assert ["one", RunPhase.IDLE, False] == [(await handle.result()).text, handle.phase, handle.done]
+        first = handle.run_id
+        handle.send(UserInput("second"))
+        second = handle.run_id
+        assert "two" == (await handle.result()).text
+        sending = threading.Thread(target=handle.send_input, args=("third",))
+        sending.start()
+        sending.join()
+        await holds(lambda: handle.run_id != second)
+        assert "three" == (await handle.result()).text
+        assert ["first", "one", "second", "two", "third", "three"] == [m.text for m in handle.history]
+        assert ("s", {"k": 1}, None, "a", "") == (
+            handle.session_id, handle.metadata, handle.parent, handle.agent_id, handle.path,
+        )  # fmt: skip
+        assert engine.get("s") is engine.get(handle.run_id) is handle
+        handle.interrupt()
+        await handle.shutdown()
+        await handle.shutdown()
+        shown = await all_of(events)
+
+    finished = [e for e in shown if isinstance(e, RunFinished)]
+    assert [("one", first), ("two", second), ("three", handle.run_id)] == [(e.result.text, e.run_id) for e in finished]
+    assert 3 == len({e.run_id for e in shown})
+    assert [*range(len(shown))] == [e.index for e in shown]
+    assert isinstance(shown[-1], RunFinished)
+    assert handle.done
+    assert engine.get("s") is None
+    with pytest.raises(StepEngineError, match="has ended and takes no input"):
+        handle.send_input("late")
+
+
+@pytest.mark.spec("requirements:N4", "requirements:N3")
+async def test_what_was_said_too_late_for_a_turn_is_the_next_one_and_an_interrupt_ends_only_the_turn():
+    class Waits(ScriptedModel):
+        asked = asyncio.Event()
+
+        async def stream(self, request):
+            if not self.asked.is_set():
+                self.asked.set()
+                await asyncio.Event().wait()
+            async for delta in super().stream(request):
+                yield delta
+
+    model = Waits(["ok"])
+    async with Engine([plain()], models=model) as engine:
+        handle = engine.start("a", "go", keep_open=True)
+        await model.asked.wait()
+        handle.send_input("more")
+        handle.interrupt()
+        cancelled = await handle.result()
+        following = await handle.result()
+        with pytest.raises(InputError, match=r"sessions=\.\.\."):
+            engine.start("a", "go", keep_open=True, journal=MemoryJournal())
+
+    assert [RunStatus.CANCELLED, RunStatus.COMPLETED] == [cancelled.status, following.status]
+    assert ["go", "more", "ok"] == [m.text for m in following.state.message_history]
+    assert () == following.warnings
+    assert handle.done
+
+
+@pytest.mark.spec("requirements:N14")
+async def test_a_crashed_turn_leaves_handle_and_engine_fit_for_the_next_one():
+    model = ScriptedModel([failure(ValueError("bug")), "fine", "also fine"])
+    async with Engine([plain()], models=model) as engine:
+        handle = engine.start("a", "go", keep_open=True)
+        assert [RunStatus.FAILED, RunPhase.IDLE] == [(await handle.result()).status, handle.phase]
+        handle.send_input("again")
+        assert "fine" == (await handle.result()).text
+        assert "also fine" == (await engine.run("a", "go")).text
+
+
+# --- many ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:N13")
+async def test_what_is_under_way_is_found_listed_and_ended_by_its_id():
+    async def for_ever():
+        await asyncio.Event().wait()
+
+    def waits(ctx):
+        yield Perform(for_ever)
+
+    agent = plain(handle_steps=waits, model=None)
+    async with Engine([agent]) as engine:
+        assert (None, False, (), False) == (
+            engine.get("x"), engine.is_running("x"), engine.active(), await engine.shutdown("x"),
+        )  # fmt: skip
+        one, two = engine.start("a", session_id="one"), engine.start("a")
+        plainly = asyncio.create_task(engine.run("a", session_id="plain"))
+        await turns()
+
+        assert ("one", two.run_id, "plain") == engine.active()
+        assert (one, one, two, None) == tuple(map(engine.get, ("one", one.run_id, two.run_id, "plain")))
+        assert [True, True, False] == [engine.is_running(id) for id in ("plain", two.run_id, "other")]
+        assert await engine.shutdown("one")
+        assert (one.done, two.done, engine.get("one")) == (True, False, None)
+        assert await engine.shutdown("plain")
+        assert RunStatus.CANCELLED is (await plainly).status
+        await engine.shutdown_all()
+        assert ((), True) == (engine.active(), two.done)
+        assert RunStatus.CANCELLED is (await two.result()).status
+
+
+def test_a_start_without_a_loop_says_what_to_do_before_anything_is_made():
+    engine = Engine([plain()], models=ScriptedModel(["ok"]))
+    with pytest.raises(
+        StepEngineError, match=r"needs a running event loop: call it inside `async def`, or use run_sync"
+    ):
+        engine.start("a", "go")
+    assert () == engine.active()
+    engine.close()
+
+
+@pytest.mark.spec("requirements:O2")
+async def test_a_log_provider_is_called_back_with_what_it_has_methods_for():
+    told_of: list[Any] = []
+
+    class Log:
+        def on_tool_call(self, name, given):
+            told_of.append((name, given["what"]))
+
+        def on_tool_result(self, name, result):
+            told_of.append((name, result.text))
+
+        def on_step(self, step, messages):
+            told_of.append((step, [message.role for message in messages]))
+
+        def on_complete(self, result):
+            told_of.append(result.status)
+
+    @tool(in_thread=False)
+    def say(what: str) -> str:
+        """Say."""
+        return what.upper()
+
+    class Half:
+        on_complete = Log.on_complete
+
+    replies = [tool_call("say", {"what": "x"}), "done"]
+    for log in (Log(), Half()):
+        engine = Engine(models=ScriptedModel(replies), observers=[LogObserver(log)])
+        await engine.run(plain(tools=[say]), "go")
+
+    assert [
+        (0, ["user"]), ("say", "x"), ("say", "X"), (1, ["user", "assistant", "tool"]), RunStatus.COMPLETED,
+        RunStatus.COMPLETED,
+    ] == told_of  # fmt: skip
+
+
+class Chatty(ScriptedModel):
+    """
+    A model that streams as much text as it is told, in small pieces.
+    """
+
+    def __init__(self, chars: int) -> None:
+        super().__init__([])
+        self.pieces = ["abcdefgh"] * (chars // 8)
+
+    async def stream(self, request):
+        for number, piece in enumerate(self.pieces):
+            yield TextChunk(piece)
+            if number % 16 == 0:
+                await asyncio.sleep(0)
+        yield ReplyDone(ModelReply("".join(self.pieces)))
+
+
+async def told(events) -> tuple[int, str]:
+    """
+    How much text a reader is shown, and the last event; nothing is kept.
+    """
+    chars, last = 0, ""
+    async with asyncio.timeout(60):
+        async for event in events:
+            chars += len(event.text) if isinstance(event, TextDelta) else 0
+            last = event.type
+    return chars, last
+
+
+async def crowd(handles: int, chars: int) -> int:
+    """
+    Run so many handles, each with a reader and one that is stuck; return the most bytes that were in use.
+    """
+    gc.collect()
+    tracemalloc.start()
+    async with Engine([plain()], models=Chatty(chars), pricing=None) as engine:
+        running = [engine.start("a", "go") for _ in range(handles)]
+        stuck = [handle.events() for handle in running]
+        for events in stuck:
+            await anext(events)
+        read = await asyncio.gather(*[told(handle.events()) for handle in running])
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        results = [await handle.result() for handle in running]
+        unstuck = [await told(events) for events in stuck]
+
+    assert {RunStatus.COMPLETED} == {result.status for result in results}
+    assert {(chars, "run_finished")} == {*read, *unstuck}
+    return most
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:N7", "requirements:X57", "reliability:RS09")
+async def test_a_thousand_handles_with_a_stuck_reader_each_end_all_and_need_no_more_for_longer_texts():
+    little, much = await crowd(1_000, 200), await crowd(1_000, 1_200)
+
+    # The texts alone are 5 MB more: in replies, transcripts, rings and what waits. One by one their pieces would be 30 MB.
+    assert much - little < LONGER_TEXTS, (little, much)
+    assert much < A_THOUSAND, (little, much)
