@@ -176,12 +176,12 @@ class RunTree:
     ) -> None:
         """Let the root start from these, before it runs: what a session holds is known only when it was loaded."""
         self.root.plan, self.root.state = plan, state
-        self.hub.run_id = state.run_id
         self.desk.give(answers or {}, earlier)
         self._lend(services, plan)
 
     def _lend(self, services: Services, plan: RunPlan) -> None:
         self.services = services
+        self.hub.run_id = plan.run_id
         self._created: datetime = plan.created
         self._now_ms = services.clock.now_ms
         self._start = self._now_ms()

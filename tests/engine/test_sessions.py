@@ -34,7 +34,7 @@ from stepengine import (
 )
 from stepengine.data.parts import TextPart, ToolCallPart
 from stepengine.data.questions import Decision
-from stepengine.engine.turns import Queue
+from stepengine.engine.session_turns import Queue
 from stepengine.errors import AnswerRejected, DefinitionError, ReplayDivergence, SessionConflict, SessionError
 from stepengine.events import RunFinished, TextDelta
 from stepengine.journal import FileJournal, MemoryJournal
