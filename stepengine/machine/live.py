@@ -432,8 +432,8 @@ class Live:
         self._state = None
         before = self.view
         if change.messages is not None:
+            self.start = self._start_in(change.messages)
             self.record = self.view = change.messages
-            self.start = min(self.start, len(self.record))
         if change.view is not None:
             self.view = change.view
         if change.messages is not None or change.view is not None:
@@ -480,6 +480,12 @@ class Live:
         """Show the model another view of the same history."""
         self.view = view
         self._state = None
+
+    def _start_in(self, record: Transcript) -> int:
+        """Return where in another record begins what this run added: that stays its own where it still stands at the end."""
+        own, length = self.added(), len(record)
+        is_kept = record[length - len(own) :] == own and (own or not self.began)
+        return length - len(own) if is_kept else min(self.start, length)
 
     def added(self) -> tuple[Message, ...]:
         """Return the messages that this run added to the record."""
