@@ -86,6 +86,33 @@ def test_the_bot_takes_the_next_message_for_the_answer(offline: dict[str, str], 
     assert ["At six or at eight?", "Booked for eight.", "You are welcome."] == said
 
 
+@pytest.mark.anyio
+async def test_the_store_in_redis_keeps_what_the_engine_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    The client is one that answers as Redis does: bytes, and keys whose time is over are gone.
+    """
+    import fakeredis
+
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import redis_sessions
+
+    async with fakeredis.FakeAsyncRedis() as client:
+        said = [await redis_sessions.message(client, words) for words in ("A table, please.", "four")]
+        store = redis_sessions.RedisSessions(client)
+        history, unknown = await store.get_history("ann:7"), await store.get_history("ben:1")
+        await store.set_cached("weather", {"sky": "grey"}, ttl=600)
+        await store.set_cached("for ever", [1])
+        cached, lives = await store.get_cached("weather"), await client.ttl("stepengine:cache:weather")
+        await client.delete("stepengine:cache:weather")
+
+        assert ["For how many?", "A table for four."] == said
+        assert ("A table, please.", "I will see to it.", []) == (history[0].text, history[-1].text, list(unknown))
+        assert ({"sky": "grey"}, [1], None) == (
+            cached, await store.get_cached("for ever"), await store.get_cached("weather"),
+        )  # fmt: skip
+        assert 0 < lives <= 600
+
+
 @pytest.mark.spec("requirements:P13")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
 def test_an_example_runs_offline(example: Path, offline: dict[str, str], tmp_path: Path) -> None:
