@@ -7,7 +7,10 @@ embeds stepengine would need. Typer and rich are loaded when a command starts.
 
 from __future__ import annotations
 
-__all__ = ("main",)
+from stepengine.cli.console import ConsoleRenderer, TerminalInteractor
+from stepengine.cli.screen import ColorScheme
+
+__all__ = ("ColorScheme", "ConsoleRenderer", "TerminalInteractor", "main")
 
 
 def main() -> None:
