@@ -8,9 +8,10 @@ embeds stepengine would need. Typer and rich are loaded when a command starts.
 from __future__ import annotations
 
 from stepengine.cli.console import ConsoleRenderer, TerminalInteractor
+from stepengine.cli.logger import ConsoleLogger
 from stepengine.cli.screen import ColorScheme
 
-__all__ = ("ColorScheme", "ConsoleRenderer", "TerminalInteractor", "main")
+__all__ = ("ColorScheme", "ConsoleLogger", "ConsoleRenderer", "TerminalInteractor", "main")
 
 
 def main() -> None:
