@@ -167,6 +167,8 @@ def session_hooks(store: SessionStore | VersionedStore) -> Hooks:
     A run that was stopped, because it waits for an answer or was cancelled, can do nothing any more, so it is not saved; with
     ``Engine(sessions=store)`` it is, and the next message answers the question.
 
+    A run that a ``pre_run`` hook refused leaves the session as it is.
+
     Args:
         store: Any store: ``FileSessions``, ``SqliteSessions``, ``MemorySessions``, or an object with ``get_history(id)`` and
             ``save_history(id, messages)``, plain or async.
@@ -212,7 +214,7 @@ class _Around:
         }
 
     def save(self, ctx: HookContext, result: Any) -> Generator[Yieldable, StepResult, None]:
-        if ctx.path:
+        if ctx.path or not result.began:
             return
         if result.status in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
             ctx.logger.warning(

@@ -118,6 +118,19 @@ async def test_only_what_the_run_added_counts_as_added():
     assert ([["2"]], "") == (seen, result.text)
 
 
+async def test_a_run_that_a_hook_refused_leaves_the_session_as_it_is():
+    store = MemorySessions()
+
+    def refuse(ctx):
+        msg = "not before noon"
+        raise ValueError(msg)
+
+    agent = AgentDefinition("bot", model="scripted/m", hooks=session_hooks(store) + Hooks(pre_run=refuse))
+    result, _, _ = await talk(store, [], "Hi.", agent=agent)
+
+    assert (RunStatus.FAILED, []) == (result.status, store.list())
+
+
 async def test_context_and_view_go_along():
     store = MemorySessions()
 
