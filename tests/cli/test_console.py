@@ -184,7 +184,7 @@ class Kept:
     def _result(self) -> RunResult[Any]:
         return RunResult(status=RunStatus.COMPLETED, state=AgentState())
 
-    async def events(self) -> Any:
+    async def events(self, **_: Any) -> Any:
         while (event := await self._events.get()) is not None:
             yield event
 
