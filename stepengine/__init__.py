@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )
     from stepengine.engine import Engine, load_agent, load_agents
     from stepengine.helpers import best_of, call, map_agents, retry
-    from stepengine.runtime import LogObserver, RateLimit, RetryPolicy, RunHandle
+    from stepengine.runtime import RateLimit, RetryPolicy, RunHandle
     from stepengine.tools import Depends, Tool, ToolContext, tool
 
 __all__ = (
@@ -62,7 +62,6 @@ __all__ = (
     "HookContext",
     "Hooks",
     "Limits",
-    "LogObserver",
     "ModelSettings",
     "Parallel",
     "Perform",
@@ -126,7 +125,7 @@ _HOME = {
     **{name: f"stepengine.data.{module}" for module, names in _PLACES.items() for name in names},
     **dict.fromkeys(("Engine", "load_agent", "load_agents"), "stepengine.engine"),
     **dict.fromkeys(("best_of", "call", "map_agents", "retry"), "stepengine.helpers"),
-    **dict.fromkeys(("LogObserver", "RateLimit", "RetryPolicy", "RunHandle"), "stepengine.runtime"),
+    **dict.fromkeys(("RateLimit", "RetryPolicy", "RunHandle"), "stepengine.runtime"),
     **dict.fromkeys(("Depends", "Tool", "ToolContext", "tool"), "stepengine.tools"),
 }
 """Where each public name comes from."""

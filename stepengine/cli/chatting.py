@@ -7,6 +7,7 @@ Each turn is a root run of its own with a journal of its own, and goes on from t
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
 from typing import Any
 
@@ -66,6 +67,7 @@ class Chat:
         }  # fmt: skip
         self._console = console
         self._state: AgentState | None = None
+        self._session_id = f"chat-{secrets.token_hex(6)}"  # what is allowed for good holds for all turns
 
     async def talk(self) -> Exit:
         """Take one turn after another; return the exit code of the last one."""
@@ -87,7 +89,12 @@ class Chat:
         with Recording.begun(options, None, command="chat", agent_id=agent.id, prompt=said) as recording:
             try:
                 handle = self._bench.engine.start(
-                    agent, said, previous=self._state, journal=recording.journal, limits=limits_of(options, agent)
+                    agent,
+                    said,
+                    previous=self._state,
+                    session_id=self._session_id,
+                    journal=recording.journal,
+                    limits=limits_of(options, agent),
                 )
             except StepEngineError as error:
                 return complain(visible(message_of(error)))

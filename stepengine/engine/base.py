@@ -46,7 +46,7 @@ from stepengine.runtime.asking import Remembered
 from stepengine.runtime.calls import Pricing
 from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.hub import Hub, ObserverLike
-from stepengine.runtime.logs import LOGGER, LogObserver
+from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.rates import RateLimitsLike
 from stepengine.runtime.retry import RetryPolicy
 from stepengine.runtime.toolcalls import ToolSetting
@@ -100,8 +100,7 @@ class Base:
         self._catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits(), permissions)
         self._models = Models.of(models)
         self._keep_names = isinstance(models, Provider)
-        telling = LogObserver.of(logger)
-        self._watchers = tuple([watcher_of(o) for o in (*observers, *([telling] if telling is not None else []))])
+        self._watchers = tuple([watcher_of(o) for o in observers])
         self._interactor = checked_interactor(interactor, "Engine(interactor=...)")
         self._headless = headless
         self._pricing = pricing

@@ -56,9 +56,7 @@ class Engine(Recorded):
             yield stay.
         resources: Live objects for tools, by type.
         workspace: Where agents work: a folder, or a ``Workspace``.
-        logger: Where log lines go: a standard logger, or an object with ``debug``, ``info``, ``warning`` (or ``warn``) and
-            ``error``; the standard logger ``stepengine`` by default. One that has methods of ``LogObserver`` is told what
-            agents do.
+        logger: Where log lines go; the standard logger ``stepengine`` by default.
         clock: Time and sleep.
         retry: How failed model calls are tried again.
         rate_limits: What each provider may be asked, by all runs together: one ``RateLimit`` that holds for each provider

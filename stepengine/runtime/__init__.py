@@ -9,7 +9,6 @@ from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.driver import drive
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.hub import Hub, Observer
-from stepengine.runtime.logs import LogObserver
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
 from stepengine.runtime.rates import RateLimit, RateLimits
 from stepengine.runtime.retry import RetryPolicy
@@ -20,7 +19,6 @@ __all__ = (
     "Clock",
     "Hub",
     "Item",
-    "LogObserver",
     "Middleware",
     "Observer",
     "Performer",

@@ -23,7 +23,9 @@ from typer.testing import CliRunner, Result
 from stepengine import AgentDefinition, Answer, Ask, Engine, Hooks, RunStatus, load_agent
 from stepengine.cli import ColorScheme, ConsoleRenderer, TerminalInteractor, running
 from stepengine.cli.app import app
-from stepengine.cli.console import Lines, Terminal, console_on
+from stepengine.cli.chatting import chat_command
+from stepengine.cli.console import PERMISSION, Lines, Terminal, console_on
+from stepengine.cli.options import Options
 from stepengine.cli.recording import entries
 from stepengine.data.questions import Question
 from stepengine.data.run import RunPhase, RunResult
@@ -432,6 +434,32 @@ def test_a_chat_goes_on_from_turn_to_turn_and_each_turn_is_recorded(chats: Any) 
     assert ["What is in a.txt?", "What did it say?"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
     assert ["What did it say?", "What is in a.txt?"] == [entry.text("title") for entry in entries()]
     assert {"completed"} == {entry.status for entry in entries()}
+
+
+@pytest.mark.spec("requirements:P9", "requirements:M11")
+def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
+    chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    And Ctrl-D at the end leaves; where somebody sits there, the engine refuses nothing by itself.
+    """
+    asked: list[str] = []
+    words: list[str | None] = ["Write it.", "Again.", None]
+
+    async def line(_: Terminal, prompt: str) -> str | None:
+        asked.append(prompt)
+        return "a" if prompt == PERMISSION else words.pop(0)
+
+    monkeypatch.setattr(Terminal, "line", line)
+    model = ScriptedModel([WRITES, text("Written."), WRITES, text("Written again.")])
+    monkeypatch.setattr(running, "models_of", lambda _: model)
+    with terminal() as (_, stream):
+        monkeypatch.setattr(sys, "stdin", stream)
+        code = chat_command(Options(agent="coder", model=["scripted/m"]))
+        monkeypatch.undo()
+
+    assert (0, ["> ", PERMISSION, "> ", "> "]) == (code, asked)
+    assert "colour\n" == (folder / "b.txt").read_text()
 
 
 @pytest.mark.spec("requirements:P9", "requirements:M17", "requirements:X55")
