@@ -7,9 +7,13 @@ embeds stepengine would need. Typer and rich are loaded when a command starts.
 
 from __future__ import annotations
 
-from stepengine.cli.console import ConsoleRenderer, TerminalInteractor
-from stepengine.cli.logger import ConsoleLogger
-from stepengine.cli.screen import ColorScheme
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepengine.cli.console import ConsoleRenderer, TerminalInteractor
+    from stepengine.cli.logger import ConsoleLogger
+    from stepengine.cli.screen import ColorScheme
 
 __all__ = ("ColorScheme", "ConsoleLogger", "ConsoleRenderer", "TerminalInteractor", "main")
 
@@ -20,3 +24,20 @@ def main() -> None:
     from stepengine.cli.ending import finished
 
     finished(app)
+
+
+_HOME = {
+    "ColorScheme": "screen",
+    "ConsoleLogger": "logger",
+    "ConsoleRenderer": "console",
+    "TerminalInteractor": "console",
+}
+"""Where the names for programs come from; the command line itself loads them when it needs them."""
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(f"{__name__}.{home}"), name)
