@@ -76,6 +76,7 @@ MODULES = {
         "run_with",
         "simulate",
     ],
+    "stepengine.cli": ["ColorScheme", "ConsoleLogger", "ConsoleRenderer", "TerminalInteractor"],
     "stepengine.journal": ["MemoryJournal", "FileJournal", "SqliteJournal", "diff"],
     "stepengine.tools": ["file_tools", "search_tools", "shell_tools", "control_tools", "spawn_tools", "ask_user_tool"],
     "stepengine.context": [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from typing import Annotated, TypeAlias
 
 import attrs
 import typer
@@ -28,6 +29,7 @@ Start here (no key, no network):
 \b
 Every run is recorded. Look at it, go on with it, repeat it:
   stepengine run ./agents/mine.py "Go"
+  stepengine chat
   stepengine runs
   stepengine show --last
   stepengine resume --last --answer q3=yes
@@ -58,6 +60,20 @@ Models:
 
 {EXIT_CODES}"""
 
+CHAT = f"""\
+Talk with AGENT: say what to do, watch it work, decide what it may do, say the next thing.
+
+It reads and searches by itself; whatever changes a file or runs a program is shown and asked about first (y, n REASON, a for
+always). What you type while it works is sent to it. Ctrl-C stops a turn; /quit leaves. Each turn is recorded as a run.
+
+\b
+Examples:
+  stepengine chat --model anthropic/claude-sonnet-4-5
+  stepengine chat ./agents/mine.py "Look at the failing test" --cwd ../project
+  printf 'Which files are there?\\n' | stepengine chat     (nobody can be asked: nothing is changed)
+
+{EXIT_CODES}"""
+
 ASK = f"""\
 Call MODEL once with PROMPT, and print its reply while it comes.
 
@@ -71,6 +87,15 @@ Examples:
   stepengine ask "anthropic/claude-haiku-4-5 | openai/gpt-5-mini" "Say hello." --json
 
 {EXIT_CODES}"""
+
+Model: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Model of every agent of the run, or of one of them; default: what each names, else STEPENGINE_MODEL.",
+        metavar="MODEL|AGENT=MODEL",
+    ),
+]
+NoJournal: TypeAlias = Annotated[bool, typer.Option("--no-journal", help="Do not record the run.")]
 
 app = typer.Typer(
     name="stepengine",
@@ -90,13 +115,7 @@ def run(
     prompt: Annotated[str, typer.Argument(help="What to do; - reads it from stdin.")] = "",
     *,
     params: Annotated[str, typer.Option(help="Params as JSON, or @FILE.", metavar="JSON|@FILE")] = "",
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Model of every agent of the run, or of one of them; default: what each names, else STEPENGINE_MODEL.",
-            metavar="MODEL|AGENT=MODEL",
-        ),
-    ] = None,
+    model: Model = None,
     max_steps: Annotated[
         int, typer.Option(help="Model steps that the run may take; 0 for the agent's own limit.", min=0)
     ] = 0,
@@ -107,7 +126,7 @@ def run(
             metavar="FILE",
         ),
     ] = "",
-    no_journal: Annotated[bool, typer.Option("--no-journal", help="Do not record the run.")] = False,
+    no_journal: NoJournal = False,
 ) -> None:
     """Run an agent; ``RUN`` is what users read."""
     from stepengine.cli.running import run_command
@@ -115,6 +134,22 @@ def run(
     options = attrs.evolve(options, agent=agent, prompt=prompt, params=params, model=model)
     options = attrs.evolve(options, max_steps=max_steps, journal=journal, no_journal=no_journal)
     leave(run_command(options))
+
+
+@app.command("chat", help=CHAT)
+@partial(with_options, without=("write", "shell", "as_json", "quiet"))
+def chat(
+    options: Options,
+    agent: Annotated[str, typer.Argument(help="Id or file of the agent.")] = "coder",
+    prompt: Annotated[str, typer.Argument(help="The first thing to say.")] = "",
+    *,
+    model: Model = None,
+    no_journal: NoJournal = False,
+) -> None:
+    """Talk with an agent; ``CHAT`` is what users read."""
+    from stepengine.cli.chatting import chat_command
+
+    leave(chat_command(attrs.evolve(options, agent=agent, prompt=prompt, model=model, no_journal=no_journal)))
 
 
 @app.command()

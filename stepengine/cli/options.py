@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_origin, get_type_hints
 
@@ -52,6 +52,7 @@ class Options:
         no_journal: Whether a new run is not to be recorded.
         last: Whether the newest run was named in place of a journal.
         stem: The name of the run, where the command line keeps its journal and its options.
+        asks: Whether what changes something is asked about where no policy is set, as in a chat.
         settings: What is set; ``in_force`` fills it in.
     """
 
@@ -79,6 +80,7 @@ class Options:
     no_journal: bool = False
     last: bool = False
     stem: str = ""
+    asks: bool = False
     config: Config = None
     settings: Settings = Settings()
 
@@ -103,18 +105,20 @@ class Options:
         return attrs.evolve(self, settings=in_force(self.config))
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_options(command: Callable[..., None], *, without: Container[str] = ()) -> Callable[..., None]:
     """
     Return *command* as typer takes it: with the options of ``Options`` that it does not have itself, after its own.
 
-    What was typed for them is its first argument.
+    What was typed for them is its first argument; those named in *without* are not offered.
     """
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     hints = get_type_hints(Options, include_extras=True)
     shared = [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
         for field in attrs.fields(Options)
-        if get_origin(hint := hints[field.name]) is Annotated and field.name not in [each.name for each in own]
+        if get_origin(hint := hints[field.name]) is Annotated
+        and field.name not in without
+        and field.name not in [each.name for each in own]
     ]
 
     def typed(**given: Any) -> None:

@@ -9,13 +9,13 @@ children run at the same time, a line in brackets says whose lines follow.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from stepengine.cli.report import money, tokens
-from stepengine.cli.screen import one_line, visible
+from stepengine.cli.screen import COLORS, ColorScheme, one_line, visible
 from stepengine.data import events as ev
 from stepengine.data.run import RunResult, RunStatus
 from stepengine.data.usage import Usage, add_cost
@@ -44,8 +44,8 @@ OF_MANY = (
     ev.Warned,
 )
 """What is shown or counted of a run that is one of many."""
+TODOS = "write_todos"
 LEVELS = ("debug", "info", "warning", "error", "off")
-DIFF_STYLES = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 
 class Progress:
@@ -58,6 +58,10 @@ class Progress:
         verbose: Show thinking, whole tool inputs and every log line.
         level: The lowest level of log lines that are shown without *verbose*.
         thinking: How thoughts of models are shown without *verbose*: ``"show"``, ``"hide"``, or ``"fold"`` to one line.
+        colors: The style of each kind of line.
+
+    Attributes:
+        shows_questions: Whether questions are lines like others; not where somebody is asked them on the same console.
     """
 
     def __init__(
@@ -68,8 +72,11 @@ class Progress:
         verbose: bool = False,
         level: str = "warning",
         thinking: str = "fold",
+        colors: ColorScheme = COLORS,
     ) -> None:
+        self.shows_questions = True
         self._console = console
+        self._colors = colors
         self._verbose = verbose
         self._thinking = "show" if verbose else thinking
         self._level = 0 if verbose else LEVELS.index(level)
@@ -88,6 +95,7 @@ class Progress:
         self._start = time.monotonic()
         self._wants_live = live
         self._live: Live | None = None
+        self._todos: dict[tuple[str, str], Any] = {}
 
     @contextmanager
     def shown(self) -> Iterator[Progress]:
@@ -106,6 +114,19 @@ class Progress:
         ) as self._live:
             yield self
         self._live = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Take the status line away for as long as the block lasts, so that somebody can type."""
+        live = self._live
+        if live is None:
+            yield
+            return
+        live.stop()
+        try:
+            yield
+        finally:
+            live.start(refresh=True)
 
     def on_event(self, event: ev.Event) -> None:
         """Show *event*."""
@@ -140,14 +161,14 @@ class Progress:
         crowd = self._crowds[event.path]
         crowd.ended += 1
         if event.status is not RunStatus.COMPLETED:
-            self._line(event.path, f"agent {event.agent_id} ended: {event.status.value}", "magenta")
+            self._line(event.path, f"agent {event.agent_id} ended: {event.status.value}", self._colors.agent)
         if crowd.is_worth_a_line:
             self._tell(event.path, crowd)
         return True
 
     def _tell(self, path: str, crowd: _Crowd) -> None:
         crowd.told = crowd.ended
-        self._line(path, f"agents {crowd.agent_id}: {crowd.ended}/{crowd.asked}", "magenta")
+        self._line(path, f"agents {crowd.agent_id}: {crowd.ended}/{crowd.asked}", self._colors.agent)
 
     def finish(self, result: RunResult[Any]) -> None:
         """Show how the run ended and what it spent."""
@@ -166,7 +187,7 @@ class Progress:
             money(result.cost) if result.usage.requests else "no model call",
             f"{time.monotonic() - self._start:.1f} s",
         ]
-        self._line("", " | ".join([s for s in spent if s]), "bold")
+        self._line("", " | ".join([s for s in spent if s]), self._colors.summary)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
 
@@ -190,7 +211,7 @@ class Progress:
             money(self._cost) if spent else "",
             f"{time.monotonic() - self._start:.0f} s",
         ]
-        return text.append(" | ".join([p for p in parts if p]), style="dim")
+        return text.append(" | ".join([p for p in parts if p]), style=self._colors.note)
 
     def _line(self, path: str, text: str, style: str = "") -> None:
         from rich.text import Text
@@ -199,7 +220,9 @@ class Progress:
         if speaker != self._speaker:
             self._speaker = speaker
             if speaker:
-                self._console.print(Text("  " * _depth(speaker) + self._siblings[speaker], style="dim"), soft_wrap=True)
+                self._console.print(
+                    Text("  " * _depth(speaker) + self._siblings[speaker], style=self._colors.note), soft_wrap=True
+                )
         self._console.print(Text("  " * _depth(path) + text, style=style), soft_wrap=True)
 
     def _speaker_of(self, path: str) -> str:
@@ -232,7 +255,7 @@ class Progress:
         if step and not event.path:
             self._step = step
         if step and not self._is_folded(event.path):
-            self._line(event.path, f"step {step}", "bold cyan")
+            self._line(event.path, f"step {step}", self._colors.step)
 
     def _on_model_finished(self, event: ev.ModelFinished) -> None:
         if event.reply is not None:
@@ -244,13 +267,15 @@ class Progress:
             self._doing = f"{event.phase.value.replace('_', ' ')} {one_line(event.detail, 40)}".strip()
 
     def _on_agent_spawned(self, event: ev.AgentSpawned) -> None:
-        self._line(event.path, f"agent {event.agent_id} starts: {one_line(event.prompt)}".rstrip(": "), "magenta")
+        self._line(
+            event.path, f"agent {event.agent_id} starts: {one_line(event.prompt)}".rstrip(": "), self._colors.agent
+        )
         if not event.only_child:
             self._siblings[event.child_path] = f"[{event.agent_id}: {one_line(event.prompt, 40)}]".replace(": ]", "]")
 
     def _on_agent_finished(self, event: ev.AgentFinished) -> None:
         self._flush(event.child_path)
-        self._line(event.path, f"agent {event.agent_id} ended: {event.status.value}", "magenta")
+        self._line(event.path, f"agent {event.agent_id} ended: {event.status.value}", self._colors.agent)
 
     # --- model --------------------------------------------------------------------------------------------------------
 
@@ -269,32 +294,34 @@ class Progress:
         lines = [line for line in event.text.splitlines() if line.strip()]
         if self._thinking == "show":
             for line in lines:
-                self._line(event.path, f"  thinks: {visible(line)}", "dim")
+                self._line(event.path, f"  thinks: {visible(line)}", self._colors.thinking)
         elif self._thinking == "fold" and lines:
             more = f" ({len(lines) - 1} more line{'s' * (len(lines) > 2)})" if len(lines) > 1 else ""  # noqa: PLR2004
-            self._line(event.path, f"  thinks: {one_line(lines[0], 80)}{more}", "dim")
+            self._line(event.path, f"  thinks: {one_line(lines[0], 80)}{more}", self._colors.thinking)
 
     def _on_reply_discarded(self, event: ev.ReplyDiscarded) -> None:
         self._partial.pop(event.path, None)
         self._streamed.discard(event.path)
-        self._line(event.path, "(the reply broke off; what it said does not count)", "yellow")
+        self._line(event.path, "(the reply broke off; what it said does not count)", self._colors.warning)
 
     def _on_model_retry(self, event: ev.ModelRetry) -> None:
         why = (
             f"attempt {event.attempt} failed, the next one follows in {event.wait:.1f} s: {one_line(event.error, 200)}"
         )
-        self._line(event.path, why, "yellow")
+        self._line(event.path, why, self._colors.warning)
 
     def _on_rate_limited(self, event: ev.RateLimited) -> None:
         how_long = "" if event.wait is None else f", {event.wait:.0f} s at most"
-        self._line(event.path, f"waits for its turn at {event.provider} ({event.limit}{how_long})", "dim")
+        self._line(event.path, f"waits for its turn at {event.provider} ({event.limit}{how_long})", self._colors.note)
 
     # --- tools --------------------------------------------------------------------------------------------------------
 
     def _on_tool_started(self, event: ev.ToolStarted) -> None:
         self._flush(event.path)
+        if event.tool_name == TODOS:
+            self._todos[event.path, event.tool_call_id] = event.input
         call = f"{one_line(event.tool_name, 64)} {self._arguments(event.input)}".rstrip()
-        self._line(event.path, f"{one_line(event.source, 16):>9} > {call}", "blue")
+        self._line(event.path, f"{one_line(event.source, 16):>9} > {call}", self._colors.tool)
 
     def _on_tool_finished(self, event: ev.ToolFinished) -> None:
         if self._is_folded(event.path):
@@ -303,14 +330,26 @@ class Progress:
         how = "ok" if not result.is_error else result.status
         why = f": {one_line(result.text, 200)}" if result.is_error else ""
         said = f"{one_line(event.tool_name, 64)} {how}, {event.duration_ms} ms{why}"
-        self._line(event.path, f"{'':>9} < {said}", "red" if result.is_error else "dim")
+        self._line(event.path, f"{'':>9} < {said}", self._colors.error if result.is_error else self._colors.result)
         diff = result.data.get("unified_diff") if isinstance(result.data, dict) else None
         if isinstance(diff, str):
             self._diff(event.path, diff)
+        if event.tool_name == TODOS:
+            asked = self._todos.pop((event.path, event.tool_call_id), None)
+            if not result.is_error:
+                self._show_todos(event.path, asked["todos"])
+
+    def _show_todos(self, path: str, todos: Iterable[Any]) -> None:
+        """Show the list as the tool, which has checked it, was given it."""
+        for todo in todos:
+            mark, style = ("x", self._colors.result) if todo["completed"] else (" ", "")
+            self._line(path, f"{'':>11} [{mark}] {one_line(todo['task'], 120)}", style)
 
     def _on_repeat(self, event: ev.Repeat) -> None:
         name = one_line(event.tool_name, 64)
-        self._line(event.path, f"  warning: {name} was called {event.count} times with the same result", "yellow")
+        self._line(
+            event.path, f"  warning: {name} was called {event.count} times with the same result", self._colors.warning
+        )
 
     def _arguments(self, value: Any) -> str:
         if not isinstance(value, dict):
@@ -322,25 +361,28 @@ class Progress:
 
     def _diff(self, path: str, diff: str) -> None:
         lines = diff.splitlines()
-        for line, style in diff_lines("\n".join(lines[:MAX_DIFF_LINES])):
+        for line, style in diff_lines("\n".join(lines[:MAX_DIFF_LINES]), self._colors):
             self._line(path, f"{'':>11} {line}", style)
         if len(lines) > MAX_DIFF_LINES:
-            self._line(path, f"{'':>11} ({len(lines) - MAX_DIFF_LINES} more lines)", "dim")
+            self._line(path, f"{'':>11} ({len(lines) - MAX_DIFF_LINES} more lines)", self._colors.note)
 
     def _on_tool_progress(self, event: ev.ToolProgress) -> None:
         percent = "" if event.percent is None else f" {event.percent:.0f} %"
-        self._line(event.path, f"  . {one_line(event.message, 200)}{percent}", "dim")
+        self._line(event.path, f"  . {one_line(event.message, 200)}{percent}", self._colors.note)
 
     # --- people and logs ----------------------------------------------------------------------------------------------
 
     def _on_question_asked(self, event: ev.QuestionAsked | ev.PermissionRequested) -> None:
-        self._line(event.path, f"  ? {one_line(event.question.text, 400)}", "bold yellow")
+        if self.shows_questions:
+            self._line(event.path, f"  ? {one_line(event.question.text, 400)}", self._colors.question)
 
     def _on_permission_requested(self, event: ev.PermissionRequested) -> None:
         self._on_question_asked(event)
         shown = event.question.preview
+        if not self.shows_questions:
+            return
         if shown is not None:
-            self._line(event.path, f"    {one_line(str(shown['action']), 400)}", "yellow")
+            self._line(event.path, f"    {one_line(str(shown['action']), 400)}", self._colors.warning)
         if event.question.remember is not None:
             self._line(event.path, f"    always: {one_line(str(event.question.remember['id']), 400)}", "dim")
 
@@ -350,16 +392,17 @@ class Progress:
     def _on_log_line(self, event: ev.LogLine | ev.ToolLog) -> None:
         level = event.level if event.level in LEVELS else "warning"
         if LEVELS.index(level) >= self._level:
-            style = {"warning": "yellow", "error": "red"}.get(level, "dim")
+            colors = self._colors
+            style = {"warning": colors.warning, "error": colors.error}.get(level, colors.note)
             self._line(event.path, f"  {level}: {one_line(event.message, 400)}", style)
 
     _on_tool_log = _on_log_line
 
     def _on_hook_failed(self, event: ev.HookFailed) -> None:
-        self._line(event.path, f"  warning: {one_line(event.error, 400)}", "yellow")
+        self._line(event.path, f"  warning: {one_line(event.error, 400)}", self._colors.warning)
 
     def _on_handler_notice(self, event: ev.HandlerNotice | ev.Warned) -> None:
-        self._line(event.path, f"  warning: {one_line(event.message, 400)}", "yellow")
+        self._line(event.path, f"  warning: {one_line(event.message, 400)}", self._colors.warning)
 
     _on_warned = _on_handler_notice
 
@@ -432,7 +475,10 @@ def _short(value: Any) -> str:
     return str(value)
 
 
-def diff_lines(diff: str) -> Iterator[tuple[str, str]]:
+def diff_lines(diff: str, colors: ColorScheme = COLORS) -> Iterator[tuple[str, str]]:
     """Give each line of a unified diff, made visible, with its style."""
+    styles = {
+        "+++": colors.summary, "---": colors.summary, "@@": colors.place, "+": colors.added, "-": colors.removed,
+    }  # fmt: skip
     for line in diff.splitlines():
-        yield visible(line), next((s for begin, s in DIFF_STYLES.items() if line.startswith(begin)), "")
+        yield visible(line), next((style for begin, style in styles.items() if line.startswith(begin)), "")

@@ -317,6 +317,7 @@ def with_record(options: Options, entry: Entry) -> Options:
         web=options.web or entry.text("options", "web"),
         write=options.write or recorded.get("write") is True,
         shell=options.shell or recorded.get("shell") is True,
+        asks=recorded.get("asks") is True,
         config=options.config or (Path(config) if config else None),
     )
 
@@ -441,6 +442,7 @@ def _companion(
             "cwd": str(options.cwd.resolve()),
             "write": options.write,
             "shell": options.shell,
+            "asks": options.asks,
             "web": ANY.text(USER.sub("//", options.web)),
             "max_steps": options.max_steps,
             "config": None if options.config is None else str(options.config.absolute()),

@@ -29,10 +29,12 @@ from stepengine.data.run import RunResult, RunStatus
 from stepengine.errors import ChildError, InputError, LimitExceeded, MissingKey, StepEngineError, UnknownModel
 
 if TYPE_CHECKING:
+    from stepengine.cli.console import TerminalInteractor
     from stepengine.cli.progress import Progress
     from stepengine.engine import Engine
     from stepengine.journal import Journal
     from stepengine.models import Models, Provider
+    from stepengine.permissions import Policy
 
 __all__ = (
     "Bench",
@@ -47,9 +49,11 @@ __all__ = (
     "name_of",
     "new_journal",
     "perform",
+    "reason_of",
     "registry_of",
     "result_of",
     "run_command",
+    "tell_more",
     "told",
     "watched",
 )
@@ -195,6 +199,7 @@ def bench_for(
     settings = options.settings
     agents = family(agent, options.agent, settings.agent_folders)
     progress = make_progress(options)
+    somebody = _somebody(progress, options) if performs else None
     models = models_of(options)
     default, problem = _default_model(models, settings)
     engine = Engine(
@@ -205,12 +210,29 @@ def bench_for(
         default_model=default,
         agent_models=_agent_models(options, agents, is_new=is_new),
         hooks=Hooks(pre_step=[Compaction()], on_stop=[require_finished_todos()]),
-        permissions=settings.policy,
+        permissions=settings.policy or (_asking_policy() if options.asks else None),
+        interactor=somebody,
         # The journal that every run has by itself is no sign that somebody will come back to answer.
         headless=True if is_new and not options.journal and not sys.stdin.isatty() else None,
         workspace=options.cwd.resolve(),
     )
     return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))
+
+
+def _asking_policy() -> Policy:
+    """Return the policy that lets an agent look around and asks about everything else."""
+    from stepengine.permissions import Policy, Rule, read_only_commands
+
+    return Policy([Rule.allow_category("read"), Rule.allow_tool("ask_user"), *read_only_commands()])
+
+
+def _somebody(progress: Progress | None, options: Options) -> TerminalInteractor | None:
+    """Return who answers questions of a run: whoever sits at the terminal that shows it, if it is one."""
+    if progress is None or not (sys.stdin.isatty() and is_terminal()):
+        return None
+    from stepengine.cli.console import TerminalInteractor
+
+    return TerminalInteractor(progress=progress, color=options.settings.get("display.color"))
 
 
 def _agent_models(options: Options, agents: list[AgentDefinition[Any]], *, is_new: bool) -> dict[str, str]:
@@ -349,19 +371,12 @@ def make_progress(options: Options) -> Progress | None:
     """Return what shows progress on stderr; ``None`` when nothing is to be shown."""
     if options.quiet:
         return None
-    from rich.console import Console
-
+    from stepengine.cli.console import console_on
     from stepengine.cli.progress import Progress
 
     settings = options.settings
     color = settings.get("display.color")
-    without = color == "never" or (options.as_json and color != "always")
-    console = Console(
-        stderr=True,
-        highlight=False,
-        no_color=True if without else False if color == "always" else None,
-        force_terminal=True if color == "always" else None,
-    )
+    console = console_on(sys.stderr, color="never" if options.as_json and color == "auto" else color)
     live = is_terminal() and not console.is_dumb_terminal and not os.environ.get("CI")
     return Progress(
         console,
@@ -429,16 +444,22 @@ def told(run: Run, options: Options, bench: Bench) -> Exit:
         print(dumps(json_of(result)))
     elif result.output not in (None, ""):
         print(_printed(output_of(result.output)))
-    if run.code is Exit.USAGE:
-        error = result.error
-        while isinstance(error, ChildError):
-            error = error.__cause__
-        no_model = isinstance(error, UnknownModel) and not (options.models or result.state.usage.requests)
-        return complain(bench.without_model if no_model else _unknown(error, options))
-    _tell_more(result, options)
+    if run.code is not Exit.USAGE:
+        tell_more(result, options)
     if run.code is not Exit.COMPLETED:
-        complain(ending_of(run))
+        complain(reason_of(run, options, bench))
     return run.code
+
+
+def reason_of(run: Run, options: Options, bench: Bench) -> str:
+    """Return why a run did not complete, and what helps where it had no model."""
+    if run.code is not Exit.USAGE:
+        return ending_of(run)
+    error = run.result.error
+    while isinstance(error, ChildError):
+        error = error.__cause__
+    no_model = isinstance(error, UnknownModel) and not (options.models or run.result.state.usage.requests)
+    return bench.without_model if no_model else _unknown(error, options)
 
 
 def _unknown(error: BaseException | None, options: Options) -> str:
@@ -449,7 +470,7 @@ def _unknown(error: BaseException | None, options: Options) -> str:
     return f"{error}. A handler names it itself: --model {model} stands in only for models that agents name"
 
 
-def _tell_more(result: RunResult[Any], options: Options) -> None:
+def tell_more(result: RunResult[Any], options: Options) -> None:
     """Tell what waits for an answer, and what was odd."""
     waits = options.journal and (result.pending_questions or result.status is RunStatus.CANCELLED)
     again = resume_hint(options, result.state.agent_id) if waits else ""

@@ -11,9 +11,52 @@ import json
 import sys
 from typing import Any
 
+import attrs
+
 from stepengine.data.visible import visible
 
-__all__ = ("cut", "dumps", "is_terminal", "one_line", "visible")
+__all__ = ("COLORS", "ColorScheme", "cut", "dumps", "is_terminal", "one_line", "visible")
+
+
+@attrs.frozen(kw_only=True)
+class ColorScheme:
+    """
+    The style of each kind of line, in the words of rich: ``"bold cyan"``, ``"#ff8800"``, ``"dim"``; ``""`` for none.
+
+    On an output that is no terminal, and where ``NO_COLOR`` is set, there are no colours whatever the scheme says.
+
+    Attributes:
+        step: A step of the model.
+        tool: A tool call that begins.
+        result: A tool call that went well; a todo that is done.
+        agent: A child that begins or ends.
+        thinking: Thoughts.
+        question: What a person is asked.
+        warning: What somebody should look at.
+        error: What failed.
+        note: What is said in passing.
+        summary: How a run ended; the names of files in a diff.
+        place: A place in a diff.
+        added: A line that a diff adds.
+        removed: A line that a diff removes.
+    """
+
+    step: str = "bold cyan"
+    tool: str = "blue"
+    result: str = "dim"
+    agent: str = "magenta"
+    thinking: str = "dim"
+    question: str = "bold yellow"
+    warning: str = "yellow"
+    error: str = "red"
+    note: str = "dim"
+    summary: str = "bold"
+    place: str = "cyan"
+    added: str = "green"
+    removed: str = "red"
+
+
+COLORS = ColorScheme()
 
 
 def cut(text: str, width: int) -> str:

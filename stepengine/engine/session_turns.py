@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import inspect
 import secrets
 import threading
 import weakref
@@ -21,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
-from stepengine.data import codec
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Outcome
@@ -43,7 +41,8 @@ from stepengine.errors import (
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.tree import MachineMaker, Services
-from stepengine.sessions import Session, SessionInfo, StateStore, TurnStore, VersionedStore, mended
+from stepengine.sessions import Session, SessionInfo, TurnStore
+from stepengine.sessions.around import AnyStore, left
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal, JournalLike
@@ -123,9 +122,9 @@ _waiting: set[Turn] = set()
 """Who is in which session, and who waits for one: so that no run waits for one that waits for it."""
 
 
-class Sessions:
+class Sessions(AnyStore):
     """
-    A store of any kind, as one that keeps whole sessions.
+    The sessions of an engine.
 
     Args:
         store: What ``Engine(sessions=...)`` was given.
@@ -136,81 +135,25 @@ class Sessions:
     """
 
     def __init__(self, store: Any, *, children: bool = False) -> None:
-        self.store = store
+        super().__init__(store)
         self.children = children
-        self._is_whole = isinstance(store, VersionedStore)
-        if children and not self._is_whole:
+        if children and not self.is_whole:
             msg = (
                 f"Engine(child_sessions=True) needs a store with load and save, such as FileSessions; {store!r} has only "
                 "histories"
             )
             raise DefinitionError(msg)
-        self._has_state = isinstance(store, StateStore)
         with _queues_lock:
             try:
                 self.queue = _queues.setdefault(store, Queue())
             except TypeError:  # it cannot be referred to weakly
                 self.queue = Queue()
 
-    async def load(self, session_id: str) -> Session:
-        """
-        Return a session.
-
-        Raises:
-            SessionError: when the store fails.
-        """
-        try:
-            return await self._loaded(session_id)
-        except StepEngineError:
-            raise
-        except Exception as error:
-            msg = f"the session {session_id!r} could not be loaded, so nothing was run: {type(error).__name__}: {error}"
-            raise SessionError(msg) from error
-
-    async def _loaded(self, session_id: str) -> Session:
-        if self._is_whole:
-            loaded: Session = await self._done(self.store.load, session_id)
-            return loaded
-        messages, repairs = mended(await self._done(self.store.get_history, session_id) or ())
-        session = Session(info=SessionInfo(session_id=session_id), messages=messages, repairs=repairs)
-        kept = await self._done(self.store.get_state, session_id) if self._has_state else None
-        if not kept or repairs:
-            return session
-        state: AgentState = codec.from_json(kept["state"])
-        if state.message_history != messages:
-            return session  # somebody else changed the history: it is all that is known
-        info = attrs.evolve(session.info, agent_id=state.agent_id)
-        return attrs.evolve(session, info=info, state=state, turns=kept["turns"], journal=kept["journal"])
-
-    async def save(self, session: Session) -> Session:
-        """
-        Store a session and return it as it is stored.
-
-        Raises:
-            SessionConflict: when somebody else saved it since it was loaded, and the store can tell.
-        """
-        if self._is_whole:
-            saved: Session = await self._done(self.store.save, session)
-            return saved
-        session_id, state = session.session_id, session.state
-        await self._done(self.store.save_history, session_id, session.messages)
-        if self._has_state and state is not None:
-            kept = {"state": codec.to_json(state), "turns": session.turns, "journal": session.journal}
-            await self._done(self.store.save_state, session_id, kept)
-        return session
-
     async def journals(self, session: Session) -> Journals | None:
         """Return the journals of a session's runs; ``None`` where the store has no place for them."""
         if isinstance(self.store, TurnStore):
             return Journals(self.store.turn_place(session.session_id))
-        return Within(session) if self._has_state else None
-
-    async def _done(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        if getattr(self.store, "blocking", False):
-            value = await asyncio.to_thread(method, *arguments)
-        else:
-            value = method(*arguments)
-        return await value if inspect.isawaitable(value) else value
+        return Within(session) if self.has_state else None
 
 
 class Journals:
@@ -572,28 +515,20 @@ class Turn:
         return attrs.evolve(result, session_saved=is_saved, warnings=(*result.warnings, *self._warnings))
 
     def _after(self, result: RunResult[Any], plan: RunPlan, name: str | None, turns: int) -> Session:
-        before, model = self._before, plan.model
-        info = attrs.evolve(
-            before.info,
-            agent_id=plan.definition.id,
-            model=model,
-            provider=model.partition("/")[0] if model and "/" in model else None,
-            user_id=plan.info.user_id or before.info.user_id,
-            status=result.status.value,
-            metadata={**before.info.metadata, **plan.info.metadata, **self._request.info.metadata},
-            child_session_ids=(*before.info.child_session_ids, *self._begun_in(result.state.run_id)),
-        )
+        before = self._before
         waits = result.status is RunStatus.SUSPENDED and name is not None and self._journals is not None
         journal = self._journals.stored(name) if waits and name and self._journals else None
-        state = result.state
-        return attrs.evolve(
+        return left(
             before,
-            info=info,
-            messages=state.message_history,
-            state=state,
+            result.state,
+            status=result.status,
+            usage=_without(before.usage, self._usage_counted(turns)) + result.usage,
+            model=plan.model,
+            user_id=plan.info.user_id,
+            metadata={**plan.info.metadata, **self._request.info.metadata},
+            children=self._begun_in(result.state.run_id),
             turns=turns,
             journal=journal,
-            usage=_without(before.usage, self._usage_counted(turns)) + result.usage,
         )
 
     def _usage_counted(self, turns: int) -> Usage:

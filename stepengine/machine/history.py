@@ -107,11 +107,18 @@ class History:
         self.opening = tuple(messages)
         self.add(messages)
 
-    def replace(self, record: Transcript | None, view: Transcript | None) -> None:
-        """Put another record, which the view follows, or another view in the place of what stands there."""
+    def replace(self, record: Transcript | None, view: Transcript | None, *, has_begun: bool = True) -> None:
+        """
+        Put another record, which the view follows, or another view in the place of what stands there.
+
+        What the run added stays its own where it still stands at the end of the other record; a run that has not begun yet
+        has added nothing, whatever the other record holds.
+        """
         if record is not None:
+            own, length = self.added(), len(record)
+            is_kept = record[length - len(own) :] == own and (own or not has_begun)
+            self.start = length - len(own) if is_kept else min(self.start, length)
             self.record = self.view = record
-            self.start = min(self.start, len(record))
         if view is not None:
             self.view = view
         self._find_results()

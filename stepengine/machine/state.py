@@ -562,7 +562,7 @@ class RunState:
         self._frozen = None
         before = self.history.view
         if change.messages is not None or change.view is not None:
-            self.history.replace(change.messages, change.view)
+            self.history.replace(change.messages, change.view, has_begun=self.began)
             self.side_events.compacted(by, before, self.history.view, record=change.messages is not None)
         if change.system_prompt is not None:
             self.system_prompt = change.system_prompt

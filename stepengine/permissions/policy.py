@@ -22,7 +22,7 @@ from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object, thaw
 from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Decision
-from stepengine.data.tools import ToolSpec
+from stepengine.data.tools import ToolLike, ToolSpec
 from stepengine.errors import DefinitionError
 from stepengine.permissions.commands import READ_ONLY, CommandForm
 from stepengine.permissions.rules import (
@@ -188,17 +188,23 @@ class Policy:
         others = [rule for rule in self._ordered if rule is not verdict.rule and rule.scope.holds(request)]
         return "\n".join([f"{verdict.decision}: {verdict.why}", *[f"  {r.id}: {_opinion(r, request)}" for r in others]])
 
-    def hook(self, spec_of: Callable[[str], ToolSpec | None]) -> Callable[[HookContext, ToolCallPart], Decision]:
+    def hook(
+        self, spec_of: Callable[[str], ToolSpec | None] | None = None
+    ) -> Callable[[HookContext, ToolCallPart], Decision]:
         """
-        Return the ``pre_tool`` hook that applies the policy.
+        Return the ``pre_tool`` hook that applies the policy: ``Hooks(pre_tool=policy.hook())``.
+
+        ``Engine(permissions=policy)`` installs it for all agents, behind every other hook, so that it judges the final input.
 
         Args:
             spec_of: Gives what is known of a tool by its name; an unknown tool is asked about like one that does anything.
+                By default that is what the agent's own ``Tool`` objects and the tool definitions of its state say.
         """
 
         def permission(ctx: HookContext, call: ToolCallPart) -> Decision:
+            spec = _own_spec(ctx, call.tool_name) if spec_of is None else spec_of(call.tool_name)
             request = Request(
-                tool=spec_of(call.tool_name) or ToolSpec(call.tool_name),
+                tool=spec or ToolSpec(call.tool_name),
                 input=call.input,
                 agent_id=ctx.agent.id,
                 session_id=ctx.session_id,
@@ -435,6 +441,12 @@ def _replace(target: FilePath, data: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _own_spec(ctx: HookContext, name: str) -> ToolSpec | None:
+    """Return what is known of a tool where nobody but the run can be asked."""
+    own = [tool.spec for tool in ctx.agent.tools if isinstance(tool, ToolLike) and tool.spec.name == name]
+    return own[0] if own else ctx.state.tool_definitions.get(name)
 
 
 def _opinion(rule: Rule, request: Request) -> str:

@@ -1,11 +1,12 @@
 """
 Conversations that outlive a run.
 
-What lives here: the session stores (memory, file, SQLite), which keep a conversation between runs and hand it back.
+What lives here: the session stores (memory, file, SQLite), which keep a conversation between runs and hand it back, and the hooks that do so around a run.
 
 What must not: effects and outcomes of a run (they belong to `stepengine.journal`), and any change of what a conversation says.
 """
 
+from stepengine.sessions.around import session_hooks
 from stepengine.sessions.session import (
     CacheStore,
     Session,
@@ -36,4 +37,5 @@ __all__ = (
     "mended",
     "messages_from_json",
     "messages_to_json",
+    "session_hooks",
 )

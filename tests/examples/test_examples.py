@@ -4,38 +4,15 @@ Every example runs as a script, without keys and without network, and says somet
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from stepengine.sessions import FileSessions
+from tests.offline import ROOT, ran
+
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OPTIONS = {"live.py": ["--offline"]}
-# Put before everything else that an interpreter imports: no socket of the internet can be connected.
-NO_NETWORK = """
-import socket
-
-def refused(self, address, *_):
-    if self.family in (socket.AF_INET, socket.AF_INET6):
-        raise RuntimeError(f"no network here: {address}")
-    return connect(self, address)
-
-connect = socket.socket.connect
-socket.socket.connect = socket.socket.connect_ex = refused
-"""
-
-
-@pytest.fixture
-def offline(tmp_path: Path) -> dict[str, str]:
-    """
-    The environment of a process that has no network, no keys and an empty folder.
-    """
-    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
-    kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_BASE_URL"))}
-    return {**kept, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "PYTHONWARNINGS": "error"}
 
 
 def test_there_are_the_examples_that_readme_names() -> None:
@@ -75,27 +52,93 @@ def test_everything_is_put_in_by_the_caller_in_the_complete_setup() -> None:
     assert "To go live" in " ".join(code.split())
 
 
-@pytest.mark.spec("requirements:K5", "requirements:K10")
-def test_the_bot_takes_the_next_message_for_the_answer(offline: dict[str, str], tmp_path: Path) -> None:
-    script = ROOT / "examples" / "bot_webhook.py"
-    done = subprocess.run(
-        [sys.executable, script], env=offline, cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+@pytest.mark.spec("requirements:Q12", "requirements:K5", "requirements:K10")
+def test_the_bot_takes_the_next_message_for_the_answer(tmp_path: Path) -> None:
+    printed = ran(ROOT / "examples" / "bot_webhook.py", tmp_path).splitlines()
 
-    said = [line.removeprefix("bot: ") for line in done.stdout.splitlines() if line.startswith("bot: ")]
+    said = [line.removeprefix("bot: ") for line in printed if line.startswith("bot: ")]
     assert ["At six or at eight?", "Booked for eight.", "You are welcome."] == said
+
+
+@pytest.mark.spec("requirements:Q12", "requirements:L6", "requirements:D24")
+def test_the_bot_keeps_chats_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Each message is answered by an engine of its own, as another process would; what one user said nobody else is told.
+    """
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import bot_webhook
+
+    def say(user: str, words: str) -> str:
+        store = FileSessions(tmp_path)
+        answer: str = bot_webhook.on_message({"user": user, "chat": "c1", "text": words}, store)
+        return answer
+
+    asked = say("u1", "A table on Friday, please.")
+    waiting = FileSessions(tmp_path).load("u1:c1")
+    other = say("u2", "Thanks!")
+    booked = say("u1", "six")
+    (question,) = [
+        m for m in FileSessions(tmp_path).load("u1:c1").messages if getattr(m, "tool_name", "") == "ask_user"
+    ]
+
+    assert ["At six or at eight?", "You are welcome.", "Booked for six."] == [asked, other, booked]
+    assert (("six", "eight"), "suspended") == (waiting.state.pending[0].options, waiting.info.status)
+    assert ["Thanks!", "You are welcome."] == [m.text for m in FileSessions(tmp_path).load("u2:c1").messages]
+    assert "six" in question.text
+
+
+@pytest.mark.spec("requirements:Q13")
+def test_the_complete_setup_goes_through_what_it_was_given(tmp_path: Path) -> None:
+    """
+    The researcher, the person, the permissions, the log and the session each leave their mark.
+    """
+    printed = ran(ROOT / "examples" / "complete_setup.py", tmp_path).splitlines()
+
+    assert "  asked: British or American? -> British" in printed
+    assert [
+        "spawn_agents: ok",
+        "ask_user: ok",
+        "write_file: ok",
+        "run_terminal_command: denied",
+        "read_files: denied",
+    ] == [line.strip() for line in printed if line.endswith((": ok", ": denied"))]
+    assert 3 == sum(line.startswith("  log: session ann:1:") for line in printed), "one line for each run"
+    assert "What did I ask for? You asked for British English." in printed
+
+
+@pytest.mark.anyio
+async def test_the_store_in_redis_keeps_what_the_engine_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    The client is one that answers as Redis does: bytes, and keys whose time is over are gone.
+    """
+    import fakeredis
+
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import redis_sessions
+
+    async with fakeredis.FakeAsyncRedis() as client:
+        said = [await redis_sessions.message(client, words) for words in ("A table, please.", "four")]
+        store = redis_sessions.RedisSessions(client)
+        history, unknown = await store.get_history("ann:7"), await store.get_history("ben:1")
+        await store.set_cached("weather", {"sky": "grey"}, ttl=600)
+        await store.set_cached("for ever", [1])
+        cached, lives = await store.get_cached("weather"), await client.ttl("stepengine:cache:weather")
+        await client.delete("stepengine:cache:weather")
+
+        assert ["For how many?", "A table for four."] == said
+        assert ("A table, please.", "I will see to it.", []) == (history[0].text, history[-1].text, list(unknown))
+        assert ({"sky": "grey"}, [1], None) == (
+            cached, await store.get_cached("for ever"), await store.get_cached("weather"),
+        )  # fmt: skip
+        assert 0 < lives <= 600
 
 
 @pytest.mark.spec("requirements:P13")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
-def test_an_example_runs_offline(example: Path, offline: dict[str, str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, example, *OPTIONS.get(example.name, [])],
-        env=offline, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50,
-    )  # fmt: skip
+def test_an_example_runs_offline(example: Path, tmp_path: Path) -> None:
+    printed = ran(example, tmp_path, *OPTIONS.get(example.name, []))
 
-    assert (0, "") == (done.returncode, done.stderr)
-    assert len(done.stdout.splitlines()) >= 2
+    assert len(printed.splitlines()) >= 2
 
 
 @pytest.mark.spec("requirements:P13")

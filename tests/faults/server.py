@@ -71,14 +71,18 @@ class FaultServer:
         finally:
             writer.close()
 
+    def answer(self, head: bytes, body: bytes) -> Answer:
+        """What a request gets: the next script, the last one for ever."""
+        self.requests.append((head, body))
+        self.asked.set()
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
         length = next(
             int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
         )
-        self.requests.append((head, await reader.readexactly(length)))
-        self.asked.set()
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        answer = self.answer(head, await reader.readexactly(length))
         headers = {"content-type": answer.content_type, "transfer-encoding": "chunked", **answer.headers}
         lines = [f"HTTP/1.1 {answer.status} Scripted", *[f"{k}: {v}" for k, v in headers.items()], "", ""]
         writer.write("\r\n".join(lines).encode())

@@ -1,0 +1,536 @@
+"""
+The reference console: shows a run through its handle, asks whoever sits there, and passes on what they type (requirements N16).
+
+``ConsoleRenderer`` uses nothing of a handle but what is public, and the engine knows nothing of it: it is one way to show a
+run. ``TerminalInteractor`` asks the same way where a run has an interactor instead. Text of models and tools is made visible,
+stands behind a gutter where something is decided about it, and is never taken for what the person typed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import select
+import stat
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from stepengine.cli.progress import Progress, diff_lines
+from stepengine.cli.screen import COLORS, ColorScheme, one_line, visible
+from stepengine.data import events as ev
+from stepengine.data.json import thaw
+from stepengine.data.questions import Answer, Question
+from stepengine.data.run import RunPhase, RunResult
+from stepengine.errors import AnswerRejected, StepEngineError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from stepengine.runtime.handle import RunHandle
+
+__all__ = ("ConsoleRenderer", "Lines", "Screen", "Terminal", "TerminalInteractor", "console_on")
+
+MAX_SHOWN = 40
+"""Lines of what a person decides about that are shown at once."""
+MAX_WIDTH = 100
+CHUNK = 65_536
+PERMISSION = "y yes, n no (n REASON), a always, v all of it > "
+YES, NO, ALWAYS = ("y", "yes"), ("n", "no"), ("a", "always")
+QUIT = ("/quit", "/exit")
+
+
+def console_on(file: TextIO, *, color: str = "auto") -> Console:
+    """Return what prints on *file*; colours are off where it is no terminal or ``NO_COLOR`` is set, unless *color* says so."""
+    from rich.console import Console
+
+    return Console(
+        file=file,
+        highlight=False,
+        no_color=True if color == "never" else False if color == "always" else None,
+        force_terminal=True if color == "always" else None,
+    )
+
+
+# --- what is typed ----------------------------------------------------------------------------------------------------
+
+
+class Lines:
+    """
+    The lines of a terminal, a pipe, a file or a ``StringIO``, read when they are asked for and without blocking the event loop.
+
+    Args:
+        stream: What is read. A terminal or pipe is read below its buffer, so nobody else should read it meanwhile.
+
+    Attributes:
+        is_terminal: Whether somebody may type at any time.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._fd = _pollable(stream)
+        self.is_terminal = self._fd is not None and stream.isatty()
+        self._bytes = bytearray()
+        self._ended = False
+
+    async def next(self) -> str | None:
+        """Return the next line without its end, ``None`` when there is none any more."""
+        if self._fd is None:
+            line = self._stream.readline()
+            return line.rstrip("\n") if line else None
+        while b"\n" not in self._bytes and not self._ended:
+            await self._readable(self._fd)
+            self._read(self._fd)
+        return self._taken()
+
+    def typed_ahead(self) -> list[str]:
+        """Return the lines that were typed on a terminal before anybody asked for one; a line that was not sent is dropped."""
+        if self._fd is None or not self.is_terminal:
+            return []
+        while not self._ended and select.select([self._fd], [], [], 0)[0]:
+            self._read(self._fd)
+        found = []
+        while b"\n" in self._bytes:
+            found.append(self._taken() or "")
+        self._bytes.clear()
+        with contextlib.suppress(termios.error):
+            termios.tcflush(self._fd, termios.TCIFLUSH)
+        return found
+
+    def _taken(self) -> str | None:
+        line, end, rest = bytes(self._bytes).partition(b"\n")
+        self._bytes[:] = rest
+        return line.decode(errors="replace").removesuffix("\r") if line or end else None
+
+    def _read(self, descriptor: int) -> None:
+        try:
+            chunk = os.read(descriptor, CHUNK)
+        except OSError:  # the terminal is gone
+            chunk = b""
+        self._bytes += chunk
+        self._ended = not chunk
+
+    async def _readable(self, descriptor: int) -> None:
+        loop = asyncio.get_running_loop()
+        ready = loop.create_future()
+
+        def tell() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        loop.add_reader(descriptor, tell)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(descriptor)
+
+
+def _pollable(stream: TextIO) -> int | None:
+    """Return the descriptor of what may keep its reader waiting; ``None`` for files and what has no descriptor."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError, io.UnsupportedOperation):
+        return None
+    mode = os.fstat(descriptor).st_mode
+    return descriptor if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor) else None
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+class Screen(Progress):
+    """Progress that shows the root's text as it arrives, without a status line."""
+
+    def __init__(self, console: Console, **options: Any) -> None:
+        super().__init__(console, **options)
+        self.shows_questions = False
+        self._is_open = False
+
+    def _text(self, path: str, text: str) -> None:
+        if path:
+            super()._text(path, text)
+            return
+        self._speak(path)
+        self._write(visible(text))
+        self._is_open = not text.endswith("\n") if text else self._is_open
+
+    def _flush(self, path: str) -> None:
+        if path:
+            super()._flush(path)
+        else:
+            self.close_line()
+
+    def _line(self, path: str, text: str, style: str = "") -> None:
+        self.close_line()
+        super()._line(path, text, style)
+
+    def _on_reply_discarded(self, event: ev.ReplyDiscarded) -> None:
+        self.close_line()
+        super()._on_reply_discarded(event)
+
+    def _speak(self, path: str) -> None:
+        if not self._is_open:
+            self._speaker = self._speaker_of(path)
+
+    def close_line(self) -> None:
+        """End the line that text was shown on, if it is not ended."""
+        if self._is_open:
+            self._is_open = False
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text(text), end="", soft_wrap=True)
+        self._console.file.flush()
+
+
+class Terminal:
+    """
+    Somebody at a console: prompts, what is typed there, and the answers that are made of it.
+
+    Args:
+        console: Where prompts are shown.
+        lines: What is typed.
+        colors: The styles.
+    """
+
+    def __init__(self, console: Console, lines: Lines, colors: ColorScheme = COLORS) -> None:
+        self.lines = lines
+        self._console = console
+        self._colors = colors
+
+    def say(self, text: str, style: str = "") -> None:
+        """Show a line of ours, or one that was made visible."""
+        from rich.text import Text
+
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+    async def line(self, prompt: str) -> str | None:
+        """Return the next line, on a terminal behind *prompt*; ``None`` when nothing more will be typed."""
+        from rich.text import Text
+
+        if not self.lines.is_terminal:
+            return await self.lines.next()
+        self._console.print(Text(prompt, style=self._colors.question), end="", soft_wrap=True)
+        self._console.file.flush()
+        typed = await self.lines.next()
+        if typed is None:
+            self.say("")
+        return typed
+
+    async def asked(self, question: Question, answer: Callable[[Any], object], other: Callable[[str], object]) -> bool:
+        """
+        Ask until *answer* takes what is typed; return whether it did, and not when nothing more will be typed.
+
+        A line that is no answer to a permission question is something else that the person says, and so is what they typed
+        before they could see the question: *other* takes it (requirements X47, reliability UI04).
+        """
+        for line in self.lines.typed_ahead():
+            other(line)
+        self._show(question, MAX_SHOWN)
+        while (typed := await self.line(PERMISSION if question.tool_name else "> ")) is not None:
+            if question.tool_name and typed.strip() == "v":
+                self._show(question)
+                continue
+            said = _permission(question, typed) if question.tool_name else _choice(question, typed)
+            try:
+                if said is not None:
+                    answer(said)
+                    return True
+            except AnswerRejected as error:
+                self.say(visible(error.message), self._colors.warning)
+            else:
+                other(typed)
+        return False
+
+    def _show(self, question: Question, most: int | None = None) -> None:
+        first, *rest = question.text.splitlines() or [""]
+        self.say(f"? {one_line(first, 400)}", self._colors.question)
+        lines = [*[(visible(line), "") for line in rest], *_about(question, self._colors)]
+        for text, style in lines[:most]:
+            self.say(f"| {text}", style)
+        if most is not None and len(lines) > most:
+            self.say(f"| ({len(lines) - most} more lines; v shows them)", self._colors.warning)
+        for number, option in enumerate([] if question.tool_name else question.options, start=1):
+            self.say(f"  {number}. {one_line(option, 200)}")
+
+
+def _about(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
+    """Give the lines of what a permission question is about, made visible, with their styles."""
+    if not question.tool_name:
+        return
+    shown = question.preview or {"action": "", "details": question.details}
+    if shown["action"]:
+        yield visible(str(shown["action"]), strict=True), colors.summary
+    details = thaw(shown["details"])
+    for name, value in details.items() if isinstance(details, dict) else [("", details)]:
+        text = value if isinstance(value, str) else _json(value)
+        if name in ("diff", "unified_diff"):
+            yield from diff_lines(text, colors)
+            continue
+        lines = visible(text).splitlines() or [""]
+        if name and len(lines) == 1:
+            yield f"{visible(name, strict=True)}: {lines[0]}", ""
+            continue
+        if name:
+            yield f"{visible(name, strict=True)}:", ""
+        yield from [(f"  {line}", "") for line in lines]
+
+
+def _json(value: Any) -> str:
+    import json
+
+    short = json.dumps(value, ensure_ascii=False)
+    return short if len(short) <= MAX_WIDTH else json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _permission(question: Question, line: str) -> Any:
+    """Return the answer that a line is to a permission question, ``None`` when it is none."""
+    word, _, reason = line.strip().partition(" ")
+    word = word.lower()
+    if word in NO:
+        return Answer(declined=True, reason=reason.strip())
+    if reason:
+        return None
+    if word in ALWAYS and question.remember is not None:
+        return Answer(remember="session")
+    return True if word in (*YES, *ALWAYS) else None
+
+
+def _choice(question: Question, line: str) -> Any:
+    """Return the answer that a line is to a question: numbers choose options, everything else is text."""
+    text = line.strip()
+    if not text or text == "/skip":
+        return Answer(declined=True) if text else None
+    numbers = [part.strip() for part in text.split(",")] if question.multi_select else [text]
+    chosen = [
+        question.options[int(number) - 1]
+        for number in numbers
+        if number.isascii() and number.isdigit() and 0 < int(number) <= len(question.options)
+    ]
+    return Answer(selected=tuple(chosen)) if len(chosen) == len(numbers) else text
+
+
+# --- a run and somebody who looks at it -------------------------------------------------------------------------------
+
+
+class ConsoleRenderer:
+    """
+    Shows a run on a console, asks what it asks, and sends what is typed.
+
+    Text is shown as it arrives; tool calls, children, todos and diffs beside it. A question waits until it is answered: ``y``,
+    ``n REASON``, ``a`` for always; a number or text. On a terminal, what is typed while the run works is sent to it
+    (``send_input``). A handle that is kept open is given the next line whenever it is idle; ``/quit`` or the end of the input
+    shuts it down. Where the input ends at a question, that stays open and the run suspends.
+
+    Args:
+        handle: The run's handle.
+        colors: The style of each kind of line. There are no colours where *output* is no terminal or ``NO_COLOR`` is set.
+        input: What is typed; stdin by default.
+        output: Where all of it is shown; stdout by default.
+        verbose: Show thoughts, whole inputs of tools and every log line.
+    """
+
+    def __init__(
+        self,
+        handle: RunHandle[Any],
+        *,
+        colors: ColorScheme = COLORS,
+        input: TextIO | None = None,
+        output: TextIO | None = None,
+        verbose: bool = False,
+    ) -> None:
+        console = console_on(output or sys.stdout)
+        self._handle = handle
+        self._screen = Screen(console, colors=colors, verbose=verbose)
+        self._terminal = Terminal(console, Lines(input or sys.stdin), colors)
+        self._colors = colors
+
+    async def run(self) -> RunResult[Any]:
+        """Show the run to its end and return its result; of a handle that is kept open, that of the last turn."""
+        return await follow(self._handle, self._screen, self._terminal)
+
+
+async def follow(handle: RunHandle[Any], screen: Screen, terminal: Terminal, *, permits: bool = True) -> RunResult[Any]:
+    """
+    Show a run to its end, ask and send what is typed; see ``ConsoleRenderer``.
+
+    Without *permits* nobody is asked whether a tool may run: somebody else decides that.
+    """
+    somebody = _Person(handle, screen, terminal)
+    person = asyncio.create_task(somebody.attend())
+    is_over = False
+
+    def left(_: object) -> None:
+        if not is_over:
+            shown.reschedule(0)
+
+    person.add_done_callback(left)
+    with contextlib.suppress(TimeoutError):
+        try:
+            async with asyncio.timeout(None) as shown:
+                # In this task, so that somebody is there before the run gets to its first question.
+                await _show(handle, screen, somebody, permits=permits)
+        finally:
+            is_over = True
+            person.cancel()
+            await asyncio.wait((person,))
+            screen.close_line()
+    if not person.cancelled() and (error := person.exception()) is not None:
+        raise error
+    return await handle.result()
+
+
+async def _show(handle: RunHandle[Any], screen: Screen, somebody: _Person, *, permits: bool) -> None:
+    """Show every event, and tell of those that a person has to do something about."""
+    async with contextlib.aclosing(handle.events()) as events:
+        async for event in events:
+            screen.on_event(event)
+            if isinstance(event, ev.QuestionAsked) or (permits and isinstance(event, ev.PermissionRequested)):
+                somebody.news.put_nowait(event.question)
+            elif isinstance(event, ev.AnswerReceived):
+                somebody.settled(event.question_id)
+            elif isinstance(event, ev.RunFinished):
+                screen.finish(event.result)
+            elif isinstance(event, ev.PhaseChanged) and not event.path and event.phase is RunPhase.IDLE:
+                somebody.news.put_nowait(None)
+
+
+class _Person:
+    """
+    Asks and listens while a run is shown.
+
+    Attributes:
+        news: The questions that are open; ``None`` when the run is idle.
+    """
+
+    def __init__(self, handle: RunHandle[Any], screen: Screen, terminal: Terminal) -> None:
+        self._handle = handle
+        self._screen = screen
+        self._terminal = terminal
+        self.news: asyncio.Queue[Question | None] = asyncio.Queue()
+        self._settled: set[str] = set()
+        self._asking: tuple[str, asyncio.Task[bool]] | None = None
+
+    def settled(self, question_id: str) -> None:
+        """Ask no more what was answered, here or elsewhere."""
+        self._settled.add(question_id)
+        if self._asking is not None and self._asking[0] == question_id:
+            self._asking[1].cancel()
+
+    async def attend(self) -> None:
+        """Do what there is to do until nothing more will be typed at a question."""
+        while True:
+            question = await self._next()
+            self._screen.close_line()
+            if question is None:
+                if not await self._idle():
+                    return
+            elif not await self._ask(question):
+                return
+
+    async def _next(self) -> Question | None:
+        """Return the next question, ``None`` when the run is idle; pass on what is typed on a terminal meanwhile."""
+        if not self._terminal.lines.is_terminal:
+            return await self.news.get()
+        news = asyncio.ensure_future(self.news.get())
+        try:
+            while not news.done():
+                line = asyncio.ensure_future(self._terminal.lines.next())
+                try:
+                    await asyncio.wait((news, line), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    line.cancel()
+                if line.done() and not line.cancelled():
+                    text = line.result()
+                    if text is None:
+                        break
+                    self._send(text)
+            return await news
+        finally:
+            news.cancel()
+
+    def _send(self, text: str) -> None:
+        """Send what was typed; a run that ended meanwhile takes nothing."""
+        if not text.strip():
+            return
+        try:
+            self._handle.send_input(text)
+        except StepEngineError as error:
+            self._terminal.say(visible(error.message))
+        else:
+            self._screen.close_line()
+            self._terminal.say("(sent; the run reads it before its next model call)")
+
+    async def _idle(self) -> bool:
+        while True:
+            line = await self._terminal.line("> ")
+            if line is None or line.strip() in QUIT:
+                await self._handle.shutdown()
+                return False
+            if line.strip():
+                self._handle.send_input(line)
+                return True
+
+    async def _ask(self, question: Question) -> bool:
+        def answer(said: Any) -> None:
+            self._handle.answer(question.id, said)
+
+        if question.id in self._settled:
+            return True
+        asking = asyncio.create_task(self._terminal.asked(question, answer, self._send))
+        self._asking = question.id, asking
+        try:
+            await asyncio.wait((asking,))
+        finally:
+            asking.cancel()
+            self._asking = None
+        if not asking.cancelled():
+            return asking.result()
+        self._terminal.say("(answered elsewhere)")
+        return True
+
+
+class TerminalInteractor:
+    """
+    Somebody at a terminal, for ``Engine(interactor=...)`` and ``ask_user_tool(interactor)`` (requirements K7).
+
+    Args:
+        input: What is typed; stdin by default.
+        output: Where questions are shown; stderr by default.
+        colors: The style of each kind of line.
+        progress: What shows the run on the same terminal; its status line is taken away while a question is open.
+        color: ``"auto"``, ``"always"`` or ``"never"``.
+    """
+
+    def __init__(
+        self,
+        *,
+        input: TextIO | None = None,
+        output: TextIO | None = None,
+        colors: ColorScheme = COLORS,
+        progress: Progress | None = None,
+        color: str = "auto",
+    ) -> None:
+        self._terminal = Terminal(console_on(output or sys.stderr, color=color), Lines(input or sys.stdin), colors)
+        self._progress = progress
+        self._one_at_a_time = asyncio.Lock()
+        if progress is not None:
+            progress.shows_questions = False
+
+    async def ask(self, question: Question, /) -> Any:
+        """Return what is typed, or ``None`` when nothing more will be."""
+        answers: list[Any] = []
+        held = contextlib.nullcontext() if self._progress is None else self._progress.held()
+        async with self._one_at_a_time:
+            with held:
+                await self._terminal.asked(question, answers.append, self._other)
+        return answers[0] if answers else None
+
+    def _other(self, typed: str) -> None:
+        if typed.strip():
+            self._terminal.say(f"(no answer, and not sent: {one_line(typed)})")

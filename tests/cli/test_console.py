@@ -1,0 +1,517 @@
+"""
+The reference console: what it shows of a run, what it asks, and where what is typed goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import pty
+import subprocess
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine import AgentDefinition, Answer, Ask, Engine, Hooks, RunStatus, load_agent
+from stepengine.cli import ColorScheme, ConsoleRenderer, TerminalInteractor, running
+from stepengine.cli.app import app
+from stepengine.cli.chatting import chat_command
+from stepengine.cli.console import PERMISSION, Lines, Terminal, console_on
+from stepengine.cli.options import Options
+from stepengine.cli.recording import entries
+from stepengine.data.questions import Question
+from stepengine.data.run import RunPhase, RunResult
+from stepengine.data.state import AgentState
+from stepengine.errors import AnswerRejected
+from stepengine.events import PermissionDecided, PermissionRequested, PhaseChanged, RunFinished, TextDelta
+from stepengine.journal import FileJournal
+from stepengine.permissions import Policy, Rule
+from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.tools import ask_user_tool, file_tools, shell_tools
+
+pytestmark = pytest.mark.anyio
+POLICY = Policy([Rule.allow_category("read"), Rule.allow_tool("ask_user"), Rule.ask_for_tool("write_file")])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "a.txt").write_text("color\n")
+    return work
+
+
+def worker(*replies: Any, folder: Path, observers: Any = (), **options: Any) -> tuple[Engine, ScriptedModel]:
+    tools = [*file_tools(folder, write=True), *shell_tools(folder), ask_user_tool()]
+    agent = AgentDefinition("worker", model="scripted/m", tools=[tool.spec.name for tool in tools])
+    model = ScriptedModel(replies)
+    return Engine([agent], tools, model, permissions=POLICY, observers=observers, **options), model
+
+
+async def shown(engine: Engine, typed: str, **options: Any) -> tuple[RunResult[Any], str]:
+    """
+    Return the result of a run on a console where *typed* is the input, and what was shown there.
+    """
+    out = io.StringIO()
+    async with engine, engine.start("worker", "Go.") as handle:
+        result = await ConsoleRenderer(handle, input=io.StringIO(typed), output=out, **options).run()
+    return result, out.getvalue()
+
+
+WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
+REMOVES = tool_call("run_terminal_command", {"command": "rm a.txt"})
+ASKS = tool_call("ask_user", {"questions": [{"question": "Which one?", "options": ["British", "American"]}]})
+
+
+@pytest.mark.spec("requirements:N16", "requirements:M15", "requirements:M16", "requirements:X47")
+async def test_a_person_allows_one_call_refuses_another_and_says_something_else_between(folder: Path) -> None:
+    """
+    Reading is not asked about. A line that is no answer becomes the next user message and decides nothing.
+    """
+    seen: list[Any] = []
+    phases: dict[str, RunPhase] = {}
+    engine, model = worker(
+        tool_call("read_files", {"paths": ["a.txt"]}), WRITES, REMOVES, text("All done."),
+        folder=folder, observers=[seen.append, lambda e: phases.setdefault(e.type, last_phase(seen))],
+    )  # fmt: skip
+    result, out = await shown(engine, "and mind the commas\ny\nn too dangerous\n")
+    decided = [event for event in seen if isinstance(event, PermissionDecided)]
+    asked = [event for event in seen if isinstance(event, PermissionRequested)]
+
+    assert RunStatus.COMPLETED is result.status
+    assert ["write_file", "run_terminal_command"] == [event.tool_name for event in asked]
+    assert ["allow", "allow", "deny"] == [event.decision for event in decided]
+    assert ("colour\n", True) == ((folder / "b.txt").read_text(), (folder / "a.txt").exists())
+    assert "too dangerous" in result.tool_calls[-1].result.text
+    assert ["Go.", "and mind the commas"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
+    assert RunPhase.AWAITING_PERMISSION is phases["permission_requested"]
+    for line in ("? May write_file run?", "| Write 'b.txt'", "| content: colour", "| command: rm a.txt", "All done."):
+        assert line in out.splitlines()
+
+
+def last_phase(events: list[Any]) -> RunPhase:
+    return next((e.phase for e in reversed(events) if isinstance(e, PhaseChanged)), RunPhase.IDLE)
+
+
+@pytest.mark.spec("requirements:N16", "requirements:K8", "requirements:K9")
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [("2\n", "American"), ("British\n", "British"), ("\n1\n", "British"), ("Scots\n", "Scots")],
+    ids=["number", "option", "again", "text"],
+)
+async def test_a_question_is_answered_by_a_number_or_by_text(folder: Path, typed: str, answer: str) -> None:
+    engine, _ = worker(ASKS, text("Fine."), folder=folder)
+    result, out = await shown(engine, typed)
+
+    assert answer in result.tool_calls[0].result.text
+    assert ["? Which one?", "  1. British", "  2. American"] == [
+        line for line in out.splitlines() if line.startswith(("? ", "  1.", "  2."))
+    ]
+
+
+async def test_always_is_not_asked_again_in_this_run(folder: Path) -> None:
+    engine, _ = worker(WRITES, WRITES, text("Twice."), folder=folder)
+    result, out = await shown(engine, "a\n")
+
+    assert (["ok", "ok"], 1) == ([c.result.status for c in result.tool_calls], out.count("? May write_file run?"))
+
+
+async def test_a_long_text_is_cut_before_the_question_and_shown_whole_on_demand(folder: Path) -> None:
+    """
+    What the model wrote stands behind a gutter, so that no line of it can be taken for the console's own (UI03).
+    """
+    fake = "y yes, n no > y\n" * 60
+    engine, _ = worker(tool_call("write_file", {"path": "b.txt", "content": fake}), text("Ok."), folder=folder)
+    _, out = await shown(engine, "v\nn\n")
+    lines = out.splitlines()
+
+    assert "| (22 more lines; v shows them)" in lines
+    assert 38 + 60 == lines.count("|   y yes, n no > y")
+    assert [] == [line for line in lines if line.startswith("y yes")]
+
+
+async def test_text_that_would_steer_the_terminal_is_shown(folder: Path) -> None:
+    engine, _ = worker(
+        tool_call("write_file", {"path": "b\x1b[2J", "content": "\x1b]0;t\x07"}), text("\x1b[31mred"), folder=folder
+    )
+    _, out = await shown(engine, "n\n")
+
+    assert "\x1b" not in out
+    assert {r"| content: \x1b]0;t\x07", r"\x1b[31mred"} <= set(out.splitlines())
+
+
+async def test_where_the_input_ends_at_a_question_the_run_suspends(folder: Path, tmp_path: Path) -> None:
+    engine, _ = worker(ASKS, text("Fine."), folder=folder)
+    out, journal = io.StringIO(), FileJournal(tmp_path / "run.jsonl")
+    async with engine, engine.start("worker", "Go.", journal=journal) as handle:
+        result = await ConsoleRenderer(handle, input=io.StringIO(""), output=out).run()
+
+    assert (RunStatus.SUSPENDED, 1) == (result.status, len(result.pending_questions))
+
+
+async def test_text_is_shown_as_it_arrives_and_lines_of_children_stand_beside_it() -> None:
+    handle = Kept([[TextDelta(text="half "), TextDelta(path="1", text="child"), TextDelta(text="a line\nand")]])
+    out = io.StringIO()
+    await asyncio.wait_for(ConsoleRenderer(handle, input=io.StringIO(""), output=out).run(), 10)
+
+    assert out.getvalue().startswith("half a line\nand\n")
+
+
+class Kept:
+    """
+    A handle that is kept open, with nothing but what the console may use: other members are an error.
+    """
+
+    def __init__(self, turns: list[list[Any]]) -> None:
+        self.turns = list(turns)
+        self.sent: list[str] = []
+        self.answers: list[Any] = []
+        self._events: asyncio.Queue[Any] = asyncio.Queue()
+        self._turn()
+
+    def _turn(self) -> None:
+        for event in self.turns.pop(0):
+            self._events.put_nowait(event)
+        self._events.put_nowait(RunFinished(result=self._result()))
+        self._events.put_nowait(PhaseChanged(phase=RunPhase.IDLE))
+
+    def _result(self) -> RunResult[Any]:
+        return RunResult(status=RunStatus.COMPLETED, state=AgentState())
+
+    async def events(self, **_: Any) -> Any:
+        while (event := await self._events.get()) is not None:
+            yield event
+
+    def send_input(self, words: str) -> None:
+        self.sent.append(words)
+        self._turn()
+
+    def answer(self, question_id: str, answer: Any) -> None:
+        self.answers.append((question_id, answer))
+
+    async def shutdown(self) -> None:
+        self._events.put_nowait(None)
+
+    async def result(self) -> RunResult[Any]:
+        return self._result()
+
+
+async def test_a_question_that_was_answered_elsewhere_is_not_asked_on(folder: Path) -> None:
+    """
+    Here by an observer of the run, while nobody types at the console.
+    """
+    with terminal() as (_, stream):
+        handles: list[Any] = []
+
+        def elsewhere(event: Any) -> None:
+            if isinstance(event, PermissionRequested):
+                asyncio.get_running_loop().call_later(0.05, handles[0].answer, event.question.id, True)
+
+        engine, _ = worker(WRITES, text("Done."), folder=folder, observers=[elsewhere])
+        out = io.StringIO()
+        async with engine, engine.start("worker", "Go.") as handle:
+            handles.append(handle)
+            result = await ConsoleRenderer(handle, input=stream, output=out).run()
+
+    assert (RunStatus.COMPLETED, True) == (result.status, "(answered elsewhere)" in out.getvalue())
+
+
+@pytest.mark.spec("requirements:N16")
+@pytest.mark.parametrize("end", ["/quit\n", ""])
+async def test_a_handle_that_is_kept_open_is_given_the_next_line_when_it_is_idle(end: str) -> None:
+    handle = Kept([[TextDelta(text="One.")], [TextDelta(text="Two.")]])
+    out = io.StringIO()
+    result = await asyncio.wait_for(ConsoleRenderer(handle, input=io.StringIO(f"\nmore\n{end}"), output=out).run(), 10)
+
+    assert (["more"], RunStatus.COMPLETED) == (handle.sent, result.status)
+    assert ["One.", "Two."] == [line for line in out.getvalue().splitlines() if line in ("One.", "Two.")]
+
+
+# --- colours ----------------------------------------------------------------------------------------------------------
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.spec("requirements:N16")
+async def test_colours_follow_the_scheme(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    engine, _ = worker(WRITES, text("Done."), folder=folder)
+    out = Tty()
+    async with engine, engine.start("worker", "Go.") as handle:
+        colors = ColorScheme(tool="green", question="bold red")
+        await ConsoleRenderer(handle, input=io.StringIO("y\n"), output=out, colors=colors).run()
+
+    assert "\x1b[32m    model > write_file" in out.getvalue()
+    assert "\x1b[1;31m? May write_file run?" in out.getvalue()
+
+
+@pytest.mark.spec("requirements:N16")
+@pytest.mark.parametrize("out", [Tty(), io.StringIO()], ids=["NO_COLOR", "no terminal"])
+async def test_there_are_no_colours_where_nobody_wants_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, out: io.StringIO
+) -> None:
+    if out.isatty():
+        monkeypatch.setenv("NO_COLOR", "1")
+    engine, _ = worker(WRITES, text("Done."), folder=folder)
+    async with engine, engine.start("worker", "Go.") as handle:
+        await ConsoleRenderer(handle, input=io.StringIO("y\n"), output=out).run()
+
+    assert "[3" not in out.getvalue()
+    assert "Done." in out.getvalue()
+
+
+# --- at a terminal ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def terminal() -> Iterator[tuple[int, Any]]:
+    """
+    The keyboard's end and the program's end of a terminal.
+    """
+    keyboard, program = pty.openpty()
+    tty.setcbreak(program)
+    settings = termios.tcgetattr(program)
+    settings[3] |= termios.ICANON
+    termios.tcsetattr(program, termios.TCSANOW, settings)
+    with os.fdopen(program) as stream:
+        yield keyboard, stream
+    os.close(keyboard)
+
+
+@pytest.mark.spec("reliability:UI04", "requirements:X47")
+async def test_what_was_typed_before_the_question_could_be_seen_does_not_answer_it() -> None:
+    """
+    A line that was sent is something that the person says; one that was not sent is dropped.
+    """
+    asked, said = Question("q1", "May rm run?", tool_name="rm"), []
+    with terminal() as (keyboard, stream):
+        os.write(keyboard, b"y\nhalf of an ans")
+        lines = Lines(stream)
+        await asyncio.to_thread(lines_there, stream)
+        there = asyncio.ensure_future(
+            Terminal(console_on(io.StringIO()), lines).asked(
+                asked, said.append, lambda line: said.append(f"other {line}")
+            )
+        )
+        await asyncio.sleep(0.05)
+        before = list(said)
+        os.write(keyboard, b"n no\n")
+        done = await asyncio.wait_for(there, 10)
+
+    assert (["other y"], True) == (before, done)
+    assert ["other y", Answer(declined=True, reason="no")] == said
+
+
+def lines_there(stream: Any) -> None:
+    import select
+
+    assert select.select([stream], [], [], 10)[0]
+
+
+async def test_what_is_typed_while_a_run_works_is_sent_to_it(folder: Path) -> None:
+    with terminal() as (keyboard, stream):
+
+        def reply(request: Any) -> Any:
+            os.write(keyboard, b"and quickly\n")
+            return tool_call("read_files", {"paths": ["a.txt"]})
+
+        engine, model = worker(reply, tool_call("sleep", {"seconds": 1}), text("Done."), folder=folder)
+        out = io.StringIO()
+        async with engine, engine.start("worker", "Go.") as handle:
+            result = await ConsoleRenderer(handle, input=stream, output=out).run()
+
+    told = [m.text for m in model.calls[-1].messages if m.role == "user"]
+    assert (RunStatus.COMPLETED, ["Go.", "and quickly"]) == (result.status, told)
+    assert "(sent; the run reads it before its next model call)" in out.getvalue()
+
+
+@pytest.mark.spec("requirements:K7")
+async def test_an_interactor_at_a_terminal_answers_without_suspending() -> None:
+    def handle_steps(ctx: Any) -> Any:
+        first = yield from Ask("Which?", options=["red", "green"])
+        second = yield from Ask("Why?")
+        return f"{first}: {second}"
+
+    agent = AgentDefinition("asks", handle_steps=handle_steps)
+    out = io.StringIO()
+    somebody = TerminalInteractor(input=io.StringIO("2\nit is calm\n"), output=out)
+    async with Engine([agent], interactor=somebody) as engine:
+        result = await engine.run(agent)
+        again = await engine.run(agent)
+
+    assert ("green: it is calm", RunStatus.SUSPENDED) == (result.output, again.status)
+    assert ["? Which?", "  1. red", "  2. green", "? Why?"] == out.getvalue().splitlines()[:4]
+
+
+async def test_an_answer_that_is_refused_is_asked_for_again() -> None:
+    def answer(said: Any) -> None:
+        if said == "blue":
+            msg = "there is no blue"
+            raise AnswerRejected(msg)
+        given.append(said)
+
+    given: list[Any] = []
+    out = io.StringIO()
+    there = Terminal(console_on(out), Lines(io.StringIO("blue\n1, 2\n")))
+    question = Question("q1", "Which?", ("red", "green"), multi_select=True)
+    done = await there.asked(question, answer, given.append)
+
+    assert (True, [Answer(selected=("red", "green"))]) == (done, given)
+    assert "there is no blue" in out.getvalue()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:K7")
+@pytest.mark.parametrize(("typed", "said", "code"), [(b"2\n", "the answer is no", 0), (b"\x04", "q0", 3)])
+def test_a_run_on_a_terminal_asks(tmp_path: Path, typed: bytes, said: str, code: int) -> None:
+    """
+    At the end of the input the question stays open, and the run can be resumed.
+    """
+    (tmp_path / "asks.py").write_text(
+        "from stepengine import *\n\n"
+        "def handle_steps(ctx):\n"
+        "    answer = yield from Ask('Ship it?', options=['yes', 'no'])\n"
+        "    return f'the answer is {answer}'\n\n"
+        "agent = AgentDefinition('asks', handle_steps=handle_steps)\n"
+    )
+    keyboard, program = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stepengine.cli", "run", "./asks.py"],
+        cwd=tmp_path, stdin=program, stdout=program, stderr=program, start_new_session=True,
+    )  # fmt: skip
+    os.close(program)
+    screen = b""
+    try:
+        while b"2. no" not in screen:
+            screen += os.read(keyboard, 4096)
+        os.write(keyboard, typed)
+        while True:
+            screen += os.read(keyboard, 4096)
+    except OSError:  # the program has closed its end
+        pass
+    finally:
+        os.close(keyboard)
+
+    assert (code, True) == (process.wait(30), said.encode() in screen), screen
+
+
+# --- chat -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(folder)
+
+    def chat(*replies: Any, typed: str) -> tuple[Result, ScriptedModel]:
+        model = ScriptedModel(replies)
+        monkeypatch.setattr(running, "models_of", lambda _: model)
+        return CliRunner().invoke(app, ["chat", "--model", "scripted/m"], input=typed), model
+
+    return chat
+
+
+@pytest.mark.spec("requirements:P9", "requirements:X55")
+def test_a_chat_goes_on_from_turn_to_turn_and_each_turn_is_recorded(chats: Any) -> None:
+    result, model = chats(
+        tool_call("read_files", {"paths": ["a.txt"]}), text("It says color."), text("It said color."),
+        typed="What is in a.txt?\n\nWhat did it say?\n/quit\nnever said\n",
+    )  # fmt: skip
+
+    assert (0, "") == (result.exit_code, result.stderr)
+    assert "It says color." in result.stdout.splitlines()
+    assert ["What is in a.txt?", "What did it say?"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
+    assert ["What did it say?", "What is in a.txt?"] == [entry.text("title") for entry in entries()]
+    assert {"completed"} == {entry.status for entry in entries()}
+
+
+@pytest.mark.spec("requirements:P9", "requirements:M11")
+def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
+    chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    And Ctrl-D at the end leaves; where somebody sits there, the engine refuses nothing by itself.
+    """
+    asked: list[str] = []
+    words: list[str | None] = ["Write it.", "Again.", None]
+
+    async def line(_: Terminal, prompt: str) -> str | None:
+        asked.append(prompt)
+        return "a" if prompt == PERMISSION else words.pop(0)
+
+    monkeypatch.setattr(Terminal, "line", line)
+    model = ScriptedModel([WRITES, text("Written."), WRITES, text("Written again.")])
+    monkeypatch.setattr(running, "models_of", lambda _: model)
+    with terminal() as (_, stream):
+        monkeypatch.setattr(sys, "stdin", stream)
+        code = chat_command(Options(agent="coder", model=["scripted/m"]))
+        monkeypatch.undo()
+
+    assert (0, ["> ", PERMISSION, "> ", "> "]) == (code, asked)
+    assert "colour\n" == (folder / "b.txt").read_text()
+
+
+@pytest.mark.spec("requirements:P9", "requirements:M17", "requirements:X55")
+def test_where_nobody_can_be_asked_a_chat_changes_nothing(chats: Any, folder: Path) -> None:
+    result, _ = chats(WRITES, REMOVES, text("I could not."), typed="Write it.\n")
+
+    assert (0, ["a.txt"]) == (result.exit_code, sorted(path.name for path in folder.iterdir()))
+    assert 2 == result.stdout.count("denied")
+
+
+def test_a_turn_of_a_chat_is_replayed_with_the_questions_that_it_asked(chats: Any) -> None:
+    """
+    The rules of a chat are in force where its turns are repeated, so no tool of one can be run without them.
+    """
+    chats(WRITES, text("I could not."), typed="Write it.\n")
+    replayed = CliRunner().invoke(app, ["replay", "--last", "-q"])
+
+    assert (0, "I could not.\n") == (replayed.exit_code, replayed.stdout), replayed.stderr
+
+
+def test_a_chat_without_a_model_says_what_helps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(app, ["chat", "coder", "Hi."], input="")
+
+    assert 2 == result.exit_code
+    assert "agent 'coder' needs a model, and none is set" in result.stderr
+
+
+@pytest.mark.spec("requirements:P9", "requirements:F20")
+def test_a_chat_shows_todos_and_sends_the_agent_back_to_open_ones(chats: Any) -> None:
+    def todos(*done: bool) -> Any:
+        listed = [{"task": f"task {n}", "completed": is_done} for n, is_done in enumerate(done, start=1)]
+        return tool_call("write_todos", {"todos": listed})
+
+    result, model = chats(
+        todos(True, True, False), text("I stop."), todos(True, True, True), text("Now."), typed="Do it.\n"
+    )
+    reminders = [m for m in model.calls[-1].messages if m.role == "user" and "still open" in m.text]
+    shown_todos = [line.strip() for line in result.stdout.splitlines() if line.strip().startswith("[")]
+
+    assert [1, 1] == [len(reminders), reminders[0].text.count("- task 3")]
+    assert ["[x] task 1", "[x] task 2", "[ ] task 3", "[x] task 1", "[x] task 2", "[x] task 3"] == shown_todos
+
+
+@pytest.mark.spec("requirements:P9", "requirements:H16")
+def test_the_library_works_without_any_of_it() -> None:
+    """
+    The agent of the chat is an agent like others: an engine installs no policy, nobody to ask and no display.
+    """
+    agent = load_agent("coder")
+    with Engine([AgentDefinition("bare", model="scripted/m")], models=ScriptedModel([text("Hi.")])) as engine:
+        result = engine.run_sync("bare", "Hi.")
+
+    assert "write_todos" in agent.tool_names
+    assert (Hooks(), "Hi.") == (engine.agent("bare").hooks, result.output)

@@ -1,0 +1,42 @@
+"""
+Scripts run as their users run them, in a process without network, without keys and in an empty folder.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ("ROOT", "ran")
+
+ROOT = Path(__file__).resolve().parents[1]
+# Put before everything else that an interpreter imports: no socket of the internet can be connected.
+NO_NETWORK = """
+import socket
+
+def refused(self, address, *_):
+    if self.family in (socket.AF_INET, socket.AF_INET6):
+        raise RuntimeError(f"no network here: {address}")
+    return connect(self, address)
+
+connect = socket.socket.connect
+socket.socket.connect = socket.socket.connect_ex = refused
+"""
+
+
+def ran(script: Path, folder: Path, *options: str, typed: str = "") -> str:
+    """
+    Return what a script prints that ends well and says nothing on stderr.
+    """
+    (folder / "sitecustomize.py").write_text(NO_NETWORK)
+    kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_BASE_URL"))}
+    done = subprocess.run(
+        [sys.executable, script, *options],
+        env={**kept, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "PYTHONWARNINGS": "error"},
+        cwd=folder, capture_output=True, text=True, check=False, timeout=50, input=typed,
+    )  # fmt: skip
+
+    assert (0, "") == (done.returncode, done.stderr)
+    return done.stdout

@@ -1,0 +1,273 @@
+"""
+The hooks that load a conversation before a run and save it after it, and the other helpers that return hooks.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, Hooks, RunStatus, tool
+from stepengine.context import compaction
+from stepengine.data.hooks import Change
+from stepengine.errors import DefinitionError
+from stepengine.events import HookFailed, LogLine
+from stepengine.journal import MemoryJournal
+from stepengine.permissions import Policy, Rule
+from stepengine.sessions import FileSessions, MemorySessions, SqliteSessions, session_hooks
+from stepengine.testing import ScriptedModel, failure, text, tool_call
+from stepengine.tools import ask_user_tool
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["memory", "files", "sqlite"])
+def store(request, tmp_path):
+    made = {
+        "memory": MemorySessions,
+        "files": lambda: FileSessions(tmp_path / "s"),
+        "sqlite": lambda: SqliteSessions(tmp_path / "s.db"),
+    }
+    return made[request.param]()
+
+
+class Histories:
+    """
+    The smallest store that there may be.
+    """
+
+    def __init__(self):
+        self.kept = {}
+
+    async def get_history(self, session_id):
+        return self.kept.get(session_id, [])
+
+    async def save_history(self, session_id, messages):
+        self.kept[session_id] = list(messages)
+
+
+def bot(store, **fields):
+    return AgentDefinition("bot", model="scripted/m", hooks=session_hooks(store), **fields)
+
+
+def said(messages):
+    return [message.text for message in messages]
+
+
+async def talk(store, replies, words, **options):
+    seen = []
+    model = ScriptedModel(replies)
+    options = {"session_id": "u:1", **options}
+    agent = options.pop("agent", None) or bot(store)
+    result = await Engine([agent], models=model, observers=[seen.append]).run(agent, words, **options)
+    return result, model, seen
+
+
+@pytest.mark.spec("requirements:H15", "requirements:X39")
+async def test_a_run_goes_on_from_what_the_last_one_left(store):
+    first, _, _ = await talk(store, [text("Hello.")], "Hi.", user_id="ann", metadata={"lang": "de"})
+    second, model, _ = await talk(store, [text("You said hi.")], "What did I say?")
+    session = store.load("u:1")
+
+    assert ["Hi.", "Hello.", "What did I say?"] == said(model.calls[0].messages)
+    assert ["Hi.", "Hello.", "What did I say?", "You said hi."] == said(session.messages)
+    assert (2, 2, "ann", "completed") == (session.version, session.turns, session.info.user_id, session.info.status)
+    assert {"lang": "de"} == session.info.metadata
+    assert first.usage + second.usage == session.usage
+    assert "You said hi." == second.text
+
+
+@pytest.mark.spec("requirements:H15", "requirements:L1")
+async def test_two_methods_are_enough():
+    store = Histories()
+    await talk(store, [text("Hello.")], "Hi.")
+    _, model, _ = await talk(store, [text("Again.")], "And now?")
+
+    assert ["Hi.", "Hello.", "And now?"] == said(model.calls[0].messages)
+
+
+@pytest.mark.spec("requirements:X39")
+async def test_a_run_without_an_id_begins_a_conversation_that_its_run_id_names():
+    store = MemorySessions()
+    result, _, _ = await talk(store, [text("Hello.")], "Hi.", session_id=None)
+
+    assert [result.state.run_id] == [info.session_id for info in store.list()]
+
+
+async def test_the_engine_and_the_hooks_keep_the_same_session():
+    """
+    A conversation that hooks began goes on in an engine with sessions, and the other way round.
+    """
+    store, plain = MemorySessions(), AgentDefinition("bot", model="scripted/m")
+    await talk(store, [text("one")], "1")
+    async with Engine([plain], models=ScriptedModel([text("two")]), sessions=store) as engine:
+        await engine.run(plain, "2", session_id="u:1")
+    await talk(store, [text("three")], "3")
+
+    assert ["1", "one", "2", "two", "3", "three"] == said(store.load("u:1").messages)
+    assert 3 == store.load("u:1").turns
+
+
+async def test_only_what_the_run_added_counts_as_added():
+    seen = []
+    store = MemorySessions()
+    await talk(store, [text("one")], "1")
+    hooks = session_hooks(store) + Hooks(post_run=lambda ctx, _: seen.append(said(ctx.added)))
+    agent = AgentDefinition("bot", model="scripted/m", hooks=hooks)
+    result, _, _ = await talk(store, [failure(ValueError("no"))], "2", agent=agent)
+
+    assert ([["2"]], "") == (seen, result.text)
+
+
+async def test_a_run_that_a_hook_refused_leaves_the_session_as_it_is():
+    store = MemorySessions()
+
+    def refuse(ctx):
+        msg = "not before noon"
+        raise ValueError(msg)
+
+    agent = AgentDefinition("bot", model="scripted/m", hooks=session_hooks(store) + Hooks(pre_run=refuse))
+    result, _, _ = await talk(store, [], "Hi.", agent=agent)
+
+    assert (RunStatus.FAILED, []) == (result.status, store.list())
+
+
+async def test_context_and_view_go_along():
+    store = MemorySessions()
+
+    def shorter(ctx):
+        view = [*ctx.messages][-1:]
+        return Change(view=view, context={"step": ctx.step_index})
+
+    agent = AgentDefinition("bot", model="scripted/m", hooks=session_hooks(store) + Hooks(pre_step=shorter))
+    await talk(store, [text("one")], "1", agent=agent)
+    await talk(store, [text("two")], "2", agent=agent)
+    result, model, _ = await talk(store, [text("three")], "3")
+
+    assert ["2", "two", "3"] == said(model.calls[0].messages)
+    assert ["1", "one", "2", "two", "3", "three"] == said(result.state.message_history)
+    assert {"step": 0} == result.state.context
+
+
+async def test_previous_takes_the_place_of_what_the_session_holds():
+    store = MemorySessions()
+    first, _, _ = await talk(store, [text("one")], "1")
+    await talk(store, [text("two")], "2")
+    await talk(store, [text("three")], "3", previous=first.state)
+
+    assert ["1", "one", "3", "three"] == said(store.load("u:1").messages)
+
+
+async def test_a_replay_needs_no_store_and_saves_nothing():
+    store, journal = MemorySessions(), MemoryJournal()
+    await talk(store, [text("one")], "1")
+    await talk(store, [text("two")], "2", journal=journal)
+    empty = MemorySessions()
+    again = await Engine([bot(empty)]).replay(journal)
+
+    assert ["1", "one", "2", "two"] == said(again.state.message_history)
+    assert [] == empty.list()
+
+
+async def test_children_have_no_session():
+    store = MemorySessions()
+    child = AgentDefinition("child", description="Helps.", hooks=session_hooks(store))
+    agent = bot(store, tools=["spawn_agents"], spawnable_agents=[child])
+    spawn = tool_call("spawn_agents", {"agents": [{"agent_type": "child", "prompt": "Help."}]})
+    await talk(store, [spawn, text("Helped."), text("Done.")], "Go.", agent=agent)
+
+    assert ["u:1"] == [info.session_id for info in store.list()]
+    assert "Done." == store.load("u:1").messages[-1].text
+
+
+@pytest.mark.spec("requirements:L5")
+async def test_a_store_that_fails_ends_the_run_before_it_and_no_run_after_it():
+    class Broken(Histories):
+        async def get_history(self, session_id):
+            msg = "no connection"
+            raise OSError(msg)
+
+    class Full(Histories):
+        async def save_history(self, session_id, messages):
+            msg = "disk full"
+            raise OSError(msg)
+
+    broken, model, _ = await talk(Broken(), [], "Hi.")
+    full, _, events = await talk(Full(), [text("Hello.")], "Hi.")
+
+    assert (RunStatus.FAILED, []) == (broken.status, model.calls)
+    assert "no connection" in str(broken.error)
+    assert (RunStatus.COMPLETED, "Hello.") == (full.status, full.output)
+    assert ["disk full" in event.error for event in events if isinstance(event, HookFailed)] == [True]
+
+
+@pytest.mark.spec("requirements:L15")
+async def test_the_later_of_two_saves_overwrites_nothing():
+    store = MemorySessions()
+
+    def meanwhile(_):
+        store.set_metadata("u:1", "by", "somebody else")
+        return text("Hello.")
+
+    result, _, events = await talk(store, [meanwhile], "Hi.")
+
+    assert (RunStatus.COMPLETED, 0) == (result.status, len(store.load("u:1").messages))
+    assert ["saved by somebody else" in event.error for event in events if isinstance(event, HookFailed)] == [True]
+
+
+async def test_a_run_that_waits_is_not_saved_and_says_so():
+    store = MemorySessions()
+    question = tool_call("ask_user", {"questions": [{"question": "For how many?"}]})
+    result, _, events = await talk(store, [question], "Book.", agent=bot(store, tools=[ask_user_tool()]))
+
+    assert (RunStatus.SUSPENDED, []) == (result.status, store.list())
+    assert ["warning"] == [event.level for event in events if isinstance(event, LogLine)]
+    assert not [event for event in events if isinstance(event, HookFailed)]
+
+
+@pytest.mark.parametrize("store", [object(), MemorySessions, None])
+def test_what_is_no_store_is_refused(store):
+    with pytest.raises(DefinitionError, match="get_history"):
+        session_hooks(store)
+
+
+@tool(category="write")
+def write(text: str) -> str:
+    """Write."""
+    return f"wrote {text}"
+
+
+@tool
+def look(text: str) -> str:
+    """Look."""
+    return f"saw {text}"
+
+
+@pytest.mark.spec("requirements:H15")
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_permission_rules_are_a_hook_of_one_agent(by_name):
+    """
+    The hook knows the tools of its agent by itself, whether the agent holds them or names them.
+    """
+    policy = Policy([Rule.deny_tool("look"), Rule.allow_category("write")])
+    agent = AgentDefinition(
+        "bot",
+        model="scripted/m",
+        tools=["write", "look"] if by_name else [write, look],
+        hooks=Hooks(pre_tool=policy.hook()),
+    )
+    model = ScriptedModel([tool_call("write", {"text": "a"}), tool_call("look", {"text": "b"}), text("Done.")])
+    result = await Engine([agent], [write, look], models=model).run(agent, "Go.")
+
+    assert ["wrote a", False, True] == [
+        result.tool_calls[0].result.text, result.tool_calls[0].is_error, result.tool_calls[1].is_error,
+    ]  # fmt: skip
+
+
+@pytest.mark.spec("requirements:H15")
+async def test_compaction_at_a_threshold_uses_the_summariser_of_the_caller():
+    hooks = Hooks(pre_step=compaction(threshold_tokens=60, summarizer=lambda old: f"{len(old)} messages"))
+    agent = AgentDefinition("bot", model="scripted/m", tools=[look], hooks=hooks)
+    model = ScriptedModel([tool_call("look", {"text": "long " * 200}), text("Done.")])
+    await Engine([agent], models=model).run(agent, "Go.")
+
+    assert "3 messages" in model.calls[-1].messages[0].text
