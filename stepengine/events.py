@@ -1,7 +1,8 @@
 """
-Events: what whoever watches a run is shown. Every event has ``path``, ``seq``, ``index`` and ``to_json()``.
+Events: what whoever watches a run is shown.
 
-A facade: the classes live in ``stepengine.data.events``.
+Every event has ``run_id``, ``path``, ``seq``, ``epoch``, ``index``, ``id`` and ``to_json()``. A facade: the classes live in
+``stepengine.data.events``.
 """
 
 from stepengine.data.events import (

@@ -35,6 +35,8 @@ from stepengine.data.events import (
     ToolInputDelta,
     ToolLog,
 )
+from stepengine.data.models import ModelReply
+from stepengine.data.results import ToolResult
 from stepengine.data.run import RunPhase
 from stepengine.data.transcript import Transcript
 from stepengine.errors import StepEngineError
@@ -186,7 +188,7 @@ class _Flow:
         self.last = delta
         self._indices.append(delta.index)
         self._pieces.append(delta.text)
-        self.chars += len(delta.text)
+        self.chars += len(delta.text) + 1  # for the piece itself: it may be empty
 
     def after(self, index: int) -> Delta:
         """Return what comes after *index*."""
@@ -242,8 +244,9 @@ class Ring:
             keys.append(flow.key)
             self._add(flow.key, flow, flow.chars)
             return
+        self._chars -= flow.chars
         flow.add(delta)
-        self._chars += len(delta.text)
+        self._chars += flow.chars
         # Its place is that of its last delta, so that whoever comes back with that id has missed nothing before it.
         self._entries[flow.key] = flow, flow.chars
         self._entries.move_to_end(flow.key)
@@ -262,8 +265,8 @@ class Ring:
 
 
 NO_TEXT = frozenset({int, float, bool, type(None)})
-OF_VALUES = ("content", "text", "value", "data", "input", "raw_input", "details")
-"""Where results, replies, questions and their parts hold what may be long."""
+OF_VALUES = ("text", "value", "data", "input", "raw_input", "details")
+"""Where questions and the parts of results and replies hold what may be long."""
 OF_EVENTS = frozenset({"JsonValue", "ToolResult", "ModelReply | None", "Question"})
 
 
@@ -293,6 +296,8 @@ def _size(value: Any) -> int:
         return sum([len(key) + _size(held) for key, held in value.items()])
     if isinstance(value, tuple | list):
         return sum([_size(held) for held in value])
+    if isinstance(value, ToolResult | ModelReply):
+        return _size(value.content)
     return sum([_size(getattr(value, name)) for name in OF_VALUES if hasattr(value, name)])
 
 

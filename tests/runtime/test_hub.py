@@ -11,11 +11,22 @@ from collections import Counter
 import pytest
 
 from stepengine.data.effects import Gather, Notify, Spawn
-from stepengine.data.events import LogLine, Notification, RunFinished, StepStarted, TextDelta, ToolInputDelta, ToolLog
+from stepengine.data.events import (
+    LogLine,
+    ModelFinished,
+    ModelStarted,
+    Notification,
+    RunFinished,
+    StepStarted,
+    TextDelta,
+    ToolInputDelta,
+    ToolLog,
+)
+from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.run import RunResult, RunStatus
 from stepengine.data.state import AgentState
 from stepengine.errors import StepEngineError
-from stepengine.runtime.hub import MAX_SUBSCRIBERS, Hub, Subscription, Watcher
+from stepengine.runtime.hub import MAX_KEPT_CHARS, MAX_SUBSCRIBERS, Hub, Subscription, Watcher
 
 
 def the_end():
@@ -257,3 +268,26 @@ def test_the_standard_logger_is_silent_until_it_is_configured(capfd):
     Hub().emit(LogLine(level="error", message="nobody asked"))
 
     assert ("", "") == capfd.readouterr()
+
+
+@pytest.mark.spec("requirements:X57")
+def test_what_is_kept_for_late_readers_is_bounded_by_its_text_too_and_holds_no_conversations():
+    hub = Hub()
+    hub.keep()
+    for number in range(40):
+        hub.emit(ModelStarted(seq=number, model="t/m", request=ModelRequest(model="t/m", messages=())))
+        for _ in range(100):
+            hub.emit(TextDelta(seq=number, text="x" * 600))
+            hub.emit(TextDelta(seq=number, text=""))
+        if number % 2:
+            hub.emit(ModelFinished(seq=number, model="t/m", reply=ModelReply("x" * 60_000)))
+        hub.emit(note(str(number)))
+        assert hub._ring._chars <= MAX_KEPT_CHARS
+
+    kept = list(hub._ring.after(-1))
+    assert sum(len(e.text) for e in kept if isinstance(e, TextDelta)) <= MAX_KEPT_CHARS
+    assert {"38", "39"} <= {e.message for e in kept if isinstance(e, Notification)}
+    assert not [e for e in kept if isinstance(e, ModelStarted) and e.request is not None]
+    assert not [e for e in kept if isinstance(e, TextDelta) and e.seq % 2]
+    assert hub._ring.start <= kept[0].index
+    assert hub._ring._chars == sum(chars for _, chars in hub._ring._entries.values())
