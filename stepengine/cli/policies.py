@@ -95,6 +95,8 @@ def _list(policy: Policy, *, as_json: bool) -> None:
         first = f", priority {rule.priority}" if rule.priority else ""
         said = f": {rule.description or rule.message}" if rule.description or rule.message else ""
         print(f"{rule.decision:5}  {one_line(f'{rule.matcher}{where}{first}{said}', 400)}")
+    for rule in policy.remembered:
+        print(f"always {one_line(f'{rule.matcher}, in {rule.scope}', 400)}")
 
 
 def _judge(policy: Policy, names: Sequence[str], agent: str, *, as_json: bool) -> Exit:

@@ -317,13 +317,15 @@ class _File:
 
     def _judge(self, info: os.stat_result | None, now: str | None) -> None:
         old = self._before
-        if now == self._was and (old is None or info is None or stat.S_IMODE(info.st_mode) & 0o777 == old.mode):
+        if now == "":  # too large to be looked at, and no run leaves such a file
+            self.problem = CHANGED
+        elif now == self._was and (old is None or info is None or stat.S_IMODE(info.st_mode) & 0o777 == old.mode):
             self.fate = "unchanged"
         elif now not in self._states:
             self.problem = CHANGED if now is not None else "it was deleted since"
         elif old is None:
             self.fate = "removed"
-        elif old.content is None or hash_of(old.content) != old.hash:
+        elif old.content is None:
             self.problem = LOST.get(old.lost, LOST[""])
         else:
             self.fate = "created" if now is None else "restored"

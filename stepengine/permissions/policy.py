@@ -343,8 +343,8 @@ class PolicyFile:
     A policy in a file, which also keeps what people allow for good: ``Engine(permissions=PolicyFile("policy.json"))``.
 
     ``Answer(remember="always")`` adds to it, and every process that uses the file knows it from its next question on. No
-    answer is lost when several add at once, or when one is killed: the file is locked, and replaced as a whole. The policy
-    itself is the one that the file held when this was made.
+    answer is lost when several add at once, or when one is killed: the file is replaced as a whole, under the lock of
+    ``policy.json.lock`` beside it. The policy itself is the one that the file held when this was made.
 
     Args:
         path: The file, which ``Policy.save`` wrote, or a person.

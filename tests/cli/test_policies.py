@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from stepengine import AgentCall, AgentDefinition, Engine, Perform, ToolCall, tool
 from stepengine.cli.app import app
 from stepengine.journal import FileJournal
-from stepengine.permissions import Policy, Rule
+from stepengine.permissions import Call, Policy, Rule
 
 CASSETTE = Path(__file__).parents[2] / "cassettes" / "agents" / "basher.jsonl"
 OWN = """\
@@ -74,6 +74,14 @@ def test_a_policy_is_checked_and_listed(tmp_path: Path) -> None:
     assert expected == listed.stdout
     assert Policy.load(file).to_json() == json.loads(as_json.stdout)
     assert "did you mean 'plan'?" in bad.stderr
+
+
+def test_what_people_allowed_for_good_is_listed_with_the_policy_that_keeps_it(tmp_path: Path) -> None:
+    kept = Rule("allow", Call("put", agent="lead", paths=["a/b"]), scope="user:eve")
+    Policy([Rule.allow_tool("get")], remembered=[kept]).save(tmp_path / "policy.json")
+
+    expected = "mode default, 1 rules\nallow  tool get\nalways calls of put by lead for a/b, in user:eve\n"
+    assert expected == typed("policy", tmp_path / "policy.json").stdout
 
 
 def test_what_a_policy_would_have_denied_or_asked_is_told_and_nothing_is_run(tmp_path: Path, recorded: Path) -> None:

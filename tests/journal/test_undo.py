@@ -256,6 +256,9 @@ def test_a_file_of_more_than_4_mib_is_not_undoable_and_undo_says_so(root):
     assert [("large", True), ("huge", True)] == [(path, "4 MiB" in why) for path, why in caught.value.files]
     assert ("fits",) == undo(journal, root, partial=True).restored
     assert 4 * MIB == (root / "fits").stat().st_size
+    (root / "huge").write_bytes(b"y" * (11 * MIB))
+    with pytest.raises(UndoRefused, match="huge: it was changed since"):
+        undo(journal, root)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])

@@ -142,13 +142,18 @@ def _old_of(form: Mapping[str, Any]) -> OldFile:
         msg = f"{mode!r} are no permission bits"
         raise ValueError(msg)
     digest, content = _text(form["hash"]), None
+    given = _text(form.get("text", form.get("base64", "")))
+    if len(given) > 2 * UNDO_BYTES:
+        return OldFile(digest, mode, None, LARGE)
     if "text" in form:
-        content = _text(form["text"]).encode()
+        content = given.encode()
     elif "base64" in form:
-        content = base64.b64decode(_text(form["base64"]), validate=True)
-    if content is not None and (len(content) > UNDO_BYTES or hash_of(content) != digest):
+        content = base64.b64decode(given, validate=True)
+    if content is None:
+        return OldFile(digest, mode, None, str(form.get("lost", "")))
+    if len(content) > UNDO_BYTES or hash_of(content) != digest:
         return OldFile(digest, mode, None, LARGE if len(content) > UNDO_BYTES else SECRET)
-    return OldFile(digest, mode, content, "" if content is not None else str(form.get("lost", "")))
+    return OldFile(digest, mode, content)
 
 
 def _text(value: Any) -> str:
