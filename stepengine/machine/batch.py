@@ -97,14 +97,14 @@ def _is_parallel(calls: Sequence[Call]) -> bool:
 
 
 def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
-    why, before, points = "", run.limit, run.plan.hooks
+    why, before = "", run.limit
     for call in calls:
         if why and call.result is None:
             call.skip(f"Skipped: {why} before this call.")
         try:
-            if call.result is None and _is_valid(call) and points.pre_tool:
+            if call.result is None and _is_valid(call) and run.plan.hooks.pre_tool:
                 yield from _asked(run, (yield from _judged(call)), together=False)
-            yield from call.show() if call.result is not None else _run(call) if points.post_tool else carry_out(call)
+            yield from _passed_on(call)
         except LimitReached:
             why = SPENT
         except StepEngineError:
@@ -113,7 +113,14 @@ def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
         why = _why_over(call, before) or why
 
 
-def _run(call: Call) -> Flow[None]:
+def _passed_on(call: Call) -> Flow[None]:
+    """Carry out a call that may run and let the hooks look at it; only show one that has its result."""
+    if call.result is not None:
+        return call.show()
+    return _looked_at(call) if call.run.plan.hooks.post_tool else carry_out(call)
+
+
+def _looked_at(call: Call) -> Flow[None]:
     yield from carry_out(call)
     yield from _after(call)
 

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias, assert_never
 from stepengine.data import events as ev
 from stepengine.data import yields as y
 from stepengine.data.contexts import StepContext
-from stepengine.data.messages import AssistantMessage
+from stepengine.data.messages import AssistantMessage, quick_assistant
 from stepengine.data.models import ModelReply
-from stepengine.data.parts import TextPart, ToolCallPart
+from stepengine.data.parts import TextPart, ToolCallPart, quick_call
 from stepengine.data.results import ToolResult
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError, ToolInputError
 from stepengine.machine.author import Author, Returned, describe_yield, noted
@@ -129,7 +129,7 @@ def _own_call(run: RunState, asked: y.ToolCall) -> Call:
     binding = run.bindings.get(asked.tool)
     allowed = asked.tool in run.offered or not asked.include_tool_call
     if binding is not None and (allowed or binding.runs.how != "ordinary"):
-        return Call(run, ToolCallPart(run.new_call_id(), asked.tool, asked.input), "handler", binding)
+        return Call(run, quick_call(run.new_call_id(), asked.tool, asked.input), "handler", binding)
     hint = "" if binding is None else " Other tools of the engine can be called with include_tool_call=False."
     raise unavailable(run, asked.tool, tuple(run.offered), hint)
 
@@ -158,7 +158,7 @@ def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[Call
         if call.result is not None and of.include_tool_call and of.tool in run.offered
     ]
     if kept:
-        run.history.commit(AssistantMessage(tuple([part for part, _ in kept])), [result for _, result in kept])
+        run.history.commit(quick_assistant(tuple([part for part, _ in kept])), [result for _, result in kept])
 
 
 def _parallel(run: RunState, asked: y.Parallel[Any]) -> Answer:
