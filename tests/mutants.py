@@ -556,7 +556,7 @@ MUTANTS = (
     Mutant(
         "a spent budget is passed by on the short way",
         "stepengine/runtime/tree.py",
-        "        return not self._ledgers[run.path].bounded and (",
+        "        return not self._ledgers.of(run.path).bounded and (",
         "        return (",
         ("tests/runtime/test_limits.py", "tests/engine/test_spawn_limits.py"),
     ),

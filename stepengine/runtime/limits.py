@@ -23,10 +23,11 @@ from stepengine.data.results import ToolResult
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, StepEngineError
+from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import IO, Item, Performer, child_path
 from stepengine.runtime.sizes import estimated_tokens
 
-__all__ = ("Gate", "Ledger", "Meter", "Price", "Refusals", "Repeats")
+__all__ = ("Gate", "Ledger", "Ledgers", "Meter", "Price", "Refusals", "Repeats")
 
 TOLD_AT = 3
 """Observers are told of so many equal calls in a row."""
@@ -146,6 +147,29 @@ class Ledger:
             ledger = ledger.parent
 
 
+class Ledgers:
+    """The ledgers of those runs of one tree that are under way, by path."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        self._open: dict[str, Ledger] = {}
+
+    def open(self, path: str, plan: RunPlan) -> Ledger:
+        """Return a ledger for a run that starts, below its parent's."""
+        parent = self.of(path.rpartition(".")[0]) if path else None
+        ledger = self._open[path] = Ledger(plan.limits, plan.given, parent)
+        return ledger
+
+    def of(self, path: str) -> Ledger:
+        """Return the ledger of a run."""
+        return self._open[path]
+
+    def close(self, path: str) -> None:
+        """Forget a run that has ended; what it spent stands with those above it."""
+        del self._open[path]
+
+
 class Refusals:
     """
     The effects that must not begin, and why.
@@ -200,11 +224,11 @@ class Meter:
     Args:
         inner: What performs.
         refusals: Shared with the gate inside.
-        ledgers: The ledger of every run of the tree, by path.
+        ledgers: The ledgers of the tree.
         price: What usage costs, for limits in US dollars.
     """
 
-    def __init__(self, inner: Performer, refusals: Refusals, ledgers: dict[str, Ledger], price: Price) -> None:
+    def __init__(self, inner: Performer, refusals: Refusals, ledgers: Ledgers, price: Price) -> None:
         self._inner = inner
         self._refusals = refusals
         self._ledgers = ledgers
@@ -238,13 +262,13 @@ class Meter:
     def forget(self, path: str) -> None:
         """Give back what was reserved for effects of a run that ended before they were performed."""
         for by_model in self._admitted.pop(path, {}).values():
-            self._ledgers[path].count_children(-1, by_model=by_model)
+            self._ledgers.of(path).count_children(-1, by_model=by_model)
         for tokens, cost in self._reserved.pop(path, {}).values():
-            self._ledgers[path].reserve(-tokens, -cost)
+            self._ledgers.of(path).reserve(-tokens, -cost)
 
     def _reserve(self, item: Item) -> None:
-        ledger = self._ledgers.get(item.path)
-        if ledger is None or not ledger.bounded:
+        ledger = self._ledgers.of(item.path)
+        if not ledger.bounded:
             return
         request = cast("CallModel", item.effect).request
         prompt, output = estimated_tokens(request), request.settings.max_tokens or 0
@@ -259,9 +283,7 @@ class Meter:
 
     def _admit(self, item: Item, effect: Spawn, spawned: dict[str, int]) -> None:
         """Count a child that a model asked for, or refuse it alone."""
-        ledger = self._ledgers.get(item.path)
-        if ledger is None:
-            return
+        ledger = self._ledgers.of(item.path)
         limits = ledger.limits
         error = _too_deep(child_path(item.path, effect.seq), limits) or _too_many(effect, limits, spawned)
         error = error or ledger.admit_children(1, by_model=True)
@@ -278,9 +300,9 @@ class Meter:
         """
         effects = (first.effect,) if first.gather is None else first.gather.effects
         spawns = [e for e in effects if type(e) is Spawn and not e.tool_call_id] if first.is_first else []
-        ledger = self._ledgers.get(first.path)
-        if ledger is None or not spawns:
+        if not spawns:
             return
+        ledger = self._ledgers.of(first.path)
         path = first.path
         error = _too_deep(child_path(path, spawns[0].seq), ledger.limits)
         if error is not None:
@@ -299,12 +321,12 @@ class Meter:
         outcome = await self._inner.perform(item, io)
         child = outcome.value if type(outcome) is Value else None
         if by_model is not None and isinstance(child, ChildResult) and not child.run_id:
-            self._ledgers[item.path].count_children(-1, by_model=by_model)
+            self._ledgers.of(item.path).count_children(-1, by_model=by_model)
         return outcome
 
     async def _metered(self, item: Item, io: IO) -> Single:
         tokens, cost = self._reserved[item.path].pop(item.effect.seq)
-        ledger = self._ledgers[item.path]
+        ledger = self._ledgers.of(item.path)
         used: tuple[int, Decimal] = (0, Decimal(0))
         try:
             outcome = await self._inner.perform(item, io)

@@ -32,7 +32,7 @@ from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.driver import RunTask, drive
 from stepengine.runtime.failfast import Brake
 from stepengine.runtime.hub import Hub
-from stepengine.runtime.limits import Gate, Ledger, Meter, Refusals, Repeats
+from stepengine.runtime.limits import Gate, Ledgers, Meter, Refusals, Repeats
 from stepengine.runtime.performer import Middleware, Performer
 from stepengine.runtime.performing import Innermost, ModelRegistry, Pricing, ToolSetting
 from stepengine.runtime.rates import RateLimits
@@ -152,7 +152,7 @@ class RunTree:
         self.signal = _Signal(self.root)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
-        self._ledgers: dict[str, Ledger] = {}
+        self._ledgers = Ledgers()
         self.deadlines: dict[str, tuple[float, float]] = {}
         self._belongings: dict[str, Belongings] = {}
         self._wrapping: _Wrapping | None = None
@@ -215,7 +215,7 @@ class RunTree:
         services, wrapping = self.services, self._wrapping
         if services.middlewares or services.outermost or run.plan.limits.max_identical_calls is not None:
             return False
-        return not self._ledgers[run.path].bounded and (wrapping is None or not wrapping.brake.reaches(run.path))
+        return not self._ledgers.of(run.path).bounded and (wrapping is None or not wrapping.brake.reaches(run.path))
 
     def _price(self, model: str, usage: Usage) -> Decimal | None:
         return None if self.services.pricing is None else self.services.pricing(model, usage, self.now())
@@ -302,8 +302,7 @@ class RunTree:
 
     async def _run(self, run: RunTask) -> Finished:
         plan = run.plan
-        parent = run.path.rpartition(".")[0]
-        self._ledgers[run.path] = Ledger(plan.limits, plan.given, self._ledgers.get(parent) if run.path else None)
+        self._ledgers.open(run.path, plan)
         run.is_bare = self._is_bare(run)
         self.hub.seat(run.path, run.state.run_id, plan.definition.id)
         run.enter()
@@ -358,7 +357,7 @@ class RunTree:
         if path:
             self.hub.unseat(path)
             self.spawned_by.pop(path, None)
-            del self._ledgers[path]
+            self._ledgers.close(path)
 
 
 class _Signal:

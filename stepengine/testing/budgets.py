@@ -22,7 +22,7 @@ from stepengine.data.run import ChildResult
 from stepengine.data.usage import Usage
 from stepengine.errors import AgentError
 from stepengine.machine.plan import RunPlan
-from stepengine.runtime.limits import Gate, Ledger, Meter, Refusals
+from stepengine.runtime.limits import Gate, Ledgers, Meter, Refusals
 from stepengine.runtime.performer import IO, Item
 from stepengine.runtime.sizes import expected_tokens
 from stepengine.testing.invariants import Watched
@@ -87,7 +87,7 @@ class Budgets:
 
     def __init__(self, recorded: Act, happens: Act, now: Callable[[], int]) -> None:
         self._refusals = Refusals()
-        self._ledgers: dict[str, Ledger] = {}
+        self._ledgers = Ledgers()
         self._meter = Meter(_Acting(recorded), self._refusals, self._ledgers, _price)
         self._gate = Gate(_Acting(happens), self._refusals, now)
         self._nodes: dict[str, _Node] = {}
@@ -95,8 +95,7 @@ class Budgets:
 
     def opens(self, plan: RunPlan) -> None:
         """Begin to count for a run."""
-        parent = plan.path.rpartition(".")[0]
-        self._ledgers[plan.path] = Ledger(plan.limits, plan.given, self._ledgers.get(parent) if plan.path else None)
+        self._ledgers.open(plan.path, plan)
         self._nodes[plan.path] = _Node(plan.limits, plan.given)
 
     def closes(self, path: str) -> None:
@@ -109,7 +108,8 @@ class Budgets:
         self._meter.forget(path)
         for at in [at for at in self._held if at[0] == path]:
             self._release(at)
-        ledger = self._ledgers.pop(path)
+        ledger = self._ledgers.of(path)
+        self._ledgers.close(path)
         if ledger.reserved_tokens or ledger.reserved_cost:
             refuse("I8", f"{ledger.reserved_tokens} tokens are still reserved after the end of run {path or 'root'}")
         del self._nodes[path]
