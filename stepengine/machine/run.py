@@ -208,6 +208,8 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
     if ending.error is not None:
         for problem in run.problems:
             ending.error.add_note(problem)
+    if run.side_events.waiting:
+        yield from run.flush()
     yield from _tell(run, ending)
     if run.plan.hooks.post_run:
         stop = yield from hooks.post_run(run, _finished(run, ending))
@@ -227,8 +229,6 @@ def _expire_at_end(run: RunState, status: RunStatus) -> None:
 
 
 def _tell(run: RunState, ending: _Ending) -> Flow[None]:
-    if run.side_events.waiting:
-        yield from run.flush()
     match ending.status:
         case RunStatus.SUSPENDED:
             run.suspend(ending.stop.questions if ending.stop is not None else ())
