@@ -32,6 +32,12 @@ Examples:
   retry    it is done again
   ask      the run is suspended with a question about it
 
+\b
+--on-divergence, for an agent that was edited since, so that it asks for something else than FILE holds:
+  raise    say where, and leave with 5 (default); stop says so in the result
+  keep     where FILE holds an effect of the same kind, go on with what came of it; from where FILE ends, the code runs
+           as it is now. `stepengine ready FILE` says beforehand whether that works
+
 {EXIT_CODES}"""
 
 REPLAY = f"""\
@@ -194,11 +200,13 @@ def resume(
     last: Last = False,
     answer: Answers = None,
     in_doubt: Annotated[str, typer.Option(help="fail, retry or ask.")] = "fail",
+    on_divergence: Annotated[str, typer.Option(help="raise, stop or keep.")] = "raise",
 ) -> None:
     """Go on with a run; ``RESUME`` is what users read."""
-    from stepengine.cli.journals import resume_command
+    from stepengine.cli.journals import GoingOn, resume_command
 
-    leave(resume_command(attrs.evolve(options, journal=file, last=last), answer or (), in_doubt))
+    how = GoingOn(in_doubt, on_divergence)
+    leave(resume_command(attrs.evolve(options, journal=file, last=last), answer or (), how))
 
 
 @with_options

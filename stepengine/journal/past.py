@@ -152,9 +152,17 @@ class Past:
         asked.fp = asked.fp or self.prints.of(asked.effect)
         return known.fp == asked.fp
 
+    def was_kept(self, address: Address, fp: str) -> bool:
+        """Return whether what has this fingerprint was accepted here when the run went on after an edit."""
+        return (address, fp) in self.history.kept
+
     def same_child(self, known: Value, child: ChildResult[Any]) -> bool:
         """Return whether a child that was run again ended as it is recorded."""
         return not self._child_fields(known.value, child)
+
+    def end_print(self, child: ChildResult[Any]) -> str:
+        """Return the fingerprint of how a child ended."""
+        return self.prints.value(comparable(child))
 
     def _child_fields(self, known: Any, child: ChildResult[Any]) -> Sequence[Field]:
         clean = self.prints.redactor.value
