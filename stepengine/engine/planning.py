@@ -22,7 +22,7 @@ from stepengine.data.events import LogLine
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
-from stepengine.data.questions import AnswerLike, Question
+from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.state import AgentState, suspended_at
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog
@@ -87,12 +87,15 @@ def reopening(request: Request) -> Request:
     the state keeps its questions; otherwise they are dropped, and the conversation goes on without an answer.
 
     Raises:
-        AnswerRejected: when a state alone cannot be gone on from with an answer (requirements X11).
+        AnswerRejected: when a state alone cannot be gone on from with an answer (requirements X11), or an answer is none to
+            its question (X54).
     """
     previous = request.previous
     if not isinstance(previous, AgentState) or not previous.pending:
         return request
     answers = dict(request.answers or {})
+    for question in previous.pending:
+        _check_answer(answers, question)
     earlier = tuple([(q, answers.pop(q.id)) for q in previous.pending if q.id in answers])
     is_answered = bool(earlier) or any(q.text in answers for q in previous.pending)
     problem = not_from_state(request.agent.definition, previous)
@@ -106,6 +109,13 @@ def reopening(request: Request) -> Request:
         )
         raise AnswerRejected(msg)
     return attrs.evolve(request, previous=attrs.evolve(previous, pending=()))
+
+
+def _check_answer(answers: Mapping[str, AnswerLike], question: Question) -> None:
+    given = answers.get(question.id, answers.get(question.text))
+    problem = answer_problem(given, question) if isinstance(given, str | bool | Answer) else None
+    if problem is not None:
+        raise AnswerRejected(problem)
 
 
 def not_from_state(agent: AgentDefinition[Any], state: AgentState) -> str | None:

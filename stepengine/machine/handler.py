@@ -21,7 +21,7 @@ from stepengine.data.outcomes import Single
 from stepengine.data.parts import TextPart, ToolCallPart
 from stepengine.data.questions import Question
 from stepengine.data.results import ToolResult
-from stepengine.errors import LimitExceeded, LimitReached, PerformError, StepEngineError, ToolInputError
+from stepengine.errors import BadYield, LimitExceeded, LimitReached, PerformError, StepEngineError, ToolInputError
 from stepengine.machine import requests
 from stepengine.machine.author import Author, Returned, describe_yield, noted
 from stepengine.machine.batch import Beside, run_batch
@@ -187,12 +187,17 @@ def _perform(live: Live, asked: y.Perform[Any]) -> Answer:
 
 def _ask(live: Live, asked: y.Ask) -> Answer:
     live.count_actions(1)
-    answers = yield from requests.ask(live, requests.ask_effect(live, _question(asked)))
+    answers = yield from requests.ask(live, requests.ask_effect(live, _question(live, asked)))
     return _result(live, value=answers[0].value)
 
 
-def _question(asked: y.Ask) -> Question:
-    return Question("", asked.question, asked.options, asked.multi_select, details=asked.details)
+def _question(live: Live, asked: y.Ask) -> Question:
+    if asked.key in live.keys:
+        msg = f"the key {asked.key!r} names a question that this run has asked before; each has a name of its own, or none"
+        raise BadYield(msg)
+    live.keys |= {asked.key} if asked.key is not None else set()
+    fields = {"multi_select": asked.multi_select, "details": asked.details, "allow_text": asked.allow_text}
+    return Question(asked.key or "", asked.question, asked.options, **fields)
 
 
 def _complete(live: Live, asked: y.Complete) -> Answer:
@@ -233,7 +238,7 @@ def _member(live: Live, call: Any, *, children: int) -> Slot | Beside:
             lambda: _spawn(live, call, of=children), lambda outcome, effect: _child(live, call, outcome, effect)
         )
     if isinstance(call, y.Ask):
-        question = _question(call)
+        question = _question(live, call)
         return Beside(
             lambda: requests.ask_effect(live, question), lambda outcome, effect: _value(live, outcome, effect)
         )

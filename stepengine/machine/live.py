@@ -65,6 +65,7 @@ class Live:
         "has_asked",
         "has_output",
         "inbox",
+        "keys",
         "last_word",
         "lifetimes",
         "limit",
@@ -141,6 +142,7 @@ class Live:
         self.refused_tokens: int | None = None
         self.denials = 0
         self.denied_in_row: dict[str, int] = {}
+        self.keys: set[str] = set()
         self.tool_log: list[ToolCallLog] = []
         self.thinking: list[str] = []
 

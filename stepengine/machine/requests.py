@@ -107,19 +107,22 @@ def perform_call(live: Live, asked: y.Perform[Any]) -> Generator[Any, Any, Any]:
 
 
 def ask_effect(live: Live, *questions: Question, purpose: Any = "question", tool_call_id: str = "") -> Ask:
-    """Return the effect that asks *questions*; their ids are made from the effect's address."""
-    seq = live.number()
-    prefix = f"{live.plan.path}.q" if live.plan.path else "q"
+    """Return the effect that asks *questions*; their ids are their names, or are made from the effect's address."""
+    seq, path = live.number(), live.plan.path
+    number = f"{path}.q{seq}" if path else f"q{seq}"
     single = len(questions) == 1
     named = [
         Question(
-            id=f"{prefix}{seq}" if single else f"{prefix}{seq}.{index}",
+            id=(f"{path}:{question.id}" if path else question.id)
+            if question.id
+            else (number if single else f"{number}.{index}"),
             text=question.text,
             options=question.options,
             multi_select=question.multi_select,
             tool_name=question.tool_name,
             details=question.details,
-            path=live.plan.path,
+            path=path,
+            allow_text=question.allow_text,
             remember=question.remember,
         )
         for index, question in enumerate(questions)

@@ -232,7 +232,10 @@ def start(live: Live, slot: Slot) -> list[Leaf]:
         slot.fault = len(slot.effects) < len(slot.children)
     elif call.tool_name == "ask_user":
         asked = [
-            Question("", q["question"], q.get("options", ()), q.get("multi_select", False)) for q in value["questions"]
+            Question(
+                "", q["question"], q.get("options", ()), q.get("multi_select", False), allow_text=bool(q.get("options"))
+            )
+            for q in value["questions"]
         ]
         slot.effects = [requests.ask_effect(live, *asked, tool_call_id=call.tool_call_id)]
     return slot.effects
