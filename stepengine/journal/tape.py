@@ -73,14 +73,15 @@ class Tape:
             else:
                 fresh.append(item)
                 self._note(intent)
-                must_last = must_last or not is_repeatable(item)
+                must_last = must_last or _outlives(item)
         if fresh and not self._has_begun:
             self._has_begun = must_last = True
         return self._begin_lasting(fresh) if must_last and session.waits else self._inner.begin(fresh)
 
     async def _begin_lasting(self, batch: Sequence[Item]) -> None:
         """
-        Begin effects that must not happen twice: that they were begun must outlive a power cut (reliability JR41).
+        Begin effects that must not happen twice: that they were begun must outlive a power cut (reliability JR41). So must
+        what people are asked: who has seen a question may answer it, whatever became of the process that asked.
 
         The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed.
         """
@@ -226,6 +227,11 @@ class Tape:
             if question.id not in waiting and given is not None:
                 said = {"question_id": question.id, "answer": bare(answered(given, question))}
                 self._append(Input(item.path, effect.seq, at, {"type": "Answered", **said}))
+
+
+def _outlives(item: Item) -> bool:
+    """Return whether it must outlive a power cut that an effect was begun: it must not happen twice, or people are asked."""
+    return type(item.effect) is Ask or not is_repeatable(item)
 
 
 def _child(outcome: Single) -> ChildResult[Any] | None:

@@ -251,3 +251,25 @@ def test_an_interactor_answers_in_process_and_its_answer_is_recorded(rig):
     journal = MemoryJournal()
     assert rig(asker([]), interactor=Yes()).record(journal).output == "yes"
     assert rig(asker([])).replay(MemoryJournal(journal.lines())).output == "yes"
+
+
+@pytest.mark.spec("reliability:R2", "reliability:JR41", "requirements:K10")
+def test_a_question_is_on_the_disk_before_anybody_is_asked_it(rig, tmp_path):
+    """
+    Who has seen it may answer it, also when the process that asked was killed.
+    """
+
+    class Person:
+        def ask(self, question):
+            seen.append(list(FileJournal(path).history().open_questions()))
+            return "yes"
+
+    seen, path = [], tmp_path / "run.jsonl"
+
+    def handle_steps(ctx):
+        yield from Perform.idempotent(len, "x")
+        return (yield from Parallel(Ask("One?"), Ask("Two?")))
+
+    rig(AgentDefinition("asker", handle_steps=handle_steps), interactor=Person()).record(FileJournal(path))
+
+    assert ["q1", "q2"] == seen[0]
