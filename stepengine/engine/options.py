@@ -75,6 +75,8 @@ class RunOptions(TypedDict, total=False):
             session store keeps.
         journal: Where the run is recorded: a journal that holds no run yet, or the path of its file; ``RUNS.db`` holds many
             (design 10).
+        on_divergence: In a session, what becomes of the run that waits for this message when its agent was edited since:
+            ``"raise"`` (default), ``"stop"`` or ``"keep"``, as for ``resume``.
     """
 
     params: Any
@@ -85,6 +87,7 @@ class RunOptions(TypedDict, total=False):
     limits: Limits | None
     answers: Mapping[str, AnswerLike] | None
     journal: JournalLike | None
+    on_divergence: OnDivergence
 
 
 class ReplayOptions(TypedDict, total=False):

@@ -47,6 +47,12 @@ def _mapping(_: Any, __: Any, answers: Any) -> None:
         raise InputError(msg, issues=("answers should be a mapping",))
 
 
+def _divergence(_: Any, __: Any, given: Any) -> None:
+    if given not in ("raise", "stop", "keep"):
+        msg = f"on_divergence is one of raise, stop, keep, not {given!r}"
+        raise InputError(msg, issues=(msg,))
+
+
 @attrs.frozen(kw_only=True)
 class Request:
     """
@@ -64,6 +70,7 @@ class Request:
         answers: Answers given up front, by question id or text.
         earlier: Questions that *previous* waits for, with their answers; the run asks them again under other ids.
         run_id: The run's id, where one was told already; else it is drawn.
+        on_divergence: What becomes of a run that waits in the session when its agent was edited since.
     """
 
     agent: Agent
@@ -77,6 +84,7 @@ class Request:
     answers: Mapping[str, AnswerLike] | None = attrs.field(default=None, validator=_mapping)
     earlier: tuple[tuple[Question, AnswerLike], ...] = ()
     run_id: str | None = None
+    on_divergence: str = attrs.field(default="raise", validator=_divergence)
 
 
 def reopening(request: Request) -> Request:

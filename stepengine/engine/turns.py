@@ -425,8 +425,9 @@ class Turn:
         journal = self._journals.journal(name)
         if not journal.records():
             return None
-        recording = Recording.resume(journal, self._answers())
-        recording.raises = True
+        asked = self._request.on_divergence
+        recording = Recording.resume(journal, self._answers(), keep=asked == "keep")
+        recording.raises = asked != "stop"
         self._name = name
         return recording
 
