@@ -80,9 +80,9 @@ class Tape:
 
     async def _begin_lasting(self, batch: Sequence[Item]) -> None:
         """
-        Begin effects that must not happen twice: that they were begun must outlive a power cut (reliability JR41). So must
-        what people are asked: who has seen a question may answer it, whatever became of the process that asked.
+        Begin effects that must not happen twice: that they were begun must outlive a power cut (reliability JR41).
 
+        So must what people are asked: who has seen a question may answer it, whatever became of the process that asked.
         The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed.
         """
         try:
