@@ -79,14 +79,15 @@ class Encoder:
         for members in self._all_members(record):
             line, crc = to_line(members, self._previous)
             if len(line) > MAX_LINE:
-                where = shown_address(members.get("path", ""), members.get("seq", -1))
+                where = shown_address(getattr(record, "path", ""), getattr(record, "seq", -1))
                 msg = f"the {record.kind} of {where} has {len(line)} bytes; a record has at most {MAX_LINE}"
                 raise JournalWriteFailed(msg)
             self._previous = crc if self._link else 0
             made.append(line)
         return made
 
-    def _all_members(self, record: Record) -> Iterator[Mapping[str, Any]]:
+    def _all_members(self, record: Record) -> Iterator[Mapping[str, Any] | str]:
+        """Give the members of each line, or its text where that was made already."""
         if isinstance(record, Blob):
             self._blobs.add(record.fp)
         line = record.line
@@ -94,6 +95,22 @@ class Encoder:
             yield {name: value for name, value in line.items() if name != "crc"}
             return
         members = self._members(record)
+        shared = self._shared(record.live.request) if type(record) is Intent and record.live is not None else ()
+        for name, fp, _ in shared:
+            members["effect"]["request"][name] = {"$blob": fp}
+        text = to_text(members)
+        if len(text) <= MAX_INLINE and text.count('"$') == len(shared) and not self._redactor.suspicious(text):
+            yield from self._share(shared)
+            yield text
+        else:
+            yield from self._packed(record, members, shared)
+
+    def _packed(
+        self, record: Record, members: dict[str, Any], shared: Sequence[tuple[str, str, Any]]
+    ) -> Iterator[Mapping[str, Any]]:
+        """Give what stands in lines without secrets and long texts."""
+        for name, _, _ in shared:
+            members["effect"]["request"][name] = None
         text = to_text(members)
         if self._redactor.suspicious(text):
             members = self._cleaned(members, record.kind)
@@ -103,8 +120,9 @@ class Encoder:
             members = packed(members, blobs)
             for fp, data in blobs.items():
                 yield from self._new_blob(fp, data)
-        if type(record) is Intent and record.live is not None:
-            yield from self._share(record.live.request, members["effect"]["request"])
+        for name, fp, _ in shared:
+            members["effect"]["request"][name] = {"$blob": fp}
+        yield from self._share(shared)
         yield members
 
     def _cleaned(self, members: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -113,15 +131,18 @@ class Encoder:
             self._redactor.refuse(clean, f"the {kind} record")
         return clean
 
-    def _share(self, request: ModelRequest, members: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """Give the blobs of what nearly every request holds, and put their fingerprints where they belong."""
+    def _shared(self, request: ModelRequest) -> list[tuple[str, str, Any]]:
+        """Return what nearly every request holds: the member, its fingerprint, its value."""
         shared: list[tuple[str, str, Any]] = []
         if request.system_prompt:
             shared.append(("system_prompt", self.prints.prompt(request.system_prompt), request.system_prompt))
         if request.tools:
             shared.append(("tools", self.prints.tools(request.tools), request.tools))
+        return shared
+
+    def _share(self, shared: Sequence[tuple[str, str, Any]]) -> Iterator[Mapping[str, Any]]:
+        """Give the blobs of what the members name by fingerprints."""
         for name, fp, value in shared:
-            members[name] = {"$blob": fp}
             if fp not in self._blobs:
                 data = value if name == "system_prompt" else [offered_tool(t) for t in value]
                 clean = self._redactor.value(data) if self._redactor.suspicious(to_text(data)) else data
@@ -272,15 +293,14 @@ class _Bases:
         base = self._best(address[0], transcript)
         if base is None:
             return [bare(message) for message in transcript]
-        (path, seq), known = base
-        shared = known.shared_prefix(transcript)
+        (path, seq), known, shared = base
         where: dict[str, Any] = {"type": "Slice"} | ({"path": path} if path != address[0] else {}) | {"seq": seq}
         made: list[Any] = [{**where, "start": 0, "stop": shared}] if shared else []
         if shared in (len(known), len(transcript)):
             return made + [bare(message) for message in transcript[shared:]]
         return made + list(self._matched(where, known, transcript, shared))
 
-    def _best(self, path: str, transcript: Transcript) -> tuple[Address, Transcript] | None:
+    def _best(self, path: str, transcript: Transcript) -> tuple[Address, Transcript, int] | None:
         """Return the request that most of *transcript* is known to come from; a child may have begun with its parent's."""
         candidates: list[tuple[Address, Transcript]] = []
         while True:
@@ -290,7 +310,12 @@ class _Bases:
             path = path.rpartition(".")[0]
         if not candidates or not transcript:
             return None
-        return max(candidates, key=lambda base: (base[1].shared_prefix(transcript), len(base[1])))
+        address, known = candidates[0]
+        shared = known.shared_prefix(transcript)
+        if shared == len(known) >= max([len(other) for _, other in candidates]):
+            return address, known, shared  # none of the others can share more
+        found = [(address, known, known.shared_prefix(transcript)) for address, known in candidates]
+        return max(found, key=lambda base: (base[2], len(base[1])))
 
     def _matched(
         self, where: Mapping[str, Any], known: Transcript, transcript: Transcript, start: int

@@ -11,7 +11,7 @@ from typing import Any, assert_never, cast
 
 import attrs
 
-from stepengine.data.codec import STORED, bare, restored, restored_any
+from stepengine.data.codec import STORED, bare, bare_any, restored, restored_any
 from stepengine.data.effects import Ask, CallModel, CallTool, Perform, Spawn
 from stepengine.data.json import freeze, thaw
 from stepengine.data.leaves import within
@@ -137,10 +137,17 @@ def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
         value = cast("Value", outcome).value
         if isinstance(value, ChildResult):
             value = _plain_child(value)
-        members = {"value": bare(Value(value))["value"]}
+        members = {"value": _stored_value(value)}
     if outcome.inputs:
         members["inputs"] = [bare(message) for message in outcome.inputs]
     return members
+
+
+def _stored_value(value: Any) -> Any:
+    try:
+        return bare_any(value)
+    except DataError as error:
+        raise within(error, ".value") from None
 
 
 def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
