@@ -33,8 +33,8 @@ from stepengine.data import (
     tools,
     usage,
 )
-from stepengine.data.json import JsonDict, frozen_text, mended
-from stepengine.data.leaves import ENDLESS, RAW, SCALARS, Codec, fault, literal, mapping, sequence, shown, within
+from stepengine.data.json import JsonDict, mended
+from stepengine.data.leaves import ENDLESS, RAW, SCALARS, Codec, Style, fault, literal, mapping, sequence, shown, within
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
 
@@ -49,6 +49,7 @@ __all__ = (
     "restored_any",
     "to_json",
     "written",
+    "written_any",
 )
 
 FORMAT = 1
@@ -106,18 +107,23 @@ def bare_any(value: Any) -> Any:
         raise fault(msg) from None
 
 
-def written(value: Any, without: tuple[str, ...] = ()) -> str:
+def written_any(value: Any, style: Style) -> str:
+    """Return the JSON text of ``bare_any(value)``; errors as ``bare``."""
+    return written(value, style) if _is_stored(type(value)) else style.json(bare_any(value))
+
+
+def written(value: Any, style: Style, without: tuple[str, ...] = ()) -> str:
     """
-    Return the canonical JSON text of ``bare(value)`` without the members *without*, and without making that object.
+    Return the JSON text of ``bare(value)`` without the members *without*, and without making that object.
 
     Raises:
         DataError: as ``bare``.
     """
     cls = type(value)
-    write = _WRITERS.get((cls, without))
+    write = _WRITERS.get((cls, style.is_sorted, without))
     if write is None:
         shape = _SHAPES.get(cls) or _shape(cls)
-        write = _WRITERS[cls, without] = _writer_of(shape.name, shape.members, without)
+        write = _WRITERS[cls, style.is_sorted, without] = _writer_of(shape.name, shape.members, style, without)
     try:
         return write(value)
     except DataError:
@@ -345,18 +351,21 @@ def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], di
     return _function("value", [*lines, "return data"], known)
 
 
-def _writer_of(name: str, members: Mapping[str, _Member], without: tuple[str, ...]) -> Callable[[Any], str]:
-    """Return what makes the canonical text of that object, in which members are sorted."""
+def _writer_of(
+    name: str, members: Mapping[str, _Member], style: Style, without: tuple[str, ...]
+) -> Callable[[Any], str]:
+    """Return what makes the text of that object."""
     if name == "Transcript":
-        return lambda value: frozen_text(_encode_object(value))
-    known: dict[str, Any] = {}
+        return lambda value: style.json(_encode_transcript(value))
+    known: dict[str, Any] = {"style": style}
     lines = ["text = '{'"]
-    for number, field in enumerate(sorted({*members, "type"} - {*without})):
+    names = [field for field in ("type", *members) if field not in without]
+    for number, field in enumerate(sorted(names) if style.is_sorted else names):
         if field == "type":
             lines.append(f"""text += '"type":"{name}",'""")
             continue
         known[f"write{number}"] = members[field].codec.writer
-        then = f"""text += '"{field}":' + write{number}(item) + ','"""
+        then = f"""text += '"{field}":' + write{number}(item, style) + ','"""
         lines += _unless_usual(number, field, members[field], known, then)
     return _function("value", [*lines, "return text[:-1] + '}'"], known)
 
@@ -462,7 +471,7 @@ def _objects(classes: tuple[type[Any], ...]) -> Codec:
     return Codec(
         lambda value: _encode_object(checked(value)),
         lambda data: _decode_object(data, classes),
-        lambda value: written(checked(value)),
+        lambda value, style: written(checked(value), style),
     )
 
 
@@ -498,7 +507,7 @@ def _or_none(codec: Codec) -> Codec:
     return Codec(
         lambda value: None if value is None else encode(value),
         lambda data: None if data is None else decode(data),
-        lambda value: "null" if value is None else write(value),
+        lambda value, style: "null" if value is None else write(value, style),
     )
 
 
@@ -512,16 +521,19 @@ def _encode_any(value: Any) -> Any:
 
 def _decode_any(data: Any) -> Any:
     kind = data.get("type") if isinstance(data, (dict, Mapping)) else None
-    for name, member, codec in (("json", "value", RAW), ("tuple", "items", _ITEMS)):
-        if kind == name:
-            if data.keys() != {"type", member}:
-                msg = f"an object of type {name!r} has exactly the member {member!r}"
-                raise fault(msg)
-            try:
-                return codec.decode(data[member])
-            except DataError as error:
-                raise within(error, f".{member}") from None
-    return _decode_object(data)
+    if kind == "json":
+        return _decode_only(data, "value", RAW)
+    return _decode_only(data, "items", _ITEMS) if kind == "tuple" else _decode_object(data)
+
+
+def _decode_only(data: Mapping[str, Any], member: str, codec: Codec) -> Any:
+    if data.keys() != {"type", member}:
+        msg = f"an object of type {data['type']!r} has exactly the member {member!r}"
+        raise fault(msg)
+    try:
+        return codec.decode(data[member])
+    except DataError as error:
+        raise within(error, f".{member}") from None
 
 
 class _Raw:
@@ -547,7 +559,7 @@ QUICK: Mapping[type[Any], Callable[..., Any]] = {
 Makers for what a journal holds most of. Each of these classes only converts what it is given into what its codec has
 made already, and checks nothing else.
 """
-_WRITERS: dict[tuple[type[Any], tuple[str, ...]], Callable[[Any], str]] = {}
+_WRITERS: dict[tuple[type[Any], bool, tuple[str, ...]], Callable[[Any], str]] = {}
 _SHAPES: dict[type[Any], _Shape] = {}
 _NAMES = _names()
 _ANY = Codec(_encode_any, _decode_any)

@@ -7,12 +7,18 @@ grows by, and a sliding window what slides in (prototype N9).
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
+from stepengine.data.codec import written, written_any
 from stepengine.data.effects import CallModel
+from stepengine.data.json import quoted
+from stepengine.data.leaves import PLAIN
 from stepengine.data.models import ModelRequest
+from stepengine.data.outcomes import Value
+from stepengine.data.run import ChildResult
 from stepengine.data.transcript import Transcript
 from stepengine.errors import JournalWriteFailed
 from stepengine.journal.fingerprints import DEFAULT_SETTINGS, Fingerprints, fingerprint, offered_tool
@@ -26,6 +32,7 @@ from stepengine.journal.records import (
     Intent,
     Record,
     Result,
+    for_line,
     shown_address,
     to_line,
     to_text,
@@ -37,6 +44,8 @@ __all__ = ("Encoder", "packed", "request_members", "unpacked")
 MAX_INLINE = 32 * 1024
 MAX_LINE = 16 * 1024 * 1024
 KEPT_BASES = 4
+Shared: TypeAlias = "tuple[str, str, Any]"
+"""A member of a request that nearly every one holds, its fingerprint, and its value."""
 VOLATILE = frozenset({"created", "id", "service_tier", "system_fingerprint"})
 
 
@@ -94,20 +103,15 @@ class Encoder:
         if line is not None:
             yield {name: value for name, value in line.items() if name != "crc"}
             return
-        members = self._members(record)
-        shared = self._shared(record.live.request) if type(record) is Intent and record.live is not None else ()
-        for name, fp, _ in shared:
-            members["effect"]["request"][name] = {"$blob": fp}
-        text = to_text(members)
+        shared = self._shared(record.live.request) if type(record) is Intent and record.live is not None else []
+        text = self._text(record, shared)
         if len(text) <= MAX_INLINE and text.count('"$') == len(shared) and not self._redactor.suspicious(text):
             yield from self._share(shared)
             yield text
         else:
-            yield from self._packed(record, members, shared)
+            yield from self._packed(record, json.loads(text), shared)
 
-    def _packed(
-        self, record: Record, members: dict[str, Any], shared: Sequence[tuple[str, str, Any]]
-    ) -> Iterator[Mapping[str, Any]]:
+    def _packed(self, record: Record, members: dict[str, Any], shared: Sequence[Shared]) -> Iterator[Mapping[str, Any]]:
         """Give what stands in lines without secrets and long texts."""
         for name, _, _ in shared:
             members["effect"]["request"][name] = None
@@ -131,16 +135,16 @@ class Encoder:
             self._redactor.refuse(clean, f"the {kind} record")
         return clean
 
-    def _shared(self, request: ModelRequest) -> list[tuple[str, str, Any]]:
+    def _shared(self, request: ModelRequest) -> list[Shared]:
         """Return what nearly every request holds: the member, its fingerprint, its value."""
-        shared: list[tuple[str, str, Any]] = []
+        shared: list[Shared] = []
         if request.system_prompt:
             shared.append(("system_prompt", self.prints.prompt(request.system_prompt), request.system_prompt))
         if request.tools:
             shared.append(("tools", self.prints.tools(request.tools), request.tools))
         return shared
 
-    def _share(self, shared: Sequence[tuple[str, str, Any]]) -> Iterator[Mapping[str, Any]]:
+    def _share(self, shared: Sequence[Shared]) -> Iterator[Mapping[str, Any]]:
         """Give the blobs of what the members name by fingerprints."""
         for name, fp, value in shared:
             if fp not in self._blobs:
@@ -153,38 +157,57 @@ class Encoder:
             self._blobs.add(fp)
             yield {"kind": "blob", "fp": fp, "data": data}
 
-    def _members(self, record: Record) -> dict[str, Any]:
+    def _text(self, record: Record, shared: Sequence[Shared]) -> str:
+        """Return the text of a record, in which fingerprints stand for what is *shared*."""
         match record:
-            case Head():
-                return head_members(record)
             case Intent():
-                return self._intent(record)
+                return self._intent(record, shared)
             case Result():
-                return self._result(record)
+                return self._quick_result(record) or to_text(self._result(record))
+            case Head():
+                return to_text(head_members(record))
             case Input():
                 address = {"kind": "input", "path": record.path, "seq": record.seq}
-                return {**address, "at": record.at, "input": record.input}
+                return to_text({**address, "at": record.at, "input": record.input})
             case Blob():
-                return {"kind": "blob", "fp": record.fp, "data": record.data}
+                return to_text({"kind": "blob", "fp": record.fp, "data": record.data})
 
-    def _intent(self, record: Intent) -> dict[str, Any]:
+    def _intent(self, record: Intent, shared: Sequence[Shared]) -> str:
         effect = record.effect
         record.fp = record.fp or self.prints.of(effect)
         if type(effect) is CallModel:
-            form: Any = {"type": "CallModel", "purpose": effect.purpose, "request": self._request(record, effect)}
+            request = self._request(record, effect, {name: fp for name, fp, _ in shared})
+            form = f'{{"type":"CallModel","purpose":{quoted(effect.purpose)},"request":{request}}}'
         else:
-            form = effect
-            if (record.path, record.seq) == ROOT and form.get("previous"):
+            stored = cast("Mapping[str, Any]", effect)
+            form = PLAIN.json(stored)
+            if (record.path, record.seq) == ROOT and stored.get("previous"):
                 # Known by its messages, not by its buffer: the run goes on from a copy of this state.
-                self._bases.remember(*ROOT, restored(form["previous"]).view)
-        members = {"kind": "intent", "path": record.path, "seq": record.seq, "fp": record.fp, "effect": form}
-        return members if record.gather is None else {**members, "gather": record.gather}
+                self._bases.remember(*ROOT, restored(stored["previous"]).view)
+        together = "" if record.gather is None else f',"gather":{record.gather}'
+        return for_line(f'{_address(record)},"fp":"{record.fp}","effect":{form}{together}}}')
 
-    def _request(self, record: Intent, effect: CallModel) -> dict[str, Any]:
+    def _request(self, record: Intent, effect: CallModel, shared: Mapping[str, str]) -> str:
         request = effect.request
-        messages = self._bases.difference((record.path, record.seq), request.messages)
+        items = self._bases.difference((record.path, record.seq), request.messages)
         self._bases.remember(record.path, record.seq, request.messages)
-        return request_members(request, messages, whole=False)
+        members = request_members(request, (), whole=False)
+        members |= {name: {"$blob": fp} for name, fp in shared.items()}
+        messages = ",".join([PLAIN.json(i) if type(i) is dict else written(i, PLAIN) for i in items])
+        texts = [
+            f'"{name}":' + (f"[{messages}]" if name == "messages" else PLAIN.json(value))
+            for name, value in members.items()
+        ]
+        return f"{{{','.join(texts)}}}"
+
+    def _quick_result(self, record: Result) -> str:
+        """Return the text of a result without attempts and messages, of which there are most; ``""`` for any other one."""
+        outcome = record.outcome
+        if type(outcome) is not Value or record.attempts or outcome.inputs or self._stable:
+            return ""
+        if type(outcome.value) is ChildResult:
+            return ""
+        return for_line(f'{_address(record)},"at":{record.at},"value":{written_any(outcome.value, PLAIN)}}}')
 
     def _result(self, record: Result) -> dict[str, Any]:
         members: dict[str, Any] = {"kind": "result", "path": record.path, "seq": record.seq, "at": record.at}
@@ -198,6 +221,10 @@ class Encoder:
             said = {k: v for k, v in value.pop("provider_data", {}).items() if k not in VOLATILE}
             members["value"] = {**value, **({"provider_data": said} if said else {})}
         return members
+
+
+def _address(record: Intent | Result) -> str:
+    return f'{{"kind":"{record.kind}","path":"{record.path}","seq":{record.seq}'
 
 
 def head_members(head: Head) -> dict[str, Any]:
@@ -289,15 +316,15 @@ class _Bases:
         self._known.setdefault(path, deque(maxlen=KEPT_BASES)).append(((path, seq), transcript))
 
     def difference(self, address: Address, transcript: Transcript) -> list[Any]:
-        """Return *transcript* as slices of earlier requests and messages."""
+        """Return *transcript* as slices of earlier requests, which are objects, and messages."""
         base = self._best(address[0], transcript)
         if base is None:
-            return [bare(message) for message in transcript]
+            return list(transcript)
         (path, seq), known, shared = base
         where: dict[str, Any] = {"type": "Slice"} | ({"path": path} if path != address[0] else {}) | {"seq": seq}
         made: list[Any] = [{**where, "start": 0, "stop": shared}] if shared else []
         if shared in (len(known), len(transcript)):
-            return made + [bare(message) for message in transcript[shared:]]
+            return made + list(transcript[shared:])
         return made + list(self._matched(where, known, transcript, shared))
 
     def _best(self, path: str, transcript: Transcript) -> tuple[Address, Transcript, int] | None:
@@ -334,7 +361,7 @@ class _Bases:
             if count:
                 yield {**where, "start": place, "stop": place + count}
             else:
-                yield bare(cast("Any", transcript[index]))
+                yield transcript[index]
             index += count or 1
 
 

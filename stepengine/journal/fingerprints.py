@@ -18,6 +18,7 @@ from stepengine.data.codec import bare, written
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import CallModel
 from stepengine.data.json import frozen_text
+from stepengine.data.leaves import CANONICAL
 from stepengine.data.messages import Message
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.tools import ToolSpec
@@ -150,7 +151,7 @@ class Fingerprints:
 
     def digest(self, message: Message) -> bytes:
         """Return the digest of a message as a model sees it: without its tags and lifetime."""
-        text = written(message, UNSEEN)
+        text = written(message, CANONICAL, UNSEEN)
         if self.redactor.suspicious(text):
             data = bare(message)
             text = frozen_text(self.redactor.value({name: data[name] for name in data if name not in UNSEEN}))

@@ -15,7 +15,7 @@ from stepengine.data.codec import STORED, bare, bare_any, restored, restored_any
 from stepengine.data.effects import Ask, CallModel, CallTool, Perform, Spawn
 from stepengine.data.json import freeze, thaw
 from stepengine.data.leaves import within
-from stepengine.data.outcomes import Failure, Value
+from stepengine.data.outcomes import Failure, Value, quick_value
 from stepengine.data.questions import Question
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.errors import DataError, StepEngineError
@@ -162,7 +162,7 @@ def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
     if "error" in members:
         return Failure(restored({"type": "Failure", "error": members["error"]}).error, at, inputs)
     try:
-        return Value(restored_any(members["value"]), at, inputs)
+        return quick_value(restored_any(members["value"]), at, inputs)
     except DataError as error:
         raise within(error, ".value") from None
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 import attrs
 
 from stepengine.data.effects import CallModel
-from stepengine.data.json import encoder
+from stepengine.data.leaves import PLAIN
 from stepengine.data.outcomes import Failure, Value
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 from stepengine.journal.shapes import UNREADABLE, check_attempts, check_head, check_place
@@ -41,6 +41,7 @@ __all__ = (
     "Result",
     "checked",
     "file_of",
+    "for_line",
     "record_of",
     "shown_address",
     "to_line",
@@ -236,9 +237,6 @@ class Blob:
 Record: TypeAlias = Head | Intent | Result | Input | Blob
 
 
-_encode = encoder(sort_keys=False)
-
-
 def file_of(name: str) -> str:
     """Return how a journal is written in a command: its path, where its name is one."""
     return "FILE" if " " in name else name
@@ -251,7 +249,11 @@ def shown_address(path: str, seq: int) -> str:
 
 def to_text(value: Any) -> str:
     """Return a JSON value as text for a line: compact, nothing sorted, no character that any tool takes for a line end."""
-    text = _encode(value)
+    return for_line(PLAIN.json(value))
+
+
+def for_line(text: str) -> str:
+    """Return JSON text with nothing in it that any tool takes for a line end."""
     return text if text.isascii() else text.translate(SEPARATORS)
 
 
@@ -274,9 +276,9 @@ def checked(line: bytes, previous: int) -> int | None:
     return crc if line[-TAIL:] == b',"crc":"%08x"}' % crc else None
 
 
-def record_of(members: Mapping[str, Any], where: str) -> Record:
+def record_of(members: Mapping[str, Any], where: object) -> Record:
     """
-    Return the record that a line's members are.
+    Return the record that a line's members are; *where* is the text, or has the text, that an error begins with.
 
     Raises:
         JournalVersion: for a format or a kind that this version does not know.
