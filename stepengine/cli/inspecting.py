@@ -1,4 +1,4 @@
-"""``stepengine runs``, ``diff``, ``check`` and ``test``: listing, comparing, checking and replaying recorded runs."""
+"""``stepengine runs``, ``diff``, ``check``, ``test`` and ``ready``: listing, comparing, checking, replaying recorded runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.cli.journals import is_cut_off, journal_at, recorded_agent
+from stepengine.cli.journals import GoingOn, found, is_cut_off, journal_at, recorded_agent
 from stepengine.cli.options import Options, UsageProblem
 from stepengine.cli.recording import GOES_ON, Entry, entries, latest
 from stepengine.cli.report import Exit, money
@@ -22,12 +22,13 @@ from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.data.run import RunResult
-    from stepengine.journal import Journal, Report
+    from stepengine.journal import Journal, OnDivergence, Report
     from stepengine.journal.divergence import Field
 
-__all__ = ("check_command", "diff_command", "runs_command", "test_command")
+__all__ = ("check_command", "diff_command", "ready_command", "runs_command", "test_command")
 
 SUFFIX = ".jsonl"
+ADVICE = "\n  to go on "
 COST = re.compile(r"\d{1,9}(?:\.\d{1,30})?")
 
 
@@ -154,14 +155,7 @@ def test_command(files: Iterable[str], *, agent: str, as_json: bool, config: Pat
 def _replayed(file: str, options: Options) -> dict[str, Any]:
     try:
         journal = journal_at(file)
-        found = recorded_agent(journal, options)
-        bench = bench_for(options, found, performs=False)
-
-        async def ended() -> Any:
-            async with bench.engine:
-                return await bench.engine.replay(journal, agent=found)
-
-        result = asyncio.run(ended())
+        result = _again(journal, options)
     except ReplayDivergence as error:
         return _diverged(file, error.message, error.diff, step=error.step, address=error.address, site=error.site)
     except (StepEngineError, UsageProblem) as error:
@@ -179,9 +173,24 @@ def _replayed(file: str, options: Options) -> dict[str, Any]:
     return {"file": file, "outcome": "ok", "status": status, "steps": result.state.step_index}
 
 
+def _again(journal: Journal, options: Options, on_divergence: OnDivergence = "raise") -> RunResult[Any]:
+    """Return what the present code makes of a recorded run; nothing is performed."""
+    agent = recorded_agent(journal, options)
+    bench = bench_for(options, agent, performs=False)
+
+    async def ended() -> RunResult[Any]:
+        async with bench.engine:
+            return await bench.engine.replay(journal, agent=agent, on_divergence=on_divergence)
+
+    return asyncio.run(ended())
+
+
 def _diverged(file: str, message: str, diff: Iterable[tuple[str, str, str]], **place: Any) -> dict[str, Any]:
-    fields = [{"pointer": pointer, "recorded": recorded, "now": now} for pointer, recorded, now in diff]
-    return {"file": file, "outcome": "diverged", "message": message, **place, "diff": fields}
+    return {"file": file, "outcome": "diverged", "message": message, **place, "diff": _fields(diff)}
+
+
+def _fields(diff: Iterable[tuple[str, str, str]]) -> list[dict[str, str]]:
+    return [{"pointer": pointer, "recorded": recorded, "now": now} for pointer, recorded, now in diff]
 
 
 def _other_end(journal: Journal, replayed: RunResult[Any]) -> list[Field]:
@@ -204,6 +213,89 @@ def _told(entry: dict[str, Any]) -> Iterator[str]:
         return
     yield f"{entry['outcome'].upper():<10}{entry['file']}"
     yield from [f"    {line}" for line in entry["message"].splitlines()]
+
+
+def ready_command(options: Options, files: Iterable[str], on_divergence: str) -> Exit:
+    """Say which waiting runs would go on with the present code, and which not."""
+
+    def command() -> Exit:
+        keeps = GoingOn(on_divergence=on_divergence).checked().on_divergence == "keep"
+        goes_on = ("ready", "ended", "keep") if keeps else ("ready", "ended")
+        told: list[dict[str, Any]] = []
+        for file in _waiting(files, last=options.last):
+            told.append(_tried(attrs.evolve(options, journal=file, last=False, quiet=True)))
+            if not options.as_json and told[-1]["outcome"] != "ended":
+                print(visible("\n".join(_row_of(told[-1]))), flush=True)
+        outcomes = [entry["outcome"] for entry in told]
+        if options.as_json:
+            print(dumps(told))
+        else:
+            print(_counted(outcomes))
+        if "failed" in outcomes:
+            return Exit.FAILED
+        return Exit.COMPLETED if all(outcome in goes_on for outcome in outcomes) else Exit.DIVERGED
+
+    return explained(command)
+
+
+def _waiting(files: Iterable[str], *, last: bool) -> list[str]:
+    """Return the journals that were named; without any, those that `stepengine runs --waiting` lists."""
+    named = list(files)
+    if last and named:
+        msg = f"--last and {named[0]!r} name different runs; give one of them"
+        raise UsageProblem(msg)
+    if last:
+        return [latest(waiting=True).stem]
+    here = str(Path.cwd())
+    return _spread(named) or [e.stem for e in entries() if e.status in GOES_ON and e.text("cwd") == here]
+
+
+def _tried(options: Options) -> dict[str, Any]:
+    """Return how a run would go on: as it is, with what ``keep`` takes, or not."""
+    file, first, known = options.journal, dict[str, Any](), dict[str, Any]()
+    try:
+        own = found(options).in_force()
+        journal = journal_at(own.journal)
+        history = journal.history()
+        if history.is_complete:
+            return {"file": file, "outcome": "ended"}
+        asked = [{"id": key, "text": question.text} for key, (_, question) in history.open_questions().items()]
+        known = {"file": file, "agent": str(history.root["agent_id"]), "questions": asked}
+        try:
+            _again(journal, own)
+        except ReplayDivergence as error:
+            first = _place(error)
+        else:
+            return {**known, "outcome": "ready"}
+        _again(journal, own, "keep")
+    except ReplayDivergence as error:
+        return {**known, "outcome": "diverges", **_place(error)}
+    except (StepEngineError, UsageProblem) as error:
+        return {"file": file, "outcome": "failed", "message": str(error)}
+    return {**known, "outcome": "keep", **first}
+
+
+def _place(error: ReplayDivergence) -> dict[str, Any]:
+    """Return where a run diverges, without the advice to whoever resumes it: nothing was resumed."""
+    said = error.message.partition(ADVICE)[0]
+    place = {"kind": error.kind, "step": error.step, "address": error.address, "site": error.site}
+    return {"message": said, **place, "diff": _fields(error.diff)}
+
+
+def _row_of(entry: dict[str, Any]) -> Iterator[str]:
+    yield f"{entry['outcome']:<10}{entry['file']}  {entry.get('agent', '')}".rstrip()
+    yield from [f"  ? {one_line(q['id'], 40)}: {one_line(q['text'], 120)}" for q in entry.get("questions", ())]
+    yield from [f"    {line}" for line in entry.get("message", "").splitlines()]
+
+
+def _counted(outcomes: list[str]) -> str:
+    waiting = [outcome for outcome in outcomes if outcome != "ended"]
+    ready, kept, other, failed = [waiting.count(o) for o in ("ready", "keep", "diverges", "failed")]
+    ended = f"; {len(outcomes) - len(waiting)} have ended" if len(waiting) < len(outcomes) else ""
+    return (
+        f"{len(waiting)} waiting: {ready} go on as they are, {kept} with --on-divergence keep, {other} would diverge, "
+        f"{failed} could not be tried{ended}"
+    )
 
 
 def _spread(files: Iterable[str]) -> list[str]:

@@ -33,6 +33,12 @@ Examples:
   retry    it is done again
   ask      the run is suspended with a question about it
 
+\b
+--on-divergence, for an agent that was edited since, so that it asks for something else than FILE holds:
+  raise    say where, and leave with 5 (default); stop says so in the result
+  keep     where FILE holds an effect of the same kind, go on with what came of it; from where FILE ends, the code runs
+           as it is now. `stepengine ready FILE` says beforehand whether that works
+
 {EXIT_CODES}"""
 
 REPLAY = f"""\
@@ -181,6 +187,34 @@ Examples:
   stepengine test journals/
   stepengine test journals/*.jsonl --agent ./agents/mine.py"""
 
+READY = """\
+Before a deployment: say which waiting runs would go on with the present code of their agents, and which would diverge.
+
+A run that waits for an answer, or that a crash ended, goes on in the code of today: `stepengine resume` first repeats
+what is recorded, and ends where the code asks for something else. This command does the repeating and stops there:
+nothing is performed or changed, no key is needed. FILE is a journal, a folder of them, an SQLite file or a run's name;
+without one, what `stepengine runs --waiting` lists. Runs that have ended do not count.
+
+\b
+For each run, and the first place that differs:
+  ready      it goes on as it is
+  keep       it goes on with `resume --on-divergence keep`: effects of the same kind are recorded, with other content
+  diverges   effects were added, removed or exchanged: put the old code back until it has ended, or use extend or fork
+  failed     it could not be tried: the journal is damaged, or its agent is not found
+
+\b
+Leaves with:
+  0    every waiting run goes on; with --on-divergence keep, also those of `keep`
+  1    a run could not be tried
+  5    a run would diverge
+
+\b
+Examples:
+  stepengine ready
+  stepengine ready journals/ --agent ./agents/mine.py
+  stepengine ready runs.db --on-divergence keep --json
+  stepengine ready --last"""
+
 RUNS = """\
 List the runs that were recorded in this folder, newest first: name, age, status, agent, cost, prompt, open questions.
 
@@ -214,11 +248,13 @@ def resume(
     last: Last = False,
     answer: Answers = None,
     in_doubt: Annotated[str, typer.Option(help="fail, retry or ask.")] = "fail",
+    on_divergence: Annotated[str, typer.Option(help="raise, stop or keep.")] = "raise",
 ) -> None:
     """Go on with a run; ``RESUME`` is what users read."""
-    from stepengine.cli.journals import resume_command
+    from stepengine.cli.journals import GoingOn, resume_command
 
-    leave(resume_command(attrs.evolve(options, journal=file, last=last), answer or (), in_doubt))
+    how = GoingOn(in_doubt, on_divergence)
+    leave(resume_command(attrs.evolve(options, journal=file, last=last), answer or (), how))
 
 
 @with_options
@@ -367,6 +403,22 @@ def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Con
     leave(test_command(files, agent=agent, as_json=as_json, config=config))
 
 
+@with_options
+def ready(
+    options: Options,
+    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE...]", help="Journals, or names of runs.")] = None,
+    *,
+    last: Annotated[
+        bool, typer.Option("--last", help="The newest run of this folder that waits, in place of FILE.")
+    ] = False,
+    on_divergence: Annotated[str, typer.Option(help="raise or keep, as it will be given to resume.")] = "raise",
+) -> None:
+    """Try waiting runs; ``READY`` is what users read."""
+    from stepengine.cli.inspecting import ready_command
+
+    leave(ready_command(attrs.evolve(options, last=last), files or (), on_divergence))
+
+
 def runs(
     *,
     everywhere: Annotated[bool, typer.Option("--all", help="Those of all folders.")] = False,
@@ -392,6 +444,7 @@ def add_journal_commands(app: typer.Typer) -> None:
         "diff": (diff, DIFF),
         "check": (check, CHECK),
         "test": (suite, TEST),
+        "ready": (ready, READY),
         "seal": (seal, SEAL),
         "repair": (repair, REPAIR),
     }

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, Self, cast, get_args
 
 import attrs
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "Branch",
+    "GoingOn",
     "agent_of",
     "answers_of",
     "extend_command",
@@ -54,7 +55,7 @@ __all__ = (
 )
 
 STORED = ("ModelReply", "ToolResult")
-ADVISED = re.compile(r"stepengine (?:extend|fork) \S+(?: --at '[^']*')?")
+ADVISED = re.compile(r"stepengine (?:extend|fork|resume) \S+(?: --at '[^']*'| --on-divergence keep)?")
 PLAIN_ID = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -77,9 +78,35 @@ class _Interrupted(Exception):
         self.number = number
 
 
-def resume_command(options: Options, answers: Iterable[str], in_doubt: str) -> Exit:
+@attrs.frozen
+class GoingOn:
+    """What decides how a recorded run goes on, as it was typed."""
+
+    in_doubt: str = "fail"
+    on_divergence: str = "raise"
+
+    def checked(self) -> Self:
+        """
+        Return this.
+
+        Raises:
+            UsageProblem: for a word that there is not.
+        """
+        from stepengine.journal import InDoubt, OnDivergence
+
+        for name, value, kind in (
+            ("--in-doubt", self.in_doubt, InDoubt),
+            ("--on-divergence", self.on_divergence, OnDivergence),
+        ):
+            if value not in get_args(kind):
+                msg = f"{name} is {value!r}; it is one of {', '.join(get_args(kind))}"
+                raise UsageProblem(msg)
+        return self
+
+
+def resume_command(options: Options, answers: Iterable[str], how: GoingOn) -> Exit:
     """Go on with a run and print what came out."""
-    return _explained(options, lambda options: _resume(options, answers, in_doubt), is_waiting=True)
+    return _explained(options, lambda options: _resume(options, answers, how), is_waiting=True)
 
 
 def replay_command(options: Options, live: Sequence[str] = (), speed: float | None = None) -> Exit:
@@ -124,19 +151,15 @@ def _failing(command: Callable[[Options], Exit], options: Options) -> Exit:
         return complain(error.message, Exit.FAILED)
 
 
-def _resume(options: Options, answers: Iterable[str], in_doubt: str) -> Exit:
-    from stepengine.journal import InDoubt
-
-    if in_doubt not in get_args(InDoubt):
-        msg = f"--in-doubt is {in_doubt!r}; it is one of {', '.join(get_args(InDoubt))}"
-        raise UsageProblem(msg)
+def _resume(options: Options, answers: Iterable[str], how: GoingOn) -> Exit:
+    in_doubt, divergence = cast("Any", attrs.astuple(how.checked()))
     journal, given = journal_at(options.journal), answers_of(answers)
     agent = recorded_agent(journal, options)
     bench = bench_for(options, agent, performs=not journal.history().is_complete)
-    policy = cast("InDoubt", in_doubt)
     limits = _limits_again(journal, options)
     resume = bench.engine.resume
-    run = _perform(bench, lambda: resume(journal, agent=agent, answers=given, in_doubt=policy, limits=limits))
+    asked = partial(resume, in_doubt=in_doubt, on_divergence=divergence)
+    run = _perform(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits))
     Recording(journal, recorded_as(options.journal)).ended(run.result)
     return told(run, options, bench)
 

@@ -241,6 +241,18 @@ def _options(value: Iterable[str]) -> tuple[str, ...]:
     return tuple(map(text_of, options))
 
 
+def _key(value: str | None) -> str | None:
+    """Return a name for a question; one that looks like the ids which questions get by themselves would not be unique."""
+    if value is None:
+        return None
+    given: Any = value
+    plain = value.replace("_", "-").replace("-", "a") if isinstance(given, str) else ""
+    if not (plain.isascii() and plain.isalnum()) or (value[0] == "q" and value[1:].isdecimal()):
+        msg = f"the key of an Ask is a name of letters, digits, '_' and '-' other than q and a number, not {value!r}"
+        raise BadYield(msg)
+    return value
+
+
 @attrs.frozen
 class Ask(Member[str]):
     """
@@ -254,12 +266,17 @@ class Ask(Member[str]):
         options: Choices; at least two, or none for free text.
         multi_select: Whether several may be chosen.
         details: Free JSON to show beside the question.
+        allow_text: Whether another text than the options is an answer; otherwise it is refused, and the options are named.
+        key: The question's name, of letters, digits, ``_`` and ``-``: answers go by it (``{"size": "42"}``, of a child
+            ``{"2:size": "42"}``) instead of a number that changes with the code. A run asks under one name only once.
     """
 
     question: str = attrs.field(converter=_text)
     options: tuple[str, ...] = attrs.field(default=(), converter=_options)
     multi_select: bool = attrs.field(default=False, kw_only=True)
     details: JsonValue = attrs.field(default=None, converter=freeze, kw_only=True)
+    allow_text: bool = attrs.field(default=False, kw_only=True)
+    key: str | None = attrs.field(default=None, converter=_key, kw_only=True)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, str]:
         value: str = (yield self).value

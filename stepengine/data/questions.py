@@ -19,15 +19,16 @@ __all__ = (
     "Decision",
     "Interactor",
     "Question",
+    "answer_problem",
     "answered",
     "checked_interactor",
-    "edit_problem",
 )
 
 REMEMBERED = "remembered"
 """The ``by`` of an answer that an earlier one with ``remember`` gave."""
 NOBODY = "nobody"
 """The ``by`` of the no that stands for an answer where nobody can give one."""
+SHOWN_CHARS = 200
 MAX_QUESTIONS = 100
 """How many questions of a run may wait for an answer at once (reliability R23, section 4.9)."""
 
@@ -46,13 +47,16 @@ class Question:
     One question to a person (requirements K2).
 
     Attributes:
-        id: Stable within the run tree, such as ``"q3"`` or ``"2.q3"`` for a child's.
+        id: Stable within the run tree, such as ``"q3"`` or ``"2.q3"`` for a child's; with ``Ask(key="size")`` it is
+            ``"size"``, of a child ``"2:size"``.
         text: The question.
-        options: Choices; empty means free text. With choices a free text is still possible.
+        options: Choices; empty means free text.
         multi_select: Whether several options may be chosen.
         tool_name: For a permission question, the tool that wants to run.
         details: Free JSON to show; for a permission question, the input that would run.
         path: The path of the run that asks.
+        allow_text: Whether another text than the options is an answer; it matters only with options. A permission may always be
+            refused with a text.
         preview: For a permission question, what the tool's own ``preview`` says of the call, as ``action`` and ``details``;
             ``None`` when it says nothing. It is made when somebody is asked, so it does not count when questions are compared.
         remember: For a permission question, the rule that ``Answer(remember=...)`` adds, as a policy file has it; its
@@ -66,6 +70,7 @@ class Question:
     tool_name: str | None = None
     details: JsonValue = attrs.field(default=None, converter=freeze)
     path: str = ""
+    allow_text: bool = attrs.field(default=False, kw_only=True)
     preview: JsonDict | None = attrs.field(default=None, converter=_object_or_none, eq=False, kw_only=True)
     remember: JsonDict | None = attrs.field(default=None, converter=_object_or_none, eq=False, kw_only=True)
 
@@ -113,19 +118,36 @@ AnswerLike: TypeAlias = "str | bool | Answer"
 
 
 def answered(value: AnswerLike, question: Question) -> Answer:
-    """Turn what a caller gave into an ``Answer`` to *question*: a bool is yes or no, a string a choice or free text."""
+    """
+    Turn what a caller gave into an ``Answer`` to *question*.
+
+    A bool is yes or no; a string is a choice, several of them with commas where several can be chosen, or a text.
+    """
     if isinstance(value, Answer):
         return value
     text = ("yes" if value else "no") if isinstance(value, bool) else value
-    return Answer(selected=(text,)) if text in question.options else Answer(text=text)
+    if text in question.options:
+        return Answer(selected=(text,))
+    several = [part.strip() for part in text.split(",")] if question.multi_select else []
+    return Answer(selected=several) if several and set(several) <= set(question.options) else Answer(text=text)
 
 
-def edit_problem(answer: Answer, question: Question) -> str | None:
-    """Return what is wrong with an answer that changes an input; ``None`` when nothing is."""
-    if answer.edited_input is None or (question.tool_name is not None and answer.agrees):
+def answer_problem(value: AnswerLike, question: Question) -> str | None:
+    """Return why *value* is no answer to *question* (requirements K9, X54); ``None`` when it is one."""
+    answer = answered(value, question)
+    said, is_permission = f"the answer to {question.id!r}", question.tool_name is not None
+    if answer.edited_input is not None and not (is_permission and answer.agrees):
+        what = "refuses the call" if is_permission else "is to a question that is about no tool call"
+        return f"{said} has an edited_input, but it {what}"
+    unknown = [option for option in answer.selected if option not in question.options]
+    if unknown:
+        return f"{said} selects {unknown}; its options are {list(question.options)}"
+    if len(answer.selected) > 1 and not question.multi_select:
+        return f"{said} selects {len(answer.selected)} options; only one can be chosen"
+    if answer.selected or answer.declined or is_permission or question.allow_text or not question.options:
         return None
-    what = "refuses the call" if question.tool_name is not None else "is to a question that is about no tool call"
-    return f"the answer to {question.id!r} has an edited_input, but it {what}"
+    text = answer.text if len(answer.text) <= SHOWN_CHARS else f"{answer.text[:SHOWN_CHARS]}..."
+    return f"{said} is {text!r}, which is none of its options: {', '.join(map(repr, question.options))}"
 
 
 class Interactor(Protocol):

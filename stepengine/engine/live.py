@@ -172,7 +172,7 @@ class LiveRun:
     def _result(self, finished: Finished) -> RunResult[Any]:
         tree = self.tree
         warnings = [*finished.warnings, *tree.hub.warnings]
-        warnings += [f"nobody asked the question {key!r}, for which an answer was given" for key in tree.desk.unused]
+        warnings += tree.desk.unused
         if tree.inbox and not tree.hub.goes_on:
             warnings.append(
                 f"the run ended before {len(tree.inbox)} of the messages that were sent to it were delivered"

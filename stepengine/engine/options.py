@@ -78,6 +78,8 @@ class RunOptions(TypedDict, total=False):
             session store keeps.
         journal: Where the run is recorded: a journal that holds no run yet, or the path of its file; ``RUNS.db`` holds many
             (design 10).
+        on_divergence: In a session, what becomes of the run that waits for this message when its agent was edited since:
+            ``"raise"`` (default), ``"stop"`` or ``"keep"``, as for ``resume``.
     """
 
     params: Any
@@ -88,6 +90,7 @@ class RunOptions(TypedDict, total=False):
     limits: Limits | None
     answers: Mapping[str, AnswerLike] | None
     journal: JournalLike | None
+    on_divergence: OnDivergence
 
 
 class StartOptions(RunOptions, total=False):
@@ -118,9 +121,9 @@ class ReplayOptions(TypedDict, total=False):
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast, no pause longer than ten seconds; by default all
             at once.
         complete: Whether the run has to come by every record (default), or may end before.
-        on_divergence: ``"raise"`` (default), ``"stop"`` for a result with status ``failed``, or a function that looks at
-            the ``ReplayDivergence`` of an effect of the same kind with another content (``.address``, ``.diff``), and
-            returns whether the recorded outcome serves nevertheless.
+        on_divergence: ``"raise"`` (default), ``"stop"`` for a result with status ``failed``, ``"keep"`` as for ``resume``, or
+            a function that looks at the ``ReplayDivergence`` of an effect of the same kind with another content
+            (``.address``, ``.diff``), and returns whether the recorded outcome serves nevertheless.
     """
 
     agent: AgentLike | None
@@ -141,12 +144,19 @@ class ResumeOptions(TypedDict, total=False):
         in_doubt: What becomes of an effect that was begun before a crash, has no result, and is not idempotent:
             ``"fail"`` (default) throws ``UnknownOutcome`` at the handler's yield, ``"retry"`` does it again, ``"ask"``
             suspends the run with a question (reliability R3).
+        on_divergence: What becomes of a run whose agent was edited since: ``"raise"`` (default) raises ``ReplayDivergence``
+            at the first effect that is not the recorded one, ``"stop"`` gives a result with status ``failed`` and that
+            error, ``"keep"`` uses the recorded outcome where an effect of the same kind (a model call, a tool call, ...) is
+            recorded there, with another prompt, model, tool description or input. What was accepted is written down, so
+            that later replays accept exactly that. Where the kinds differ, or effects were added or removed, it raises.
+            After the last record the code runs as it is now.
     """
 
     answers: Mapping[str, AnswerLike] | None
     agent: AgentLike | None
     limits: Limits | None
     in_doubt: InDoubt
+    on_divergence: OnDivergence
 
 
 class ExtendOptions(TypedDict, total=False):

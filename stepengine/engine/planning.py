@@ -23,7 +23,7 @@ from stepengine.data.events import LogLine
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
-from stepengine.data.questions import AnswerLike, Question
+from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.run import RunInfo
 from stepengine.data.state import AgentState, quick_state, suspended_at
 from stepengine.data.tools import ToolSpec
@@ -60,6 +60,12 @@ def _mapping(_: Any, __: Any, answers: Any) -> None:
         raise InputError(msg, issues=("answers should be a mapping",))
 
 
+def _divergence(_: Any, __: Any, given: Any) -> None:
+    if given not in ("raise", "stop", "keep"):
+        msg = f"on_divergence is one of raise, stop, keep, not {given!r}"
+        raise InputError(msg, issues=(msg,))
+
+
 @attrs.frozen(kw_only=True)
 class Request:
     """
@@ -76,6 +82,7 @@ class Request:
         earlier: Questions that *previous* waits for, with their answers; the run asks them again under other ids.
         run_id: The run's id, where one was told already; else it is drawn.
         hub: The event stream that it goes on, that of a kept-open handle; else it has one of its own.
+        on_divergence: What becomes of a run that waits in the session when its agent was edited since.
     """
 
     agent: Agent
@@ -88,6 +95,7 @@ class Request:
     earlier: tuple[tuple[Question, AnswerLike], ...] = ()
     run_id: str | None = None
     hub: Hub | None = None
+    on_divergence: str = attrs.field(default="raise", validator=_divergence)
 
 
 def reopening(request: Request) -> Request:
@@ -98,12 +106,15 @@ def reopening(request: Request) -> Request:
     the state keeps its questions; otherwise they are dropped, and the conversation goes on without an answer.
 
     Raises:
-        AnswerRejected: when a state alone cannot be gone on from with an answer (requirements X11).
+        AnswerRejected: when a state alone cannot be gone on from with an answer (requirements X11), or an answer is none to
+            its question (X54).
     """
     previous = request.previous
     if not isinstance(previous, AgentState) or not previous.pending:
         return request
     answers = dict(request.answers or {})
+    for question in previous.pending:
+        _check_answer(answers, question)
     earlier = tuple([(q, answers.pop(q.id)) for q in previous.pending if q.id in answers])
     is_answered = bool(earlier) or any(q.text in answers for q in previous.pending)
     problem = not_from_state(request.agent.definition, previous)
@@ -117,6 +128,13 @@ def reopening(request: Request) -> Request:
         )
         raise AnswerRejected(msg)
     return attrs.evolve(request, previous=attrs.evolve(previous, pending=()))
+
+
+def _check_answer(answers: Mapping[str, AnswerLike], question: Question) -> None:
+    given = answers.get(question.id, answers.get(question.text))
+    problem = answer_problem(given, question) if isinstance(given, str | bool | Answer) else None
+    if problem is not None:
+        raise AnswerRejected(problem)
 
 
 def not_from_state(agent: AgentDefinition[Any], state: AgentState) -> str | None:

@@ -401,8 +401,9 @@ class Turn:
                 "store keeps of it, so nothing would be recorded in the one that journal= names; leave it out"
             )
             raise SessionError(msg)
-        recording = Recording.resume(journal, self._answers())
-        recording.raises = True
+        asked = self._request.on_divergence
+        recording = Recording.resume(journal, self._answers(), keep=asked == "keep")
+        recording.raises = asked != "stop"
         self._name = name
         return recording
 

@@ -110,15 +110,22 @@ def diverged(
         lines.append(f"    and {len(fields) - MAX_FIELDS} more")
     if hint:
         lines.append(f"  cause looks like: {hint}")
-    lines.append(_advice(history, path, seq))
+    lines.append(_advice(history, path, seq, can_keep=kind == "changed" and not history.is_complete))
     return ReplayDivergence(
         "\n".join(lines), kind=kind, address=shown_address(*address), step=step, site=location, diff=fields
     )
 
 
-def _advice(history: History, path: str, seq: int) -> str:
+def _advice(history: History, path: str, seq: int, *, can_keep: bool) -> str:
     file = file_of(history.name)
-    lines = [
+    lines: list[str] = []
+    if can_keep:
+        how = 'engine.resume(journal, on_divergence="keep")'
+        lines += [
+            "  to go on where the run stopped, with what is recorded:",
+            f"    {how}  or  stepengine resume {file} --on-divergence keep   asks no model again",
+        ]
+    lines += [
         "  to go on from here with the new code:",
         f"    engine.extend(journal)  or  stepengine extend {file}   keeps what is still equal and records the rest again",
     ]

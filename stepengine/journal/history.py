@@ -62,6 +62,7 @@ class History:
         inputs: Inputs in order.
         prompts: System prompts that were computed, by path.
         windows: Context lengths of models in tokens, by path.
+        kept: Which other fingerprints were accepted at which addresses when the run went on after an edit.
         blobs: Blob values by fingerprint.
         last_at: The latest time in milliseconds since the root run was created.
 
@@ -78,6 +79,7 @@ class History:
         self.inputs: list[Input] = []
         self.prompts: dict[str, str] = {}
         self.windows: dict[str, int] = {}
+        self.kept: set[tuple[Address, str]] = set()
         self.blobs: dict[str, Any] = {}
         self.last_at = 0
         self._built: dict[Address, Transcript] = {}
@@ -137,6 +139,8 @@ class History:
             self.prompts[record.path] = record.input["text"]
         elif record.input.get("type") == "ContextWindow":
             self.windows[record.path] = record.input["tokens"]
+        elif record.input.get("type") == "Kept":
+            self.kept.add(((record.path, record.seq), record.input["fp"]))
         elif record.input.get("type") == "Gap":
             self._next[record.path] = record.seq
 

@@ -33,7 +33,7 @@ def put_as_recorded(journal: Journal, original: Sequence[Record]) -> None:
     """
     Put the records of *journal*, which a replay made, in the order in which the originals came; mostly they are.
 
-    What came from outside, such as a stop, did not come again and is taken over.
+    What came from outside, such as a stop or what was kept after an edit, did not come again and is taken over.
     """
     records = journal.records()
     kept = [record for record in original if type(record) is not Blob]

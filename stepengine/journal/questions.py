@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from stepengine.data.effects import CallTool, Perform
 from stepengine.data.json import compact
 from stepengine.data.outcomes import Failure, Stop
-from stepengine.data.questions import Answer, AnswerLike, Question, answered, edit_problem
+from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, answered
 from stepengine.errors import AnswerRejected, UnknownOutcome
 from stepengine.journal.forms import name_of, questions_of, restored, touched_world
 from stepengine.journal.history import History
@@ -83,17 +83,8 @@ def _check_answer(question: Question, answer: Any) -> None:
     if not isinstance(answer, str | bool | Answer):
         msg = f"the answer to {question.id!r} is a string, a bool or an Answer, not a {type(answer).__name__}"
         raise AnswerRejected(msg)
-    if not isinstance(answer, Answer):
-        return
-    if problem := edit_problem(answer, question):
+    if problem := answer_problem(answer, question):
         raise AnswerRejected(problem)
-    unknown = [option for option in answer.selected if option not in question.options]
-    if unknown:
-        msg = f"the answer to {question.id!r} selects {unknown}; its options are {list(question.options)}"
-        raise AnswerRejected(msg)
-    if len(answer.selected) > 1 and not question.multi_select:
-        msg = f"the answer to {question.id!r} selects {len(answer.selected)} options; only one can be chosen"
-        raise AnswerRejected(msg)
 
 
 def in_doubt(history: History) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.data.effects import CallModel
+from stepengine.data.effects import Ask, CallModel
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.run import ChildResult
@@ -15,7 +15,7 @@ from stepengine.errors import JournalCorrupt, JournalError, ReplayDivergence
 from stepengine.journal.forms import restored
 from stepengine.journal.history import parent_of
 from stepengine.journal.past import is_refused, stop_of
-from stepengine.journal.records import Address, Intent, Result
+from stepengine.journal.records import ROOT, Address, Intent, Result
 from stepengine.runtime.performer import Item, child_path
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Replayer:
 
     Attributes:
         accepts: Says whether an effect that is not quite the recorded one is answered with its outcome (replay D14).
+        keeps: Whether any effect of the recorded kind is, because the run goes on after an edit (requirements X58).
     """
 
     def __init__(self, session: Session, past: Past) -> None:
@@ -61,6 +62,7 @@ class Replayer:
         self._closed = session.mode == "replay" or (session.mode == "resume" and past.history.is_complete)
         self._live: frozenset[str] = frozenset()
         self.accepts: Callable[[ReplayDivergence], bool] | None = None
+        self.keeps = False
         # Where the results of effects stand that are answered although they have another address now.
         self._elsewhere: dict[Address, Address] = {}
 
@@ -102,17 +104,57 @@ class Replayer:
             ends = self._closed or ended is not None
             past.grew = past.grew or not ends
             return ends
-        if not past.equals(known, asked):
-            if session.mode == "extend":
-                self._cut_off(address)
-                return False
-            self._accept(past.changed(known, asked, item, session.machines.get(item.path)))
+        is_equal = past.equals(known, asked)
+        if not is_equal and not self._serves(known, asked, item):
+            self._cut_off(address)
+            return False
         past.use(address)
         if self._copies:
             session.append(asked)
-        else:
+        elif is_equal:
             session.remember(asked)
         return True
+
+    def _serves(self, known: Intent, asked: Intent, item: Item) -> bool:
+        """Return whether an effect is answered with the outcome of another one; if not, the record ends before it."""
+        session, past, address = self._session, self._past, (asked.path, asked.seq)
+        if past.was_kept(address, asked.fp):
+            return True
+        if session.mode == "extend":
+            return False
+        if self.keeps and known.type == asked.type and not self._approves_another(address, item):
+            session.keep(address, asked.fp)
+        else:
+            self._accept(past.changed(known, asked, item, session.machines.get(item.path)))
+        return True
+
+    def _approves_another(self, address: Address, item: Item) -> bool:
+        """
+        Return whether an answer would let a call run that nobody was asked about: an approval holds for its input only.
+
+        Where the call has run already, or nobody has agreed, nothing runs.
+        """
+        effect = item.effect
+        if type(effect) is not Ask or effect.purpose != "permission":
+            return False
+        known = self.result(address)
+        if known is None:
+            return any(key in self._session.answers for q in effect.questions for key in (q.id, q.text))
+        answers: Any = getattr(self._past.history.outcome(known), "value", ())
+        return any(answer.agrees for answer in answers) and not self._past.has_run(item.path, effect.tool_call_id)
+
+    def starts_alike(self, asked: Intent) -> None:
+        """
+        Accept that the root run is started with something else than was recorded.
+
+        Raises:
+            ReplayDivergence: when that is to be the same.
+        """
+        if self._past.was_kept(ROOT, asked.fp):
+            return
+        if not self.keeps:
+            raise self._past.other_start(asked)
+        self._session.keep(ROOT, asked.fp)
 
     def _cut_off(self, address: Address) -> None:
         try:
@@ -232,7 +274,30 @@ class Replayer:
         if session.mode == "extend":
             self._cut_off((item.path, item.effect.seq + 1))
             return None
-        raise session.fail(past.other_child(recorded, outcome, item, session.machines.get(item.path)))
+        return self._other_end(known, recorded, outcome, item)
+
+    def _other_end(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
+        """Return the recorded end of a child that ended in another way now, where that serves nevertheless."""
+        session, past, address = self._session, self._past, (item.path, item.effect.seq)
+        error = past.other_child(recorded, outcome, item, session.machines.get(item.path))
+        child: Any = outcome.value if type(outcome) is Value else None
+        if not isinstance(child, ChildResult):
+            raise session.fail(error)
+        fp = past.end_print(child)
+        if not past.was_kept(address, fp):
+            if self.keeps:
+                session.keep(address, fp)
+            else:
+                self._accept(error)
+        decode = session.decoders.get(child_path(*address), _as_it_is)
+        was: ChildResult[Any] = recorded.value
+        try:
+            output = None if was.output is None else decode(was.output)
+        except Exception as cause:  # the type is the author's, and may be another one by now
+            raise session.fail(error) from cause
+        self._came_by(known, recorded, item)
+        ended = attrs.evolve(child, status=was.status, output=output, text=was.text, error=was.error)
+        return Value(ended, known.at, recorded.inputs)
 
     def halt(self, path: str, questions: tuple[Question, ...]) -> Stop:
         """Return how a run stops where its record does: as the recorded one did."""
@@ -248,3 +313,8 @@ class Replayer:
                 error = record.input.get("error")
                 return Stop(record.input["kind"], at, restored(error) if error else None)
         return Stop("cancelled", at)
+
+
+def _as_it_is(output: Any) -> Any:
+    """Return the output of an agent whose output is JSON."""
+    return output

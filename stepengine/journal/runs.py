@@ -28,7 +28,7 @@ from stepengine.journal.undoing import Roots
 __all__ = ("Accepting", "Deciding", "Launch", "OnDivergence", "begin", "extend", "fork", "record", "replay", "resume")
 
 Launch: TypeAlias = Callable[[Session], Awaitable[RunResult[Any]]]
-OnDivergence: TypeAlias = Literal["raise", "stop"]
+OnDivergence: TypeAlias = Literal["raise", "stop", "keep"]
 Accepting: TypeAlias = Callable[[ReplayDivergence], bool]
 
 
@@ -80,7 +80,8 @@ async def resume(
         answers: Answers to the open questions, by question id or text.
         in_doubt: What becomes of an effect that was begun, has no result, and is not idempotent: ``"fail"`` throws
             ``UnknownOutcome`` at the handler's yield, ``"retry"`` does it again, ``"ask"`` suspends with a question.
-        on_divergence: ``"raise"``, or ``"stop"`` for a result with status ``failed``.
+        on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, or ``"keep"``: where an effect of the
+            same kind is recorded with another content, its recorded outcome serves nevertheless, and the journal says so.
 
     Raises:
         AnswerRejected: when an answer fits no open question; nothing is changed.
@@ -89,7 +90,8 @@ async def resume(
     """
     _check_choice("in_doubt", in_doubt, get_args(InDoubt))
     _check_choice("on_divergence", on_divergence, get_args(OnDivergence))
-    return await _run(Session.resume(as_journal(journal), answers, in_doubt), launch, on_divergence)
+    session = Session.resume(as_journal(journal), answers, in_doubt, keep=on_divergence == "keep")
+    return await _run(session, launch, on_divergence)
 
 
 async def replay(
@@ -113,9 +115,9 @@ async def replay(
             recorded ones; ``"call_model"``, for a new model against the recorded tools (replay D12).
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast; ``None`` all at once.
         complete: Whether the run has to come by every record, or may end before.
-        on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, or a function that looks at the error
-            for an effect of the same kind with another content, and returns whether the recorded outcome serves
-            nevertheless; what it does not accept is raised (replay D14).
+        on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, ``"keep"`` to let the recorded outcome of
+            an effect of the same kind with another content serve nevertheless, or a function that looks at the error for
+            such an effect and returns whether it does; what it does not accept is raised (replay D14).
 
     Raises:
         JournalError: when the journal is damaged or of a newer version.
@@ -130,6 +132,8 @@ async def replay(
     session.replayer.perform_live(kinds)
     session.pace, session.past.may_leave = pace, not complete
     if not callable(on_divergence):
+        if on_divergence == "keep":
+            session.keep_all()
         return await _run(session, launch, on_divergence)
     session.replayer.accepts = on_divergence
     return await _run(session, launch, "raise")
@@ -212,6 +216,6 @@ async def _run(session: Session, launch: Launch, on_divergence: OnDivergence) ->
         result = await launch(session)
     finally:
         session.close()
-    if on_divergence == "raise" and isinstance(result.error, ReplayDivergence):
+    if on_divergence != "stop" and isinstance(result.error, ReplayDivergence):
         raise result.error
     return attrs.evolve(result, journal=session.journal)

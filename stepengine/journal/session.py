@@ -36,7 +36,7 @@ from stepengine.journal.openings import STABLE_CREATED, Opening, created_of, new
 from stepengine.journal.order import in_address_order, put_as_recorded
 from stepengine.journal.past import Past, stop_of
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
-from stepengine.journal.records import ROOT, Address, Input, Intent, Record, Result
+from stepengine.journal.records import ROOT, Address, Input, Intent, Record, Result, shown_address
 from stepengine.journal.replayer import Replayer
 from stepengine.journal.store import Extension, Journal, MemoryJournal, Writer
 from stepengine.journal.tape import Tape
@@ -50,6 +50,7 @@ from stepengine.tools.files.writes import FileWrite
 __all__ = ("InDoubt", "Mode", "Session")
 
 Mode: TypeAlias = Literal["record", "resume", "replay", "extend", "new"]
+LISTED = 10
 REPLACING = ("extend", "new")
 """The modes in which a journal that was there is replaced at the end."""
 
@@ -76,6 +77,8 @@ class Session:
         pace: How fast results of the record come; ``None`` for at once.
         timing: The run's own clock.
         machines: The machines of the tree, by path.
+        decoders: What makes the output of a run of its JSON, by path, where that is of the author's own type.
+        kept: What of the record serves although something else is asked for now (requirements X58).
     """
 
     def __init__(self, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> None:
@@ -95,6 +98,9 @@ class Session:
         self.pace: Pace | None = None
         self.timing = Timing(stable=journal.stable)
         self.machines: dict[str, Any] = {}
+        self.decoders: dict[str, Callable[[Any], Any]] = {}
+        self.kept: list[Input] = []
+        self._unwritten: list[Input] = []
         self._writer: Writer | None = None
         self._commits: Commits | None = None
         self._is_over = False
@@ -110,10 +116,17 @@ class Session:
 
     @classmethod
     def resume(
-        cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, in_doubt: InDoubt = "fail"
+        cls,
+        journal: Journal,
+        answers: Mapping[str, AnswerLike] | None = None,
+        in_doubt: InDoubt = "fail",
+        *,
+        keep: bool = False,
     ) -> Session:
         """
         Return a session that goes on with a recorded run; it owns the journal from now on, ``close`` gives it back.
+
+        With *keep*, what was edited since does not end the run where the record has an effect of the same kind.
 
         Raises:
             JournalError: when the journal cannot be used; see ``Journal.writer``.
@@ -126,6 +139,8 @@ class Session:
             session._remember(writer.history)
             check_answers(writer.history, {**session.answers, **session.decisions})
             session.answers = {**kept_answers(writer.history), **session.answers}
+            if keep:
+                session.keep_all()
         except BaseException:
             session.close()
             raise
@@ -253,10 +268,12 @@ class Session:
         recorded = self.opening.limits if self.opening else None
         asked = Intent(*ROOT, root_form(plan, state, recorded, model, chosen))
         if not past.equals(history.intents[ROOT], asked):
-            if self.mode != "extend":
-                raise past.other_start(asked)
-            past.start_over()
-            asked = Intent(*ROOT, root_form(plan, state, limits, model, models or chosen))
+            if self.mode == "extend":
+                past.start_over()
+                asked = Intent(*ROOT, root_form(plan, state, limits, model, models or chosen))
+            else:
+                assert self.replayer is not None  # noqa: S101 - there is one for everything recorded
+                self.replayer.starts_alike(asked)
         elif self.mode == "extend" and models:
             asked = Intent(*ROOT, root_form(plan, state, recorded, model, models))
         self.timing.go_on(history.last_at, created, datetime.now(UTC))
@@ -311,6 +328,8 @@ class Session:
     def _machine(self, inner: MachineMaker) -> MachineMaker:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             known = plan if self.past is None else self.past.with_gone_tools(plan)
+            if plan.decode_output is not None:
+                self.decoders[plan.path] = plan.decode_output
             running = self.machines[plan.path] = inner(known, state)
             return running if plan.path else self._root(running)
 
@@ -350,6 +369,8 @@ class Session:
     def append(self, record: Record) -> None:
         """Write a record; it is durable with the next commit."""
         assert self._writer is not None  # noqa: S101 - there is one from start to end
+        if self._unwritten:
+            self._write_kept(self._writer)
         self._writer.append(record)
 
     def _keep_write(self, path: str, seq: int, write: FileWrite) -> None:
@@ -374,8 +395,43 @@ class Session:
             forms.append(attrs.evolve(write, before=old, doubtful=doubtful).form())
         return forms
 
-    def durable(self) -> asyncio.Future[None]:
-        """Return what is done when everything is durable that was appended; calls of one tick share one commit (JR42)."""
+    def keep_all(self) -> None:
+        """
+        Let every recorded outcome serve for any effect of its kind; open questions go by their ids alone.
+
+        A question whose text was edited is asked as it is now, and who answers has seen the one that was recorded.
+        """
+        assert self.replayer is not None  # noqa: S101 - there is one for everything recorded
+        assert self.past is not None  # noqa: S101
+        self.replayer.keeps = True
+        by_text: dict[str, list[str]] = {}
+        for key, (_, question) in self.past.history.open_questions().items():
+            by_text.setdefault(question.text, []).append(key)
+        found = {key: answer for text, answer in self.answers.items() for key in by_text.get(text, [text])}
+        self.answers = {**found, **{key: answer for key, answer in self.answers.items() if key not in by_text}}
+
+    def keep(self, address: Address, fp: str) -> None:
+        """Note that the record at an address serves for what has this fingerprint; a replay accepts exactly that."""
+        note = Input(*address, self.timing.last, {"type": "Kept", "fp": fp})
+        self.kept.append(note)
+        if self.mode == "resume" and self.past is not None and not self.past.history.is_complete:
+            # Written with the next record: where nothing new is recorded, because the run cannot go on, nothing is accepted.
+            self._unwritten.append(note)
+
+    def _write_kept(self, writer: Writer) -> None:
+        notes, self._unwritten = self._unwritten, []
+        for note in notes:
+            writer.append(note)
+
+    def durable(self) -> asyncio.Future[None] | None:
+        """
+        Return what is done when everything is durable that was appended; ``None`` where it is so already.
+
+        Calls of one tick share one commit (reliability JR42).
+
+        Raises:
+            StepEngineError: when it is impossible, and the writer never waits.
+        """
         assert self._commits is not None  # noqa: S101 - there is one from start to end
         return self._commits.durable()
 
@@ -413,6 +469,7 @@ class Session:
 
     def _end(self, finished: Finished) -> None:
         """Write down how the root run ended; a run that was only stopped can be gone on with, so it has no end."""
+        self._warn_of_kept()
         stop = stop_of(finished.status, finished.error)
         if self.past is not None and stop is None:
             unused = self.past.unused(finished.state.agent_id) if self.mode != "extend" else None
@@ -426,8 +483,17 @@ class Session:
         elif stop.kind != "suspended" and self.mode != "replay":
             self.append(_stopped(stop, self.timing.last))
         assert self._writer is not None  # noqa: S101 - there is one from start to end
+        self._write_kept(self._writer)
         self._writer.commit()
         self._settle(finished)
+
+    def _warn_of_kept(self) -> None:
+        if self.kept:
+            places = [shown_address(note.path, note.seq) for note in self.kept]
+            listed = ", ".join(places[:LISTED]) + (f" and {len(places) - LISTED} more" if len(places) > LISTED else "")
+            self.warnings.append(
+                f"something else is asked for than {self.source.name} holds at {listed}; what is recorded there was kept"
+            )
 
     def _ended(self, end: Value) -> Value:
         """Return how the root ended; a replay keeps the recorded form of the same end, as it does for children."""

@@ -69,6 +69,7 @@ INPUTS: Mapping[str, Shape] = {
     "ContextWindow": {"tokens": int},
     "Stop": {"kind": str, "error?": dict},
     "Answered": {"question_id": str, "answer": ANY},
+    "Kept": {"fp": str},
 }
 OUTCOMES: Mapping[str, type] = {"CallModel": ModelReply, "CallTool": ToolResult, "Spawn": ChildResult, "Ask": tuple}
 

@@ -82,10 +82,13 @@ class Tape:
         """
         Begin effects that must not happen twice, or may be undone: that they were begun must outlive a power cut (JR41).
 
+        So must what people are asked: who has seen a question may answer it, whatever became of the process that asked.
         The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed.
         """
         try:
-            await self._session.durable()
+            waiting = self._session.durable()
+            if waiting is not None:
+                await waiting
         except StepEngineError as error:
             raise self._session.fail(error) from error.__cause__
         await self._inner.begin(batch)
@@ -197,7 +200,9 @@ class Tape:
         try:
             session.append(Result(path, seq, at, settled, tuple(attempts), writes=writes))
             if session.waits:
-                await _to_the_end(session.durable())
+                waiting = session.durable()
+                if waiting is not None:
+                    await _to_the_end(waiting)
         except StepEngineError as error:
             raise session.fail(_with_outcome(error, item, settled)) from error.__cause__
         return settled
@@ -227,6 +232,11 @@ class Tape:
             if question.id not in waiting and given is not None:
                 said = {"question_id": question.id, "answer": bare(answered(given, question))}
                 self._append(Input(item.path, effect.seq, at, {"type": "Answered", **said}))
+
+
+def _outlives(item: Item) -> bool:
+    """Return whether it must outlive a power cut that an effect was begun: it must not happen twice, or people are asked."""
+    return type(item.effect) is Ask or not is_repeatable(item)
 
 
 def _child(outcome: Single) -> ChildResult[Any] | None:

@@ -219,7 +219,14 @@ class Asked(Performed):
     def effects(self) -> Sequence[Leaf]:
         """Return the ``Ask``."""
         asked = self._asked
-        question = Question("", asked.question, asked.options, asked.multi_select, details=asked.details)
+        question = Question(
+            self.run.named(asked.key),
+            asked.question,
+            asked.options,
+            asked.multi_select,
+            details=asked.details,
+            allow_text=asked.allow_text,
+        )
         self.handed_out = (ask_effect(self.run, question),)
         return self.handed_out
 
@@ -229,23 +236,28 @@ class Asked(Performed):
 
 
 def ask_effect(run: RunState, *questions: Question, purpose: Any = "question", tool_call_id: str = "") -> ef.Ask:
-    """Return the effect that asks *questions*; their ids are made from the effect's address."""
+    """Return the effect that asks *questions*; their ids are their names, or are made from the effect's address."""
     seq, path = run.number(), run.plan.path
-    prefix = f"{path}.q{seq}" if path else f"q{seq}"
+    number = f"{path}.q{seq}" if path else f"q{seq}"
     numbered = [
         Question(
-            id=prefix if len(questions) == 1 else f"{prefix}.{index}",
+            id=_question_id(question.id, path) or (number if len(questions) == 1 else f"{number}.{index}"),
             text=question.text,
             options=question.options,
             multi_select=question.multi_select,
             tool_name=question.tool_name,
             details=question.details,
             path=path,
+            allow_text=question.allow_text,
             remember=question.remember,
         )
         for index, question in enumerate(questions)
     ]
     return ef.Ask(seq, tuple(numbered), purpose, tool_call_id)
+
+
+def _question_id(name: str, path: str) -> str:
+    return f"{path}:{name}" if name and path else name
 
 
 class Completed(Member):

@@ -33,6 +33,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage, add_cost, quick_spending, quick_usage
 from stepengine.errors import (
     AgentError,
+    BadYield,
     ContextOverflow,
     DataError,
     LimitExceeded,
@@ -111,6 +112,7 @@ class RunState:
         "_next_call",
         "_overflow",
         "_phase",
+        "_question_keys",
         "_refused_tokens",
         "_start",
         "_stops_refused",
@@ -186,6 +188,7 @@ class RunState:
         self._refused_tokens: int | None = None
         self._actions = self._denials = self._stops_refused = 0
         self._denied_in_row: dict[str, int] = {}
+        self._question_keys: set[str] = set()
         self._go_on_from(state)
 
     def _go_on_from(self, state: AgentState) -> None:
@@ -293,6 +296,23 @@ class RunState:
             record, view = self.history.record, self.history.view
             if not (record.has_call(call_id) or (view is not record and view.has_call(call_id))):
                 return call_id
+
+    def named(self, key: str | None) -> str:
+        """
+        Return the name of a question that a handler asks, ``""`` for one without.
+
+        Raises:
+            BadYield: when this run has asked a question of that name before.
+        """
+        if key is None:
+            return ""
+        if key in self._question_keys:
+            msg = (
+                f"the key {key!r} names a question that this run has asked before; each has a name of its own, or none"
+            )
+            raise BadYield(msg)
+        self._question_keys.add(key)
+        return key
 
     def coming_call_id(self, number: int) -> str:
         """Return the id that ``new_call_id`` will give to a call of the reply under way; *number* counts from 0."""

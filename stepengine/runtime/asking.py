@@ -24,8 +24,8 @@ from stepengine.data.questions import (
     AnswerLike,
     Interactor,
     Question,
+    answer_problem,
     answered,
-    edit_problem,
 )
 from stepengine.data.tools import Ordinary
 from stepengine.errors import AnswerRejected, LimitExceeded, StepEngineError
@@ -35,6 +35,9 @@ from stepengine.tools.definition import ToolPreview
 from stepengine.tools.threads import ThreadPool
 
 __all__ = ("Desk", "Remembered", "shown_questions")
+
+ASKED_AGAIN = 3
+"""How often an interactor whose answer is none is asked the same question again (requirements X54)."""
 
 
 class RuleStore(Protocol):
@@ -181,11 +184,14 @@ class Desk:
         self._given = given
         self._earlier = list(earlier)
         self._unused = set(given)
+        self._misfits: dict[str, str] = {}
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The keys of answers given up front for which nobody asked."""
-        return tuple(sorted({*self._unused, *[question.id for question, _ in self._earlier]}))
+        """What became of answers given up front that were not used: nobody asked for them, or they were none."""
+        unasked = {*self._unused, *[question.id for question, _ in self._earlier]}
+        said = [f"nobody asked the question {key!r}, for which an answer was given" for key in sorted(unasked)]
+        return (*said, *[f"{problem}; it was not used" for problem in self._misfits.values()])
 
     async def ask(self, questions: Sequence[Question], interactor: Interactor | None = None) -> list[Answer | None]:
         """
@@ -256,7 +262,10 @@ class Desk:
         for key in (question.id, question.text):
             if key in self._given:
                 self._unused.discard(key)
-                return answered(self._given[key], question)
+                problem = answer_problem(self._given[key], question)
+                if problem is None:
+                    return answered(self._given[key], question)
+                self._misfits[question.id] = problem
         return Answer(text="yes", by=REMEMBERED) if self.knows(question) else None
 
     @property
@@ -294,7 +303,7 @@ class Desk:
 
         Raises:
             AnswerRejected: when no question with that id is open, it was answered already (requirements K12), or *answer*
-                is none.
+                is none, such as a text that is no option (requirements X54).
         """
         known = self._open.get(question_id)
         if known is None or known.future.done():
@@ -302,32 +311,47 @@ class Desk:
             msg = f"question {question_id!r} is not open; open are: {listed or 'none'}"
             raise AnswerRejected(msg)
         question, future = known.question, known.future
-        _check_answer(answer, f"to the question {question_id!r}", question)
+        _check_answer(answer, f"to the question {question_id!r}")
+        if problem := answer_problem(answer, question):
+            raise AnswerRejected(problem)
         future.get_loop().call_soon_threadsafe(_resolve, future, answered(answer, question))
 
     async def _interact(self, interactor: Interactor, question: Question) -> Answer | None:
-        try:
-            value: Any
-            if inspect.iscoroutinefunction(interactor.ask):
-                value = interactor.ask(question)
-            else:
-                value = await self._threads.run("interactor", lambda: interactor.ask(question))
-            if inspect.isawaitable(value):
-                value = await value
-            if value is not None:
-                _check_answer(value, "of the interactor", question)
-        except Exception as error:  # noqa: BLE001
-            LOGGER.warning("the interactor raised at question %r, so nobody answers it", question.id, exc_info=error)
-            return None if question.tool_name is None else Answer(declined=True)  # who cannot be asked has not agreed
-        return None if value is None else answered(value, question)
+        """Return what an interactor answers; who gives what is no answer is asked again, and in the end nobody has given one."""
+        for _ in range(1 + ASKED_AGAIN):
+            try:
+                value = await self._said(interactor, question)
+                problem = None if value is None else answer_problem(value, question)
+            except Exception as error:  # noqa: BLE001
+                LOGGER.warning(
+                    "the interactor raised at question %r, so nobody answers it", question.id, exc_info=error
+                )
+                return (
+                    None if question.tool_name is None else Answer(declined=True)
+                )  # who cannot be asked has not agreed
+            if problem is None:
+                return None if value is None else answered(value, question)
+            LOGGER.warning("%s, so the interactor is asked again", problem)
+        return None
+
+    async def _said(self, interactor: Interactor, question: Question) -> AnswerLike | None:
+        value: Any
+        if inspect.iscoroutinefunction(interactor.ask):
+            value = interactor.ask(question)
+        else:
+            value = await self._threads.run("interactor", lambda: interactor.ask(question))
+        if inspect.isawaitable(value):
+            value = await value
+        if value is not None:
+            _check_answer(value, "of the interactor")
+        said: AnswerLike | None = value
+        return said
 
 
-def _check_answer(value: Any, whose: str, question: Question | None = None) -> None:
+def _check_answer(value: Any, whose: str) -> None:
     if not isinstance(value, str | bool | Answer):
         msg = f"the answer {whose} is {value!r}; it is a string, a bool or an Answer"
         raise AnswerRejected(msg)
-    if question is not None and isinstance(value, Answer) and (problem := edit_problem(value, question)):
-        raise AnswerRejected(problem)
 
 
 def _resolve(future: asyncio.Future[Answer | None], answer: Answer | None) -> None:

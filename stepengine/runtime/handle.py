@@ -278,7 +278,8 @@ class RunHandle(Generic[Out]):
         Answer an open question.
 
         Raises:
-            AnswerRejected: when no question with that id is open.
+            AnswerRejected: when no question with that id is open, or *answer* is none to it, such as a text that is no
+                option.
         """
         self._tree.desk.answer(question_id, answer)
 

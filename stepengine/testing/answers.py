@@ -78,7 +78,7 @@ def _member(asked: Any, answer: Any) -> Any:
     if isinstance(asked, AgentCall):
         return _child(asked, answer)
     if isinstance(asked, Ask):
-        question = Question("q1", asked.question, asked.options, asked.multi_select)
+        question = Question("q1", asked.question, asked.options, asked.multi_select, allow_text=asked.allow_text)
         return answered(answer, question).value
     return answer if isinstance(answer, PerformError) else freeze(answer)
 

@@ -237,7 +237,12 @@ def control_tools() -> list[Tool[..., Any]]:
 
 
 def _questions(value: JsonDict) -> list[Question]:
-    return [Question("", q["question"], q.get("options", ()), q.get("multi_select", False)) for q in value["questions"]]
+    return [
+        Question(
+            "", q["question"], q.get("options", ()), q.get("multi_select", False), allow_text=bool(q.get("options"))
+        )
+        for q in value["questions"]
+    ]
 
 
 def _answers(answers: Sequence[Answer]) -> ToolResult:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -153,3 +155,75 @@ def test_recorded_with_a_server_answered_later_then_replayed_without_network_unt
     assert diverged.returncode == 5
     assert f"agents/worker.py:{line}" in diverged.stderr
     assert '"Drop it?"' in diverged.stderr
+
+
+ASKING = """
+from stepengine import *
+
+def note(arguments):
+    with open("done.txt", "a") as file:
+        file.write("noted ")
+    return "noted"
+
+tool = Tool(name="note", description="Note it.", input_schema={"type": "object"}, run=note)
+
+def handle_steps(ctx):
+    yield STEP
+    yield ToolCall("note", {})
+    answer = yield from Ask("Order it?", options=["yes", "no"])
+    turn = yield STEP
+    return f"{answer}: {turn.agent_state.message_history[-1].text}"
+
+agent = AgentDefinition("buyer", model="llama", system_prompt="You buy.", tools=[tool], handle_steps=handle_steps)
+"""
+WAITING = """
+import sys, time
+from stepengine import Engine, load_agent
+from stepengine.models import OpenAIChatProvider
+
+class Absent:
+    def ask(self, question):
+        print(question.id, flush=True)
+        time.sleep(600)
+
+provider = OpenAIChatProvider("local", base_url=sys.argv[1])
+Engine(models=provider, interactor=Absent()).run_sync(load_agent("agents/buyer.py"), "Go.", journal=sys.argv[2])
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:X58", "requirements:K10", "reliability:R2")
+@pytest.mark.parametrize(("journal", "is_edited"), [("run.jsonl", False), ("run.jsonl", True), ("runs.db", True)])
+def test_a_run_killed_in_ask_goes_on_in_another_process_with_the_answer_also_after_its_prompt_was_changed(
+    stepengine: Any, folder: Path, chat_server: Any, journal: str, is_edited: bool
+) -> None:
+    file, server = folder / "agents" / "buyer.py", chat_server({"content": "one pair"}, {"content": "ordered"})
+    file.write_text(ASKING)
+    online = type(stepengine)(folder, network=True)
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", WAITING, server.url, journal],
+        cwd=folder, env=online.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    with waiting:
+        question = waiting.stdout.readline().strip()
+        waiting.kill()
+        _, said = waiting.communicate()
+    assert ("q2", -signal.SIGKILL) == (question, waiting.returncode), said
+
+    answer = ("--answer", "q2=yes", "-q", "--base-url", server.url)
+    if is_edited:
+        file.write_text(ASKING.replace("You buy.", "You buy shoes.").replace("Note it.", "Note this."))
+        assert stepengine("ready", journal).returncode == 5
+        assert stepengine("ready", journal, "--on-divergence", "keep").returncode == 0
+        refused = online("resume", journal, *answer)
+        assert (5, "") == (refused.returncode, refused.stdout)
+        assert "--on-divergence keep" in refused.stderr
+        answer = (*answer, "--on-divergence", "keep")
+    ended = online("resume", journal, *answer)
+
+    assert (0, "yes: ordered\n") == (ended.returncode, ended.stdout), ended.stderr
+    assert ["noted"] == done(folder)
+    assert 2 == len(server.requests)
+    assert ("You buy shoes." if is_edited else "You buy.") == server.requests[-1]["messages"][0]["content"]
+    assert 0 == stepengine("replay", journal, "-q").returncode
+    assert 0 == stepengine("check", journal).returncode

@@ -383,7 +383,7 @@ def test_a_word_that_is_no_choice_is_refused_before_anything_is_decided(tmp_path
     with Desk(forbidden=True).engine() as engine:
         with pytest.raises(JournalError, match="in_doubt is one of fail, retry, ask, not 'bogus'"):
             engine.resume_sync(journal, in_doubt=given)
-        with pytest.raises(JournalError, match="on_divergence is one of raise, stop, not 'bogus'"):
+        with pytest.raises(JournalError, match="on_divergence is one of raise, stop, keep, not 'bogus'"):
             engine.replay_sync(journal, on_divergence=given)
     with pytest.raises(JournalError, match="sync is one of disk, write, not 'bogus'"):
         FileJournal(tmp_path / "run.jsonl", sync=given)

@@ -8,11 +8,12 @@ import json
 
 import pytest
 
-from stepengine import AgentDefinition, Ask, Engine, Hooks, Parallel, RunStatus, tool
+from stepengine import AgentCall, AgentDefinition, Answer, Ask, Engine, Hooks, Parallel, RunStatus, tool
 from stepengine.data.codec import from_json, to_json
 from stepengine.data.hooks import HookContext
 from stepengine.data.questions import Decision
-from stepengine.errors import AnswerRejected, DefinitionError, PerformError
+from stepengine.errors import AnswerRejected, BadYield, DefinitionError, PerformError
+from stepengine.events import QuestionAsked
 from stepengine.journal import MemoryJournal
 from stepengine.models import Timeouts
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
@@ -98,6 +99,119 @@ def test_nobody_who_can_be_asked_is_refused_where_it_is_written(wrong, where):
         Engine(interactor=wrong) if where == "engine" else ask_user_tool(wrong)
 
     assert isinstance(Engine(interactor=Async()), Engine)
+
+
+# --- what is an answer ----------------------------------------------------------------------------------------------
+
+
+def choosing(**fields):
+    def handler(ctx):
+        return (yield from Ask("Which?", options=["red", "blue"], **fields))
+
+    return AgentDefinition("chooser", handle_steps=handler)
+
+
+class Fickle:
+    """
+    Gives one answer after the other.
+    """
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    async def ask(self, question):
+        return self.answers.pop(0)
+
+
+@pytest.mark.spec("requirements:X54", "requirements:K9")
+async def test_an_interactor_whose_answer_is_no_option_is_asked_again_three_times():
+    wrong = ["green", Answer(selected=("green",)), Answer(selected=("red", "blue"))]
+    for right in ("blue", Answer(declined=True)):
+        result = await Engine(interactor=Fickle(*wrong, right)).run(choosing())
+        assert (RunStatus.COMPLETED, right if right == "blue" else "") == (result.status, result.output)
+    fickle = Fickle(*wrong, "", "blue")
+    held = await Engine(interactor=fickle).run(choosing())
+
+    assert (RunStatus.SUSPENDED, ["blue"]) == (held.status, fickle.answers)
+    assert "green" == (await Engine(interactor=Fickle("green")).run(choosing(allow_text=True))).output
+
+
+@pytest.mark.spec("requirements:X54", "requirements:K8", "requirements:K12")
+async def test_whoever_holds_the_run_is_told_that_an_answer_is_none_and_may_give_another_one():
+    async with Engine().start(choosing()) as handle:
+        events = handle.events()
+        async for event in events:
+            if isinstance(event, QuestionAsked):
+                break
+        for wrong in ("green", True, Answer(selected=("red", "blue"))):
+            with pytest.raises(AnswerRejected, match=r"'red', 'blue'|only one can be chosen"):
+                handle.answer("q0", wrong)
+        handle.answer("q0", "red")
+        assert "red" == (await handle.result()).output
+
+
+@pytest.mark.spec("requirements:X54")
+async def test_an_answer_up_front_that_is_none_is_not_used_and_the_result_says_so():
+    held = await Engine().run(choosing(), answers={"Which?": "green"})
+    assert RunStatus.SUSPENDED is held.status
+    assert (
+        "the answer to 'q0' is 'green', which is none of its options: 'red', 'blue'; it was not used",
+    ) == held.warnings
+
+    clerk = Counted()
+    state = (await clerk.engine(asking()).run("clerk", "Book.")).state
+    with pytest.raises(AnswerRejected, match="selects"):
+        await clerk.engine().run("clerk", previous=state, answers={state.pending[0].id: Answer(selected=("green",))})
+    free = await clerk.engine(text("ok")).run("clerk", previous=state, answers={"Which?": "green", "Why?": "so"})
+    assert {"question_index": 0, "text": "green"} == free.tool_calls[-1].result.data["answers"][0]
+
+
+@pytest.mark.spec("requirements:X54", "requirements:K2")
+async def test_several_options_may_be_given_as_one_text():
+    for given in ("red, blue", "red,blue", Answer(selected=("red", "blue"))):
+        assert "red, blue" == (await Engine().run(choosing(multi_select=True), answers={"q0": given})).output
+    assert RunStatus.SUSPENDED is (await Engine().run(choosing(multi_select=True), answers={"q0": "red, x"})).status
+
+
+@pytest.mark.spec("requirements:X54")
+async def test_a_question_that_has_a_name_is_answered_by_it_wherever_it_stands():
+    def kid_steps(ctx):
+        return (yield from Ask("Size?", key="size"))
+
+    def handler(ctx):
+        size, child = yield from Parallel(Ask("Size?", key="size"), AgentCall("kid"))
+        return [size, child.output, (yield from Ask("More?"))]
+
+    kid = AgentDefinition("kid", handle_steps=kid_steps)
+    boss = AgentDefinition("boss", spawnable_agents=[kid], handle_steps=handler)
+    journal = MemoryJournal()
+    engine = Engine([boss])
+    held = await engine.run("boss", journal=journal)
+    assert {"size", "1:size"} == {q.id for q in held.pending_questions}
+    result = await engine.resume(journal, answers={"size": "41", "1:size": "42"})
+    assert ["q2"] == [q.id for q in result.pending_questions]
+    assert ["41", "42", "no"] == (await engine.resume(journal, answers={"q2": "no"})).output
+    assert "'size'" in journal.content().decode().replace('"', "'")
+
+
+@pytest.mark.spec("requirements:X54")
+@pytest.mark.parametrize("key", ["", "q3", "two words", "a.b", "a:b", "a=b", "doubt:#1", 5, "größe"])
+def test_a_name_that_could_be_mistaken_is_refused(key):
+    with pytest.raises(BadYield, match="the key of an Ask is a name"):
+        Ask("Which?", key=key)
+
+
+@pytest.mark.spec("requirements:X54")
+async def test_a_name_is_used_once_in_a_run():
+    def handler(ctx):
+        first = yield from Ask("Which?", key="which")
+        try:
+            yield from Ask("Which?", key="which")
+        except BadYield as error:
+            return f"{first}: {error.message}"
+
+    result = await Engine().run(AgentDefinition("asker", handle_steps=handler), answers={"which": "red"})
+    assert "red: the key 'which' names a question that this run has asked before" in result.output
 
 
 # --- how many may wait ----------------------------------------------------------------------------------------------

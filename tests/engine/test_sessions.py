@@ -35,7 +35,14 @@ from stepengine import (
 from stepengine.data.parts import TextPart, ToolCallPart
 from stepengine.data.questions import Decision
 from stepengine.engine.session_turns import Queue
-from stepengine.errors import AnswerRejected, DefinitionError, ReplayDivergence, SessionConflict, SessionError
+from stepengine.errors import (
+    AnswerRejected,
+    DefinitionError,
+    InputError,
+    ReplayDivergence,
+    SessionConflict,
+    SessionError,
+)
 from stepengine.events import RunFinished, TextDelta
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.sessions import FileSessions, MemorySessions, SqliteSessions
@@ -459,11 +466,35 @@ async def test_a_handler_that_was_changed_under_a_waiting_session_says_so_and_le
         await Engine([other], sessions=store).run(other, "4", session_id="x")
 
     assert before == store.load("x")
+    stopped = await Engine([other], sessions=store).run(other, "4", session_id="x", on_divergence="stop")
+    assert (RunStatus.FAILED, before) == (stopped.status, store.load("x"))
+    with pytest.raises(InputError, match="on_divergence is one of raise, stop, keep"):
+        await Engine([other], sessions=store).run(other, "4", session_id="x", on_divergence="go")
     done = await Engine([BOOKING], sessions=store).run(BOOKING, "4", session_id="x")
     assert ["When?"] == [q.text for q in done.pending_questions]
     # The way out: the conversation goes on without the answer.
     anew = await Engine([other], sessions=store).run(other, "x", session_id="x", previous=store.load("x").state)
     assert ["How many?"] == [q.text for q in anew.pending_questions]
+
+
+@pytest.mark.spec("requirements:X58", "requirements:K5")
+async def test_a_conversation_that_waits_goes_on_after_an_edit_when_that_is_said(store):
+    def agent(system):
+        def handler(ctx):
+            yield STEP
+            answer = yield from Ask("How many?")
+            turn = yield STEP
+            return f"{answer}: {turn.agent_state.message_history[-1].text}"
+
+        return attrs.evolve(BOT, system_prompt=system, handle_steps=handler)
+
+    first, later = ScriptedModel([text("hi")]), ScriptedModel([text("fine")])
+    await Engine([agent("a")], models=first, sessions=store).run("bot", "A table.", session_id="x")
+    engine = Engine([agent("b")], models=later, sessions=store)
+    result = await engine.run("bot", "4", session_id="x", on_divergence="keep")
+
+    assert (RunStatus.COMPLETED, "4: fine", True) == (result.status, result.output, result.session_saved)
+    assert ["b"] == [request.system_prompt for request in later.calls]
 
 
 @pytest.mark.spec("requirements:K5", "requirements:L7")

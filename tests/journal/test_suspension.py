@@ -70,12 +70,14 @@ def test_a_run_waits_for_its_answer_and_goes_on_where_it_stopped(rig, store):
     assert check(store())
 
 
-@pytest.mark.spec("requirements:K9", "requirements:K12", "reliability:JR37")
+@pytest.mark.spec("requirements:K9", "requirements:X54", "requirements:K12", "reliability:JR37")
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
         ({"q7": "yes"}, "'q7' is no question of this run; open are: 'q1' \\(Open a ticket\\?\\)"),
         ({"q1": 5}, "a string, a bool or an Answer, not a int"),
+        ({"q1": "maybe"}, "'q1' is 'maybe', which is none of its options: 'yes', 'no'"),
+        ({"Open a ticket?": Answer(text="x" * 300)}, r"'x{200}\.\.\.', which is none of its options"),
         ({"q1": Answer(selected=("maybe",))}, r"selects \['maybe'\]; its options are \['yes', 'no'\]"),
         ({"q1": Answer(selected=("yes", "no"))}, "selects 2 options; only one can be chosen"),
     ],
@@ -122,14 +124,15 @@ def test_a_second_answer_to_a_question_that_is_stored_apart_is_refused_with_a_sh
         assert len(str(caught.value)) < 2_000
 
 
-@pytest.mark.spec("requirements:K9")
+@pytest.mark.spec("requirements:K9", "requirements:X54")
 @pytest.mark.parametrize(
     ("answer", "got"), [("something else", "something else"), (True, "yes"), (Answer(declined=True), "")]
 )
-def test_free_text_a_bool_and_a_declined_answer_are_answers(rig, answer, got):
+def test_free_text_where_it_is_allowed_a_bool_and_a_declined_answer_are_answers(rig, answer, got):
+    free = {"allow_text": got == answer}
     journal = MemoryJournal()
-    rig(asker([])).record(journal)
-    assert rig(asker([])).resume(journal, {"q1": answer}).output == got
+    rig(asker([], **free)).record(journal)
+    assert rig(asker([], **free)).resume(journal, {"q1": answer}).output == got
 
 
 @pytest.mark.spec("requirements:K2", "requirements:K10", "reliability:JR37")
@@ -238,3 +241,25 @@ def test_an_interactor_answers_in_process_and_its_answer_is_recorded(rig):
     journal = MemoryJournal()
     assert rig(asker([]), interactor=Yes()).record(journal).output == "yes"
     assert rig(asker([])).replay(MemoryJournal(journal.lines())).output == "yes"
+
+
+@pytest.mark.spec("reliability:R2", "reliability:JR41", "requirements:K10")
+def test_a_question_is_on_the_disk_before_anybody_is_asked_it(rig, tmp_path):
+    """
+    Who has seen it may answer it, also when the process that asked was killed.
+    """
+
+    class Person:
+        def ask(self, question):
+            seen.append(list(FileJournal(path).history().open_questions()))
+            return "yes"
+
+    seen, path = [], tmp_path / "run.jsonl"
+
+    def handle_steps(ctx):
+        yield from Perform.idempotent(len, "x")
+        return (yield from Parallel(Ask("One?"), Ask("Two?")))
+
+    rig(AgentDefinition("asker", handle_steps=handle_steps), interactor=Person()).record(FileJournal(path))
+
+    assert ["q1", "q2"] == seen[0]

@@ -114,7 +114,7 @@ def test_a_suspended_child_suspends_its_parent():
 def test_a_model_and_a_handler_ask_with_the_same_effect():
     def handler(ctx):
         yield y.STEP
-        return (yield from y.Ask("Which?", options=["a", "b"], multi_select=True))
+        return (yield from y.Ask("Which?", options=["a", "b"], multi_select=True, allow_text=True))
 
     question = {"question": "Which?", "options": ["a", "b"], "multi_select": True}
     world = World(

@@ -1,0 +1,330 @@
+"""
+Resuming after an edit: a run that waits goes on where its agent was changed meanwhile, as far as somebody says so.
+"""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from pydantic import BaseModel, create_model
+
+from stepengine import (
+    STEP,
+    STEP_ALL,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Engine,
+    ModelSettings,
+    Parallel,
+    Perform,
+    RunStatus,
+    ToolCall,
+    tool,
+)
+from stepengine.errors import JournalError, ReplayDivergence
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
+from stepengine.permissions import Policy, Rule
+from stepengine.testing import ScriptedModel, text
+
+
+@attrs.frozen
+class Source:
+    """
+    What an agent's file says; an edit of it is another one of these.
+    """
+
+    system: str = "You sell shoes."
+    instructions: str = "Be short."
+    model: str = "m/small"
+    doc: str = "Look a size up."
+    effort: float | None = None
+    looked_up: str = "41"
+    noted: str = "asked"
+    question: str = "Shall I order?"
+    options: tuple[str, ...] = ("yes", "no")
+    child_prompt: str = "Check the stock."
+    child_says: str = "stock"
+    first: str = "step"
+
+    def agents(self, done):
+        @tool(name="size", description=self.doc, in_thread=False)
+        def size(word: str) -> str:
+            done.append(f"size {word}")
+            return f"{word} fits"
+
+        def kid_steps(ctx):
+            turn = yield STEP
+            return f"{self.child_says}: {turn.agent_state.message_history[-1].text}"
+
+        def handle_steps(ctx):
+            if self.first != "step":
+                yield ToolCall("size", {"word": self.first})
+            yield STEP
+            yield ToolCall("size", {"word": self.looked_up})
+            checked = yield from AgentCall("kid", self.child_prompt)
+            yield from Perform(done.append, self.noted)
+            answer = yield from Ask(self.question, options=self.options)
+            turn = yield STEP_ALL
+            return f"{checked}, {answer}: {turn.agent_state.message_history[-1].text}"
+
+        kid = AgentDefinition("kid", model=self.model, system_prompt=self.system, handle_steps=kid_steps)
+        return AgentDefinition(
+            "seller",
+            model=self.model,
+            system_prompt=self.system,
+            instructions_prompt=self.instructions,
+            settings=None if self.effort is None else ModelSettings(temperature=self.effort),
+            tools=[size],
+            spawnable_agents=[kid],
+            handle_steps=handle_steps,
+        )
+
+
+class Shop:
+    """
+    The outside of such an agent, and engines for it.
+    """
+
+    def __init__(self):
+        self.done = []
+        self.model = None
+        self.engines = []
+
+    def engine(self, source, *replies):
+        self.model = ScriptedModel([text(reply) for reply in replies])
+        self.engines.append(Engine([source.agents(self.done)], models=self.model))
+        return self.engines[-1]
+
+    def close(self):
+        for engine in self.engines:
+            engine.close()
+
+    def waiting(self, journal, source=Source()):
+        held = self.engine(source, "hello", "in stock").run_sync("seller", "Shoes!", journal=journal)
+        assert (RunStatus.SUSPENDED, ["size 41", "asked"]) == (held.status, self.done)
+        return held
+
+
+@pytest.fixture
+def shop():
+    shop = Shop()
+    yield shop
+    shop.close()
+
+
+EDITS = {
+    "system prompt": {"system": "You sell good shoes."},
+    "first message": {"instructions": "Be brief."},
+    "model": {"model": "m/large"},
+    "description of a tool": {"doc": "Look up a size."},
+    "setting": {"effort": 0.5},
+    "input of a tool": {"looked_up": "42"},
+    "argument": {"noted": "was asked"},
+    "prompt of a child": {"child_prompt": "Check our stock."},
+    "output of a child": {"child_says": "store"},
+    "question": {"question": "Do I order?"},
+    "options": {"options": ("yes", "no", "later")},
+    "nearly everything": {
+        "system": "Hi.",
+        "model": "m/x",
+        "doc": "X.",
+        "noted": "x",
+        "child_says": "x",
+        "question": "x",
+    },
+}
+
+
+@pytest.mark.spec("requirements:X58", "replay:D14", "requirements:K10")
+@pytest.mark.parametrize("store", ["memory", "file", "sqlite"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_run_that_waits_goes_on_after_an_edit(shop, edit, store, tmp_path):
+    """
+    By default the edit is told, and nothing changes; with "keep" nobody is asked again, and the code of today goes on.
+    """
+    journal = {
+        "memory": MemoryJournal,
+        "file": lambda: FileJournal(tmp_path / "run.jsonl"),
+        "sqlite": lambda: SqliteJournal(tmp_path / "runs.db", "one"),
+    }[store]()
+    (question,) = shop.waiting(journal).pending_questions
+    before, now = journal.content(), attrs.evolve(Source(), **EDITS[edit])
+
+    with pytest.raises(ReplayDivergence, match="--on-divergence keep") as caught:
+        shop.engine(now).resume_sync(journal, answers={question.id: "yes"})
+    assert ("changed", before) == (caught.value.kind, journal.content())
+    stopped = shop.engine(now).resume_sync(journal, answers={question.id: "yes"}, on_divergence="stop")
+    assert (RunStatus.FAILED, str(caught.value), before) == (stopped.status, str(stopped.error), journal.content())
+
+    engine = shop.engine(now, "ordered")
+    result = engine.resume_sync(journal, answers={question.text: "yes"}, on_divergence="keep")
+    assert (RunStatus.COMPLETED, "stock: in stock, yes: ordered") == (result.status, result.output), result.error
+    assert ["size 41", "asked"] == shop.done
+    (request,) = shop.model.calls
+    assert (now.model, now.system, now.doc) == (request.model, request.system_prompt, request.tools[0].description)
+    assert "41 fits" in [m.text for m in request.messages if m.role == "tool"]
+    assert "what is recorded there was kept" in result.warnings[-1]
+
+    assert check(journal)
+    replayed = shop.engine(now).replay_sync(journal)
+    assert (result.output, ()) == (replayed.output, replayed.warnings)
+    assert shop.engine(now).replay_sync(replayed.journal).output == result.output
+    assert shop.engine(now).resume_sync(journal).output == result.output
+    last = [i for i in journal.history().intents.values() if i.type == "CallModel"][-1]
+    assert list(request.messages) == list(MemoryJournal(journal.lines()).history().request(last).messages)
+
+
+@pytest.mark.spec("requirements:X58")
+def test_what_was_accepted_is_written_down_and_accepted_again_and_nothing_else_is(shop):
+    journal = MemoryJournal()
+    (question,) = shop.waiting(journal).pending_questions
+    count = len(journal.records())
+    now = attrs.evolve(Source(), noted="was asked", looked_up="42")
+    # Without an answer it waits again; what was accepted holds from then on.
+    held = shop.engine(now).resume_sync(journal, on_divergence="keep")
+    notes = journal.records()[count:]
+
+    assert (RunStatus.SUSPENDED, (question,)) == (held.status, held.pending_questions)
+    assert [("", 1, "Kept"), ("", 3, "Kept")] == [(n.path, n.seq, n.input["type"]) for n in notes]
+    assert RunStatus.SUSPENDED is shop.engine(now).replay_sync(journal).status
+    for other in (attrs.evolve(now, noted="x"), attrs.evolve(now, system="x")):
+        with pytest.raises(ReplayDivergence):
+            shop.engine(other).replay_sync(journal)
+    done = shop.engine(now, "ordered").resume_sync(journal, answers={question.id: "yes"})
+    assert (RunStatus.COMPLETED, notes) == (done.status, [r for r in journal.records()[count:] if r in notes])
+    assert "stock: in stock, no: off" == (shop.engine(now, "off").fork_sync(journal, at=3, answers={"q4": "no"}).output)
+
+
+@pytest.mark.spec("requirements:X58", "reliability:JR20")
+@pytest.mark.parametrize("edit", [{"first": "40"}, {"first": "41"}])
+def test_effects_that_were_added_are_no_edit_and_the_error_names_fork_and_extend(shop, edit):
+    journal = MemoryJournal()
+    shop.waiting(journal)
+    before = journal.lines()
+    engine = shop.engine(attrs.evolve(Source(), **edit))
+    with pytest.raises(ReplayDivergence) as caught:
+        engine.resume_sync(journal, answers={"q4": "yes"}, on_divergence="keep")
+
+    assert "kind" == caught.value.kind
+    assert before == journal.lines()
+    assert "engine.extend(journal)" in str(caught.value)
+    assert "--on-divergence" not in str(caught.value)
+
+
+@pytest.mark.spec("requirements:X58")
+def test_what_the_edited_code_does_not_do_any_more_is_told(shop):
+    def agent(*words):
+        def handle_steps(ctx):
+            for word in words:
+                yield from Perform(shop.done.append, word)
+            return (yield from Ask("Go on?"))
+
+        return AgentDefinition("seller", handle_steps=handle_steps)
+
+    journal = MemoryJournal()
+    engine = Engine([agent("a", "b")])
+    shop.engines += [engine, other := Engine([agent("a")])]
+    engine.run_sync("seller", journal=journal)
+    with pytest.raises(ReplayDivergence) as caught:
+        other.resume_sync(journal, answers={"q2": "yes"}, on_divergence="keep")
+
+    assert ("kind", "#1") == (caught.value.kind, caught.value.address)
+
+
+class Stock(BaseModel):
+    pairs: int
+
+
+def asking_family(greeting, question, kept=1):
+    def kid_steps(ctx):
+        answer = yield from Ask(question)
+        return {"pairs": len(ctx.prompt) + len(answer)}
+
+    def ended_steps(ctx):
+        yield from Perform(len, "x")
+        return {"pairs": kept}
+
+    def handle_steps(ctx):
+        (first, second) = yield from Parallel(AgentCall("kid", greeting), AgentCall("ended", greeting))
+        return [first.output.pairs, second.output.pairs, type(second.output).__name__, second.status.value]
+
+    kid = AgentDefinition("kid", output_schema=Stock, handle_steps=kid_steps)
+    ended = AgentDefinition("ended", output_schema=Stock, handle_steps=ended_steps)
+    return AgentDefinition("boss", spawnable_agents=[kid, ended], handle_steps=handle_steps)
+
+
+@pytest.mark.spec("requirements:X58", "requirements:K8")
+def test_children_that_wait_or_ended_in_another_way_go_on_after_an_edit_with_outputs_of_their_type(shop, tmp_path):
+    journal = FileJournal(tmp_path / "run.jsonl")
+    before, after = Engine([asking_family("Hi", "Size?")]), Engine([asking_family("Hello", "Which size?", kept=7)])
+    shop.engines += [before, after]
+    (question,) = before.run_sync("boss", journal=journal).pending_questions
+    result = after.resume_sync(journal, answers={"Size?": "42"}, on_divergence="keep")
+
+    assert ("0.q0", [7, 1, "Stock", "completed"]) == (question.id, result.output)
+    assert result.output == after.replay_sync(journal).output
+    assert check(journal)
+
+
+@pytest.mark.spec("requirements:X58")
+def test_a_run_whose_params_have_another_member_now_goes_on(shop):
+    def agent(**members):
+        def handle_steps(ctx):
+            answer = yield from Ask("Go on?")
+            return [*sorted(ctx.params.model_dump().values()), answer]
+
+        return AgentDefinition("seller", input_schema=create_model("Params", **members), handle_steps=handle_steps)
+
+    journal = MemoryJournal()
+    before, after = Engine([agent(size=(int, 41))]), Engine([agent(size=(int, 41), width=(int, 9))])
+    shop.engines += [before, after]
+    before.run_sync("seller", params={}, journal=journal)
+    with pytest.raises(ReplayDivergence, match="started with something else"):
+        after.resume_sync(journal, answers={"q0": "yes"})
+    result = after.resume_sync(journal, answers={"q0": "yes"}, on_divergence="keep")
+
+    assert [9, 41, "yes"] == result.output
+    assert result.output == after.replay_sync(journal).output
+
+
+@pytest.mark.spec("requirements:X58")
+def test_a_word_that_there_is_not_is_refused(shop):
+    journal = MemoryJournal()
+    shop.waiting(journal)
+    for wrong in ("bogus", None, lambda error: True):
+        with pytest.raises(JournalError, match="on_divergence is one of raise, stop, keep, not"):
+            shop.engine(Source()).resume_sync(journal, on_divergence=wrong)
+
+
+@pytest.mark.spec("requirements:X58")
+def test_an_approval_lets_no_other_call_run_than_the_one_that_was_asked_about(shop):
+    def agent(amount):
+        @tool(in_thread=False)
+        def pay(amount: int) -> str:
+            """Pay."""
+            shop.done.append(amount)
+            return "paid"
+
+        def handle_steps(ctx):
+            paid = yield from ToolCall("pay", {"amount": amount})
+            return paid.text + (yield from Ask("Well?"))
+
+        return AgentDefinition("payer", tools=[pay], handle_steps=handle_steps)
+
+    policy, journal = Policy([Rule.ask_for_tool("pay")]), MemoryJournal()
+    before, after = Engine([agent(1)], permissions=policy), Engine([agent(999)], permissions=policy)
+    shop.engines += [before, after]
+    (question,) = before.run_sync("payer", journal=journal).pending_questions
+    for key in (question.id, question.text):
+        with pytest.raises(ReplayDivergence, match="/questions/0/details/amount"):
+            after.resume_sync(journal, answers={key: "yes"}, on_divergence="keep")
+    assert [] == shop.done
+
+    (asked,) = after.resume_sync(journal, on_divergence="keep").pending_questions
+    assert ({"amount": 999}, []) == (asked.details, shop.done)
+    held = after.resume_sync(journal, answers={asked.id: "yes"})
+    assert ("Well?", [999]) == (held.pending_questions[0].text, shop.done)
+    # What has run already is not run again, whoever was asked about what.
+    assert "paid!" == before.resume_sync(journal, answers={"Well?": "!"}, on_divergence="keep").output
+    assert [999] == shop.done
