@@ -43,8 +43,8 @@ from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, failure, tool_call, tool_calls
 
 SECONDS = 20
-LONGER_TEXTS, A_THOUSAND = 15_000_000, 60_000_000
-"""Bytes that a thousand handles may need more for longer texts, and in all."""
+LONGER_TEXTS, A_THOUSAND, FIFTY_LONG = 20_000_000, 60_000_000, 6_000_000
+"""Bytes that a thousand handles may need more for longer texts, and in all; and fifty with long ones."""
 
 
 def plain(id: str = "a", **options: Any) -> AgentDefinition[Any]:
@@ -675,8 +675,10 @@ async def crowd(handles: int, chars: int) -> int:
 @pytest.mark.deep
 @pytest.mark.spec("requirements:N7", "requirements:X57", "reliability:RS09")
 async def test_a_thousand_handles_with_a_stuck_reader_each_end_all_and_need_no_more_for_longer_texts():
-    little, much = await crowd(1_000, 200), await crowd(1_000, 1_200)
+    little, much, long = await crowd(1_000, 80), await crowd(1_000, 960), await crowd(50, 8_000)
 
-    # The texts alone are 5 MB more: in replies, transcripts, rings and what waits. One by one their pieces would be 30 MB.
+    # The texts alone are 4 MB more: in replies, transcripts, rings and what waits.
     assert much - little < LONGER_TEXTS, (little, much)
     assert much < A_THOUSAND, (little, much)
+    # A thousand pieces that wait one by one would be 10 MB.
+    assert long < FIFTY_LONG, long
