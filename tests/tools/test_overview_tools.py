@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -209,17 +210,16 @@ def test_top_level_names_are_found_by_language(name: str, text: str, names: list
 
 @pytest.mark.spec("reliability:FS23")
 def test_no_line_makes_the_search_for_names_slow() -> None:
+    """
+    On a processor, since the machine may have other work; the limit is many times what it takes.
+    """
+    lines = ("pub " * 100, "public " * 100, "a" * 5_000, "a :" * 500, "func (" * 200, "x y " * 500, "export " * 99)
+    before = time.process_time()
     for name in ("a.py", "a.ts", "a.go", "a.rs", "a.java", "a.c", "a.sh"):
-        for line in (
-            "pub " * 100,
-            "public " * 100,
-            "a" * 5_000,
-            "a :" * 500,
-            "func (" * 200,
-            "x y " * 500,
-            "export " * 99,
-        ):
+        for line in lines:
             top_level_names("\n".join([line] * 500), name)
+
+    assert time.process_time() - before < 2
 
 
 @pytest.mark.spec("generator-contract:T38")
