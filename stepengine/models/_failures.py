@@ -8,6 +8,7 @@ Errors of SDKs and of the HTTP library are read here and not kept: they hold the
 
 from __future__ import annotations
 
+import asyncio
 import re
 import ssl
 import time
@@ -133,7 +134,8 @@ def transport_failure(error: BaseException, call: Call) -> BaseException:
     import httpx2
 
     causes = _chain(error)
-    foreign = [cause for cause in causes if not isinstance(cause, Exception)]
+    # A cancellation among the causes is how the HTTP library ended an attempt that took too long.
+    foreign = [cause for cause in causes if not isinstance(cause, Exception | asyncio.CancelledError)]
     if foreign:
         return foreign[0]
     if not isinstance(error, httpx2.HTTPError | httpx2.InvalidURL | httpx2.StreamError | OSError):

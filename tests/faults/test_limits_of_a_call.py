@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
+import socket
 
 import pytest
 
@@ -61,6 +63,30 @@ async def test_a_server_that_does_not_even_send_headers_is_left_too(wire):
         assert (caught.value.kind, caught.value.retryable) == ("timeout", True)
     await provider.close()
     server.close()
+
+
+@pytest.mark.spec("reliability:MP23")
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_server_that_takes_no_connection_is_left_and_asked_again(wire, stream):
+    """
+    The HTTP library ends its attempt by cancelling it; that is a time limit, and no cancellation of the run.
+    """
+    if wire.name == "google":
+        pytest.skip("with its SDK only the time for the first byte ends such an attempt")
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(4):  # until its queue is full
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        provider = wire.make(f"http://127.0.0.1:{server.getsockname()[1]}", timeouts=Timeouts(connect=SHORT))
+        with pytest.raises(ModelError) as caught:
+            await (streamed(provider, wire.request()) if stream else provider.complete(wire.request()))
+        await provider.close()
+
+    assert (caught.value.kind, caught.value.retryable) == ("timeout", True)
 
 
 @pytest.mark.spec("reliability:MP23", "reliability:MP19")
