@@ -387,7 +387,7 @@ async def follow(handle: RunHandle[Any], screen: Screen, terminal: Terminal, *, 
 
 async def _show(handle: RunHandle[Any], screen: Screen, somebody: _Person, *, permits: bool) -> None:
     """Show every event, and tell of those that a person has to do something about."""
-    async with contextlib.aclosing(handle.events()) as events:
+    async with contextlib.aclosing(handle.events(answers=True)) as events:
         async for event in events:
             screen.on_event(event)
             if isinstance(event, ev.QuestionAsked) or (permits and isinstance(event, ev.PermissionRequested)):

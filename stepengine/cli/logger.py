@@ -25,7 +25,8 @@ class ConsoleLogger:
     """
     Prints one line for each thing that is logged: ``Engine(logger=ConsoleLogger(level="info"))``.
 
-    At ``"debug"`` that is also each step, tool call and result, at ``"info"`` how each run ended. Text of models and tools is
+    With ``observers=[LogObserver(logger)]`` it is told what agents do: at ``"debug"`` each step, tool call and result, at
+    ``"info"`` how each run ended. Text of models and tools is
     made visible; a line has at most 8,192 characters.
 
     Args:

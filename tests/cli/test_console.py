@@ -235,6 +235,18 @@ async def test_a_handle_that_is_kept_open_is_given_the_next_line_when_it_is_idle
     assert ["One.", "Two."] == [line for line in out.getvalue().splitlines() if line in ("One.", "Two.")]
 
 
+@pytest.mark.spec("requirements:N4", "requirements:N16")
+async def test_turns_of_a_handle_that_is_kept_open_are_one_conversation(folder: Path) -> None:
+    engine, model = worker(ASKS, text("First."), text("Second."), folder=folder)
+    out = io.StringIO()
+    async with engine, engine.start("worker", "Go.", keep_open=True) as handle:
+        result = await ConsoleRenderer(handle, input=io.StringIO("1\nAnd now?\n"), output=out).run()
+
+    assert ["Go.", "And now?"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
+    assert ("Second.", True) == (result.output, handle.done)
+    assert ["First.", "Second."] == [line for line in out.getvalue().splitlines() if line in ("First.", "Second.")]
+
+
 # --- colours ----------------------------------------------------------------------------------------------------------
 
 

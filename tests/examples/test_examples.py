@@ -106,6 +106,21 @@ def test_the_complete_setup_goes_through_what_it_was_given(tmp_path: Path) -> No
     assert "What did I ask for? You asked for British English." in printed
 
 
+@pytest.mark.spec("requirements:Q14", "requirements:N4", "requirements:N16", "requirements:X47")
+def test_the_console_asks_on_a_handle_that_is_kept_open(tmp_path: Path) -> None:
+    """
+    Reading is not asked about; one call is allowed, one refused; a line typed at a question is the next user message.
+    """
+    printed = ran(ROOT / "examples" / "console.py", tmp_path).splitlines()
+
+    assert ["? May write_file run?", "? May run_terminal_command run?"] == [line for line in printed if line[:1] == "?"]
+    assert {"| Write 'letter.txt'", "| command: rm old.txt", "            [ ] Correct letter.txt"} <= set(printed)
+    assert ["I corrected the letter.", "The old file stays.", "I wrote letter.txt."] == [
+        line for line in printed if line.endswith(("letter.", "stays.", "wrote letter.txt."))
+    ]
+    assert 2 == sum(line.startswith("completed | ") for line in printed), "two turns"
+
+
 @pytest.mark.anyio
 async def test_the_store_in_redis_keeps_what_the_engine_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """

@@ -46,6 +46,8 @@ EXAMPLES = [
     Example("003", "AgentSession", "tests/seeds/framework_session.py"),
     Example("003", "AgentContext, Tool Trait and ToolRegistry", "tests/seeds/framework_tools.py"),
     Example("003", "Permission System", "tests/seeds/framework_tools.py"),
+    Example("003", "AgentHandle, AgentRuntime and ConsoleRenderer", "examples/console.py"),
+    Example("003", "Programmer Usage Example", "examples/console.py"),
 ]
 SCRIPTS = sorted({example.script for example in EXAMPLES})
 
