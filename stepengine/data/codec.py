@@ -9,6 +9,7 @@ are field names. Storing and loading are strict: an unknown type, an unknown fie
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +34,23 @@ from stepengine.data import (
     usage,
 )
 from stepengine.data.json import JsonDict, mended
-from stepengine.data.leaves import ENDLESS, RAW, SCALARS, Codec, fault, literal, mapping, sequence, shown, within
+from stepengine.data.leaves import ENDLESS, RAW, SCALARS, Codec, Style, fault, literal, mapping, sequence, shown, within
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
 
-__all__ = ("FORMAT", "STORED", "bare", "from_json", "plain", "restored", "restored_any", "to_json")
+__all__ = (
+    "FORMAT",
+    "STORED",
+    "bare",
+    "bare_any",
+    "from_json",
+    "plain",
+    "restored",
+    "restored_any",
+    "to_json",
+    "written",
+    "written_any",
+)
 
 FORMAT = 1
 """The version of the stored form; a newer one is refused."""
@@ -80,6 +93,42 @@ def bare(value: Any) -> dict[str, Any]:
     """Return *value* as ``to_json`` does, without the format's version: for what says it once for many values."""
     try:
         return _encode_object(value)
+    except RecursionError:
+        msg = "nested too deeply to be stored"
+        raise fault(msg) from None
+
+
+def bare_any(value: Any) -> Any:
+    """Return what ``restored_any`` reads: a stored value as ``bare`` does, several of them, or JSON."""
+    try:
+        return _encode_any(value)
+    except RecursionError:
+        msg = "nested too deeply to be stored"
+        raise fault(msg) from None
+
+
+def written_any(value: Any, style: Style) -> str:
+    """Return the JSON text of ``bare_any(value)``; errors as ``bare``."""
+    return written(value, style) if _is_stored(type(value)) else style.json(bare_any(value))
+
+
+def written(value: Any, style: Style, without: tuple[str, ...] = ()) -> str:
+    """
+    Return the JSON text of ``bare(value)`` without the members *without*, and without making that object.
+
+    Raises:
+        DataError: as ``bare``.
+    """
+    cls = type(value)
+    write = _WRITERS.get((cls, style.is_sorted, without))
+    if write is None:
+        shape = _SHAPES.get(cls) or _shape(cls)
+        write = _WRITERS[cls, style.is_sorted, without] = _writer_of(shape.name, shape.members, style, without)
+    try:
+        return write(value)
+    except DataError:
+        bare(value)
+        raise
     except RecursionError:
         msg = "nested too deeply to be stored"
         raise fault(msg) from None
@@ -176,16 +225,36 @@ class _Member(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """What a stored class is made of; *required* holds the fields without a default."""
+    """
+    What a stored class is made of.
+
+    Attributes:
+        name: Its name.
+        members: Its fields.
+        required: Those without a default.
+        encode: Makes a JSON object of an instance; it does not say where a fault is.
+        decode: Makes an instance of a JSON object, for the classes of which there are most; neither does it.
+    """
 
     name: str
     members: Mapping[str, _Member]
     required: tuple[str, ...]
+    encode: Callable[[Any], dict[str, Any]]
+    decode: Callable[[dict[str, Any]], Any] | None = None
 
 
 def _encode_object(value: Any) -> dict[str, Any]:
     cls = type(value)
     shape = _SHAPES.get(cls) or _shape(cls)
+    try:
+        return shape.encode(value)
+    except DataError:
+        return _encode_slowly(value, shape)
+
+
+def _encode_slowly(value: Any, shape: _Shape) -> dict[str, Any]:
+    """Raise the error of a value that cannot be stored, and say where."""
+    cls = type(value)
     data: dict[str, Any] = {"type": shape.name}
     field = ""
     try:
@@ -213,7 +282,15 @@ def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any
         msg = f"unknown type {shown(name)}{known}"
         raise fault(msg)
     shape = _SHAPES.get(cls) or _shape(cls)
-    members, values = shape.members, {}
+    if shape.decode is not None and type(data) is dict:
+        with contextlib.suppress(DataError):
+            return shape.decode(data)
+    return _decode_slowly(data, cls, shape)
+
+
+def _decode_slowly(data: Any, cls: type[Any], shape: _Shape) -> Any:
+    """Return the instance that *data* holds, or say where it holds none."""
+    name, members, values = shape.name, shape.members, dict[str, Any]()
     for field, item in data.items():
         if field == "type":
             continue
@@ -250,7 +327,91 @@ def _shape(cls: type[Any]) -> _Shape:
 
 def _shape_of(cls: type[Any], members: Mapping[str, _Member]) -> _Shape:
     required = [f for f, m in members.items() if m.default is attrs.NOTHING and m.computed is None]
-    return _Shape(cls.__name__, members, tuple(required))
+    encode = _encode_transcript if cls is Transcript else _encoder_of(cls.__name__, members)
+    make = QUICK.get(cls)
+    return _Shape(
+        cls.__name__, members, tuple(required), encode, None if make is None else _decoder_of(cls, members, make)
+    )
+
+
+def _encode_transcript(value: Any) -> dict[str, Any]:
+    return {"type": "Transcript", "messages": _MESSAGES.encode(value[:])}
+
+
+# --- the loops over the members of a class, unrolled once for it ------------------------------------------------------
+
+
+def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], dict[str, Any]]:
+    """Return what makes a JSON object of an instance: a member for each field that has not its default."""
+    known: dict[str, Any] = {}
+    lines = [f"data = {{'type': {name!r}}}"]
+    for number, (field, member) in enumerate(members.items()):
+        known[f"encode{number}"] = member.codec.encode
+        lines += _unless_usual(number, field, member, known, f"data[{field!r}] = encode{number}(item)")
+    return _function("value", [*lines, "return data"], known)
+
+
+def _writer_of(
+    name: str, members: Mapping[str, _Member], style: Style, without: tuple[str, ...]
+) -> Callable[[Any], str]:
+    """Return what makes the text of that object."""
+    if name == "Transcript":
+        return lambda value: style.json(_encode_transcript(value))
+    known: dict[str, Any] = {"style": style}
+    lines = ["text = '{'"]
+    names = [field for field in ("type", *members) if field not in without]
+    for number, field in enumerate(sorted(names) if style.is_sorted else names):
+        if field == "type":
+            lines.append(f"""text += '"type":"{name}",'""")
+            continue
+        known[f"write{number}"] = members[field].codec.writer
+        then = f"""text += '"{field}":' + write{number}(item, style) + ','"""
+        lines += _unless_usual(number, field, members[field], known, then)
+    return _function("value", [*lines, "return text[:-1] + '}'"], known)
+
+
+def _unless_usual(number: int, field: str, member: _Member, known: dict[str, Any], then: str) -> list[str]:
+    """Return lines that do *then* with a field of ``value``, unless it has its default."""
+    if member.computed is None and member.default is attrs.NOTHING:
+        return [f"item = value.{field}", then]
+    known[f"usual{number}"] = member.default if member.computed is None else member.computed
+    usual = f"usual{number}" if member.computed is None else f"usual{number}(value)"
+    return [f"item = value.{field}", f"usual = {usual}", f"if item is not usual and item != usual: {then}"]
+
+
+def _decoder_of(
+    cls: type[Any], members: Mapping[str, _Member], make: Callable[..., Any]
+) -> Callable[[dict[str, Any]], Any]:
+    """Return what makes an instance of a JSON object by a quick maker: what was decoded needs no converter any more."""
+    known: dict[str, Any] = {"MISSING": object(), "make": make, "put": object.__setattr__}
+    known["slowly"] = lambda data: _decode_slowly(data, cls, _SHAPES[cls])
+    lines, after = ["count = 1"], []
+    for number, (field, member) in enumerate(members.items()):
+        known |= {f"decode{number}": member.codec.decode, f"usual{number}": member.default}
+        absent = f"v{number} = usual{number}"
+        if member.computed is not None:
+            known[f"usual{number}"] = member.computed
+            absent = f"v{number} = MISSING"
+            after.append(f"if v{number} is MISSING: put(made, {field!r}, usual{number}(made))")
+        elif member.default is attrs.NOTHING:
+            absent = "return slowly(data)"
+        lines += [
+            f"item = data.get({field!r}, MISSING)",
+            f"if item is MISSING: {absent}",
+            "else:",
+            f"    v{number} = decode{number}(item)",
+            "    count += 1",
+        ]
+    given = ", ".join([f"{field}=v{number}" for number, field in enumerate(members)])
+    lines += ["if count != len(data): return slowly(data)", f"made = make({given})", *after, "return made"]
+    return _function("data", lines, known)
+
+
+def _function(parameter: str, lines: Sequence[str], known: dict[str, Any]) -> Callable[[Any], Any]:
+    source = "\n    ".join([f"def made({parameter}):", *lines])
+    exec(source, known)  # noqa: S102 - the source is made of the names of a class's own fields, as attrs does it
+    function: Callable[[Any], Any] = known["made"]
+    return function
 
 
 def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:
@@ -301,13 +462,17 @@ def _codec_of_class(cls: type[Any], arguments: tuple[Any, ...]) -> Codec:
 
 
 def _objects(classes: tuple[type[Any], ...]) -> Codec:
-    def encode(value: Any) -> dict[str, Any]:
+    def checked(value: Any) -> Any:
         if isinstance(value, classes):
-            return _encode_object(value)
+            return value
         msg = f"expected one of {[c.__name__ for c in classes]}, not {shown(value)}"
         raise fault(msg)
 
-    return Codec(encode, lambda data: _decode_object(data, classes))
+    return Codec(
+        lambda value: _encode_object(checked(value)),
+        lambda data: _decode_object(data, classes),
+        lambda value, style: written(checked(value), style),
+    )
 
 
 def _union(options: tuple[Any, ...]) -> Codec:
@@ -338,9 +503,11 @@ def _first_of(codecs: Sequence[Codec]) -> Codec:
 
 
 def _or_none(codec: Codec) -> Codec:
-    encode, decode = codec
+    encode, decode, write = codec.encode, codec.decode, codec.writer
     return Codec(
-        lambda value: None if value is None else encode(value), lambda data: None if data is None else decode(data)
+        lambda value: None if value is None else encode(value),
+        lambda data: None if data is None else decode(data),
+        lambda value, style: "null" if value is None else write(value, style),
     )
 
 
@@ -354,16 +521,19 @@ def _encode_any(value: Any) -> Any:
 
 def _decode_any(data: Any) -> Any:
     kind = data.get("type") if isinstance(data, (dict, Mapping)) else None
-    for name, member, codec in (("json", "value", RAW), ("tuple", "items", _ITEMS)):
-        if kind == name:
-            if data.keys() != {"type", member}:
-                msg = f"an object of type {name!r} has exactly the member {member!r}"
-                raise fault(msg)
-            try:
-                return codec.decode(data[member])
-            except DataError as error:
-                raise within(error, f".{member}") from None
-    return _decode_object(data)
+    if kind == "json":
+        return _decode_only(data, "value", RAW)
+    return _decode_only(data, "items", _ITEMS) if kind == "tuple" else _decode_object(data)
+
+
+def _decode_only(data: Mapping[str, Any], member: str, codec: Codec) -> Any:
+    if data.keys() != {"type", member}:
+        msg = f"an object of type {data['type']!r} has exactly the member {member!r}"
+        raise fault(msg)
+    try:
+        return codec.decode(data[member])
+    except DataError as error:
+        raise within(error, f".{member}") from None
 
 
 class _Raw:
@@ -377,6 +547,19 @@ def _names() -> dict[str, Any]:
     return {**names, **STORED, "JsonDict": JsonDict, "JsonValue": _Raw}
 
 
+QUICK: Mapping[type[Any], Callable[..., Any]] = {
+    models.ModelReply: models.quick_reply,
+    parts.JsonPart: parts.quick_json,
+    parts.TextPart: parts.quick_text,
+    parts.ToolCallPart: parts.quick_call,
+    results.ToolResult: results.quick_result,
+    usage.Usage: usage.quick_usage,
+}
+"""
+Makers for what a journal holds most of. Each of these classes only converts what it is given into what its codec has
+made already, and checks nothing else.
+"""
+_WRITERS: dict[tuple[type[Any], bool, tuple[str, ...]], Callable[[Any], str]] = {}
 _SHAPES: dict[type[Any], _Shape] = {}
 _NAMES = _names()
 _ANY = Codec(_encode_any, _decode_any)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeAlias
 
 from stepengine.errors import DataError
@@ -21,9 +21,12 @@ __all__ = (
     "JsonValue",
     "canonical",
     "compact",
+    "encoder",
     "freeze",
     "freeze_object",
+    "frozen_text",
     "mended",
+    "quoted",
     "text_of",
     "thaw",
 )
@@ -255,6 +258,34 @@ def compact(value: Any) -> str:
 def canonical(value: Any) -> str:
     """Return *value* as canonical JSON text: keys sorted, no spaces, ``-0.0`` as ``0.0`` (reliability JR40)."""
     return json.dumps(_plus_zero(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+
+
+def encoder(*, sort_keys: bool) -> Callable[[Any], str]:
+    """
+    Return a function that makes compact JSON text of a value without cycles, non-ASCII characters as they are.
+
+    ``JSONEncoder.encode`` makes its C encoder anew for each value, which for the short ones of a journal costs as much as
+    encoding them; this one is made once.
+    """
+    slow = json.JSONEncoder(
+        ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys
+    )
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return slow.encode
+    chunks = make(None, slow.default, quoted, None, ":", ",", sort_keys, False, False)
+    return lambda value: "".join(chunks(value, 0))
+
+
+quoted: Callable[[str], str] = json.encoder.encode_basestring
+"""Return a string as JSON text."""
+_sorted = encoder(sort_keys=True)
+
+
+def frozen_text(value: Any) -> str:
+    """Return ``canonical(value)`` of a frozen value, or one without cycles; what may hold ``-0.0`` takes the long way."""
+    text = _sorted(value)
+    return canonical(value) if "-0.0" in text else text
 
 
 def _plus_zero(value: Any) -> Any:

@@ -13,19 +13,54 @@ from decimal import Decimal, InvalidOperation
 from enum import Enum
 from typing import Any, NamedTuple
 
-from stepengine.data.json import JsonDict, freeze, freeze_object, thaw
+from stepengine.data.json import JsonDict, encoder, freeze, freeze_object, frozen_text, quoted, thaw
 from stepengine.errors import DataError
 
-__all__ = ("ENDLESS", "RAW", "SCALARS", "Codec", "fault", "literal", "mapping", "sequence", "shown", "within")
+__all__ = (
+    "CANONICAL",
+    "ENDLESS",
+    "PLAIN",
+    "RAW",
+    "SCALARS",
+    "Codec",
+    "Style",
+    "fault",
+    "literal",
+    "mapping",
+    "sequence",
+    "shown",
+    "within",
+)
 
 SHOWN = 60
 
 
+class Style(NamedTuple):
+    """How JSON text is made: of values by *json*, and whether the members of objects are sorted."""
+
+    json: Callable[[Any], str]
+    is_sorted: bool
+
+
+CANONICAL = Style(frozen_text, is_sorted=True)
+PLAIN = Style(encoder(sort_keys=False), is_sorted=False)
+
+
 class Codec(NamedTuple):
-    """Two functions that raise ``DataError``: a value to JSON, and JSON to a value."""
+    """
+    Two functions that raise ``DataError``: a value to JSON, and JSON to a value.
+
+    *text*, where it is there, makes the JSON text of what *encode* would return, in one go; see ``writer``.
+    """
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
+    text: Callable[[Any, Style], str] | None = None
+
+    @property
+    def writer(self) -> Callable[[Any, Style], str]:
+        """A function that makes the JSON text of what *encode* would return, in a style."""
+        return self.text or (lambda value, style: style.json(self.encode(value)))
 
 
 def fault(why: str) -> DataError:
@@ -95,15 +130,24 @@ def _text_to_bytes(data: Any) -> bytes:
         raise fault(msg) from None
 
 
-RAW = Codec(lambda value: thaw(freeze(value)), freeze)
+def _text_written(value: Any, _: Style) -> str:
+    return quoted(value if type(value) is str and value.isascii() else _TEXT.encode(value))
+
+
+_TEXT = _frozen_scalar((str,), "text")
+RAW = Codec(lambda value: thaw(freeze(value)), freeze, lambda value, style: style.json(freeze(value)))
 SCALARS: dict[Any, Codec] = {
-    str: _frozen_scalar((str,), "text"),
+    str: _TEXT._replace(text=_text_written),
     int: _frozen_scalar((int,), "a whole number"),
     float: _frozen_scalar((int, float), "a number"),
     bool: _frozen_scalar((bool,), "true or false"),
     Decimal: Codec(_decimal_to_text, _text_to_decimal),
     bytes: Codec(_bytes_to_text, _text_to_bytes),
-    JsonDict: Codec(lambda value: thaw(freeze_object(value)), freeze_object),
+    JsonDict: Codec(
+        lambda value: thaw(freeze_object(value)),
+        freeze_object,
+        lambda value, style: style.json(freeze_object(value)),
+    ),
 }
 
 
@@ -146,7 +190,12 @@ def sequence(item: Codec) -> Codec:
             raise within(error, f"[{len(done)}]") from None
         return done
 
-    return Codec(lambda values: each(values, item.encode), lambda data: tuple(each(data, item.decode)))
+    write = item.writer
+    return Codec(
+        lambda values: each(values, item.encode),
+        lambda data: tuple(each(data, item.decode)),
+        lambda values, style: f"[{','.join(each(values, lambda value: write(value, style)))}]",
+    )
 
 
 def mapping(item: Codec) -> Codec:

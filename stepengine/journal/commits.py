@@ -40,18 +40,22 @@ class Commits:
         self._task: asyncio.Task[None] | None = None
         self._uses_pool = False
 
-    def durable(self) -> asyncio.Future[None]:
+    def durable(self) -> asyncio.Future[None] | None:
         """
-        Return what is done when everything is durable that was appended before.
+        Return what is done when everything is durable that was appended before; ``None`` where it is so already.
 
         It holds a ``StepEngineError`` when that is impossible. Cancelling it ends the waiting, and no commit.
+
+        Raises:
+            StepEngineError: when it is impossible, and the writer never waits.
         """
+        if not self._writer.blocks:
+            self._writer.commit()
+            return None
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiting.append(future)
-        if not self._writer.blocks:
-            self._tell(self._taken(), self._tried())
-        elif self._task is None:
+        if self._task is None:
             self._task = loop.create_task(self._work(), name="stepengine journal")
         return future
 

@@ -7,12 +7,18 @@ grows by, and a sliding window what slides in (prototype N9).
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
+from stepengine.data.codec import written, written_any
 from stepengine.data.effects import CallModel
+from stepengine.data.json import quoted
+from stepengine.data.leaves import PLAIN
 from stepengine.data.models import ModelRequest
+from stepengine.data.outcomes import Value
+from stepengine.data.run import ChildResult
 from stepengine.data.transcript import Transcript
 from stepengine.errors import JournalWriteFailed
 from stepengine.journal.fingerprints import DEFAULT_SETTINGS, Fingerprints, fingerprint, offered_tool
@@ -26,6 +32,7 @@ from stepengine.journal.records import (
     Intent,
     Record,
     Result,
+    for_line,
     shown_address,
     to_line,
     to_text,
@@ -37,6 +44,8 @@ __all__ = ("Encoder", "packed", "request_members", "unpacked")
 MAX_INLINE = 32 * 1024
 MAX_LINE = 16 * 1024 * 1024
 KEPT_BASES = 4
+Shared: TypeAlias = "tuple[str, str, Any]"
+"""A member of a request that nearly every one holds, its fingerprint, and its value."""
 VOLATILE = frozenset({"created", "id", "service_tier", "system_fingerprint"})
 
 
@@ -79,21 +88,33 @@ class Encoder:
         for members in self._all_members(record):
             line, crc = to_line(members, self._previous)
             if len(line) > MAX_LINE:
-                where = shown_address(members.get("path", ""), members.get("seq", -1))
+                where = shown_address(getattr(record, "path", ""), getattr(record, "seq", -1))
                 msg = f"the {record.kind} of {where} has {len(line)} bytes; a record has at most {MAX_LINE}"
                 raise JournalWriteFailed(msg)
             self._previous = crc if self._link else 0
             made.append(line)
         return made
 
-    def _all_members(self, record: Record) -> Iterator[Mapping[str, Any]]:
+    def _all_members(self, record: Record) -> Iterator[Mapping[str, Any] | str]:
+        """Give the members of each line, or its text where that was made already."""
         if isinstance(record, Blob):
             self._blobs.add(record.fp)
         line = record.line
         if line is not None:
             yield {name: value for name, value in line.items() if name != "crc"}
             return
-        members = self._members(record)
+        shared = self._shared(record.live.request) if type(record) is Intent and record.live is not None else []
+        text = self._text(record, shared)
+        if len(text) <= MAX_INLINE and text.count('"$') == len(shared) and not self._redactor.suspicious(text):
+            yield from self._share(shared)
+            yield text
+        else:
+            yield from self._packed(record, json.loads(text), shared)
+
+    def _packed(self, record: Record, members: dict[str, Any], shared: Sequence[Shared]) -> Iterator[Mapping[str, Any]]:
+        """Give what stands in lines without secrets and long texts."""
+        for name, _, _ in shared:
+            members["effect"]["request"][name] = None
         text = to_text(members)
         if self._redactor.suspicious(text):
             members = self._cleaned(members, record.kind)
@@ -103,8 +124,9 @@ class Encoder:
             members = packed(members, blobs)
             for fp, data in blobs.items():
                 yield from self._new_blob(fp, data)
-        if type(record) is Intent and record.live is not None:
-            yield from self._share(record.live.request, members["effect"]["request"])
+        for name, fp, _ in shared:
+            members["effect"]["request"][name] = {"$blob": fp}
+        yield from self._share(shared)
         yield members
 
     def _cleaned(self, members: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -113,15 +135,18 @@ class Encoder:
             self._redactor.refuse(clean, f"the {kind} record")
         return clean
 
-    def _share(self, request: ModelRequest, members: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """Give the blobs of what nearly every request holds, and put their fingerprints where they belong."""
-        shared: list[tuple[str, str, Any]] = []
+    def _shared(self, request: ModelRequest) -> list[Shared]:
+        """Return what nearly every request holds: the member, its fingerprint, its value."""
+        shared: list[Shared] = []
         if request.system_prompt:
             shared.append(("system_prompt", self.prints.prompt(request.system_prompt), request.system_prompt))
         if request.tools:
             shared.append(("tools", self.prints.tools(request.tools), request.tools))
+        return shared
+
+    def _share(self, shared: Sequence[Shared]) -> Iterator[Mapping[str, Any]]:
+        """Give the blobs of what the members name by fingerprints."""
         for name, fp, value in shared:
-            members[name] = {"$blob": fp}
             if fp not in self._blobs:
                 data = value if name == "system_prompt" else [offered_tool(t) for t in value]
                 clean = self._redactor.value(data) if self._redactor.suspicious(to_text(data)) else data
@@ -132,38 +157,57 @@ class Encoder:
             self._blobs.add(fp)
             yield {"kind": "blob", "fp": fp, "data": data}
 
-    def _members(self, record: Record) -> dict[str, Any]:
+    def _text(self, record: Record, shared: Sequence[Shared]) -> str:
+        """Return the text of a record, in which fingerprints stand for what is *shared*."""
         match record:
-            case Head():
-                return head_members(record)
             case Intent():
-                return self._intent(record)
+                return self._intent(record, shared)
             case Result():
-                return self._result(record)
+                return self._quick_result(record) or to_text(self._result(record))
+            case Head():
+                return to_text(head_members(record))
             case Input():
                 address = {"kind": "input", "path": record.path, "seq": record.seq}
-                return {**address, "at": record.at, "input": record.input}
+                return to_text({**address, "at": record.at, "input": record.input})
             case Blob():
-                return {"kind": "blob", "fp": record.fp, "data": record.data}
+                return to_text({"kind": "blob", "fp": record.fp, "data": record.data})
 
-    def _intent(self, record: Intent) -> dict[str, Any]:
+    def _intent(self, record: Intent, shared: Sequence[Shared]) -> str:
         effect = record.effect
         record.fp = record.fp or self.prints.of(effect)
         if type(effect) is CallModel:
-            form: Any = {"type": "CallModel", "purpose": effect.purpose, "request": self._request(record, effect)}
+            request = self._request(record, effect, {name: fp for name, fp, _ in shared})
+            form = f'{{"type":"CallModel","purpose":{quoted(effect.purpose)},"request":{request}}}'
         else:
-            form = effect
-            if (record.path, record.seq) == ROOT and form.get("previous"):
+            stored = cast("Mapping[str, Any]", effect)
+            form = PLAIN.json(stored)
+            if (record.path, record.seq) == ROOT and stored.get("previous"):
                 # Known by its messages, not by its buffer: the run goes on from a copy of this state.
-                self._bases.remember(*ROOT, restored(form["previous"]).view)
-        members = {"kind": "intent", "path": record.path, "seq": record.seq, "fp": record.fp, "effect": form}
-        return members if record.gather is None else {**members, "gather": record.gather}
+                self._bases.remember(*ROOT, restored(stored["previous"]).view)
+        together = "" if record.gather is None else f',"gather":{record.gather}'
+        return for_line(f'{_address(record)},"fp":"{record.fp}","effect":{form}{together}}}')
 
-    def _request(self, record: Intent, effect: CallModel) -> dict[str, Any]:
+    def _request(self, record: Intent, effect: CallModel, shared: Mapping[str, str]) -> str:
         request = effect.request
-        messages = self._bases.difference((record.path, record.seq), request.messages)
+        items = self._bases.difference((record.path, record.seq), request.messages)
         self._bases.remember(record.path, record.seq, request.messages)
-        return request_members(request, messages, whole=False)
+        members = request_members(request, (), whole=False)
+        members |= {name: {"$blob": fp} for name, fp in shared.items()}
+        messages = ",".join([PLAIN.json(i) if type(i) is dict else written(i, PLAIN) for i in items])
+        texts = [
+            f'"{name}":' + (f"[{messages}]" if name == "messages" else PLAIN.json(value))
+            for name, value in members.items()
+        ]
+        return f"{{{','.join(texts)}}}"
+
+    def _quick_result(self, record: Result) -> str:
+        """Return the text of a result without attempts and messages, of which there are most; ``""`` for any other one."""
+        outcome = record.outcome
+        if type(outcome) is not Value or record.attempts or outcome.inputs or self._stable:
+            return ""
+        if type(outcome.value) is ChildResult:
+            return ""
+        return for_line(f'{_address(record)},"at":{record.at},"value":{written_any(outcome.value, PLAIN)}}}')
 
     def _result(self, record: Result) -> dict[str, Any]:
         members: dict[str, Any] = {"kind": "result", "path": record.path, "seq": record.seq, "at": record.at}
@@ -177,6 +221,10 @@ class Encoder:
             said = {k: v for k, v in value.pop("provider_data", {}).items() if k not in VOLATILE}
             members["value"] = {**value, **({"provider_data": said} if said else {})}
         return members
+
+
+def _address(record: Intent | Result) -> str:
+    return f'{{"kind":"{record.kind}","path":"{record.path}","seq":{record.seq}'
 
 
 def head_members(head: Head) -> dict[str, Any]:
@@ -268,19 +316,18 @@ class _Bases:
         self._known.setdefault(path, deque(maxlen=KEPT_BASES)).append(((path, seq), transcript))
 
     def difference(self, address: Address, transcript: Transcript) -> list[Any]:
-        """Return *transcript* as slices of earlier requests and messages."""
+        """Return *transcript* as slices of earlier requests, which are objects, and messages."""
         base = self._best(address[0], transcript)
         if base is None:
-            return [bare(message) for message in transcript]
-        (path, seq), known = base
-        shared = known.shared_prefix(transcript)
+            return list(transcript)
+        (path, seq), known, shared = base
         where: dict[str, Any] = {"type": "Slice"} | ({"path": path} if path != address[0] else {}) | {"seq": seq}
         made: list[Any] = [{**where, "start": 0, "stop": shared}] if shared else []
         if shared in (len(known), len(transcript)):
-            return made + [bare(message) for message in transcript[shared:]]
+            return made + list(transcript[shared:])
         return made + list(self._matched(where, known, transcript, shared))
 
-    def _best(self, path: str, transcript: Transcript) -> tuple[Address, Transcript] | None:
+    def _best(self, path: str, transcript: Transcript) -> tuple[Address, Transcript, int] | None:
         """Return the request that most of *transcript* is known to come from; a child may have begun with its parent's."""
         candidates: list[tuple[Address, Transcript]] = []
         while True:
@@ -290,7 +337,12 @@ class _Bases:
             path = path.rpartition(".")[0]
         if not candidates or not transcript:
             return None
-        return max(candidates, key=lambda base: (base[1].shared_prefix(transcript), len(base[1])))
+        address, known = candidates[0]
+        shared = known.shared_prefix(transcript)
+        if shared == len(known) >= max([len(other) for _, other in candidates]):
+            return address, known, shared  # none of the others can share more
+        found = [(address, known, known.shared_prefix(transcript)) for address, known in candidates]
+        return max(found, key=lambda base: (base[2], len(base[1])))
 
     def _matched(
         self, where: Mapping[str, Any], known: Transcript, transcript: Transcript, start: int
@@ -309,7 +361,7 @@ class _Bases:
             if count:
                 yield {**where, "start": place, "stop": place + count}
             else:
-                yield bare(cast("Any", transcript[index]))
+                yield transcript[index]
             index += count or 1
 
 

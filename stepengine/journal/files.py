@@ -243,10 +243,9 @@ class FileWriter(LineWriter):
             os.ftruncate(self._fd, self._size)
 
     def _check_file(self) -> None:
-        status = os.fstat(self._fd)
         try:
-            there = self._path.stat()
-            same = (there.st_dev, there.st_ino) == self._identity
+            status = os.stat(self._journal.name)  # noqa: PTH116 - a path object takes its time, and this is done at each commit
+            same = (status.st_dev, status.st_ino) == self._identity
         except OSError:
             same = False
         if not same:

@@ -9,16 +9,16 @@ costs as much as that of step 10.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import attrs
 
-from stepengine.data.codec import bare
+from stepengine.data.codec import bare, written
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import CallModel
-from stepengine.data.json import canonical
+from stepengine.data.json import frozen_text
+from stepengine.data.leaves import CANONICAL
 from stepengine.data.messages import Message
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.tools import ToolSpec
@@ -38,21 +38,13 @@ SEEN = {
 }
 SEEN_OF_QUESTION = ("text", "options", "multi_select", "tool_name", "details")
 DEFAULT_SETTINGS = ModelSettings()
-# What is told apart is frozen or made of frozen values, so that nothing in it can lead back to itself.
-_ENCODE = json.JSONEncoder(
-    ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"), sort_keys=True
-).encode
+UNSEEN = ("tags", "ttl")
+"""What of a message no model sees."""
 
 
 def fingerprint(value: Any) -> str:
     """Return the fingerprint of a JSON value as it is."""
-    return _digits(_canonical(value))
-
-
-def _canonical(value: Any) -> str:
-    """Return ``canonical(value)``; only what may hold a negative zero takes the long way."""
-    text = _ENCODE(value)
-    return canonical(value) if "-0.0" in text else text
+    return _digits(frozen_text(value))
 
 
 def _digits(text: str) -> str:
@@ -124,7 +116,7 @@ class Fingerprints:
         if request.settings != DEFAULT_SETTINGS:
             # Where the choice of tools comes from is of no interest; the request says which holds.
             view["settings"] = self.value(bare(attrs.evolve(request.settings, tool_choice=None)))
-        return _canonical(view)[1:]
+        return frozen_text(view)[1:]
 
     def messages(self, request: ModelRequest) -> str:
         """Return the chain over all messages of a request, step-scoped ones included."""
@@ -159,17 +151,18 @@ class Fingerprints:
 
     def digest(self, message: Message) -> bytes:
         """Return the digest of a message as a model sees it: without its tags and lifetime."""
-        data = bare(message)
-        data.pop("tags", None)
-        data.pop("ttl", None)
-        return hashlib.sha256(self._clean(data).encode()).digest()
+        text = written(message, CANONICAL, UNSEEN)
+        if self.redactor.suspicious(text):
+            data = bare(message)
+            text = frozen_text(self.redactor.value({name: data[name] for name in data if name not in UNSEEN}))
+        return hashlib.sha256(text.encode()).digest()
 
     def _link(self, before: bytes, message: Message) -> bytes:
         return hashlib.sha256(before + self.digest(message)).digest()
 
     def _clean(self, value: Any) -> str:
-        text = _canonical(value)
-        return _canonical(self.redactor.value(value)) if self.redactor.suspicious(text) else text
+        text = frozen_text(value)
+        return frozen_text(self.redactor.value(value)) if self.redactor.suspicious(text) else text
 
     def _keep(self, thing: Any, known: str) -> str:
         if len(self._kept) >= KEPT:

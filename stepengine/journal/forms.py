@@ -11,11 +11,11 @@ from typing import Any, assert_never, cast
 
 import attrs
 
-from stepengine.data.codec import STORED, bare, restored, restored_any
+from stepengine.data.codec import STORED, bare, bare_any, restored, restored_any
 from stepengine.data.effects import Ask, CallModel, CallTool, Perform, Spawn
 from stepengine.data.json import freeze, thaw
 from stepengine.data.leaves import within
-from stepengine.data.outcomes import Failure, Value
+from stepengine.data.outcomes import Failure, Value, quick_value
 from stepengine.data.questions import Question
 from stepengine.data.run import ChildResult, RunStatus
 from stepengine.errors import DataError, StepEngineError
@@ -137,10 +137,17 @@ def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
         value = cast("Value", outcome).value
         if isinstance(value, ChildResult):
             value = _plain_child(value)
-        members = {"value": bare(Value(value))["value"]}
+        members = {"value": _stored_value(value)}
     if outcome.inputs:
         members["inputs"] = [bare(message) for message in outcome.inputs]
     return members
+
+
+def _stored_value(value: Any) -> Any:
+    try:
+        return bare_any(value)
+    except DataError as error:
+        raise within(error, ".value") from None
 
 
 def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
@@ -155,7 +162,7 @@ def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
     if "error" in members:
         return Failure(restored({"type": "Failure", "error": members["error"]}).error, at, inputs)
     try:
-        return Value(restored_any(members["value"]), at, inputs)
+        return quick_value(restored_any(members["value"]), at, inputs)
     except DataError as error:
         raise within(error, ".value") from None
 

@@ -11,7 +11,6 @@ CRC of the line before, so that a missing, repeated or swapped line is found.
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 import attrs
 
 from stepengine.data.effects import CallModel
+from stepengine.data.leaves import PLAIN
 from stepengine.data.outcomes import Failure, Value
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 from stepengine.journal.shapes import UNREADABLE, check_attempts, check_head, check_place
@@ -41,6 +41,7 @@ __all__ = (
     "Result",
     "checked",
     "file_of",
+    "for_line",
     "record_of",
     "shown_address",
     "to_line",
@@ -236,9 +237,6 @@ class Blob:
 Record: TypeAlias = Head | Intent | Result | Input | Blob
 
 
-_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-
-
 def file_of(name: str) -> str:
     """Return how a journal is written in a command: its path, where its name is one."""
     return "FILE" if " " in name else name
@@ -251,35 +249,36 @@ def shown_address(path: str, seq: int) -> str:
 
 def to_text(value: Any) -> str:
     """Return a JSON value as text for a line: compact, nothing sorted, no character that any tool takes for a line end."""
-    text = _ENCODE(value)
+    return for_line(PLAIN.json(value))
+
+
+def for_line(text: str) -> str:
+    """Return JSON text with nothing in it that any tool takes for a line end."""
     return text if text.isascii() else text.translate(SEPARATORS)
 
 
-def to_line(members: Mapping[str, Any], previous: int) -> tuple[bytes, int]:
+def to_line(members: Mapping[str, Any] | str, previous: int) -> tuple[bytes, int]:
     """
     Return the line of a record, with its newline, and its checksum.
 
     Args:
-        members: Everything but the checksum, in order.
+        members: Everything but the checksum, in order; or the text that ``to_text`` made of it.
         previous: The checksum that this one starts from; 0 in a journal that is not linked.
     """
-    body = to_text(members)[:-1].encode()
+    body = (members if isinstance(members, str) else to_text(members))[:-1].encode()
     crc = zlib.crc32(body, previous)
     return body + b',"crc":"%08x"}\n' % crc, crc
 
 
 def checked(line: bytes, previous: int) -> int | None:
     """Return the checksum of a line without its newline, or ``None`` when it is missing or wrong."""
-    found = TAIL_FORM.search(line[-TAIL:])
-    if found is None:
-        return None
     crc = zlib.crc32(memoryview(line)[:-TAIL], previous)
-    return crc if b"%08x" % crc == found[1] else None
+    return crc if line[-TAIL:] == b',"crc":"%08x"}' % crc else None
 
 
-def record_of(members: Mapping[str, Any], where: str) -> Record:
+def record_of(members: Mapping[str, Any], where: object) -> Record:
     """
-    Return the record that a line's members are.
+    Return the record that a line's members are; *where* is the text, or has the text, that an error begins with.
 
     Raises:
         JournalVersion: for a format or a kind that this version does not know.

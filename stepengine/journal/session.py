@@ -397,8 +397,15 @@ class Session:
         for note in notes:
             writer.append(note)
 
-    def durable(self) -> asyncio.Future[None]:
-        """Return what is done when everything is durable that was appended; calls of one tick share one commit (JR42)."""
+    def durable(self) -> asyncio.Future[None] | None:
+        """
+        Return what is done when everything is durable that was appended; ``None`` where it is so already.
+
+        Calls of one tick share one commit (reliability JR42).
+
+        Raises:
+            StepEngineError: when it is impossible, and the writer never waits.
+        """
         assert self._commits is not None  # noqa: S101 - there is one from start to end
         return self._commits.durable()
 

@@ -86,7 +86,9 @@ class Tape:
         The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed.
         """
         try:
-            await self._session.durable()
+            waiting = self._session.durable()
+            if waiting is not None:
+                await waiting
         except StepEngineError as error:
             raise self._session.fail(error) from error.__cause__
         await self._inner.begin(batch)
@@ -197,7 +199,9 @@ class Tape:
         try:
             session.append(Result(path, seq, at, settled, tuple(attempts)))
             if session.waits:
-                await _to_the_end(session.durable())
+                waiting = session.durable()
+                if waiting is not None:
+                    await _to_the_end(waiting)
         except StepEngineError as error:
             raise session.fail(_with_outcome(error, item, settled)) from error.__cause__
         return settled
