@@ -120,18 +120,25 @@ def written(value: Any, style: Style, without: tuple[str, ...] = ()) -> str:
         DataError: as ``bare``.
     """
     cls = type(value)
-    write = _WRITERS.get((cls, style.is_sorted, without))
-    if write is None:
-        shape = _SHAPES.get(cls) or _shape(cls)
-        write = _WRITERS[cls, style.is_sorted, without] = _writer_of(shape.name, shape.members, style, without)
+    write = style.writers.get(cls) if not without else _PARTLY.get((cls, style.is_sorted, without))
     try:
-        return write(value)
+        return (write or _new_writer(cls, style, without))(value)
     except DataError:
         bare(value)
         raise
     except RecursionError:
         msg = "nested too deeply to be stored"
         raise fault(msg) from None
+
+
+def _new_writer(cls: type[Any], style: Style, without: tuple[str, ...]) -> Callable[[Any], str]:
+    shape = _SHAPES.get(cls) or _shape(cls)
+    made = _writer_of(shape.name, shape.members, style, without)
+    if without:
+        _PARTLY[cls, style.is_sorted, without] = made
+    else:
+        style.writers[cls] = made
+    return made
 
 
 def from_json(data: Any) -> Any:
@@ -468,11 +475,12 @@ def _objects(classes: tuple[type[Any], ...]) -> Codec:
         msg = f"expected one of {[c.__name__ for c in classes]}, not {shown(value)}"
         raise fault(msg)
 
-    return Codec(
-        lambda value: _encode_object(checked(value)),
-        lambda data: _decode_object(data, classes),
-        lambda value, style: written(checked(value), style),
-    )
+    def text(value: Any, style: Style) -> str:
+        cls = type(value)
+        write = style.writers.get(cls) if cls in classes else None
+        return write(value) if write is not None else written(checked(value), style)
+
+    return Codec(lambda value: _encode_object(checked(value)), lambda data: _decode_object(data, classes), text)
 
 
 def _union(options: tuple[Any, ...]) -> Codec:
@@ -559,7 +567,8 @@ QUICK: Mapping[type[Any], Callable[..., Any]] = {
 Makers for what a journal holds most of. Each of these classes only converts what it is given into what its codec has
 made already, and checks nothing else.
 """
-_WRITERS: dict[tuple[type[Any], bool, tuple[str, ...]], Callable[[Any], str]] = {}
+_PARTLY: dict[tuple[type[Any], bool, tuple[str, ...]], Callable[[Any], str]] = {}
+"""Writers of a style that leave members out."""
 _SHAPES: dict[type[Any], _Shape] = {}
 _NAMES = _names()
 _ANY = Codec(_encode_any, _decode_any)

@@ -36,14 +36,22 @@ SHOWN = 60
 
 
 class Style(NamedTuple):
-    """How JSON text is made: of values by *json*, and whether the members of objects are sorted."""
+    """
+    How JSON text is made.
+
+    Attributes:
+        json: Makes it of a JSON value.
+        is_sorted: Whether the members of objects are sorted.
+        writers: What makes it of the instances of a class, by class; filled in when it is needed first.
+    """
 
     json: Callable[[Any], str]
     is_sorted: bool
+    writers: dict[type[Any], Callable[[Any], str]]
 
 
-CANONICAL = Style(frozen_text, is_sorted=True)
-PLAIN = Style(encoder(sort_keys=False), is_sorted=False)
+CANONICAL = Style(frozen_text, is_sorted=True, writers={})
+PLAIN = Style(encoder(sort_keys=False), is_sorted=False, writers={})
 
 
 class Codec(NamedTuple):
@@ -191,11 +199,13 @@ def sequence(item: Codec) -> Codec:
         return done
 
     write = item.writer
-    return Codec(
-        lambda values: each(values, item.encode),
-        lambda data: tuple(each(data, item.decode)),
-        lambda values, style: f"[{','.join(each(values, lambda value: write(value, style)))}]",
-    )
+
+    def text(values: Any, style: Style) -> str:
+        if type(values) is not tuple:
+            return style.json(each(values, item.encode))
+        return f"[{','.join([write(value, style) for value in values])}]"
+
+    return Codec(lambda values: each(values, item.encode), lambda data: tuple(each(data, item.decode)), text)
 
 
 def mapping(item: Codec) -> Codec:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any, TypeAlias, cast
 
 from stepengine.data.codec import written, written_any
@@ -71,6 +72,7 @@ class Encoder:
         self._blobs = set(blobs)
         self._stable = stable
         self._bases = _Bases(self.prints)
+        self._last_frame: tuple[tuple[Any, ...], tuple[str, str]] | None = None
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Let later requests be stored as differences to one that is in the journal already."""
@@ -191,14 +193,27 @@ class Encoder:
         request = effect.request
         items = self._bases.difference((record.path, record.seq), request.messages)
         self._bases.remember(record.path, record.seq, request.messages)
-        members = request_members(request, (), whole=False)
-        members |= {name: {"$blob": fp} for name, fp in shared.items()}
         messages = ",".join([PLAIN.json(i) if type(i) is dict else written(i, PLAIN) for i in items])
-        texts = [
-            f'"{name}":' + (f"[{messages}]" if name == "messages" else PLAIN.json(value))
-            for name, value in members.items()
-        ]
-        return f"{{{','.join(texts)}}}"
+        before, after = self._frame(request, shared)
+        return f"{before}[{messages}]{after}"
+
+    def _frame(self, request: ModelRequest, shared: Mapping[str, str]) -> tuple[str, str]:
+        """Return the text of a request before its messages, and after them; in a run it is nearly always the same."""
+        parts = (
+            request.model,
+            request.system_prompt,
+            request.tools,
+            request.tool_choice,
+            request.settings,
+            request.tail,
+        )
+        known = self._last_frame
+        if known is not None and all(map(is_, known[0], parts)):
+            return known[1]
+        members = request_members(request, (), whole=False) | {name: {"$blob": fp} for name, fp in shared.items()}
+        before, _, after = PLAIN.json(members).partition('"messages":[]')
+        self._last_frame = (parts, (f'{before}"messages":', after))
+        return self._last_frame[1]
 
     def _quick_result(self, record: Result) -> str:
         """Return the text of a result without attempts and messages, of which there are most; ``""`` for any other one."""

@@ -16,11 +16,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine.data.codec import FORMAT, STORED, bare, from_json, plain, restored, restored_any, to_json
+from stepengine.data.codec import (
+    FORMAT,
+    STORED,
+    bare,
+    bare_any,
+    from_json,
+    plain,
+    restored,
+    restored_any,
+    to_json,
+    written,
+    written_any,
+)
 from stepengine.data.hooks import Change, Hooks
-from stepengine.data.json import JsonDict, freeze
-from stepengine.data.leaves import SCALARS
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.json import JsonDict, canonical, compact, freeze, frozen_text
+from stepengine.data.leaves import CANONICAL, PLAIN, SCALARS
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage, quick_assistant
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Gathered, Stop, Value
 from stepengine.data.parts import TextPart, ToolCallPart
@@ -60,6 +72,37 @@ def test_every_stored_class_survives_json(name: str, data: st.DataObject) -> Non
     assert type(value) is type(loaded)
     assert value == loaded
     assert to_json(value) == to_json(loaded)
+
+
+@pytest.mark.spec("replay:J10", "reliability:JR40")
+@pytest.mark.parametrize("name", sorted(STORED))
+@few
+@given(data=st.data())
+def test_text_made_in_one_go_is_that_of_the_stored_object(name: str, data: st.DataObject) -> None:
+    value = data.draw(strategies.STORED[name])
+    stored = bare(value)
+
+    assert canonical(stored) == written(value, CANONICAL) == frozen_text(stored)
+    assert compact(stored) == written(value, PLAIN) == written_any(value, PLAIN)
+    left = {member: stored[member] for member in stored if member not in ("content", "usage")}
+    assert canonical(left) == written(value, CANONICAL, ("content", "usage"))
+
+
+@given(strategies.frozen_values | strategies.tuples(strategies.user_messages))
+def test_text_of_any_outcome_is_that_of_the_stored_one(value: Any) -> None:
+    assert compact(bare_any(value)) == written_any(value, PLAIN)
+
+
+def test_a_fault_of_a_value_is_found_at_its_place_whichever_way_it_is_stored() -> None:
+    wrong = quick_assistant((TextPart("x"), ToolCallPart("c1", "t", {"x": 1}), quick_assistant(())))
+    said = set()
+    for store in (bare, lambda value: written(value, CANONICAL), lambda value: written(value, PLAIN)):
+        with pytest.raises(DataError) as caught:
+            store(wrong)
+        said.add((caught.value.path, caught.value.message))
+    ((place, _),) = said
+
+    assert "$.content[2]" == place
 
 
 @given(strategies.stored())
