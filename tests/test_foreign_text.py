@@ -822,7 +822,7 @@ PLACES = (
         (
             "journal/lines.py:members_of",
             "journal/lines.py:SURROGATE",
-            "journal/lines.py:_DECODE",
+            "journal/lines.py:_DECODER",
             "journal/reading.py:strict_members",
         ),
     ),

@@ -45,7 +45,8 @@ def _no_number(name: str) -> Any:
 
 # Half a pair of surrogates is no text: nobody could write it down again. We never write the escape.
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_DECODE = json.JSONDecoder(parse_constant=_no_number).decode
+_DECODER = json.JSONDecoder(parse_constant=_no_number)
+_SCAN, _DECODE = _DECODER.scan_once, _DECODER.decode
 
 
 class Source:
@@ -166,7 +167,7 @@ def members_of(line: bytes, where: object) -> Mapping[str, Any]:
     try:
         # What begins like this is UTF-8, and need not be looked at to find that out.
         is_ours = line.startswith(b'{"')
-        members = _DECODE(line.decode()) if is_ours else json.loads(line, parse_constant=_no_number)
+        members = _decoded(line.decode()) if is_ours else json.loads(line, parse_constant=_no_number)
         if b"\\u" in line and SURROGATE.search(line):
             to_text(members).encode()
     except (ValueError, RecursionError) as error:
@@ -176,6 +177,15 @@ def members_of(line: bytes, where: object) -> Mapping[str, Any]:
         msg = f"{where} is no JSON object"
         raise JournalCorrupt(msg)
     return members
+
+
+def _decoded(text: str) -> Any:
+    """Return what JSON text without spaces around it says; ``decode`` would look for these, which takes its time."""
+    try:
+        value, end = _SCAN(text, 0)
+    except StopIteration:
+        end = -1
+    return value if end == len(text) else _DECODE(text)
 
 
 def glimpsed(line: bytes, place: Line) -> Intent | Result | None:
