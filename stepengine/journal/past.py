@@ -160,6 +160,14 @@ class Past:
         """Return whether a child that was run again ended as it is recorded."""
         return not self._child_fields(known.value, child)
 
+    def has_run(self, path: str, tool_call_id: str) -> bool:
+        """Return whether the record has what came of a tool call of the run at *path*."""
+        calls = [i for (p, _), i in self.history.intents.items() if p == path and i.type == "CallTool"]
+        return any(
+            self.history.form(call)["tool_call_id"] == tool_call_id and (path, call.seq) in self.history.results
+            for call in calls
+        )
+
     def end_print(self, child: ChildResult[Any]) -> str:
         """Return the fingerprint of how a child ended."""
         return self.prints.value(comparable(child))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.data.effects import CallModel
+from stepengine.data.effects import Ask, CallModel
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.run import ChildResult
@@ -122,11 +122,26 @@ class Replayer:
             return True
         if session.mode == "extend":
             return False
-        if self.keeps and known.type == asked.type:
+        if self.keeps and known.type == asked.type and not self._approves_another(address, item):
             session.keep(address, asked.fp)
         else:
             self._accept(past.changed(known, asked, item, session.machines.get(item.path)))
         return True
+
+    def _approves_another(self, address: Address, item: Item) -> bool:
+        """
+        Return whether an answer would let a call run that nobody was asked about: an approval holds for its input only.
+
+        Where the call has run already, or nobody has agreed, nothing runs.
+        """
+        effect = item.effect
+        if type(effect) is not Ask or effect.purpose != "permission":
+            return False
+        known = self.result(address)
+        if known is None:
+            return any(key in self._session.answers for q in effect.questions for key in (q.id, q.text))
+        answers: Any = getattr(self._past.history.outcome(known), "value", ())
+        return any(answer.agrees for answer in answers) and not self._past.has_run(item.path, effect.tool_call_id)
 
     def starts_alike(self, asked: Intent) -> None:
         """

@@ -24,6 +24,7 @@ from stepengine import (
 )
 from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
+from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text
 
 
@@ -294,3 +295,36 @@ def test_a_word_that_there_is_not_is_refused(shop):
     for wrong in ("bogus", None, lambda error: True):
         with pytest.raises(JournalError, match="on_divergence is one of raise, stop, keep, not"):
             shop.engine(Source()).resume_sync(journal, on_divergence=wrong)
+
+
+@pytest.mark.spec("requirements:X58")
+def test_an_approval_lets_no_other_call_run_than_the_one_that_was_asked_about(shop):
+    def agent(amount):
+        @tool(in_thread=False)
+        def pay(amount: int) -> str:
+            """Pay."""
+            shop.done.append(amount)
+            return "paid"
+
+        def handle_steps(ctx):
+            paid = yield from ToolCall("pay", {"amount": amount})
+            return paid.text + (yield from Ask("Well?"))
+
+        return AgentDefinition("payer", tools=[pay], handle_steps=handle_steps)
+
+    policy, journal = Policy([Rule.ask_for_tool("pay")]), MemoryJournal()
+    before, after = Engine([agent(1)], permissions=policy), Engine([agent(999)], permissions=policy)
+    shop.engines += [before, after]
+    (question,) = before.run_sync("payer", journal=journal).pending_questions
+    for key in (question.id, question.text):
+        with pytest.raises(ReplayDivergence, match="/questions/0/details/amount"):
+            after.resume_sync(journal, answers={key: "yes"}, on_divergence="keep")
+    assert [] == shop.done
+
+    (asked,) = after.resume_sync(journal, on_divergence="keep").pending_questions
+    assert ({"amount": 999}, []) == (asked.details, shop.done)
+    held = after.resume_sync(journal, answers={asked.id: "yes"})
+    assert ("Well?", [999]) == (held.pending_questions[0].text, shop.done)
+    # What has run already is not run again, whoever was asked about what.
+    assert "paid!" == before.resume_sync(journal, answers={"Well?": "!"}, on_divergence="keep").output
+    assert [999] == shop.done
