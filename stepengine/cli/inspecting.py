@@ -219,7 +219,7 @@ def ready_command(options: Options, files: Iterable[str], on_divergence: str) ->
     """Say which waiting runs would go on with the present code, and which not."""
 
     def command() -> Exit:
-        keeps = GoingOn(on_divergence=on_divergence).options()["on_divergence"] == "keep"
+        keeps = GoingOn(on_divergence=on_divergence).checked().on_divergence == "keep"
         goes_on = ("ready", "ended", "keep") if keeps else ("ready", "ended")
         told: list[dict[str, Any]] = []
         for file in _waiting(files, last=options.last):
@@ -252,7 +252,7 @@ def _waiting(files: Iterable[str], *, last: bool) -> list[str]:
 
 def _tried(options: Options) -> dict[str, Any]:
     """Return how a run would go on: as it is, with what ``keep`` takes, or not."""
-    file, first = options.journal, dict[str, Any]()
+    file, first, known = options.journal, dict[str, Any](), dict[str, Any]()
     try:
         own = found(options).in_force()
         journal = journal_at(own.journal)

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, Self, cast, get_args
 
 import attrs
 
@@ -37,7 +37,6 @@ from stepengine.errors import DefinitionError, JournalError, ReplayDivergence
 
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
-    from stepengine.engine.options import ResumeOptions
     from stepengine.journal import Journal
 
 __all__ = (
@@ -85,9 +84,9 @@ class GoingOn:
     in_doubt: str = "fail"
     on_divergence: str = "raise"
 
-    def options(self) -> ResumeOptions:
+    def checked(self) -> Self:
         """
-        Return it as ``Engine.resume`` takes it.
+        Return this.
 
         Raises:
             UsageProblem: for a word that there is not.
@@ -101,7 +100,7 @@ class GoingOn:
             if value not in get_args(kind):
                 msg = f"{name} is {value!r}; it is one of {', '.join(get_args(kind))}"
                 raise UsageProblem(msg)
-        return cast("ResumeOptions", attrs.asdict(self))
+        return self
 
 
 def resume_command(options: Options, answers: Iterable[str], how: GoingOn) -> Exit:
@@ -152,13 +151,14 @@ def _failing(command: Callable[[Options], Exit], options: Options) -> Exit:
 
 
 def _resume(options: Options, answers: Iterable[str], how: GoingOn) -> Exit:
-    policy = how.options()
+    in_doubt, divergence = cast("Any", attrs.astuple(how.checked()))
     journal, given = journal_at(options.journal), answers_of(answers)
     agent = recorded_agent(journal, options)
     bench = bench_for(options, agent, performs=not journal.history().is_complete)
     limits = _limits_again(journal, options)
     resume = bench.engine.resume
-    run = _perform(bench, lambda: resume(journal, agent=agent, answers=given, limits=limits, **policy))
+    asked = partial(resume, in_doubt=in_doubt, on_divergence=divergence)
+    run = _perform(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits))
     Recording(journal, recorded_as(options.journal)).ended(run.result)
     return told(run, options, bench)
 

@@ -245,7 +245,8 @@ def _key(value: str | None) -> str | None:
     """Return a name for a question; one that looks like the ids which questions get by themselves would not be unique."""
     if value is None:
         return None
-    plain = value.replace("_", "-").replace("-", "a") if isinstance(value, str) else ""
+    given: Any = value
+    plain = value.replace("_", "-").replace("-", "a") if isinstance(given, str) else ""
     if not (plain.isascii() and plain.isalnum()) or (value[0] == "q" and value[1:].isdecimal()):
         msg = f"the key of an Ask is a name of letters, digits, '_' and '-' other than q and a number, not {value!r}"
         raise BadYield(msg)

@@ -243,12 +243,12 @@ class FileWriter(LineWriter):
             os.ftruncate(self._fd, self._size)
 
     def _check_file(self) -> None:
+        # A path object takes its time, and this is done at each commit.
         try:
-            status = os.stat(self._journal.name)  # noqa: PTH116 - a path object takes its time, and this is done at each commit
-            same = (status.st_dev, status.st_ino) == self._identity
+            status = os.stat(self._journal.name)  # noqa: PTH116
         except OSError:
-            same = False
-        if not same:
+            status = None
+        if status is None or (status.st_dev, status.st_ino) != self._identity:
             why = "the file was moved, deleted or replaced during the run"
             raise self._failed(why)
         if status.st_size != self._size:

@@ -45,8 +45,7 @@ def _no_number(name: str) -> Any:
 
 # Half a pair of surrogates is no text: nobody could write it down again. We never write the escape.
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_DECODER = json.JSONDecoder(parse_constant=_no_number)
-_SCAN, _DECODE = _DECODER.scan_once, _DECODER.decode
+_DECODER: Any = json.JSONDecoder(parse_constant=_no_number)
 
 
 class Source:
@@ -182,10 +181,10 @@ def members_of(line: bytes, where: object) -> Mapping[str, Any]:
 def _decoded(text: str) -> Any:
     """Return what JSON text without spaces around it says; ``decode`` would look for these, which takes its time."""
     try:
-        value, end = _SCAN(text, 0)
+        value, end = _DECODER.scan_once(text, 0)
     except StopIteration:
-        end = -1
-    return value if end == len(text) else _DECODE(text)
+        value, end = None, -1
+    return value if end == len(text) else _DECODER.decode(text)
 
 
 def glimpsed(line: bytes, place: Line) -> Intent | Result | None:

@@ -196,8 +196,8 @@ def _question(live: Live, asked: y.Ask) -> Question:
         msg = f"the key {asked.key!r} names a question that this run has asked before; each has a name of its own, or none"
         raise BadYield(msg)
     live.keys |= {asked.key} if asked.key is not None else set()
-    fields = {"multi_select": asked.multi_select, "details": asked.details, "allow_text": asked.allow_text}
-    return Question(asked.key or "", asked.question, asked.options, **fields)
+    named, several = asked.key or "", asked.multi_select
+    return Question(named, asked.question, asked.options, several, details=asked.details, allow_text=asked.allow_text)
 
 
 def _complete(live: Live, asked: y.Complete) -> Answer:
