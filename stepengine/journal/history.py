@@ -21,7 +21,7 @@ from stepengine.journal.encoding import request_members, unpacked
 from stepengine.journal.forms import bare, outcome_of, questions_of, restored
 from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address
 from stepengine.journal.shapes import EFFECTS, UNREADABLE, check_effect, check_input, check_outcome
-from stepengine.tools.files.writes import FileWrite
+from stepengine.tools.writes import FileWrite
 
 __all__ = ("History", "parent_of")
 

@@ -45,7 +45,7 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.performer import Item, Performer
 from stepengine.runtime.performing import ModelRegistry
 from stepengine.runtime.tree import ChildPlanner, MachineMaker, Services
-from stepengine.tools.files.writes import FileWrite
+from stepengine.tools.writes import FileWrite
 
 __all__ = ("InDoubt", "Mode", "Session")
 

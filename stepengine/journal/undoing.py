@@ -27,7 +27,7 @@ from stepengine.journal.records import Address, Intent, Result, shown_address
 from stepengine.tools.files.atomic import lock_for, replace_file, target_info
 from stepengine.tools.files.root import FILE, Missing, Opened, Policy, Root
 from stepengine.tools.files.text import read_capped
-from stepengine.tools.files.writes import LARGE, FileWrite, OldFile, hash_of
+from stepengine.tools.writes import LARGE, FileWrite, OldFile, hash_of
 
 __all__ = ("Roots", "Undone", "undo", "undo_writes")
 

@@ -41,7 +41,7 @@ from stepengine.runtime.watchdog import Watchdog
 from stepengine.tools.context import Belongings
 
 if TYPE_CHECKING:
-    from stepengine.tools.files.writes import FileWrite
+    from stepengine.tools.writes import FileWrite
 
 __all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services")
 

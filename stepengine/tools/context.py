@@ -19,7 +19,7 @@ from stepengine.errors import StepEngineError
 from stepengine.tools.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from stepengine.tools.files.writes import FileWrite
+    from stepengine.tools.writes import FileWrite
 
 __all__ = ("Belongings", "CallScope", "CancelSignal", "Closable", "ResourceMap", "ToolContext", "Workspace")
 

@@ -29,7 +29,7 @@ from stepengine.tools.files.paths import display
 from stepengine.tools.files.root import FILE, Missing, Opened, Root
 from stepengine.tools.files.seen import known_hash, note_hash
 from stepengine.tools.files.text import FileText, decode, digest, read_capped
-from stepengine.tools.files.writes import FileWrite, OldFile, hash_of
+from stepengine.tools.writes import FileWrite, OldFile, hash_of
 
 __all__ = ("writing_tools",)
 
