@@ -271,7 +271,7 @@ MUTANTS = (
     Mutant(
         "deltas that wait are never joined",
         "stepengine/runtime/hub.py",
-        "        self._queue[-1] = whole\n        return True\n",
+        "        self._queue[-1] = attrs.evolve(event, text=last.text + event.text)\n        return True\n",
         "        return None\n",
         HUB,
     ),

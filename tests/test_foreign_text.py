@@ -821,6 +821,7 @@ PLACES = (
         JSON_SHAPES,
         (
             "journal/lines.py:members_of",
+            "journal/lines.py:_decoded",
             "journal/lines.py:SURROGATE",
             "journal/lines.py:_DECODER",
             "journal/reading.py:strict_members",
@@ -1037,6 +1038,7 @@ PLACES = (
 )
 
 APART: dict[str, str] = {
+    "cli/console.py:Lines._taken": "what a person typed, in UTF-8",
     "cli/inspecting.py:COST": "runs of digits with a cap each, in a file of our own state folder",
     "cli/journals.py:ADVISED": "advice that this package wrote",
     "cli/journals.py:PLAIN_ID": "one run of characters",

@@ -216,9 +216,9 @@ class Encoder:
         return self._last_frame[1]
 
     def _quick_result(self, record: Result) -> str:
-        """Return the text of a result without attempts and messages, of which there are most; ``""`` for any other one."""
+        """Return the text of a result without attempts, writes and messages, of which there are most; ``""`` for any other one."""
         outcome = record.outcome
-        if type(outcome) is not Value or record.attempts or outcome.inputs or self._stable:
+        if type(outcome) is not Value or record.attempts or record.writes or outcome.inputs or self._stable:
             return ""
         if type(outcome.value) is ChildResult:
             return ""

@@ -100,8 +100,10 @@ def is_repeatable(item: Item) -> bool:
 
 
 def must_last(item: Item) -> bool:
-    """Return whether it has to outlive a crash that an effect was begun: it cannot happen again, or may be undone."""
+    """Return whether it has to outlive a crash that an effect was begun: it cannot happen again, may be undone, or people see it."""
     effect = item.effect
+    if type(effect) is Ask:
+        return True
     if type(effect) is CallTool:
         binding = item.plan.tools.get(effect.tool_name)
         if binding is not None and binding.spec.category == "write":

@@ -234,11 +234,6 @@ class Tape:
                 self._append(Input(item.path, effect.seq, at, {"type": "Answered", **said}))
 
 
-def _outlives(item: Item) -> bool:
-    """Return whether it must outlive a power cut that an effect was begun: it must not happen twice, or people are asked."""
-    return type(item.effect) is Ask or not is_repeatable(item)
-
-
 def _child(outcome: Single) -> ChildResult[Any] | None:
     if type(outcome) is Stop:
         return outcome.child

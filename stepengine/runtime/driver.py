@@ -204,15 +204,19 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
 
 async def _alone(run: RunTask, item: Item) -> Single:
     """Perform one effect in the run's own task, and show it; whatever happens is an outcome."""
-    tree = run.tree
-    began = _show_start(tree, item) if tree.hub.watched and not _is_known(tree, item) else None
+    tree, kind = run.tree, type(item.effect)
+    shows = tree.hub.watched and not _is_known(tree, item)
+    began = _show_start(tree, item) if shows and kind is not Ask else None
     outcome: Single
     run.busy = True
     try:
-        if began is None and run.is_bare and type(item.effect) is not Spawn:
+        if not shows and run.is_bare and kind is not Spawn:
             outcome = await tree.innermost.perform(item, tree)
         else:
             await tree.performer.begin((item,))
+            if shows and began is None:
+                # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
+                began = _show_start(tree, item)
             outcome = await tree.performer.perform(item, tree)
         if run.task.cancelling():  # type: ignore[union-attr]
             run.notice_cancel()
@@ -220,8 +224,8 @@ async def _alone(run: RunTask, item: Item) -> Single:
         outcome = _instead(run, item, error, alone=True)
     finally:
         run.busy = False
-    if type(item.effect) is Ask:
-        _remember(tree, item.effect, outcome)
+    if kind is Ask:
+        _remember(tree, item.effect, outcome)  # type: ignore[arg-type]
     if began is not None:
         _show_end(tree, item, outcome, began)
     return outcome

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from stepengine import AgentDefinition, Answer, Ask, Engine, Hooks, RunStatus, load_agent
+from stepengine import AgentDefinition, Answer, Ask, Engine, Hooks, RunStatus, load_agent, tool
 from stepengine.cli import ColorScheme, ConsoleRenderer, TerminalInteractor, running
 from stepengine.cli.app import app
 from stepengine.cli.chatting import chat_command
@@ -38,7 +38,9 @@ from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools import ask_user_tool, file_tools, shell_tools
 
 pytestmark = pytest.mark.anyio
-POLICY = Policy([Rule.allow_category("read"), Rule.allow_tool("ask_user"), Rule.ask_for_tool("write_file")])
+POLICY = Policy(
+    [Rule.allow_category("read"), Rule.allow_tool("ask_user"), Rule.allow_tool("work"), Rule.ask_for_tool("write_file")]
+)
 
 
 @pytest.fixture
@@ -49,8 +51,10 @@ def folder(tmp_path: Path) -> Path:
     return work
 
 
-def worker(*replies: Any, folder: Path, observers: Any = (), **options: Any) -> tuple[Engine, ScriptedModel]:
-    tools = [*file_tools(folder, write=True), *shell_tools(folder), ask_user_tool()]
+def worker(
+    *replies: Any, folder: Path, observers: Any = (), more: Any = (), **options: Any
+) -> tuple[Engine, ScriptedModel]:
+    tools = [*file_tools(folder, write=True), *shell_tools(folder), ask_user_tool(), *more]
     agent = AgentDefinition("worker", model="scripted/m", tools=[tool.spec.name for tool in tools])
     model = ScriptedModel(replies)
     return Engine([agent], tools, model, permissions=POLICY, observers=observers, **options), model
@@ -93,7 +97,7 @@ async def test_a_person_allows_one_call_refuses_another_and_says_something_else_
     assert "too dangerous" in result.tool_calls[-1].result.text
     assert ["Go.", "and mind the commas"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
     assert RunPhase.AWAITING_PERMISSION is phases["permission_requested"]
-    for line in ("? May write_file run?", "| Write 'b.txt'", "| content: colour", "| command: rm a.txt", "All done."):
+    for line in ("? May write_file run?", "| Write 'b.txt'", "| +colour", "| command: rm a.txt", "All done."):
         assert line in out.splitlines()
 
 
@@ -133,19 +137,21 @@ async def test_a_long_text_is_cut_before_the_question_and_shown_whole_on_demand(
     _, out = await shown(engine, "v\nn\n")
     lines = out.splitlines()
 
-    assert "| (22 more lines; v shows them)" in lines
-    assert 38 + 60 == lines.count("|   y yes, n no > y")
+    assert "| (24 more lines; v shows them)" in lines
+    assert 36 + 60 == lines.count("| +y yes, n no > y")
     assert [] == [line for line in lines if line.startswith("y yes")]
 
 
 async def test_text_that_would_steer_the_terminal_is_shown(folder: Path) -> None:
     engine, _ = worker(
-        tool_call("write_file", {"path": "b\x1b[2J", "content": "\x1b]0;t\x07"}), text("\x1b[31mred"), folder=folder
-    )
-    _, out = await shown(engine, "n\n")
+        tool_call("write_file", {"path": "b\x1b[2J", "content": "b"}),
+        tool_call("write_file", {"path": "b.txt", "content": "\x1b]0;t\x07"}),
+        text("\x1b[31mred"), folder=folder,
+    )  # fmt: skip
+    _, out = await shown(engine, "n\nn\n")
 
     assert "\x1b" not in out
-    assert {r"| content: \x1b]0;t\x07", r"\x1b[31mred"} <= set(out.splitlines())
+    assert {r"| Write 'b\x1b[2J', which will be refused", r"| +\x1b]0;t\x07", r"\x1b[31mred"} <= set(out.splitlines())
 
 
 async def test_where_the_input_ends_at_a_question_the_run_suspends(folder: Path, tmp_path: Path) -> None:
@@ -339,8 +345,14 @@ async def test_what_is_typed_while_a_run_works_is_sent_to_it(folder: Path) -> No
             os.write(keyboard, b"and quickly\n")
             return tool_call("read_files", {"paths": ["a.txt"]})
 
-        engine, model = worker(reply, tool_call("sleep", {"seconds": 1}), text("Done."), folder=folder)
+        @tool
+        async def work() -> None:
+            """Work until what was typed is sent."""
+            while "(sent;" not in out.getvalue():  # noqa: ASYNC110  (what is printed sets no event)
+                await asyncio.sleep(0.01)
+
         out = io.StringIO()
+        engine, model = worker(reply, tool_call("work", {}), text("Done."), folder=folder, more=[work])
         async with engine, engine.start("worker", "Go.") as handle:
             result = await ConsoleRenderer(handle, input=stream, output=out).run()
 

@@ -9,6 +9,7 @@ import threading
 from contextvars import ContextVar
 from functools import partial
 
+import attrs
 import pytest
 
 from stepengine.data.effects import Ask, CallModel, Gather, Perform, Spawn
@@ -146,7 +147,9 @@ async def test_a_question_that_nobody_can_answer_suspends_the_run(world):
     ],
 )
 async def test_answers_may_be_given_up_front_by_id_or_by_text(world, key, given, expected):
-    outcome = await outcome_of(world, Ask(0, (QUESTION,)), answers={key: given})
+    question = attrs.evolve(QUESTION, allow_text=True)
+
+    outcome = await outcome_of(world, Ask(0, (question,)), answers={key: given})
 
     assert (expected,) == outcome.value
 

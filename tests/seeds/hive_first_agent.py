@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from stepengine import AgentDefinition, Engine, Hooks, ModelSettings, ToolContext, tool
+from stepengine import AgentDefinition, Engine, Hooks, LogObserver, ModelSettings, ToolContext, tool
 from stepengine.cli import ConsoleLogger
 from stepengine.context import Environment, SystemPrompt, truncate
 from stepengine.data.models import Thinking
@@ -83,7 +83,8 @@ def reply(request: ModelRequest) -> ModelReply:
 def main() -> None:
     (FOLDER / "notes.txt").write_text("".join(f"line {n}\n" for n in range(900)))
     log, model = io.StringIO(), ScriptedModel([reply] * 20)
-    with Engine([assistant], models=model, logger=ConsoleLogger(level="debug", file=log)) as engine:
+    logger = ConsoleLogger(level="debug", file=log)
+    with Engine([assistant], models=model, logger=logger, observers=[LogObserver(logger)]) as engine:
         first = engine.run_sync(assistant, "Good morning!")  # stateless: the result holds the history
         second = engine.run_sync(assistant, "How long is notes?", previous=first.state)
         state = second.state
