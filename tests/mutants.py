@@ -269,6 +269,20 @@ MUTANTS = (
         ("tests/machine/test_replies.py",),
     ),
     Mutant(
+        "people are asked what is not durable yet",
+        "stepengine/journal/forms.py",
+        "    if type(effect) is Ask:\n        return True\n",
+        "",
+        ("tests/journal/test_suspension.py",),
+    ),
+    Mutant(
+        "what a call wrote is left out of its quickly written result",
+        "stepengine/journal/encoding.py",
+        "record.attempts or record.writes or outcome.inputs",
+        "record.attempts or outcome.inputs",
+        ("tests/journal/test_undo.py",),
+    ),
+    Mutant(
         "deltas that wait are never joined",
         "stepengine/runtime/hub.py",
         "        self._queue[-1] = attrs.evolve(event, text=last.text + event.text)\n        return True\n",
