@@ -88,8 +88,9 @@ class Watchdog:
         if blocked < (TOOL_SECONDS if culprit.tool else OTHER_SECONDS):
             return
         who = f"the tool {culprit.tool!r}" if culprit.tool else "code of a handler, hook or observer"
-        self._reported = f"the event loop has not moved for {blocked:.1f} s: {who} blocks it at {culprit.place}"
-        LOGGER.warning(self._reported)
+        message = f"the event loop has not moved for {blocked:.1f} s: {who} blocks it at {culprit.place}"
+        self._reported = message  # which the loop takes away as soon as it moves
+        LOGGER.warning(message)
 
     def _answered_by_loop(self) -> None:
         self._is_answered = True
@@ -134,7 +135,9 @@ def _culprit(frame: FrameType | None) -> _Culprit:
     while frame is not None:
         places.append((frame.f_code.co_filename, frame.f_lineno))
         if frame.f_code is Innermost._call_tool.__code__:  # noqa: SLF001
-            tool = frame.f_locals["effect"].tool_name
+            # The loop goes on meanwhile: at first there are only arguments, and a call that is over has lost them too.
+            item = frame.f_locals.get("item")
+            tool = "" if item is None else item.effect.tool_name
             break
         frame = frame.f_back
     return _Culprit(tool, innermost_own(reversed(places)) or "an unknown place")

@@ -152,6 +152,14 @@ def shell_tools(
     When this process itself is killed (SIGKILL, or a SIGTERM that nobody handles), the program dies with it on Linux;
     what the program had started goes on.
 
+    A git command that only looks (``status``, ``diff``, ``log``, ``show``, ``blame``, ``branch``, ``grep``, ``ls-files`` and
+    the plumbing of ``diff``) runs no program that the repository's configuration or attributes name: no filter, diff
+    driver, hook, monitor or pager. It fetches nothing, and does not look for changes inside of submodules. The
+    configuration is read before; when that fails, the command is refused. Without its filters git may call a file
+    modified that is not. Every other git command, such as ``git commit``, runs without the repository's hooks, but with
+    its filters, since what it stores could otherwise be unencrypted or too large: to allow it is to allow them. Of git
+    that is started by a script or another program the same holds.
+
     **This is no sandbox.** A program that is allowed to run can do whatever your user can do, also outside of the root;
     nothing limits its processes, memory, files and network unless you say so with *limits* and *runner*.
 

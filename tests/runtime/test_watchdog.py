@@ -14,6 +14,8 @@ import pytest
 from stepengine.data.effects import CallTool, Perform
 from stepengine.data.yields import Perform as Do
 from stepengine.runtime import watchdog
+from stepengine.runtime.performer import Item
+from stepengine.runtime.performing import Innermost
 from stepengine.tools import tool
 
 
@@ -86,6 +88,21 @@ async def test_a_handler_that_does_not_yield_is_reported_with_its_line(world, qu
 
     assert 1 == len(caplog.records)
     assert "test_watchdog.py:" in warned[0]
+
+
+def test_a_tool_is_named_from_the_first_moment_of_its_call_and_no_more_when_it_is_over(world):
+    """
+    The thread that watches sees a frame as it is just then: before its first line, and emptied by its end.
+    """
+    item = Item("", CallTool(0, "blocking", {}), world.plan())
+    begins, ends = (Innermost._call_tool(None, item, None) for _ in range(2))
+    over = ends.cr_frame
+    ends.close()
+    over.clear()
+    named = [watchdog._culprit(frame).tool for frame in (begins.cr_frame, over)]
+    begins.close()
+
+    assert ["blocking", ""] == named
 
 
 @pytest.mark.spec("reliability:TL08")

@@ -60,15 +60,17 @@ def _has_private_names(client: Any) -> bool:
 async def post(way: Way, path: str, content: bytes, headers: Mapping[str, str]) -> Any:
     """Send *content* and return the HTTP library's response with its body still to come."""
     if way.private:
-        return await _post_privately(way.client, path, content, headers)
+        return await _post_privately(way, path, content, headers)
     return await _post_publicly(way, path, content, headers)
 
 
-async def _post_privately(client: Any, path: str, content: bytes, headers: Mapping[str, str]) -> Any:
-    api = client._api_client  # noqa: SLF001 - EC52
+async def _post_privately(way: Way, path: str, content: bytes, headers: Mapping[str, str]) -> Any:
+    api = way.client._api_client  # noqa: SLF001 - EC52
     request = api._build_request("post", path, {}, None)  # noqa: SLF001
     request.data = content
     request.headers.update(headers)
+    # The SDK hands on its own timeout, which is none, and none would put aside all those of the client (MP23).
+    request.timeout = way.http_client.timeout
     # Streamed on the HTTP level also for a reply in one piece, whose size is then limited by the reader (MP27).
     response = await api._async_request(request, None, stream=True)  # noqa: SLF001
     return response.response_stream

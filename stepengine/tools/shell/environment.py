@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 
 from stepengine.errors import DefinitionError
+from stepengine.tools.shell.git import ALWAYS, as_variables
 
 __all__ = ("MARKER", "Environment", "Private", "check_names", "find_program", "without_secrets")
 
@@ -42,7 +43,6 @@ QUIET = {
     "LANG": "C.UTF-8",
     "LC_ALL": "C.UTF-8",
 }
-GIT_CONFIG = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null", "core.pager": "cat"}
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -133,7 +133,7 @@ class Environment:
         """Return the variables of one command, with a marker of its own."""
         named = {name: os.environ[name] for name in ("TZ", *self.names) if name in os.environ}
         user = user_name()
-        made = QUIET | named | git_config()
+        made = QUIET | named | as_variables(ALWAYS)
         made |= {"PATH": self.search_path(), "USER": user, "LOGNAME": user, "TMPDIR": str(private.tmp)}
         made["HOME"] = os.path.expanduser("~") if self.real_home else str(private.home)  # noqa: PTH111  (never raises)
         made[MARKER] = secrets.token_hex(16)
@@ -148,14 +148,6 @@ def user_name() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
-
-
-def git_config() -> dict[str, str]:
-    """Return the variables that keep a repository's own configuration from running programs (PM14)."""
-    made = {"GIT_CONFIG_COUNT": str(len(GIT_CONFIG))}
-    for number, (key, value) in enumerate(GIT_CONFIG.items()):
-        made |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-    return made
 
 
 def below(path: str, root: Sequence[str]) -> bool:

@@ -62,6 +62,7 @@ class Start:
         script: What it reads from the descriptor that ``{script}`` in *argv* stands for.
         sink: Is given the bytes of both streams as they come.
         shows: Is given the text as it comes.
+        reads: Is given the bytes of the standard output alone as they come.
     """
 
     program: str
@@ -72,6 +73,7 @@ class Start:
     script: bytes | None = None
     sink: Callable[[bytes], None] | None = None
     shows: Callable[[str], None] | None = None
+    reads: Callable[[bytes], None] | None = None
 
 
 @attrs.frozen
@@ -217,7 +219,7 @@ class Process:
         self.news = asyncio.Event()
         self.flooded = False
         self._env = what.env
-        self._sink, self._shows = what.sink, what.shows
+        self._sink, self._shows, self._reads = what.sink, what.shows, what.reads
         self._began, self._ended = time.monotonic(), 0.0
         self._pipes = (
             _Pipe(out, lambda data: self._feed(self.out, data)),
@@ -234,6 +236,8 @@ class Process:
         if self.flooded:
             return
         text = capture.feed(data)
+        if self._reads is not None and capture is self.out:
+            self._reads(data)
         if self._sink is not None:
             self._sink(data)
         if self._shows is not None:

@@ -18,7 +18,8 @@ from stepengine.tools.context import ToolContext
 from stepengine.tools.files.paths import display
 from stepengine.tools.files.root import Root
 from stepengine.tools.shell.environment import Environment, Private, find_program
-from stepengine.tools.shell.process import Process, Start, start
+from stepengine.tools.shell.git import NAMES_BYTES, READ_SECONDS, looking
+from stepengine.tools.shell.process import Ending, Process, Start, start, to_the_end
 
 __all__ = ("LIMITS", "Launch", "Progress", "Runner", "Shell", "Slots", "limits_text")
 
@@ -185,28 +186,53 @@ class Shell:
         opened = self.root.open_folder(cwd or ".")
         try:
             private.make()
-            argv = SHELL if isinstance(command, Script) else command
             launch = Launch(
-                argv=argv,
+                argv=SHELL if isinstance(command, Script) else command,
                 root="/" + "/".join(self.root.real),
                 cwd=display(opened.parts),
                 env=self.environment.variables(private),
             )
-            if self.runner is not None:
-                launch = self.runner(launch)
-            what = Start(
-                program=self._program(launch),
-                argv=launch.argv,
-                env=launch.env,
-                folder=opened.fd,
-                limits=self.limits,
-                script=command.text.encode() if isinstance(command, Script) else None,
-                sink=sink,
-                shows=shows,
-            )
-            return await start(what)
+            if not isinstance(command, Script) and (look := looking(command)):
+                names = await self._answer(attrs.evolve(launch, argv=look.question), opened.fd)
+                launch = attrs.evolve(launch, argv=look.argv, env={**launch.env, **look.variables(names)})
+            script = command.text.encode() if isinstance(command, Script) else None
+            what = self._start(launch, opened.fd)
+            return await start(attrs.evolve(what, script=script, sink=sink, shows=shows))
         finally:
             os.close(opened.fd)
+
+    def _start(self, launch: Launch, folder: int) -> Start:
+        if self.runner is not None:
+            launch = self.runner(launch)
+        program = self._program(launch)
+        return Start(program=program, argv=launch.argv, env=launch.env, folder=folder, limits=self.limits)
+
+    async def _answer(self, launch: Launch, folder: int) -> bytes:
+        """Return what git answers about its configuration, before it is asked for more."""
+        said = bytearray()
+
+        def hear(data: bytes) -> None:
+            said.extend(data[: NAMES_BYTES + 1 - len(said)])
+
+        process = await start(attrs.evolve(self._start(launch, folder), reads=hear))
+        in_time = False
+        try:
+            in_time = await process.wait(READ_SECONDS)
+        finally:
+            await to_the_end(asyncio.create_task(process.end()))
+        if not in_time:
+            problem = f"that took longer than {READ_SECONDS:g} s"
+        elif len(said) > NAMES_BYTES:
+            problem = f"the names of its settings have more than {NAMES_BYTES:,} bytes"
+        elif process.ending() != Ending(0, None):
+            problem = process.err.text().strip() or "git gave no reason"
+        else:
+            return bytes(said)
+        msg = (
+            f"{launch.argv[0]!r} was not executed: git's configuration is read before, to keep it from running programs that "
+            f"the repository names, and could not be: {problem}"
+        )
+        raise ToolError(msg)
 
     def _program(self, launch: Launch) -> str:
         """Return the program that is executed; the search path is read once, here."""

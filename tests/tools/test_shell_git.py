@@ -1,0 +1,218 @@
+"""Git commands that only look run no program that the repository names, whatever its settings are called (reliability 3.7)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import attrs
+import pytest
+
+from stepengine.permissions.commands import READ_ONLY
+from stepengine.tools import ToolContext, ToolRegistry, shell_tools
+from stepengine.tools.shell import git, running
+
+LOOKS = ("git status", "git diff", "git log -p", "git show", "git blame -- a.txt")
+SIGNATURE = "gpgsig -----BEGIN PGP SIGNATURE-----\n \n aGVsbG8=\n -----END PGP SIGNATURE-----\n"
+
+
+@attrs.frozen
+class Foreign:
+    """A repository that somebody else configured, with a changed file, a signed commit and a submodule."""
+
+    root: Path
+    evil: Path
+    canary: Path
+
+    def git(self, *words: str, cwd: str = ".", given: str | None = None) -> str:
+        """Run git as anybody would, with nothing overridden."""
+        person = {f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        nobody = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+        done = subprocess.run(
+            ["git", *words], cwd=self.root / cwd, env={**os.environ, **person, **nobody}, input=given,
+            capture_output=True, encoding="utf-8", check=False,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    def ran(self) -> list[str]:
+        """Return what ran since the last look."""
+        found = self.canary.read_text().split() if self.canary.exists() else []
+        self.canary.unlink(missing_ok=True)
+        return found
+
+    async def shell(self, command: str | list[str]) -> str:
+        """Run a command with the shell tool."""
+        tools = ToolRegistry(shell_tools(self.root))
+        result = await tools.execute("run_terminal_command", {"command": command}, ToolContext.for_test())
+        assert not result.is_error, result.text
+        assert result.data["exit_code"] == 0, result.text
+        return str(result.data["stdout"])
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Foreign:
+    made = Foreign(tmp_path / "root", tmp_path / "evil", tmp_path / "canary")
+    made.evil.write_text(f'#!/bin/sh\necho ${{0##*/}} >> {made.canary}\nexec cat "$@"\n')
+    made.evil.chmod(0o755)
+    (made.root / "sub").mkdir(parents=True)
+    for folder in ("sub", "."):
+        made.git("init", "-q", cwd=folder)
+        (made.root / folder / "a.txt").write_text("before\n")
+        (made.root / folder / ".gitattributes").write_text("* filter=x diff=x\n")
+        made.git("add", ".", cwd=folder)
+        made.git("commit", "-q", "-m", "first", cwd=folder)
+    signed = made.git("cat-file", "commit", "HEAD").replace("\n\n", f"\n{SIGNATURE}\n", 1)
+    made.git("reset", "-q", made.git("hash-object", "-t", "commit", "-w", "--stdin", given=signed))
+    for folder in ("sub", "."):  # as long as it was, so that git has to look inside
+        (made.root / folder / "a.txt").write_text("behind\n")
+    assert made.ran() == []
+    return made
+
+
+PLANTS = {
+    "clean": {"filter.x.clean": "{evil}"},
+    "process": {"filter.x.process": "{evil}"},
+    "smudge": {"filter.x.clean": "{evil}", "filter.x.smudge": "{evil}", "filter.x.required": "true"},
+    "external": {"diff.external": "{evil}"},
+    "command": {"diff.x.command": "{evil}"},
+    "textconv": {"diff.x.textconv": "{evil}"},
+    "fsmonitor": {"core.fsmonitor": "{evil}"},
+    "hooks": {"core.hooksPath": "{hooks}"},
+    "signature": {"gpg.program": "{evil}", "log.showSignature": "true"},
+    "format": {"gpg.program": "{evil}", "format.pretty": "%G? %s"},
+    "fetch": {
+        "remote.origin.url": "{root}", "remote.origin.uploadpack": "{evil}", "remote.origin.promisor": "true",
+        "extensions.partialClone": "origin", "core.repositoryFormatVersion": "1",
+    },
+    "network": {
+        "core.sshCommand": "{evil}", "core.gitProxy": "{evil}", "credential.helper": "{evil}", "core.pager": "{evil}",
+        "core.editor": "{evil}", "alias.status": "!{evil}", "pager.log": "{evil}",
+    },
+}  # fmt: skip
+INERT = {"network"}
+"""What git itself does not run for these commands, without a terminal."""
+
+
+def plant(foreign: Foreign, name: str, *options: str, cwd: str = ".") -> None:
+    hooks = foreign.evil.with_name("hooks")
+    hooks.mkdir(exist_ok=True)
+    if not (hooks / "post-index-change").exists():
+        (hooks / "post-index-change").symlink_to(foreign.evil)
+    for key, value in PLANTS[name].items():
+        foreign.git("config", *options, key, value.format(evil=foreign.evil, hooks=hooks, root=foreign.root), cwd=cwd)
+
+
+def lose_a_blob(foreign: Foreign) -> None:
+    blob = foreign.git("rev-parse", "HEAD:a.txt")
+    (foreign.root / ".git/objects" / blob[:2] / blob[2:]).unlink()
+
+
+@pytest.mark.spec("reliability:PM14")
+@pytest.mark.parametrize("name", [name for name in PLANTS if name != "fetch"])
+async def test_a_git_command_that_looks_runs_no_program_of_the_repository(foreign: Foreign, name: str) -> None:
+    plant(foreign, name)
+    shown = [await foreign.shell(command) for command in LOOKS]
+
+    assert foreign.ran() == []
+    assert "modified:   a.txt" in shown[0]
+    assert "+behind" in shown[1]
+    assert all("+before" in text for text in shown[2:4])
+
+    for command in LOOKS:
+        foreign.git(*command.split()[1:])
+    assert bool(foreign.ran()) == (name not in INERT)
+
+
+@pytest.mark.spec("reliability:PM14")
+async def test_what_a_partial_clone_lacks_is_not_fetched(foreign: Foreign) -> None:
+    plant(foreign, "fetch")
+    lose_a_blob(foreign)
+    tools = ToolRegistry(shell_tools(foreign.root))
+    for command in LOOKS:
+        await tools.execute("run_terminal_command", {"command": command}, ToolContext.for_test())
+
+    assert foreign.ran() == []
+    foreign.git("show")
+    assert foreign.ran()
+
+
+@pytest.mark.spec("reliability:PM14")
+@pytest.mark.parametrize("where", ["include", "worktree", "submodule", "elsewhere", "options"])
+async def test_it_does_not_matter_where_the_program_is_named(foreign: Foreign, where: str) -> None:
+    commands: list[list[str]] = [["git", "status"], ["git", "diff"]]
+    if where == "include":
+        plant(foreign, "clean", "--file", "more")
+        foreign.git("config", "includeIf.gitdir:**.path", str(foreign.root / "more"))
+    elif where == "worktree":
+        foreign.git("config", "extensions.worktreeConfig", "true")
+        plant(foreign, "clean", "--worktree")
+    elif where == "submodule":
+        plant(foreign, "clean", cwd="sub")
+        foreign.git("config", "diff.submodule", "diff")
+        foreign.git("config", "status.submoduleSummary", "true")
+        foreign.git("config", "submodule.sub.ignore", "none")
+    elif where == "elsewhere":
+        plant(foreign, "clean", cwd="sub")
+        commands = [["git", "-C", "sub", "--no-pager", "status"], ["git", "--no-pager", "-C", "sub", "diff"]]
+    else:
+        plant(foreign, "clean")
+        commands = [["git", f"--git-dir={foreign.root}/.git", "--work-tree", str(foreign.root), "status"]]
+    for command in commands:
+        await foreign.shell(command)
+
+    assert foreign.ran() == []
+    for command in commands:
+        foreign.git(*command[1:])
+    assert foreign.ran()
+
+
+@pytest.mark.spec("reliability:PM14")
+async def test_a_name_of_any_bytes_is_overridden(foreign: Foreign) -> None:
+    name = "\u00e9.b=c".encode("latin-1")
+    with (foreign.root / ".git/config").open("ab") as config:
+        config.write(b'[filter "' + name + b'"]\nclean = ' + bytes(foreign.evil) + b"\n")
+    (foreign.root / ".gitattributes").write_bytes(b"* filter=" + name + b"\n")
+    await foreign.shell("git status")
+
+    assert foreign.ran() == []
+    foreign.git("status")
+    assert foreign.ran()
+
+
+@pytest.mark.spec("reliability:PM14")
+async def test_a_command_that_changes_something_keeps_the_filters_of_the_repository(foreign: Foreign) -> None:
+    """Without its filter a file would be stored as it must not be: unencrypted, or large."""
+    plant(foreign, "clean")
+    plant(foreign, "hooks")
+    await foreign.shell("git add a.txt")
+    assert set(foreign.ran()) == {"evil"}
+
+
+@pytest.mark.spec("reliability:PM14")
+@pytest.mark.parametrize("problem", ["broken", "endless", "many"])
+async def test_a_configuration_that_cannot_be_read_is_a_reason_not_to_look(
+    foreign: Foreign, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = foreign.root / ".git/config"
+    if problem == "broken":
+        config.write_text("[filter\n")
+    elif problem == "endless":
+        monkeypatch.setattr(running, "READ_SECONDS", 0.3)
+        os.mkfifo(foreign.root / "more")
+        foreign.git("config", "include.path", "../more")
+    else:
+        config.write_text(config.read_text() + "".join(f'[filter "x{n}"]\nclean = x\n' for n in range(1_001)))
+    tools = ToolRegistry(shell_tools(foreign.root))
+    result = await tools.execute("run_terminal_command", {"command": "git status"}, ToolContext.for_test())
+
+    assert result.is_error
+    assert "was not executed" in result.text
+    said = {"broken": "bad config", "endless": "longer than 0.3 s", "many": "1,001"}
+    assert said[problem] in result.text
+
+
+def test_every_git_command_that_the_policy_takes_for_looking_is_known_here() -> None:
+    forms = [form.prefix for form in READ_ONLY if form.prefix[0] == "git"]
+    assert all(git.looking(prefix) for prefix in forms)
+    assert all(git.looking(words) is None for words in [("git",), ("git", "commit"), ("git", "-C", "status"), ("ls",)])
