@@ -298,8 +298,7 @@ def sdk_history(protocol: str, count: int) -> list[Any]:
 
 def our_history(count: int) -> Any:
     """Return a transcript of *count* messages: a question, then calls and results."""
-    from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
-    from stepengine.data.parts import ToolCallPart
+    from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolMessage, UserMessage
     from stepengine.data.transcript import Transcript
 
     messages: list[Any] = [UserMessage("add")]

@@ -24,9 +24,16 @@ from typing import Any
 import attrs
 import httpx2
 
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from stepengine.data.messages import (
+    AssistantMessage,
+    DocumentPart,
+    ImagePart,
+    Message,
+    ToolCallPart,
+    ToolMessage,
+    UserMessage,
+)
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, ReplyDone, Thinking
-from stepengine.data.parts import DocumentPart, ImagePart, ToolCallPart
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError

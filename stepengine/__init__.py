@@ -12,17 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepengine.data.contexts import StepContext
     from stepengine.data.definition import AgentDefinition
-    from stepengine.data.hooks import Change, HookContext, Hooks
+    from stepengine.data.hooks import Change, HookContext, Hooks, StepContext
     from stepengine.data.inputs import AnswerInput, Interrupt, RunInput, Shutdown, ToolResultInput, UserInput
     from stepengine.data.limits import Limits
-    from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+    from stepengine.data.messages import AssistantMessage, ToolMessage, ToolResult, UserMessage
     from stepengine.data.models import ModelSettings, StopReason
     from stepengine.data.questions import Answer, Decision, Question
-    from stepengine.data.results import ToolResult
-    from stepengine.data.run import ChildResult, RunResult, RunStatus
-    from stepengine.data.state import AgentState
+    from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
     from stepengine.data.usage import Usage
     from stepengine.data.yields import (
         STEP,
@@ -103,17 +100,14 @@ __all__ = (
 )
 
 _PLACES = {
-    "contexts": ("StepContext",),
     "definition": ("AgentDefinition",),
-    "hooks": ("Change", "HookContext", "Hooks"),
+    "hooks": ("Change", "HookContext", "Hooks", "StepContext"),
     "inputs": ("AnswerInput", "Interrupt", "RunInput", "Shutdown", "ToolResultInput", "UserInput"),
     "limits": ("Limits",),
-    "messages": ("AssistantMessage", "ToolMessage", "UserMessage"),
+    "messages": ("AssistantMessage", "ToolMessage", "ToolResult", "UserMessage"),
     "models": ("ModelSettings", "StopReason"),
     "questions": ("Answer", "Decision", "Question"),
-    "results": ("ToolResult",),
-    "run": ("ChildResult", "RunResult", "RunStatus"),
-    "state": ("AgentState",),
+    "state": ("AgentState", "ChildResult", "RunResult", "RunStatus"),
     "usage": ("Usage",),
     "yields": (
         "STEP",

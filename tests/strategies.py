@@ -18,7 +18,22 @@ from stepengine.data.codec import STORED as STORED_CLASSES
 from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.messages import (
+    AssistantMessage,
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    OpaquePart,
+    RefusalPart,
+    SideEffect,
+    TextPart,
+    ThinkingPart,
+    ToolCallLog,
+    ToolCallPart,
+    ToolMessage,
+    ToolResult,
+    UserMessage,
+)
 from stepengine.data.models import (
     ModelReply,
     ModelRequest,
@@ -33,20 +48,8 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.outcomes import Failure, Gathered, Stop, Value
-from stepengine.data.parts import (
-    DocumentPart,
-    ImagePart,
-    JsonPart,
-    OpaquePart,
-    RefusalPart,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-)
 from stepengine.data.questions import Answer, Decision, Question
-from stepengine.data.results import SideEffect, ToolCallLog, ToolResult
-from stepengine.data.run import ChildResult, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.tools import ToolAnnotations, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage

@@ -21,8 +21,7 @@ from stepengine.cli.running import Bench, Run, bench_for, complain, explained, l
 from stepengine.cli.screen import one_line, visible
 from stepengine.cli.signals import interruptible
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.run import RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunStatus
 from stepengine.errors import StepEngineError
 
 __all__ = ("chat_command",)

@@ -24,7 +24,7 @@ from stepengine.cli.screen import COLORS, ColorScheme, one_line, visible
 from stepengine.data import events as ev
 from stepengine.data.json import thaw
 from stepengine.data.questions import Answer, Question
-from stepengine.data.run import RunPhase, RunResult
+from stepengine.data.state import RunPhase, RunResult
 from stepengine.errors import AnswerRejected, StepEngineError
 
 if TYPE_CHECKING:

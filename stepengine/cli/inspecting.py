@@ -21,7 +21,7 @@ from stepengine.cli.screen import dumps, one_line, visible
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
-    from stepengine.data.run import RunResult
+    from stepengine.data.state import RunResult
     from stepengine.journal import Journal, OnDivergence, Report
     from stepengine.journal.divergence import Field
 

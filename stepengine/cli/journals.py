@@ -32,7 +32,7 @@ from stepengine.cli.running import (
 )
 from stepengine.cli.signals import interruptible
 from stepengine.data.limits import Limits
-from stepengine.data.run import RunResult, RunStatus
+from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import DefinitionError, JournalError, ReplayDivergence
 
 if TYPE_CHECKING:

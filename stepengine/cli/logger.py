@@ -9,9 +9,8 @@ from typing import Any, TextIO
 
 from stepengine.cli.screen import cut, one_line, visible
 from stepengine.data.codec import plain
-from stepengine.data.messages import Message
-from stepengine.data.results import ToolResult
-from stepengine.data.run import RunResult
+from stepengine.data.messages import Message, ToolResult
+from stepengine.data.state import RunResult
 from stepengine.errors import DefinitionError
 
 __all__ = ("ConsoleLogger",)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stepengine.cli.report import money, tokens
 from stepengine.cli.screen import COLORS, ColorScheme, one_line, visible
 from stepengine.data import events as ev
-from stepengine.data.run import RunResult, RunStatus
+from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage, add_cost
 
 if TYPE_CHECKING:

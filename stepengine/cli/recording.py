@@ -27,12 +27,12 @@ import attrs
 from stepengine.cli.options import Options
 from stepengine.cli.screen import one_line, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
 from stepengine.redaction import ANY
 
 if TYPE_CHECKING:
-    from stepengine.data.run import RunResult
+    from stepengine.data.state import RunResult
     from stepengine.journal import Journal
 
 __all__ = (

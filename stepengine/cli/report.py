@@ -9,7 +9,7 @@ from typing import Any, assert_never
 import attrs
 
 from stepengine.data.codec import plain
-from stepengine.data.run import RunResult, RunStatus
+from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import ChildError, LimitExceeded, MissingKey, ReplayDivergence, UnknownModel
 

@@ -25,7 +25,7 @@ from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.cli.signals import interruptible
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.limits import Limits
-from stepengine.data.run import RunResult, RunStatus
+from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import ChildError, InputError, LimitExceeded, MissingKey, StepEngineError, UnknownModel
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from stepengine.cli.report import Exit
 from stepengine.cli.running import complain, explained
 from stepengine.cli.screen import dumps, visible
 from stepengine.data.codec import plain
+from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Answer
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult
+from stepengine.data.state import ChildResult
 from stepengine.errors import JournalError
 
 if TYPE_CHECKING:

@@ -13,9 +13,7 @@ from stepengine.context.placeholders import is_placeholder, placeholder
 from stepengine.context.policy import ContextPolicy, check_policy
 from stepengine.context.sizes import ContextLimits, grouped
 from stepengine.data.estimate import message_tokens, transcript_tokens
-from stepengine.data.messages import Message, ToolMessage
-from stepengine.data.parts import DocumentPart, ImagePart, strings
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import DocumentPart, ImagePart, Message, ToolMessage, ToolResult, strings
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DefinitionError
 

@@ -12,9 +12,7 @@ import attrs
 
 from stepengine.context.placeholders import is_placeholder, placeholder
 from stepengine.data.hooks import Change, HookContext
-from stepengine.data.messages import Message, ToolMessage
-from stepengine.data.parts import DocumentPart, ImagePart
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import DocumentPart, ImagePart, Message, ToolMessage, ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.transcript import Transcript

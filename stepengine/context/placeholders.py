@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from stepengine.data.json import JsonDict
-from stepengine.data.messages import ToolMessage
-from stepengine.data.parts import TextPart
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import TextPart, ToolMessage, ToolResult
 
 __all__ = ("is_placeholder", "placeholder")
 

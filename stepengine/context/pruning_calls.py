@@ -7,8 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from stepengine.data.json import compact
-from stepengine.data.messages import ToolMessage
-from stepengine.data.parts import JsonPart, ToolCallPart
+from stepengine.data.messages import JsonPart, ToolCallPart, ToolMessage
 from stepengine.data.thoughts import parted
 
 __all__ = ("FORGOTTEN_AGENTS", "clipped", "cut", "line_of", "result_of")

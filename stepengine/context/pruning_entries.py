@@ -13,8 +13,16 @@ from typing import NamedTuple
 from stepengine.context.pruning_calls import cut, line_of, result_of
 from stepengine.context.summarizing import SUMMARY
 from stepengine.context.truncating import GAP_TAG
-from stepengine.data.messages import AssistantMessage, Message, UserMessage, system_reminder
-from stepengine.data.parts import ImagePart, TextPart, ToolCallPart, UserPart
+from stepengine.data.messages import (
+    AssistantMessage,
+    ImagePart,
+    Message,
+    TextPart,
+    ToolCallPart,
+    UserMessage,
+    UserPart,
+    system_reminder,
+)
 
 __all__ = (
     "CONTINUE_TAG",

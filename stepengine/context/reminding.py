@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from stepengine.data.hooks import Change, HookContext
-from stepengine.data.messages import UserMessage, system_reminder
-from stepengine.data.parts import UserPart
+from stepengine.data.messages import UserMessage, UserPart, system_reminder
 
 __all__ = ("Said", "inject_context", "reminders")
 

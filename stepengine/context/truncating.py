@@ -11,8 +11,7 @@ from typing_extensions import override
 from stepengine.context.policy import ContextPolicy, check_policy
 from stepengine.context.sizes import ContextLimits, grouped, last_tagged, message_sizes
 from stepengine.data.estimate import message_tokens, transcript_tokens
-from stepengine.data.messages import Message, UserMessage, system_reminder
-from stepengine.data.parts import strings
+from stepengine.data.messages import Message, UserMessage, strings, system_reminder
 from stepengine.data.transcript import Transcript
 
 __all__ = ("GAP_TAG", "Truncate", "truncate")

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from stepengine.data.leaves import shown
+from stepengine.data.fields import shown
 from stepengine.errors import DefinitionError, StepEngineError
 
 __all__ = (

@@ -19,22 +19,9 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 import attrs
 
 from stepengine import errors
-from stepengine.data import (
-    hooks,
-    limits,
-    messages,
-    models,
-    outcomes,
-    parts,
-    questions,
-    results,
-    run,
-    state,
-    tools,
-    usage,
-)
+from stepengine.data import hooks, limits, messages, models, outcomes, questions, state, tools, usage
+from stepengine.data.fields import ENDLESS, RAW, SCALARS, Codec, Style, fault, literal, mapping, sequence, shown, within
 from stepengine.data.json import JsonDict, mended
-from stepengine.data.leaves import ENDLESS, RAW, SCALARS, Codec, Style, fault, literal, mapping, sequence, shown, within
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
 
@@ -58,7 +45,7 @@ FORMAT = 1
 FORGOTTEN: Mapping[str, frozenset[str]] = {"ToolSpec": frozenset({"kind"})}
 """Fields that were stored once and say nothing any more: they are read and dropped."""
 
-MODULES = (hooks, limits, messages, models, outcomes, parts, questions, results, run, state, tools, usage)
+MODULES = (hooks, limits, messages, models, outcomes, questions, state, tools, usage)
 
 
 def _stored() -> dict[str, type[Any]]:
@@ -69,7 +56,17 @@ def _stored() -> dict[str, type[Any]]:
             if isinstance(member, type) and attrs.has(member):
                 found[name] = member
     how_calls_run = ("Asking", "Control", "Ordinary", "Spawning")
-    for name in ("Ended", "HookContext", "Hooks", "RunInfo", "RunResult", "ToolBinding", "Validated", *how_calls_run):
+    for name in (
+        "Ended",
+        "HookContext",
+        "Hooks",
+        "RunInfo",
+        "RunResult",
+        "StepContext",
+        "ToolBinding",
+        "Validated",
+        *how_calls_run,
+    ):
         found.pop(name)
     for name in errors.__all__:
         member = getattr(errors, name)
@@ -563,10 +560,10 @@ def _names() -> dict[str, Any]:
 
 QUICK: Mapping[type[Any], Callable[..., Any]] = {
     models.ModelReply: models.quick_reply,
-    parts.JsonPart: parts.quick_json,
-    parts.TextPart: parts.quick_text,
-    parts.ToolCallPart: parts.quick_call,
-    results.ToolResult: results.quick_result,
+    messages.JsonPart: messages.quick_json,
+    messages.TextPart: messages.quick_text,
+    messages.ToolCallPart: messages.quick_call,
+    messages.ToolResult: messages.quick_result,
     usage.Usage: usage.quick_usage,
 }
 """

@@ -11,9 +11,8 @@ import attrs
 from typing_extensions import TypeVar
 
 from stepengine.data.checks import FLAG, Fine, an_instance, fine, or_none
-from stepengine.data.contexts import StepContext
 from stepengine.data.functions import is_async, is_generator_function, location_of, takes_one_argument, unwrapped
-from stepengine.data.hooks import HookContext, Hooks
+from stepengine.data.hooks import HookContext, Hooks, StepContext
 from stepengine.data.json import freeze_object, text_of
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelSettings

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from stepengine.data.json import compact
-from stepengine.data.messages import Message
-from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, OpaquePart, ToolCallPart
+from stepengine.data.messages import DocumentPart, ImagePart, JsonPart, Message, OpaquePart, ToolCallPart
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 

@@ -1,28 +1,81 @@
-"""Hooks, what they return, and the context that they get (design 8, requirements H)."""
+"""``Hooks`` and what author code is given: ``StepContext`` for handlers, ``HookContext`` for hooks, a logger for both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import attrs
+from typing_extensions import TypeVar
 
 from stepengine.data.estimate import Measured
 from stepengine.data.json import JsonDict, freeze_object
-from stepengine.data.messages import Message
-from stepengine.data.parts import tuple_of
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import Message, ToolResult, tuple_of
 from stepengine.data.state import AgentState, prompt_tokens
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ContextOverflow, DefinitionError
 
 if TYPE_CHECKING:
-    from stepengine.data.definition import AgentDefinition
-    from stepengine.data.logger import RunLogger
+    from random import Random
 
-__all__ = ("CHANGE_POINTS", "HOOK_POINTS", "Change", "HookContext", "Hooks")
+    from stepengine.data.definition import AgentDefinition
+
+__all__ = ("CHANGE_POINTS", "HOOK_POINTS", "Change", "HookContext", "Hooks", "RunLogger", "StepContext")
+
+
+class RunLogger(Protocol):
+    """Four levels; *data* must be JSON when it is to be shown as an event."""
+
+    def debug(self, message: str, /, **data: Any) -> None:
+        """Log for developers."""
+
+    def info(self, message: str, /, **data: Any) -> None:
+        """Log for users who asked for detail."""
+
+    def warning(self, message: str, /, **data: Any) -> None:
+        """Log what somebody should look at."""
+
+    def error(self, message: str, /, **data: Any) -> None:
+        """Log what went wrong."""
+
+
+Params = TypeVar("Params", default=Any)
+
+
+@attrs.frozen(kw_only=True)
+class StepContext(Generic[Params]):
+    """
+    What a handler is given; frozen.
+
+    Attributes:
+        prompt: The prompt of this run; ``""`` when there is none.
+        params: The validated params: the pydantic model when ``input_schema`` is one, else an immutable mapping.
+        agent_state: The state before the first yield; newer states arrive with each ``StepResult``.
+        model: The model string of the run, or ``None``.
+        logger: Log lines that become events; silent while a recorded prefix is replayed.
+        random: A random source seeded by the run; equal on every replay.
+    """
+
+    prompt: str
+    params: Params
+    agent_state: AgentState
+    model: str | None
+    logger: RunLogger
+    random: Random
+    _created: datetime
+    _elapsed: Callable[[], int]
+    _notify: Callable[[str, Any], None]
+
+    def now(self) -> datetime:
+        """Return the run's recorded time (UTC), as of the last outcome; equal on every replay."""
+        return self._created + timedelta(milliseconds=self._elapsed())
+
+    def notify(self, message: str, data: Any = None) -> None:
+        """Send *message* and JSON *data* to whoever watches the run, without touching the history (requirements C20)."""
+        self._notify(message, data)
+
 
 HOOK_POINTS = ("pre_run", "post_run", "pre_step", "post_step", "pre_tool", "post_tool", "on_stop", "on_suspend")
 

@@ -1,5 +1,5 @@
 """
-Messages: a closed union by role (requirements B10).
+What a conversation consists of: parts, tool results and messages, each a closed union (requirements B10).
 
 There is no system message: the system prompt lives in the state. Every message has a private slot for derived values
 that ``Transcript.memo`` fills, so that encoded blocks travel with the message that they belong to.
@@ -7,37 +7,392 @@ that ``Transcript.memo`` fills, so that encoded blocks travel with the message t
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, overload
 
 import attrs
 
+from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, mended, text_of
 from stepengine.data.makers import maker_of
-from stepengine.data.parts import (
-    AssistantPart,
-    ResultPart,
-    ThinkingPart,
-    ToolCallPart,
-    UserPart,
-    assistant_parts,
-    joined_text,
-    result_parts,
-    strings,
-    user_parts,
-)
-from stepengine.data.results import ResultStatus, ToolResult
 from stepengine.data.thoughts import parted
 from stepengine.errors import DataError
 
+if TYPE_CHECKING:
+    from stepengine.data.hooks import Change
+
 __all__ = (
     "AssistantMessage",
+    "AssistantPart",
+    "DocumentPart",
+    "ImagePart",
+    "JsonPart",
     "Message",
+    "OpaquePart",
+    "Part",
+    "RefusalPart",
+    "ResultPart",
+    "ResultStatus",
+    "SideEffect",
+    "TextPart",
+    "ThinkingPart",
     "TimeToLive",
+    "ToolCallLog",
+    "ToolCallPart",
     "ToolMessage",
+    "ToolResult",
     "UserMessage",
+    "UserPart",
+    "assistant_parts",
+    "joined_text",
+    "parts_of",
     "quick_assistant",
+    "quick_call",
+    "quick_json",
+    "quick_log",
+    "quick_result",
+    "quick_text",
     "quick_tool",
+    "result_parts",
+    "strings",
     "system_reminder",
+    "tuple_of",
+    "user_parts",
 )
+
+
+def _object_or_none(value: Mapping[str, Any] | None) -> JsonDict | None:
+    return None if value is None else freeze_object(value)
+
+
+def _text_or_none(value: str | None) -> str | None:
+    return None if value is None else text_of(value)
+
+
+@attrs.frozen(weakref_slot=False)
+class TextPart:
+    """Plain text."""
+
+    text: str = attrs.field(converter=text_of)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+
+
+quick_text = maker_of(TextPart)
+
+
+@attrs.frozen
+class ThinkingPart:
+    """What a model thought before it answered. *text* may be empty when the provider hides it (requirements B12)."""
+
+    text: str = attrs.field(converter=text_of)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+
+
+@attrs.frozen
+class RefusalPart:
+    """The text with which a model refused."""
+
+    text: str = attrs.field(converter=text_of)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+
+
+@attrs.frozen(weakref_slot=False)
+class ToolCallPart:
+    """
+    A tool call inside an assistant message (requirements B13).
+
+    Attributes:
+        tool_call_id: ``c<n>`` inside a run; empty in a reply that the machine has not numbered yet.
+        tool_name: The tool's name as the model wrote it.
+        input: The arguments, a JSON object; empty when they could not be read.
+        raw_input: The arguments' text as received, kept only when it could not be read or was cut off.
+        input_error: Why *raw_input* could not be read; ``None`` when *input* is good.
+        provider_data: With ``"id"``, the provider's own id of the call. A part without data of the target provider is
+            *foreign* there (design 6).
+    """
+
+    tool_call_id: str
+    tool_name: str = attrs.field(converter=text_of)
+    input: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
+    raw_input: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
+    input_error: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+
+
+quick_call = maker_of(ToolCallPart)
+
+
+def _check_source(part: ImagePart | DocumentPart) -> None:
+    if (part.url is None) == (part.data is None):
+        msg = f"{type(part).__name__} needs exactly one of url= and data="
+        raise DataError(msg)
+    if not isinstance(part.data, bytes | None):
+        msg = f"the data of {type(part).__name__} is bytes, not a {type(part.data).__name__}"
+        raise DataError(msg)
+
+
+@attrs.frozen
+class ImagePart:
+    """An image, by *url* or as bytes in *data*; *mime_type* such as ``"image/png"`` (requirements B14)."""
+
+    url: str | None = attrs.field(default=None, converter=_text_or_none)
+    data: bytes | None = None
+    mime_type: str = "image/png"
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        _check_source(self)
+
+
+@attrs.frozen
+class DocumentPart:
+    """A document, by *url* or as bytes in *data*; *name* is a file name to show (requirements B14)."""
+
+    url: str | None = attrs.field(default=None, converter=_text_or_none)
+    data: bytes | None = None
+    mime_type: str = "application/pdf"
+    name: str = ""
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        _check_source(self)
+
+
+@attrs.frozen(weakref_slot=False)
+class JsonPart:
+    """A JSON value inside a tool result."""
+
+    value: JsonValue = attrs.field(converter=freeze)
+
+
+quick_json = maker_of(JsonPart)
+
+
+@attrs.frozen
+class OpaquePart:
+    """
+    A reply part that only its provider understands, kept as it came and sent back to nobody else.
+
+    Attributes:
+        provider: The adapter that made it, such as ``"anthropic"``.
+        data: The part as the provider sent it.
+    """
+
+    provider: str
+    data: JsonDict = attrs.field(converter=freeze_object)
+
+
+UserPart: TypeAlias = TextPart | ImagePart | DocumentPart
+AssistantPart: TypeAlias = TextPart | ThinkingPart | ToolCallPart | RefusalPart | OpaquePart
+ResultPart: TypeAlias = TextPart | JsonPart | ImagePart | DocumentPart
+Part: TypeAlias = UserPart | AssistantPart | ResultPart
+
+
+_MEDIA = frozenset((TextPart, ImagePart, DocumentPart))
+_USER: frozenset[type] = _MEDIA
+_ASSISTANT: frozenset[type] = frozenset((TextPart, ThinkingPart, ToolCallPart, RefusalPart, OpaquePart))
+_RESULT: frozenset[type] = _MEDIA | {JsonPart}
+
+
+def user_parts(content: str | UserPart | Sequence[str | UserPart]) -> tuple[UserPart, ...]:
+    """Turn a string, a part or a sequence of both into the parts of a user message."""
+    return parts_of(content, _USER, "a user message")
+
+
+def assistant_parts(content: str | AssistantPart | Sequence[str | AssistantPart]) -> tuple[AssistantPart, ...]:
+    """Turn a string, a part or a sequence of both into the parts of an assistant message."""
+    return parts_of(content, _ASSISTANT, "an assistant message")
+
+
+def result_parts(content: str | ResultPart | Sequence[str | ResultPart]) -> tuple[ResultPart, ...]:
+    """Turn a string, a part or a sequence of both into the parts of a tool result; a string is one part, also when empty."""
+    return (TextPart(content),) if isinstance(content, str) else parts_of(content, _RESULT, "a tool result")
+
+
+def parts_of(content: Any, allowed: frozenset[type], where: str) -> tuple[Any, ...]:
+    """
+    Turn *content* into parts of the *allowed* classes.
+
+    Raises:
+        DataError: for anything else, naming *where* it was to stand.
+    """
+    if type(content) is tuple and allowed.issuperset(map(type, content)):
+        return content
+    if isinstance(content, str):
+        return (TextPart(content),) if content else ()
+    if type(content) in allowed:
+        return (content,)
+    if not isinstance(content, (list, tuple)):
+        msg = f"{where} holds a string or a sequence of parts, not a {type(content).__name__}"
+        raise DataError(msg)
+    parts = tuple([TextPart(p) if isinstance(p, str) else p for p in content])
+    for part in parts:
+        if type(part) not in allowed:
+            msg = f"{where} cannot hold a {type(part).__name__}"
+            raise DataError(msg)
+    return parts
+
+
+def strings(value: str | Iterable[str]) -> tuple[str, ...]:
+    """Turn one string or several into a tuple of them."""
+    if type(value) is tuple:
+        return value
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def tuple_of(value: Iterable[Any]) -> tuple[Any, ...]:
+    """Turn several values into a tuple of them."""
+    return value if type(value) is tuple else tuple(value)
+
+
+def joined_text(parts: tuple[Any, ...]) -> str:
+    """Return the text and refusal parts of *parts* joined, JSON parts as compact JSON."""
+    if len(parts) == 1 and type(parts[0]) is TextPart:
+        return parts[0].text
+    texts = []
+    for part in parts:
+        kind = type(part)
+        if kind is TextPart or kind is RefusalPart:
+            texts.append(part.text)
+        elif kind is JsonPart:
+            texts.append(compact(part.value))
+    return "".join(texts)
+
+
+ResultStatus: TypeAlias = Literal["ok", "error", "pending", "skipped", "denied", "cancelled"]
+
+
+class _Text:
+    """``result.text`` is the text of a result; ``ToolResult.text("...")`` makes one (requirements B15, design 14)."""
+
+    @overload
+    def __get__(self, instance: None, owner: type[ToolResult]) -> Callable[..., ToolResult]: ...
+    @overload
+    def __get__(self, instance: ToolResult, owner: type[ToolResult]) -> str: ...
+    def __get__(self, instance: ToolResult | None, owner: type[ToolResult]) -> Any:
+        if instance is not None:
+            return joined_text(instance.content)
+        return lambda text, **fields: owner(TextPart(text), **fields)
+
+
+@attrs.frozen
+class SideEffect:
+    """
+    Something a tool did to the world, for the log (requirements E12).
+
+    Attributes:
+        kind: A word such as ``"file_written"``.
+        target: What was affected, such as a path.
+        details: Free JSON.
+    """
+
+    kind: str
+    target: str = ""
+    details: JsonValue = attrs.field(default=None, converter=freeze)
+
+
+@attrs.frozen(weakref_slot=False)
+class ToolResult:
+    """
+    The result of one tool call (requirements B15, generator-contract G24).
+
+    Make one with ``ToolResult.text("...")``, ``.json(value)``, ``.error("...")`` or ``.parts([...])``.
+
+    Attributes:
+        content: The ordered parts.
+        status: ``"ok"``, or why there is no ordinary result: ``"error"``, ``"pending"``, ``"skipped"``, ``"denied"``,
+            ``"cancelled"``. Everything but ``"ok"`` and ``"pending"`` is an error.
+        tool_name: The tool that was called; set by the machine.
+        tool_call_id: The call that this answers; set by the machine.
+        credits_used: Credits that the tool reports, never money (requirements X20).
+        side_effects: What it did to the world.
+        change: What the tool wants changed in its run, such as ``Change(context={...})``; made once, when the call has
+            run, so that the next call and every hook see it.
+    """
+
+    content: tuple[ResultPart, ...] = attrs.field(default=(), converter=result_parts)
+    status: ResultStatus = attrs.field(default="ok", kw_only=True)
+    tool_name: str = attrs.field(default="", kw_only=True)
+    tool_call_id: str = attrs.field(default="", kw_only=True)
+    credits_used: float = attrs.field(default=0, kw_only=True)
+    side_effects: tuple[SideEffect, ...] = attrs.field(default=(), converter=tuple_of, kw_only=True)
+    change: Change | None = attrs.field(default=None, kw_only=True)
+
+    text = _Text()
+
+    @classmethod
+    def json(cls, value: JsonValue, **fields: Any) -> ToolResult:
+        """Return a result that holds one JSON value."""
+        return cls((JsonPart(value),), **fields)
+
+    @classmethod
+    def parts(cls, parts: Sequence[ResultPart | str], **fields: Any) -> ToolResult:
+        """Return a result that holds *parts* in order."""
+        return cls(parts, **fields)
+
+    @classmethod
+    def error(cls, message: str, **fields: Any) -> ToolResult:
+        """Return an error result with *message* as its text."""
+        return cls((TextPart(mended(message)),), **{"status": "error", **fields})
+
+    @classmethod
+    def pending(cls, question_id: str, **fields: Any) -> ToolResult:
+        """Return the result that stands in for an answer which has not come yet (requirements K6)."""
+        text = f"Pending: waiting for the answer to question {question_id}."
+        return cls((TextPart(text),), **{"status": "pending", **fields})
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the call did not do what it was asked for."""
+        return self.status not in ("ok", "pending")
+
+    @property
+    def data(self) -> JsonValue:
+        """The value of the first JSON part, or ``None`` when there is none."""
+        for part in self.content:
+            if isinstance(part, JsonPart):
+                return part.value
+        return None
+
+    @property
+    def media(self) -> tuple[ImagePart | DocumentPart, ...]:
+        """The image and document parts."""
+        return tuple([p for p in self.content if isinstance(p, ImagePart | DocumentPart)])
+
+
+quick_result = maker_of(ToolResult)
+
+
+@attrs.frozen(weakref_slot=False)
+class ToolCallLog:
+    """
+    One tool call of a run as the result lists it (requirements D10).
+
+    Attributes:
+        tool_name: The tool.
+        input: Its input as executed, after hooks changed it.
+        result: What came back.
+        step: The step index in which it ran.
+        duration_ms: Milliseconds by the run's clock, 0 for control tools.
+        tool_call_id: The call's id, also when it is not in the history.
+        source: Who asked for it.
+    """
+
+    tool_name: str
+    input: JsonValue = attrs.field(converter=freeze)
+    result: ToolResult
+    step: int
+    duration_ms: int
+    tool_call_id: str
+    source: Literal["model", "handler", "hook"] = "model"
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the call failed."""
+        return self.result.is_error
+
+
+quick_log = maker_of(ToolCallLog)
+
 
 TimeToLive: TypeAlias = Literal["agent_step", "user_prompt"]
 """When a message leaves the history: at the end of the step that it is there for, or of the run (generator-contract L34)."""

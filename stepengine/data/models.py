@@ -12,8 +12,15 @@ import attrs
 from stepengine.data.checks import CHOICE, COUNT, FLAG, NUMBER, Fine, an_instance, fine, one_of, or_none
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.makers import maker_of
-from stepengine.data.messages import Message
-from stepengine.data.parts import AssistantPart, ToolCallPart, assistant_parts, joined_text, strings, tuple_of
+from stepengine.data.messages import (
+    AssistantPart,
+    Message,
+    ToolCallPart,
+    assistant_parts,
+    joined_text,
+    strings,
+    tuple_of,
+)
 from stepengine.data.thoughts import parted
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.data.transcript import Transcript

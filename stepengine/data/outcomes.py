@@ -14,7 +14,7 @@ import attrs
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import UserMessage
 from stepengine.data.questions import Question
-from stepengine.data.run import ChildResult
+from stepengine.data.state import ChildResult
 from stepengine.errors import StepEngineError
 
 __all__ = ("Failure", "Gathered", "Outcome", "Single", "Stop", "StopKind", "Value", "quick_value")

@@ -9,7 +9,7 @@ import attrs
 
 from stepengine.data.functions import takes_one_argument
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
-from stepengine.data.parts import strings
+from stepengine.data.messages import strings
 from stepengine.errors import DefinitionError
 
 __all__ = (

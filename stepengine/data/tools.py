@@ -18,8 +18,8 @@ from typing_extensions import ParamSpec, TypeVar
 from stepengine.data.checks import FLAG, fine
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
 from stepengine.data.makers import maker_of
+from stepengine.data.messages import ToolResult
 from stepengine.data.questions import Answer, Interactor, Question
-from stepengine.data.results import ToolResult
 from stepengine.errors import StepEngineError
 
 __all__ = (

@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NoReturn, TypeVar, overload
 
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
-from stepengine.data.parts import ToolCallPart
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.errors import TranscriptError
 
 __all__ = ("Transcript",)

@@ -16,18 +16,21 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from stepengine.data.fields import fault, shown, within
 from stepengine.data.json import JsonValue, freeze_object, text_of, thaw
-from stepengine.data.leaves import fault, shown, within
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
-from stepengine.data.parts import (
+from stepengine.data.messages import (
+    AssistantMessage,
     DocumentPart,
     ImagePart,
     JsonPart,
+    Message,
     OpaquePart,
     RefusalPart,
     TextPart,
     ThinkingPart,
     ToolCallPart,
+    ToolMessage,
+    UserMessage,
     joined_text,
 )
 from stepengine.data.transcript import Transcript

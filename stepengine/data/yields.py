@@ -7,25 +7,23 @@ yieldable is therefore iterable: iterating it yields the value itself once and u
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, TypeAlias, final
+from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, cast, final, overload
 
 import attrs
 from typing_extensions import TypeVar
 
-from stepengine.data.calls import AgentCall, Ask, Member, Parallel, Perform, ToolCall, tool_name_of
 from stepengine.data.checks import CHOICE, TEXT, Fine, an_instance, fine, or_none
-from stepengine.data.json import text_of
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, text_of
 from stepengine.data.makers import maker_of
-from stepengine.data.messages import Message, UserMessage
+from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, tuple_of
 from stepengine.data.models import ModelReply, ModelSettings
-from stepengine.data.parts import tuple_of
-from stepengine.data.results import ToolResult
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.tools import ToolChoice, ToolLike, ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.errors import BadYield
+from stepengine.errors import BadYield, PerformError, ToolError
 
 __all__ = (
     "STEP",
@@ -36,6 +34,7 @@ __all__ = (
     "GenerateN",
     "Member",
     "Parallel",
+    "Params",
     "Perform",
     "Sentinel",
     "StepResult",
@@ -45,7 +44,372 @@ __all__ = (
     "ToolCall",
     "Yieldable",
     "quick_step_result",
+    "tool_name_of",
 )
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Out = TypeVar("Out", default=Any)
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
+
+
+class Member(Generic[T_co]):
+    """What ``Parallel`` can hold; *T_co* is the type of its entry in the tuple that ``Parallel`` gives."""
+
+    __slots__ = ()
+
+
+class _Dumps(Protocol):
+    def model_dump(self, *, mode: str) -> Any: ...
+
+
+Params: TypeAlias = "Mapping[str, Any] | _Dumps | None"
+"""What a child can be given as params: a JSON object or a pydantic model."""
+
+
+def tool_name_of(tool: str | ToolLike) -> str:
+    """
+    Return the name of *tool*.
+
+    Raises:
+        BadYield: for what is neither a tool nor a name.
+    """
+    name = tool if isinstance(tool, str) else getattr(getattr(tool, "spec", None), "name", None)
+    if not isinstance(name, str) or not name:
+        msg = f"a tool is given as a Tool or by its name, not as {tool!r}"
+        raise BadYield(msg)
+    return name
+
+
+def _input(value: Mapping[str, Any]) -> JsonDict:
+    if isinstance(value, Mapping):
+        return freeze_object({**value, "messages": _stored(value["messages"])} if "messages" in value else value)
+    msg = f"the input of a ToolCall is an object such as {{'path': 'a.py'}}, not {value!r}"
+    raise BadYield(msg)
+
+
+def _stored(messages: Any) -> Any:
+    """Return a history in its stored form, so that a handler can pass on what it was given (generator-contract T26)."""
+    from stepengine.data.codec import plain  # noqa: PLC0415 - the codec knows all of data
+
+    if not isinstance(messages, list | tuple | Transcript):
+        return messages
+    return [plain(m) if isinstance(m, UserMessage | AssistantMessage | ToolMessage) else m for m in messages]
+
+
+def _flag(value: bool) -> bool:  # noqa: FBT001 - a converter has one positional argument
+    if value is True or value is False:
+        return value
+    msg = f"include_tool_call is True or False, not {value!r}"
+    raise BadYield(msg)
+
+
+def _a_prompt(value: str) -> str:
+    if isinstance(value, str):
+        return text_of(value)
+    msg = f"a prompt or question is text, not {value!r}"
+    raise BadYield(msg)
+
+
+@attrs.frozen
+class ToolCall(Member[ToolResult]):
+    """
+    Run one tool now, without a model call (generator-contract G15).
+
+    ``yield from`` gives the ``ToolResult``.
+
+    Attributes:
+        tool: The tool's name; a ``Tool`` may be given.
+        input: Its input, a JSON object.
+        include_tool_call: Whether call and result enter the history, where the model has the tool (requirements C4). A
+            control tool or spawning tool that it lacks leaves no trace there either way: providers refuse calls of tools
+            that they were not told of. Any other tool that it lacks needs ``False``.
+
+    Raises:
+        ToolError: from ``yield from``, when the result is an error.
+        ToolNotAvailable: at the yield, when the agent has no such tool.
+        ToolInputError: at the yield, when the input does not fit the tool's schema.
+    """
+
+    tool: str = attrs.field(converter=tool_name_of)
+    input: JsonDict = attrs.field(factory=JsonDict, converter=_input)
+    include_tool_call: bool = attrs.field(default=True, converter=_flag)
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, ToolResult]:
+        result = (yield self).tool_result
+        if result is None or result.is_error:
+            text = "no result" if result is None else result.text
+            msg = f"tool {self.tool!r} failed: {text}"
+            raise ToolError(msg, tool_name=self.tool, result=result)
+        return result
+
+
+def _params(value: Params) -> JsonValue:
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return freeze_object(value)
+    dump = getattr(value, "model_dump", None)
+    if dump is None or isinstance(value, type):
+        msg = f"params is a JSON object or a pydantic model, not {value!r}"
+        raise BadYield(msg)
+    return freeze_object(dump(mode="json"))
+
+
+@attrs.frozen
+class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
+    """
+    Run a child agent and wait for it (requirements J13).
+
+    ``yield from`` gives the child's output.
+
+    Attributes:
+        agent: The id of a spawnable agent, or its definition.
+        prompt: The child's prompt.
+        params: The child's params, a JSON object.
+
+    Raises:
+        ChildError: from ``yield from``, when the child did not complete.
+        LimitExceeded: at the yield, when ``max_total_children`` was set and has no room for it.
+    """
+
+    agent: str | AgentDefinition[Out]
+    prompt: str = attrs.field(default="", converter=_a_prompt)
+    params: JsonValue = attrs.field(default=None, converter=_params)
+
+    def __attrs_post_init__(self) -> None:
+        agent: Any = self.agent
+        if not isinstance(agent, (str, AgentDefinition)) or agent == "":
+            msg = f"an AgentCall needs an AgentDefinition or the id of a spawnable agent, not {self.agent!r}"
+            raise BadYield(msg)
+
+    @property
+    def agent_id(self) -> str:
+        """The id of the agent that is called."""
+        return self.agent if isinstance(self.agent, str) else self.agent.id
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, Out]:
+        child: ChildResult[Out] = (yield self).value
+        return child.unwrap()
+
+
+@attrs.frozen(init=False)
+class Perform(Member["T_co | PerformError"], Generic[T_co]):
+    """
+    Any I/O of the author's: run once, its JSON result recorded, never run again on replay (design 4).
+
+    ``Perform(fn, *args, **kwargs)``; *fn* may be sync or async, its result must be JSON, and what the handler gets is
+    that JSON. ``Perform.idempotent(fn, ...)`` may be run again after a crash. ``yield from`` gives the value.
+
+    Raises:
+        PerformError: from ``yield from``, when *fn* raised or returned what is not JSON.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    is_idempotent: bool
+
+    @overload
+    def __init__(self: Perform[T], fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    @overload
+    def __init__(self: Perform[T], fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    def __init__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        if not callable(fn):
+            msg = f"Perform needs a function and its arguments, not {fn!r}"
+            raise BadYield(msg)
+        self.__attrs_init__(fn, args, JsonDict(kwargs), is_idempotent=False)
+
+    @classmethod
+    @overload
+    def idempotent(cls, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Perform[T]: ...
+    @classmethod
+    @overload
+    def idempotent(cls, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Perform[T]: ...
+    @classmethod
+    def idempotent(cls, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Perform[Any]:
+        """Return a ``Perform`` that may be run again when a crash left its outcome unknown."""
+        made: Perform[Any] = cls(fn, *args, **kwargs)
+        object.__setattr__(made, "is_idempotent", True)
+        return made
+
+    @property
+    def name(self) -> str:
+        """The qualified name of the function, as records show it."""
+        fn = getattr(self.fn, "func", self.fn)
+        return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, T_co]:
+        value = (yield self).value
+        if isinstance(value, PerformError):
+            raise value
+        return cast("T_co", value)
+
+
+def _options(value: Iterable[str]) -> tuple[str, ...]:
+    options = () if isinstance(value, str) else tuple(value)
+    if isinstance(value, str) or not all(isinstance(o, str) for o in options):
+        msg = f"the options of an Ask are a list of strings, not {value!r}"
+        raise BadYield(msg)
+    if len(options) == 1:
+        msg = f"Ask needs no options or at least two, not only {options[0]!r}"
+        raise BadYield(msg)
+    return tuple(map(text_of, options))
+
+
+def _key(value: str | None) -> str | None:
+    """Return a name for a question; one that looks like the ids which questions get by themselves would not be unique."""
+    if value is None:
+        return None
+    given: Any = value
+    plain = value.replace("_", "-").replace("-", "a") if isinstance(given, str) else ""
+    if not (plain.isascii() and plain.isalnum()) or (value[0] == "q" and value[1:].isdecimal()):
+        msg = f"the key of an Ask is a name of letters, digits, '_' and '-' other than q and a number, not {value!r}"
+        raise BadYield(msg)
+    return value
+
+
+@attrs.frozen
+class Ask(Member[str]):
+    """
+    Ask a person; the run suspends until someone answers, in this process or later (requirements K1).
+
+    ``yield from`` gives the answer as a string, ``""`` when the person declined; ``StepResult.value`` of a bare yield is
+    the same.
+
+    Attributes:
+        question: The question's text.
+        options: Choices; at least two, or none for free text.
+        multi_select: Whether several may be chosen.
+        details: Free JSON to show beside the question.
+        allow_text: Whether another text than the options is an answer; otherwise it is refused, and the options are named.
+        key: The question's name, of letters, digits, ``_`` and ``-``: answers go by it (``{"size": "42"}``, of a child
+            ``{"2:size": "42"}``) instead of a number that changes with the code. A run asks under one name only once.
+    """
+
+    question: str = attrs.field(converter=_a_prompt)
+    options: tuple[str, ...] = attrs.field(default=(), converter=_options)
+    multi_select: bool = attrs.field(default=False, kw_only=True)
+    details: JsonValue = attrs.field(default=None, converter=freeze, kw_only=True)
+    allow_text: bool = attrs.field(default=False, kw_only=True)
+    key: str | None = attrs.field(default=None, converter=_key, kw_only=True)
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, str]:
+        value: str = (yield self).value
+        return value
+
+
+def _width(value: int | None) -> int | None:
+    number: Any = value
+    if value is None or (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
+        return value
+    msg = f"the concurrency of a Parallel is an integer from 1, or None, not {value!r}"
+    raise BadYield(msg)
+
+
+@attrs.frozen(init=False)
+class Parallel(Generic[T_co]):
+    """
+    Several calls at once (generator-contract G20).
+
+    ``Parallel(*calls)`` of ``ToolCall``, ``AgentCall``, ``Perform`` and ``Ask``; one list of them is accepted too.
+    ``yield from`` gives a tuple in order: ``ToolResult``, ``ChildResult``, value or ``PerformError``, answer. A failure
+    stays inside its own entry. It counts as one action.
+
+    Attributes:
+        calls: The members.
+        fail_fast: Cancel the other children as soon as one member fails, a tool call with an error result included; each
+            cancelled child has an entry that says so.
+        concurrency: How many members are under way at once, at least 1: as soon as one has ended, the next one begins. By
+            default all begin at once, of children ``max_concurrent_children`` (8) and of tool calls
+            ``max_concurrent_tools`` (all). A number stands in the place of these defaults, never of a limit that was set.
+            After a crash only members that had begun are in doubt.
+
+    Raises:
+        BadYield: for anything else inside, such as ``STEP``, and for a *concurrency* below 1.
+        LimitExceeded: at the yield, when a limit that was set (``max_children``, ``max_total_children``) has no room for all
+            of its children; nothing has started.
+    """
+
+    calls: tuple[Member[Any], ...]
+    fail_fast: bool
+    concurrency: int | None
+
+    @overload
+    def __init__(self: Parallel[tuple[()]], *, fail_fast: bool = ..., concurrency: int | None = ...) -> None: ...
+    @overload
+    def __init__(
+        self: Parallel[tuple[A]], a: Member[A], /, *, fail_fast: bool = ..., concurrency: int | None = ...
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Parallel[tuple[A, B]],
+        a: Member[A],
+        b: Member[B],
+        /,
+        *,
+        fail_fast: bool = ...,
+        concurrency: int | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Parallel[tuple[A, B, C]], a: Member[A], b: Member[B], c: Member[C], /, *, fail_fast: bool = ...
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Parallel[tuple[A, B, C, D]],
+        a: Member[A],
+        b: Member[B],
+        c: Member[C],
+        d: Member[D],
+        /,
+        *,
+        fail_fast: bool = ...,
+        concurrency: int | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Parallel[tuple[A, B, C, D, E]],
+        a: Member[A],
+        b: Member[B],
+        c: Member[C],
+        d: Member[D],
+        e: Member[E],
+        /,
+        *,
+        fail_fast: bool = ...,
+        concurrency: int | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Parallel[tuple[A, ...]], *calls: Member[A], fail_fast: bool = ..., concurrency: int | None = ...
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Parallel[tuple[A, ...]],
+        calls: Sequence[Member[A]],
+        /,
+        *,
+        fail_fast: bool = ...,
+        concurrency: int | None = ...,
+    ) -> None: ...
+    def __init__(self, *calls: Any, fail_fast: bool = False, concurrency: int | None = None) -> None:
+        members = tuple(calls[0]) if len(calls) == 1 and isinstance(calls[0], list | tuple) else calls
+        for call in members:
+            if not isinstance(call, Member):
+                msg = f"Parallel holds ToolCall, AgentCall, Perform and Ask, not {call!r}"
+                raise BadYield(msg)
+        self.__attrs_init__(members, fail_fast, _width(concurrency))
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, T_co]:
+        value: T_co = (yield self).value
+        return value
+
 
 Ret = TypeVar("Ret", default=None)
 MODEL = fine(

@@ -19,8 +19,7 @@ from stepengine.data.json import thaw
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelRequest
 from stepengine.data.questions import Interactor, checked_interactor
-from stepengine.data.run import RunResult
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunResult
 from stepengine.data.tools import ToolLike
 from stepengine.data.yields import StepResult
 from stepengine.engine.catalog import Catalog

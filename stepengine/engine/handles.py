@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.data.inputs import Shutdown
 from stepengine.data.outcomes import Stop
-from stepengine.data.run import RunResult
+from stepengine.data.state import RunResult
 from stepengine.engine.live import LiveRun
 from stepengine.errors import StepEngineError
 from stepengine.runtime.handle import RunHandle, Turns

@@ -21,8 +21,7 @@ from stepengine.data.events import Event
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits
-from stepengine.data.run import RunResult
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunResult
 from stepengine.data.usage import add_cost
 from stepengine.data.yields import STEP, StepResult
 from stepengine.engine.catalog import Agent, Catalog

@@ -14,8 +14,7 @@ import attrs
 from stepengine.data.effects import Notify
 from stepengine.data.events import Event, PhaseChanged, RunFailed, RunFinished, RunStarted
 from stepengine.data.outcomes import Outcome, Stop
-from stepengine.data.run import RunPhase, RunResult, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunPhase, RunResult, RunStatus
 from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.handle import RunHandle, Turns

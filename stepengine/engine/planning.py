@@ -24,8 +24,7 @@ from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
-from stepengine.data.run import RunInfo
-from stepengine.data.state import AgentState, quick_state, suspended_at
+from stepengine.data.state import AgentState, RunInfo, quick_state, suspended_at
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog

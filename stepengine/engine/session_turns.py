@@ -24,8 +24,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Outcome
 from stepengine.data.questions import AnswerLike, Question
-from stepengine.data.run import RunResult, RunStatus
-from stepengine.data.state import AgentState, suspended_at
+from stepengine.data.state import AgentState, RunResult, RunStatus, suspended_at
 from stepengine.data.usage import Usage
 from stepengine.engine.live import LiveRun
 from stepengine.engine.planning import Request, not_from_state

@@ -7,7 +7,7 @@ from types import GeneratorType
 from typing import Any, TypeVar, cast
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.run import ChildResult
+from stepengine.data.state import ChildResult
 from stepengine.data.yields import AgentCall, Parallel, StepResult, Yieldable
 from stepengine.errors import BadYield
 

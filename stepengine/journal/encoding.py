@@ -15,11 +15,11 @@ from typing import Any, TypeAlias, cast
 
 from stepengine.data.codec import written, written_any
 from stepengine.data.effects import CallModel
+from stepengine.data.fields import PLAIN
 from stepengine.data.json import quoted
-from stepengine.data.leaves import PLAIN
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Value
-from stepengine.data.run import ChildResult
+from stepengine.data.state import ChildResult
 from stepengine.data.transcript import Transcript
 from stepengine.errors import JournalWriteFailed
 from stepengine.journal.fingerprints import DEFAULT_SETTINGS, Fingerprints, fingerprint, offered_tool

@@ -17,8 +17,8 @@ import attrs
 from stepengine.data.codec import bare, written
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import CallModel
+from stepengine.data.fields import CANONICAL
 from stepengine.data.json import frozen_text
-from stepengine.data.leaves import CANONICAL
 from stepengine.data.messages import Message
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.tools import ToolSpec

@@ -14,10 +14,10 @@ from typing import Any
 import attrs
 
 from stepengine.data.json import freeze
+from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import answered
-from stepengine.data.results import ToolResult
 from stepengine.errors import DataError, JournalError, StepEngineError
 from stepengine.journal.cut import Cut, check_repeats, place_of
 from stepengine.journal.finding import JournalLike, as_journal

@@ -13,11 +13,11 @@ import attrs
 
 from stepengine.data.codec import STORED, bare, bare_any, restored, restored_any
 from stepengine.data.effects import Ask, CallModel, CallTool, Perform, Spawn
+from stepengine.data.fields import within
 from stepengine.data.json import freeze, thaw
-from stepengine.data.leaves import within
 from stepengine.data.outcomes import Failure, Value, quick_value
 from stepengine.data.questions import Question
-from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.state import ChildResult, RunStatus
 from stepengine.errors import DataError, StepEngineError
 from stepengine.runtime.performer import Item
 

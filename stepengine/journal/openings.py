@@ -12,8 +12,7 @@ import attrs
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.limits import Limits
-from stepengine.data.run import RunInfo
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunInfo
 from stepengine.errors import JournalCorrupt
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.journal.forms import bare, name_of, restored

@@ -10,7 +10,7 @@ import attrs
 from stepengine.data.effects import CallModel
 from stepengine.data.json import JsonDict
 from stepengine.data.outcomes import Failure, Single, Stop, Value
-from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Control, ToolBinding, ToolSpec, Validated
 from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal.cut import Cut, check_repeats

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 import attrs
 
 from stepengine.data.effects import CallModel
-from stepengine.data.leaves import PLAIN
+from stepengine.data.fields import PLAIN
 from stepengine.data.outcomes import Failure, Value
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 from stepengine.journal.shapes import UNREADABLE, check_attempts, check_head, check_place

@@ -10,7 +10,7 @@ import attrs
 from stepengine.data.effects import Ask, CallModel
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
-from stepengine.data.run import ChildResult
+from stepengine.data.state import ChildResult
 from stepengine.errors import JournalCorrupt, JournalError, ReplayDivergence
 from stepengine.journal.forms import restored
 from stepengine.journal.history import parent_of

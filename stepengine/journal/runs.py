@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import attrs
 
 from stepengine.data.questions import AnswerLike
-from stepengine.data.run import RunResult
+from stepengine.data.state import RunResult
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.forks import branch

@@ -24,8 +24,7 @@ from stepengine.data.limits import Limits
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Outcome, Stop, Value
 from stepengine.data.questions import AnswerLike
-from stepengine.data.run import RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunStatus
 from stepengine.errors import JournalError, StepEngineError, UnknownModel
 from stepengine.journal.commits import Commits
 from stepengine.journal.fingerprints import Fingerprints

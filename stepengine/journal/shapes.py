@@ -14,13 +14,11 @@ from typing import Any, get_args
 
 from stepengine.data.codec import restored
 from stepengine.data.limits import Limits
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings
 from stepengine.data.outcomes import Failure, StopKind, Value
 from stepengine.data.questions import Answer, Question
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, ChildResult
 from stepengine.errors import StepEngineError
 
 __all__ = (

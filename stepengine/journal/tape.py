@@ -17,8 +17,7 @@ import attrs
 from stepengine.data.effects import Ask, CallModel, Spawn
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import answered
-from stepengine.data.run import ChildResult
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage
 from stepengine.errors import StepEngineError, UnknownOutcome
 from stepengine.journal.forms import bare, describe, is_repeatable, must_last, outcome_members, outcome_of, storable

@@ -14,23 +14,25 @@ from typing import Any, assert_never
 
 from stepengine.data.codec import plain
 from stepengine.data.json import JsonDict, canonical, thaw
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage
-from stepengine.data.models import ModelReply, StopReason
-from stepengine.data.outcomes import Failure
-from stepengine.data.parts import (
+from stepengine.data.messages import (
+    AssistantMessage,
     DocumentPart,
     ImagePart,
     JsonPart,
+    Message,
     OpaquePart,
     Part,
     RefusalPart,
     TextPart,
     ThinkingPart,
     ToolCallPart,
+    ToolMessage,
+    ToolResult,
 )
+from stepengine.data.models import ModelReply, StopReason
+from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer, Question
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult, RunResult
+from stepengine.data.state import ChildResult, RunResult
 from stepengine.data.usage import Spending, Usage, add_cost
 from stepengine.journal.forms import restored
 from stepengine.journal.history import History

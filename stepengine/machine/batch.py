@@ -14,10 +14,9 @@ from typing import NamedTuple
 from stepengine.data import events as ev
 from stepengine.data.effects import Ask, Leaf
 from stepengine.data.json import canonical
+from stepengine.data.messages import ToolCallPart, ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop
-from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import NOBODY, REMEMBERED, Answer, Decision, Question
-from stepengine.data.results import ToolResult
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks

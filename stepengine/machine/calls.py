@@ -20,12 +20,11 @@ from stepengine.data import events as ev
 from stepengine.data import yields as y
 from stepengine.data.effects import Leaf, quick_call_tool
 from stepengine.data.json import JsonDict
+from stepengine.data.messages import ToolCallPart, ToolResult, quick_log, quick_result
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Single, Stop, Value
-from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Question
-from stepengine.data.results import ToolResult, quick_log, quick_result
-from stepengine.data.run import ChildResult
+from stepengine.data.state import ChildResult
 from stepengine.data.tools import Asking, Control, How, Ordinary, Spawning, ToolBinding, ToolSpec, Validated
 from stepengine.data.transcript import Transcript
 from stepengine.errors import LimitExceeded, PerformError, StepEngineError, ToolInputError, ToolNotAvailable

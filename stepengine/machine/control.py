@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 
 from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict, JsonValue, compact
-from stepengine.data.messages import AssistantMessage, UserMessage
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import AssistantMessage, ToolResult, UserMessage
 from stepengine.data.tools import Action, ToolSpec
 from stepengine.data.wire import from_dicts
 from stepengine.errors import AgentError, OutputMissing

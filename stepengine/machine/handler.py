@@ -13,11 +13,9 @@ from typing import Any, TypeAlias, assert_never
 
 from stepengine.data import events as ev
 from stepengine.data import yields as y
-from stepengine.data.contexts import StepContext
-from stepengine.data.messages import AssistantMessage, quick_assistant
+from stepengine.data.hooks import StepContext
+from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolResult, quick_assistant, quick_call
 from stepengine.data.models import ModelReply
-from stepengine.data.parts import TextPart, ToolCallPart, quick_call
-from stepengine.data.results import ToolResult
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError, ToolInputError
 from stepengine.machine.author import Author, Returned, describe_yield, noted
 from stepengine.machine.batch import run_batch

@@ -14,9 +14,17 @@ from typing import NamedTuple
 
 import attrs
 
-from stepengine.data.messages import AssistantMessage, Message, TimeToLive, ToolMessage, UserMessage, quick_tool
-from stepengine.data.parts import TextPart, ToolCallPart
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import (
+    AssistantMessage,
+    Message,
+    TextPart,
+    TimeToLive,
+    ToolCallPart,
+    ToolMessage,
+    ToolResult,
+    UserMessage,
+    quick_tool,
+)
 from stepengine.data.state import AgentState, suspended_at
 from stepengine.data.transcript import Transcript
 

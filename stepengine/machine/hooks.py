@@ -15,11 +15,9 @@ from typing import Any
 from stepengine.data import events as ev
 from stepengine.data.functions import location_of
 from stepengine.data.hooks import Change
-from stepengine.data.messages import Message, UserMessage
+from stepengine.data.messages import Message, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.outcomes import Stop
-from stepengine.data.parts import ToolCallPart
 from stepengine.data.questions import Decision
-from stepengine.data.results import ToolResult
 from stepengine.data.yields import StepResult, ToolCall
 from stepengine.errors import HandlerError, LimitReached, StepEngineError
 from stepengine.machine.author import Author, Returned, blamed, describe_yield

@@ -14,10 +14,9 @@ from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.makers import maker_of
-from stepengine.data.messages import Message
-from stepengine.data.parts import tuple_of
+from stepengine.data.messages import Message, tuple_of
 from stepengine.data.questions import Question
-from stepengine.data.run import ChildResult, Ended, RunInfo, RunResult, RunStatus
+from stepengine.data.state import ChildResult, Ended, RunInfo, RunResult, RunStatus
 from stepengine.data.tools import ToolBinding, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import LimitExceeded, StepEngineError

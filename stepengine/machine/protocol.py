@@ -23,10 +23,10 @@ import attrs
 from stepengine.data import yields as y
 from stepengine.data.effects import Ask, CallModel, CallTool, Effect, Gather, Notify, Perform, Spawn
 from stepengine.data.events import PhaseChanged
+from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Gathered, Outcome
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult, RunPhase
+from stepengine.data.state import ChildResult, RunPhase
 from stepengine.data.tools import How
 
 __all__ = (

@@ -12,13 +12,12 @@ from types import GeneratorType
 from typing import Any, NamedTuple, assert_never
 
 from stepengine.data import events as ev
-from stepengine.data.contexts import StepContext
 from stepengine.data.effects import Notify
+from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Stop
-from stepengine.data.run import RunPhase, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunPhase, RunStatus
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
 from stepengine.machine.author import Author, blamed

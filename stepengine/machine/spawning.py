@@ -14,9 +14,8 @@ from typing import Any
 from stepengine.data.definition import normalised_id
 from stepengine.data.effects import Spawn
 from stepengine.data.json import JsonDict
-from stepengine.data.parts import ToolCallPart
-from stepengine.data.run import ChildResult
-from stepengine.data.state import AgentState
+from stepengine.data.messages import ToolCallPart
+from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.tools import Entry, Spawning
 from stepengine.errors import AgentError
 from stepengine.machine.state import RunState

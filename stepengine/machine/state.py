@@ -21,13 +21,11 @@ from stepengine.data.estimate import Measured, transcript_tokens
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
-from stepengine.data.messages import Message, UserMessage
+from stepengine.data.messages import Message, ToolCallLog, UserMessage
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Gathered, Single, Stop, Value
 from stepengine.data.questions import Question
-from stepengine.data.results import ToolCallLog
-from stepengine.data.run import ChildResult, RunPhase
-from stepengine.data.state import AgentState, quick_state
+from stepengine.data.state import AgentState, ChildResult, RunPhase, quick_state
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage, add_cost, quick_spending, quick_usage

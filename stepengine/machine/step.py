@@ -17,15 +17,19 @@ from stepengine.data.effects import quick_call_model
 from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,
+    AssistantPart,
     Message,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
     ToolMessage,
+    ToolResult,
     UserMessage,
     quick_assistant,
+    quick_call,
     system_reminder,
 )
 from stepengine.data.models import ModelReply, ModelRequest, StopReason, quick_request
-from stepengine.data.parts import AssistantPart, TextPart, ThinkingPart, ToolCallPart, quick_call
-from stepengine.data.results import ToolResult
 from stepengine.data.thoughts import parted
 from stepengine.data.usage import Usage, add_cost
 from stepengine.data.yields import StepWith

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import jiter
 
 from stepengine.data.json import JsonDict, compact, freeze
-from stepengine.data.parts import ToolCallPart
+from stepengine.data.messages import ToolCallPart
 from stepengine.errors import DataError
 
 __all__ = (

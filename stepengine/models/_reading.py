@@ -15,8 +15,8 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import attrs
 
+from stepengine.data.messages import RefusalPart, TextPart, ThinkingPart
 from stepengine.data.models import ModelDelta, ModelReply, TextChunk, ThinkingChunk
-from stepengine.data.parts import RefusalPart, TextPart, ThinkingPart
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
 from stepengine.models._failures import (

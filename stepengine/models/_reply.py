@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 
 from stepengine.data.json import compact
+from stepengine.data.messages import AssistantPart, RefusalPart, TextPart, ToolCallPart
 from stepengine.data.models import ModelReply, StopReason
-from stepengine.data.parts import AssistantPart, RefusalPart, TextPart, ToolCallPart
 from stepengine.data.usage import Usage
 from stepengine.models._failures import Call
 from stepengine.models._json import count_of

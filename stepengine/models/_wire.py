@@ -11,9 +11,17 @@ from typing import Any, Literal, TypeGuard, TypeVar
 import attrs
 
 from stepengine.data.json import compact
-from stepengine.data.messages import AssistantMessage, ToolMessage
+from stepengine.data.messages import (
+    AssistantMessage,
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    ResultPart,
+    TextPart,
+    ToolCallPart,
+    ToolMessage,
+)
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
-from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, ResultPart, TextPart, ToolCallPart
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._json import utf8

@@ -10,6 +10,7 @@ from typing import assert_never
 import attrs
 
 from stepengine.data.json import compact
+from stepengine.data.messages import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -21,7 +22,6 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.parts import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.models.keys import first_set
 
 __all__ = ("ModelInfo", "ModelRef", "Provider", "ProviderSettings", "deltas_of")

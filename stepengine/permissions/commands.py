@@ -15,7 +15,7 @@ from typing import Literal
 
 import attrs
 
-from stepengine.data.parts import strings
+from stepengine.data.messages import strings
 from stepengine.errors import DefinitionError
 from stepengine.tools.argv import Argv, Script
 from stepengine.tools.files.rules import SECRETS, PathRules

@@ -20,7 +20,7 @@ import attrs
 
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object, thaw
-from stepengine.data.parts import ToolCallPart
+from stepengine.data.messages import ToolCallPart
 from stepengine.data.questions import Decision
 from stepengine.data.tools import ToolLike, ToolSpec
 from stepengine.errors import DefinitionError

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, Val
 
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object
-from stepengine.data.parts import strings
+from stepengine.data.messages import strings
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions.commands import CommandForm, denies, permits

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from stepengine.data.effects import Spawn
+from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult
+from stepengine.data.state import ChildResult
 from stepengine.errors import AgentError
 from stepengine.runtime.performer import IO, Item, Performer, child_path
 

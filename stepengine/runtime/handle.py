@@ -17,7 +17,7 @@ from stepengine.data.inputs import AnswerInput, Interrupt, RunInput, Shutdown, T
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import AnswerLike, Question
-from stepengine.data.run import RunPhase, RunResult
+from stepengine.data.state import RunPhase, RunResult
 from stepengine.data.transcript import Transcript
 from stepengine.errors import StepEngineError
 from stepengine.runtime.logs import LOGGER

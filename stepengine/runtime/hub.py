@@ -35,9 +35,9 @@ from stepengine.data.events import (
     ToolInputDelta,
     ToolLog,
 )
+from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
-from stepengine.data.results import ToolResult
-from stepengine.data.run import RunPhase
+from stepengine.data.state import RunPhase
 from stepengine.data.transcript import Transcript
 from stepengine.errors import StepEngineError
 from stepengine.machine.signals import is_callers

@@ -17,10 +17,10 @@ from stepengine.data.effects import CallModel, CallTool, Leaf, Spawn
 from stepengine.data.events import Repeat
 from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits
+from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Value
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, StepEngineError
 from stepengine.machine.plan import RunPlan

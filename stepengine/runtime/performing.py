@@ -30,6 +30,7 @@ from stepengine.data.events import (
     ToolLog,
 )
 from stepengine.data.json import freeze
+from stepengine.data.messages import ToolResult
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -42,9 +43,7 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.outcomes import Failure, Single, Stop, quick_value
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult, RunStatus
-from stepengine.data.state import AgentState, prompt_tokens
+from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
 from stepengine.data.tools import Asking, Ordinary
 from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import (

@@ -19,10 +19,10 @@ from stepengine.data.events import (
     ToolFinished,
     ToolStarted,
 )
+from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.state import ChildResult, RunStatus
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import Item, child_path
 

@@ -21,8 +21,7 @@ from stepengine.data.events import Event, PhaseChanged, RunFailed
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Failure, Outcome, Stop
 from stepengine.data.questions import AnswerLike, Interactor, Question
-from stepengine.data.run import RunPhase, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunPhase, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan

@@ -18,8 +18,7 @@ import attrs
 from stepengine.data import codec
 from stepengine.data.hooks import Change, HookContext, Hooks
 from stepengine.data.messages import AssistantMessage
-from stepengine.data.run import RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.data.yields import Perform, StepResult, Yieldable

@@ -16,8 +16,7 @@ import attrs
 
 from stepengine.data import codec
 from stepengine.data.json import JsonDict, freeze_object
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
-from stepengine.data.parts import ToolCallPart, strings
+from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage, strings
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage

@@ -8,12 +8,10 @@ from typing import Any, Final
 import attrs
 
 from stepengine.data.json import freeze
-from stepengine.data.messages import AssistantMessage
+from stepengine.data.messages import AssistantMessage, ToolResult
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.questions import Question, answered
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.yields import (
     AgentCall,
     Ask,

@@ -18,7 +18,7 @@ from stepengine.data.effects import CallModel, Gather, Leaf, Spawn
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Single, Value
-from stepengine.data.run import ChildResult
+from stepengine.data.state import ChildResult
 from stepengine.data.usage import Usage
 from stepengine.errors import AgentError
 from stepengine.machine.plan import RunPlan

@@ -10,11 +10,10 @@ import attrs
 
 from stepengine.data.effects import Ask, CallModel, CallTool, Leaf, Perform
 from stepengine.data.json import freeze
+from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Single, Value
-from stepengine.data.parts import TextPart, ToolCallPart
 from stepengine.data.questions import AnswerLike, answered
-from stepengine.data.results import ToolResult
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, StepEngineError
 from stepengine.testing.scripted import Failing

@@ -13,9 +13,9 @@ from typing import Any
 import attrs
 
 from stepengine.data.effects import Ask, CallModel, CallTool, Leaf, Perform, Spawn
+from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, LimitExceeded, ModelError, PerformError, UnknownOutcome
 

@@ -18,11 +18,9 @@ import attrs
 
 from stepengine.data.effects import CallModel, CallTool, Effect, Gather, Leaf, Notify
 from stepengine.data.events import PhaseChanged, StepStarted, ToolFinished
-from stepengine.data.messages import Message, ToolMessage, UserMessage
+from stepengine.data.messages import Message, ToolMessage, ToolResult, UserMessage
 from stepengine.data.outcomes import Failure, Single, Stop, Value
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult, RunPhase, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.data.yields import AgentCall, GenerateN, Parallel, StepResult, ToolCall
 from stepengine.errors import (

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from stepengine.data.run import RunResult
+from stepengine.data.state import RunResult
 from stepengine.errors import DataError
 from stepengine.journal import Journal, JournalLike, as_journal
 from stepengine.journal.history import History

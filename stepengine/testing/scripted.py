@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from stepengine.data.json import compact, freeze_object
+from stepengine.data.messages import AssistantPart, TextPart, ThinkingPart, ToolCallPart, quick_call
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -24,7 +25,6 @@ from stepengine.data.models import (
     ToolCallChunk,
     quick_reply,
 )
-from stepengine.data.parts import AssistantPart, TextPart, ThinkingPart, ToolCallPart, quick_call
 from stepengine.data.tools import ToolLike
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, ModelError

@@ -18,7 +18,7 @@ import attrs
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.data.tools import ToolLike
 from stepengine.errors import DataError
 from stepengine.machine import Finished

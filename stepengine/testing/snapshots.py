@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
 from stepengine.data.events import Event, TextDelta, ThinkingDelta, ToolInputDelta
-from stepengine.data.run import RunResult
+from stepengine.data.state import RunResult
 from stepengine.data.visible import visible
 from stepengine.errors import DataError
 from stepengine.journal import Journal, as_journal

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from stepengine.data.effects import CallModel, CallTool, Leaf, Perform, Spawn
+from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Stop
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult
+from stepengine.data.state import ChildResult
 
 __all__ = ("name_of", "shown", "told")
 

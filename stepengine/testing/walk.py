@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from stepengine.data.contexts import StepContext
 from stepengine.data.definition import AgentDefinition, check_handler
+from stepengine.data.hooks import StepContext
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.state import AgentState
 from stepengine.data.yields import YIELDABLES, AgentCall, Parallel, Perform, StepResult

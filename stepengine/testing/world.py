@@ -16,7 +16,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import CallTool, Effect, Gather, Leaf, Notify, Perform, Spawn
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
-from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.state import ChildResult, RunStatus
 from stepengine.errors import StepEngineError, UnknownOutcome
 from stepengine.journal.forms import is_repeatable
 from stepengine.machine import Finished, run_agent

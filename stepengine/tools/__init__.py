@@ -7,7 +7,7 @@ documentation describes.
 
 from __future__ import annotations
 
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import ToolResult
 from stepengine.tools.bundled import change_hook_tools, file_tools, followup_tools, search_tools, shell_tools, web_tools
 from stepengine.tools.changes import FileChangeHook
 from stepengine.tools.context import ResourceMap, ToolContext, Workspace

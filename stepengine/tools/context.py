@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 import attrs
 
 from stepengine.data.events import Event
+from stepengine.data.hooks import RunLogger
 from stepengine.data.json import JsonDict, canonical, freeze
-from stepengine.data.logger import RunLogger
 from stepengine.data.state import AgentState
 from stepengine.errors import StepEngineError
 from stepengine.tools.threads import ThreadPool

@@ -14,8 +14,8 @@ from typing import Any
 import attrs
 
 from stepengine.data.json import JsonDict, freeze
+from stepengine.data.messages import ToolResult
 from stepengine.data.questions import Answer, Interactor, Question, checked_interactor
-from stepengine.data.results import ToolResult
 from stepengine.data.tools import Action, Asking, Control, Runs, ToolAnnotations, ToolBinding, ToolSpec, Validated
 from stepengine.data.wire import from_dicts
 from stepengine.errors import DataError, TranscriptError

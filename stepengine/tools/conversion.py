@@ -8,8 +8,17 @@ from typing import Any
 import attrs
 
 from stepengine.data.json import compact, freeze
-from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, ResultPart, TextPart, quick_json, quick_text
-from stepengine.data.results import ToolResult, quick_result
+from stepengine.data.messages import (
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    ResultPart,
+    TextPart,
+    ToolResult,
+    quick_json,
+    quick_result,
+    quick_text,
+)
 from stepengine.errors import DataError, ToolError
 from stepengine.redaction import KNOWN
 from stepengine.tools._caps import DOCUMENT_BYTES, ERROR_CHARS, IMAGE_BYTES, RESULT_CHARS

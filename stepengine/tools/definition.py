@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, or_none
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import ToolResult
 from stepengine.data.tools import Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Validated
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools.context import ToolContext

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import ToolResult
 from stepengine.errors import ToolError
 from stepengine.tools._caps import RETRY_WAIT_SECONDS, RETRY_WAIT_SECONDS_MAX, TOOL_SECONDS
 from stepengine.tools.context import ToolContext

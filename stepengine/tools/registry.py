@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.json import freeze_object
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import ToolResult
 from stepengine.data.tools import Ordinary, ToolLike, ToolSpec
 from stepengine.errors import DataError, DefinitionError, ToolInputError, ToolNotAvailable
 from stepengine.tools.context import ToolContext

@@ -13,8 +13,8 @@ from typing import Any
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, thaw
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult, RunStatus
+from stepengine.data.messages import ToolResult
+from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Entry, Spawning, ToolBinding, ToolLike, ToolSpec, Validated
 from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInputError
 from stepengine.tools.arguments import without_titles

@@ -6,8 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepengine.data.json import compact
-from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, TextPart
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import DocumentPart, ImagePart, JsonPart, TextPart, ToolResult
 from stepengine.errors import DataError, DefinitionError, ToolError
 
 if TYPE_CHECKING:

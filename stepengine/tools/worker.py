@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from stepengine.data.logger import RunLogger
+from stepengine.data.hooks import RunLogger
 from stepengine.tools.context import CallSignal, ToolContext
 
 __all__ = ("OnLoop", "context_for_thread")

@@ -28,8 +28,7 @@ from stepengine.cli.console import PERMISSION, Lines, Terminal, console_on
 from stepengine.cli.options import Options
 from stepengine.cli.recording import entries
 from stepengine.data.questions import Question
-from stepengine.data.run import RunPhase, RunResult
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunPhase, RunResult
 from stepengine.errors import AnswerRejected
 from stepengine.events import PermissionDecided, PermissionRequested, PhaseChanged, RunFinished, TextDelta
 from stepengine.journal import FileJournal

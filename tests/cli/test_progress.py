@@ -18,11 +18,10 @@ from stepengine.cli.options import Options
 from stepengine.cli.progress import LEVELS, Progress, diff_lines
 from stepengine.cli.running import make_progress
 from stepengine.data import events as ev
+from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.questions import Question
-from stepengine.data.results import ToolResult
-from stepengine.data.run import RunPhase, RunResult, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunPhase, RunResult, RunStatus
 from stepengine.data.usage import Spending, Usage
 
 NASTY = "[red]not markup[/red] \x1b[2J\x9b\u202e :smile: {0} %s"

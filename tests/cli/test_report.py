@@ -13,8 +13,7 @@ from pydantic import BaseModel
 from stepengine.cli.report import Exit, exit_code, json_of, money, tokens
 from stepengine.cli.screen import dumps
 from stepengine.data.questions import Question
-from stepengine.data.run import ChildResult, RunResult, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
 from stepengine.data.usage import Spending, Usage
 from stepengine.errors import HandlerError, LimitExceeded, MissingKey, ModelError, ReplayDivergence, UnknownModel
 

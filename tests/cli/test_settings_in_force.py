@@ -17,8 +17,8 @@ from stepengine.cli import running
 from stepengine.cli.app import app
 from stepengine.cli.options import Options
 from stepengine.cli.settings import Settings
+from stepengine.data.messages import TextPart, ThinkingPart
 from stepengine.data.models import ModelReply
-from stepengine.data.parts import TextPart, ThinkingPart
 from stepengine.testing import ScriptedModel, text, tool_call
 
 AGENT = """

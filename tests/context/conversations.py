@@ -9,9 +9,18 @@ from hypothesis import strategies as st
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import HookContext
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from stepengine.data.messages import (
+    AssistantMessage,
+    ImagePart,
+    JsonPart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolMessage,
+    UserMessage,
+)
 from stepengine.data.models import ModelRequest
-from stepengine.data.parts import ImagePart, JsonPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 

@@ -37,7 +37,7 @@ from stepengine.context import (
     usage_logger,
 )
 from stepengine.data.estimate import message_tokens
-from stepengine.data.parts import ImagePart, TextPart
+from stepengine.data.messages import ImagePart, TextPart
 from stepengine.errors import ContextOverflow, DefinitionError
 from stepengine.events import HookFailed, LogLine
 from stepengine.journal import MemoryJournal

@@ -25,7 +25,7 @@ from stepengine import (
 )
 from stepengine.context import find_output, output_cache
 from stepengine.data.codec import from_json, to_json
-from stepengine.data.parts import ImagePart, TextPart, ToolCallPart
+from stepengine.data.messages import ImagePart, TextPart, ToolCallPart
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.journal import MemoryJournal

@@ -18,8 +18,15 @@ from stepengine.context.truncating import GAP_TAG
 from stepengine.data import estimate
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.events import Compacted
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage, system_reminder
-from stepengine.data.parts import ImagePart, JsonPart, ToolCallPart
+from stepengine.data.messages import (
+    AssistantMessage,
+    ImagePart,
+    JsonPart,
+    ToolCallPart,
+    ToolMessage,
+    UserMessage,
+    system_reminder,
+)
 from stepengine.data.transcript import Transcript
 from stepengine.journal import MemoryJournal
 from stepengine.runtime.sizes import estimated_tokens

@@ -16,8 +16,7 @@ from stepengine.context.pruning_calls import FORGOTTEN_AGENTS, cut
 from stepengine.context.pruning_entries import CONTINUE_TAG, MEMORY_TAG, SEPARATOR, SUMMARY_TAG
 from stepengine.data.codec import to_json
 from stepengine.data.estimate import message_tokens
-from stepengine.data.messages import AssistantMessage, UserMessage
-from stepengine.data.parts import ImagePart, TextPart, ThinkingPart
+from stepengine.data.messages import AssistantMessage, ImagePart, TextPart, ThinkingPart, UserMessage
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ContextOverflow, DefinitionError
 from stepengine.journal import MemoryJournal

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from stepengine.context.pruning_calls import FORGOTTEN_AGENTS, line_of, result_of
-from stepengine.data.messages import ToolMessage
-from stepengine.data.parts import JsonPart, ToolCallPart
+from stepengine.data.messages import JsonPart, ToolCallPart, ToolMessage
 
 LINES: list[tuple[str, dict[str, Any], str]] = [
     ("read_files", {"paths": ["a.py", {"path": "b.py", "offset": 3}]}, "Read a.py, b.py"),

@@ -33,8 +33,7 @@ from stepengine.context import Compaction, compact, compaction, summarize
 from stepengine.data.codec import from_json, to_json
 from stepengine.data.estimate import transcript_tokens
 from stepengine.data.hooks import Change
-from stepengine.data.parts import TextPart, ThinkingPart, ToolCallPart
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import TextPart, ThinkingPart, ToolCallPart, ToolResult
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ContextOverflow, DefinitionError
 from stepengine.events import Compacted

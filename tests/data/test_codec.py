@@ -29,17 +29,22 @@ from stepengine.data.codec import (
     written,
     written_any,
 )
+from stepengine.data.fields import CANONICAL, PLAIN, SCALARS
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import JsonDict, canonical, compact, freeze, frozen_text
-from stepengine.data.leaves import CANONICAL, PLAIN, SCALARS
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage, quick_assistant
+from stepengine.data.messages import (
+    AssistantMessage,
+    TextPart,
+    ToolCallPart,
+    ToolMessage,
+    ToolResult,
+    UserMessage,
+    quick_assistant,
+)
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Gathered, Stop, Value
-from stepengine.data.parts import TextPart, ToolCallPart
 from stepengine.data.questions import Answer
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult, RunResult, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage

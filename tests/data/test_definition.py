@@ -19,8 +19,8 @@ from stepengine.data.functions import location_of, takes_one_argument
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits
+from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelSettings, Thinking
-from stepengine.data.results import ToolResult
 from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.data.yields import STEP, STEP_ALL
 from stepengine.errors import DataError, DefinitionError

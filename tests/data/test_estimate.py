@@ -17,9 +17,19 @@ from stepengine.data.estimate import (
     transcript_tokens,
 )
 from stepengine.data.json import compact
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from stepengine.data.messages import (
+    AssistantMessage,
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    Message,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolMessage,
+    UserMessage,
+)
 from stepengine.data.models import ModelRequest
-from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.state import AgentState, prompt_tokens
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from stepengine.data import events
 from stepengine.data.events import EVENTS, Event, LogLine, ModelStarted, RunFinished, ToolFinished, ToolStarted
+from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelRequest
-from stepengine.data.results import ToolResult
-from stepengine.data.run import RunPhase, RunResult, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunPhase, RunResult, RunStatus
 from stepengine.errors import DataError
 from tests import strategies
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from stepengine.data.estimate import estimate_tokens, message_tokens, transcript_tokens
 from stepengine.data.json import JsonDict
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
-from stepengine.data.parts import (
+from stepengine.data.messages import (
+    AssistantMessage,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -25,9 +25,11 @@ from stepengine.data.parts import (
     TextPart,
     ThinkingPart,
     ToolCallPart,
+    ToolMessage,
+    ToolResult,
+    UserMessage,
     joined_text,
 )
-from stepengine.data.results import ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript

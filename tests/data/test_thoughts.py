@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.data.messages import AssistantMessage
+from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart
 from stepengine.data.models import ModelReply
-from stepengine.data.parts import TextPart, ThinkingPart
 from stepengine.data.thoughts import TAGS, parted
 
 THOUGHT = [

@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from stepengine.data import transcript as module
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
-from stepengine.data.parts import ToolCallPart
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.transcript import Transcript
 from stepengine.errors import TranscriptError
 from tests import strategies

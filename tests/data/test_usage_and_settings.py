@@ -15,18 +15,22 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from stepengine.data.contexts import StepContext
-from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks
+from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks, StepContext
 from stepengine.data.json import JsonDict, JsonList
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
-from stepengine.data.messages import UserMessage
+from stepengine.data.messages import (
+    RefusalPart,
+    SideEffect,
+    TextPart,
+    ToolCallLog,
+    ToolCallPart,
+    ToolResult,
+    UserMessage,
+)
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, StopReason
 from stepengine.data.outcomes import Value
-from stepengine.data.parts import RefusalPart, TextPart, ToolCallPart
 from stepengine.data.questions import Answer, Decision, Question, answered
-from stepengine.data.results import SideEffect, ToolCallLog, ToolResult
-from stepengine.data.run import RunResult, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage, add_cost
 from stepengine.errors import DataError, DefinitionError, StepEngineError, TranscriptError

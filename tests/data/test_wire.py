@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine.data.codec import to_json
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
-from stepengine.data.parts import (
+from stepengine.data.messages import (
+    AssistantMessage,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -23,6 +23,8 @@ from stepengine.data.parts import (
     RefusalPart,
     ThinkingPart,
     ToolCallPart,
+    ToolMessage,
+    UserMessage,
 )
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript

@@ -14,12 +14,9 @@ import pytest
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict
-from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings
-from stepengine.data.parts import ToolCallPart
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.yields import (
     STEP,
     STEP_ALL,

@@ -22,7 +22,7 @@ from stepengine import (
     ToolCall,
     tool,
 )
-from stepengine.data.run import RunPhase
+from stepengine.data.state import RunPhase
 from stepengine.events import RunFailed, RunFinished
 from stepengine.journal import MemoryJournal, check
 from stepengine.testing import ScriptedModel, simulate, tool_call, tool_calls

@@ -33,9 +33,9 @@ from stepengine import (
     map_agents,
     tool,
 )
+from stepengine.data.messages import ToolCallPart
 from stepengine.data.models import ModelReply, ReplyDone, TextChunk, ToolCallChunk, ToolCallStarted
-from stepengine.data.parts import ToolCallPart
-from stepengine.data.run import RunPhase
+from stepengine.data.state import RunPhase
 from stepengine.errors import AnswerRejected, InputError, JournalError, StepEngineError, ToolError
 from stepengine.events import EventsDropped, RunFinished, RunStarted, TextCompleted, TextDelta
 from stepengine.journal import MemoryJournal

@@ -28,7 +28,7 @@ from stepengine import (
     tool,
 )
 from stepengine.data.events import PermissionDecided, PermissionRequested
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.errors import AnswerRejected, DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Call, Path, Policy, PolicyFile, Rule

@@ -32,7 +32,7 @@ from stepengine import (
     call,
     tool,
 )
-from stepengine.data.parts import TextPart, ToolCallPart
+from stepengine.data.messages import TextPart, ToolCallPart
 from stepengine.data.questions import Decision
 from stepengine.engine.session_turns import Queue
 from stepengine.errors import (

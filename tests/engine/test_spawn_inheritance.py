@@ -25,7 +25,7 @@ from stepengine import (
     tool,
 )
 from stepengine.data.definition import InputSchema
-from stepengine.data.parts import ImagePart
+from stepengine.data.messages import ImagePart
 from stepengine.journal import MemoryJournal
 from stepengine.models import ModelReply, Models
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from stepengine import AgentDefinition, Engine, RunStatus, ToolContext, ToolResult, tool
-from stepengine.data.results import SideEffect
+from stepengine.data.messages import SideEffect
 from stepengine.testing import ScriptedModel, text, tool_call
 
 LINEAGE = (

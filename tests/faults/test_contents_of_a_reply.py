@@ -12,9 +12,8 @@ import attrs
 import pytest
 
 from stepengine.data.json import thaw
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, OpaquePart, RefusalPart, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, StopReason
-from stepengine.data.parts import OpaquePart, RefusalPart, ToolCallPart
 from stepengine.data.transcript import Transcript
 from tests.faults.scripts import WIRES, Wire
 from tests.faults.server import json_answer, sse

@@ -9,9 +9,8 @@ import socket
 
 import pytest
 
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.data.parts import ToolCallPart
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
 from stepengine.models import Timeouts, _reading

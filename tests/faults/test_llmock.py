@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.models import ModelRequest, ReplyDone
-from stepengine.data.parts import ToolCallPart
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, ThinkingPart, UserMessage
 from stepengine.data.models import ModelRequest
-from stepengine.data.parts import ThinkingPart
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from tests.faults.scripts import WIRES, Wire

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from stepengine.data.json import JsonDict, freeze
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.messages import ToolResult
+from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.data.yields import AgentCall, Parallel, StepResult, ToolCall
 from stepengine.errors import BadYield, ChildError, ModelError, ToolError

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from stepengine import AgentDefinition, Parallel, Perform, RunStatus, Tool, ToolCall
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import ToolResult
 from stepengine.errors import UnknownOutcome
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
 from stepengine.journal.forms import touched_world

@@ -25,7 +25,7 @@ from stepengine import (
     Tool,
     ToolCall,
 )
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import JournalCorrupt, JournalLocked, ModelError
 from stepengine.journal import FileJournal, MemoryJournal, branch, check

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from stepengine import AgentDefinition, Engine, Perform
 from stepengine.data.codec import STORED
 from stepengine.data.json import canonical
+from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Value
-from stepengine.data.results import ToolResult
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.journal.encoding import packed, unpacked

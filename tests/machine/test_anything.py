@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 from stepengine.data import yields as y
 from stepengine.data.hooks import Change, Hooks
-from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, RefusalPart, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.outcomes import Failure, Stop, Value
-from stepengine.data.parts import RefusalPart, ToolCallPart
 from stepengine.data.questions import Decision
-from stepengine.data.results import ToolResult
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, PerformError, UnknownOutcome
 from tests.machine.world import ADD, STEP, STEP_ALL, World, agent, binding, call, child, limits, play, reply, thought

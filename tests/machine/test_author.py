@@ -16,9 +16,9 @@ import stepengine.errors
 from stepengine.data import yields as y
 from stepengine.data.events import RunFailed
 from stepengine.data.functions import innermost_own
+from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Stop
-from stepengine.data.results import ToolResult
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.errors import (
     BadYield,
     DefinitionError,

@@ -8,11 +8,10 @@ from stepengine.data import yields as y
 from stepengine.data.effects import Ask, CallTool, Gather, Notify
 from stepengine.data.events import ToolFinished, ToolStarted, Warned
 from stepengine.data.hooks import Hooks
+from stepengine.data.messages import OpaquePart, RefusalPart, ToolCallPart, ToolResult
 from stepengine.data.models import StopReason
-from stepengine.data.parts import OpaquePart, RefusalPart, ToolCallPart
 from stepengine.data.questions import Decision
-from stepengine.data.results import ToolResult
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from tests.machine.batches import ANY, NAMES, TOOLS, run, statuses
 from tests.machine.world import STEP, World, adding, agent, call, child, play, reply, thought
 

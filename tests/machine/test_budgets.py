@@ -7,10 +7,9 @@ import contextlib
 import pytest
 
 from stepengine.data import yields as y
-from stepengine.data.messages import UserMessage
+from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.models import StopReason
-from stepengine.data.results import ToolResult
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, LimitReached, ModelError, StepEngineError
 from tests.machine.world import (

@@ -7,12 +7,10 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.effects import Ask, CallTool, Gather, Perform, Spawn
 from stepengine.data.hooks import Change, Hooks
-from stepengine.data.messages import UserMessage
+from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.usage import Spending, Usage
 from stepengine.errors import (
     LimitExceeded,

@@ -10,7 +10,7 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.events import HandlerNotice, TextCompleted
 from stepengine.data.messages import UserMessage
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.errors import ModelError
 from stepengine.machine.protocol import LAST
 from tests.machine.world import (

@@ -12,8 +12,7 @@ from stepengine.data import yields as y
 from stepengine.data.events import HandlerNotice
 from stepengine.data.hooks import Hooks
 from stepengine.data.outcomes import Stop
-from stepengine.data.run import RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunStatus
 from stepengine.errors import (
     LimitExceeded,
     ModelError,

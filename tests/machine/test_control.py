@@ -9,9 +9,8 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.events import ToolFinished, ToolStarted
 from stepengine.data.hooks import Change, Hooks
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
-from stepengine.data.parts import ThinkingPart, ToolCallPart
-from stepengine.data.run import RunStatus
+from stepengine.data.messages import AssistantMessage, ThinkingPart, ToolCallPart, ToolMessage, UserMessage
+from stepengine.data.state import RunStatus
 from stepengine.data.tools import Action, Asking, Control, Spawning
 from stepengine.data.transcript import Transcript
 from stepengine.errors import StepEngineError, ToolInputError, ToolNotAvailable

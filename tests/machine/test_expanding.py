@@ -11,7 +11,7 @@ from stepengine.data.hooks import Change, Hooks
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Answer, Question
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.errors import LimitExceeded, StepEngineError
 from tests.machine.batches import ANY, NAMES, run, statuses
 from tests.machine.world import World, agent, call, child, play, reply, thought

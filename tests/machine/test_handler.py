@@ -15,8 +15,7 @@ from stepengine.data.events import LogLine, Notification, RunStarted
 from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelSettings
 from stepengine.data.outcomes import Value
-from stepengine.data.run import RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunStatus
 from stepengine.errors import (
     AgentError,
     ChildError,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
-from stepengine.data.parts import TextPart, ToolCallPart
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import TranscriptError

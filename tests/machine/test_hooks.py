@@ -12,11 +12,9 @@ from stepengine.data import yields as y
 from stepengine.data.events import HookFailed, LogLine
 from stepengine.data.hooks import CHANGE_POINTS, Change, Hooks
 from stepengine.data.json import JsonDict
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
-from stepengine.data.parts import ToolCallPart
+from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.questions import Decision
-from stepengine.data.results import ToolResult
-from stepengine.data.run import RunInfo, RunStatus
+from stepengine.data.state import RunInfo, RunStatus
 from stepengine.errors import LimitExceeded, LimitReached, ModelError, TranscriptError
 from tests.machine.world import ADD, CREATED, STEP, World, adding, agent, binding, call, limits, play, reply
 

@@ -7,10 +7,9 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.events import HookFailed, LogLine
 from stepengine.data.hooks import Hooks
-from stepengine.data.messages import UserMessage
+from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.outcomes import Stop
-from stepengine.data.results import ToolResult
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.errors import LimitExceeded
 from tests.machine.test_hooks import generating, greedy, raising, run
 from tests.machine.world import World, adding, agent, binding, call, limits, play, reply

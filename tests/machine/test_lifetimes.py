@@ -9,11 +9,9 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.codec import from_json, to_json
 from stepengine.data.hooks import Change
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.outcomes import Stop
-from stepengine.data.parts import TextPart, ToolCallPart
-from stepengine.data.run import RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, ModelError
 from tests.machine.batches import ANY, NAMES, run

@@ -9,8 +9,7 @@ from stepengine.data.events import LogLine
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
-from stepengine.data.run import RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunStatus
 from stepengine.errors import HandlerError, LimitExceeded, ModelError, OutputMissing
 from tests.machine.world import ADD, STEP, STEP_ALL, World, adding, agent, call, limits, play, reply
 

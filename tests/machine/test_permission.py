@@ -9,7 +9,7 @@ from stepengine.data.effects import Ask, Gather
 from stepengine.data.events import PermissionDecided
 from stepengine.data.hooks import Hooks
 from stepengine.data.questions import Answer, Decision
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.errors import LimitExceeded, StepEngineError
 from tests.machine.batches import ANY, NAMES, run, single, statuses
 from tests.machine.world import World, call, reply

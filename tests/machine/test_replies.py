@@ -8,10 +8,9 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.effects import CallTool
 from stepengine.data.hooks import Change, Hooks
-from stepengine.data.messages import UserMessage
+from stepengine.data.messages import ToolCallPart, UserMessage
 from stepengine.data.models import StopReason
-from stepengine.data.parts import ToolCallPart
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
 from tests.machine.batches import run, single

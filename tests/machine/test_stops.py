@@ -7,11 +7,10 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.events import HandlerNotice, HookFailed, LogLine, PermissionDecided, PhaseChanged, RunFailed
 from stepengine.data.hooks import Change, Hooks
-from stepengine.data.messages import UserMessage
+from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.outcomes import Stop, Value
 from stepengine.data.questions import Decision
-from stepengine.data.results import ToolResult
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from tests.machine.world import ADD, STEP_ALL, World, adding, agent, binding, call, child, play, reply, thought
 

@@ -21,14 +21,11 @@ from stepengine.data.events import Event
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, ThinkingPart, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Gathered, Stop, Value
-from stepengine.data.parts import ThinkingPart, ToolCallPart
 from stepengine.data.questions import answered
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage

@@ -6,9 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
-from stepengine.data.models import ModelSettings, Thinking
-from stepengine.data.parts import (
+from stepengine.data.messages import (
+    AssistantMessage,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -17,7 +16,10 @@ from stepengine.data.parts import (
     TextPart,
     ThinkingPart,
     ToolCallPart,
+    ToolMessage,
+    UserMessage,
 )
+from stepengine.data.models import ModelSettings, Thinking
 from tests.models.wires import FOUR, MANUAL, MODEL
 
 SOMEBODY = "somebody"

@@ -8,9 +8,18 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from stepengine.data.messages import (
+    AssistantMessage,
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    Message,
+    TextPart,
+    ToolCallPart,
+    ToolMessage,
+    UserMessage,
+)
 from stepengine.data.models import ModelReply
-from stepengine.data.parts import DocumentPart, ImagePart, JsonPart, TextPart, ToolCallPart
 from stepengine.models.anthropic.decode import decode as decode_anthropic
 from stepengine.models.google.decode import decode as decode_google
 from stepengine.models.openai.decode import decode as decode_responses

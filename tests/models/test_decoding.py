@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from stepengine.data.messages import RefusalPart, ToolCallPart
 from stepengine.data.models import StopReason
-from stepengine.data.parts import RefusalPart, ToolCallPart
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, ModelError
 from stepengine.models._json import call_part

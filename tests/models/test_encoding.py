@@ -9,9 +9,8 @@ import re
 import attrs
 import pytest
 
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
-from stepengine.data.models import ModelRequest, ModelSettings, Thinking
-from stepengine.data.parts import (
+from stepengine.data.messages import (
+    AssistantMessage,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -20,7 +19,10 @@ from stepengine.data.parts import (
     TextPart,
     ThinkingPart,
     ToolCallPart,
+    ToolMessage,
+    UserMessage,
 )
+from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from tests.models.wires import MANUAL, MODEL, PNG, TOOL, body, call, provider_of, result, sent

@@ -12,9 +12,8 @@ import httpx2
 import pytest
 
 from stepengine.data.codec import bare
-from stepengine.data.messages import AssistantMessage
+from stepengine.data.messages import AssistantMessage, OpaquePart, ToolCallPart
 from stepengine.data.models import ReplyDone, TextChunk, ThinkingChunk, ToolCallChunk, ToolCallStarted
-from stepengine.data.parts import OpaquePart, ToolCallPart
 from stepengine.errors import ModelError
 from stepengine.models._json import read_json
 from stepengine.models.base import deltas_of

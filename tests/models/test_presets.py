@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import httpx2
 import pytest
 
-from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, UserMessage
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
-from stepengine.data.parts import TextPart, ThinkingPart
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import MissingKey, UnknownModel

@@ -10,6 +10,7 @@ import pytest
 from genai_prices import extract_usage
 
 from stepengine.data.json import thaw
+from stepengine.data.messages import OpaquePart
 from stepengine.data.models import (
     ModelReply,
     StopReason,
@@ -19,7 +20,6 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.parts import OpaquePart
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models._failures import body_failure
 from stepengine.models.pricing import PRICE_LISTS, cost_of

@@ -10,8 +10,8 @@ import attrs
 import pytest
 
 from stepengine.data.json import thaw
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
-from stepengine.data.parts import (
+from stepengine.data.messages import (
+    AssistantMessage,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -20,6 +20,8 @@ from stepengine.data.parts import (
     TextPart,
     ThinkingPart,
     ToolCallPart,
+    ToolMessage,
+    UserMessage,
 )
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply

@@ -8,9 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, ToolCallPart, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, StopReason, Thinking
-from stepengine.data.parts import TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from stepengine.models import AnthropicProvider

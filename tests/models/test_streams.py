@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.data.parts import TextPart, ThinkingPart
+from stepengine.data.messages import TextPart, ThinkingPart
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models._sse import SSEParser

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from stepengine.data.messages import AssistantMessage, UserMessage
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import AssistantMessage, ToolResult, UserMessage
 from stepengine.data.transcript import Transcript
 from tests.models.wires import FOUR, body, call, result
 

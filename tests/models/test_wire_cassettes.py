@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from stepengine.data.messages import ThinkingPart, ToolCallPart
 from stepengine.data.models import StopReason, TextChunk, ThinkingChunk
-from stepengine.data.parts import ThinkingPart, ToolCallPart
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models._failures import Call
 from stepengine.models._reading import ReplyReader

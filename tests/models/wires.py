@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stepengine.data.messages import ToolMessage
-from stepengine.data.models import ModelRequest, ModelSettings, Thinking
-from stepengine.data.parts import (
+from stepengine.data.messages import (
     ToolCallPart,
+    ToolMessage,
 )
+from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider

@@ -15,8 +15,7 @@ import pytest
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply, ReplyDone, TextChunk
-from stepengine.data.run import RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.yields import STEP
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime import Hub, RetryPolicy, RunTree, Services

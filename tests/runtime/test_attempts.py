@@ -39,7 +39,7 @@ class Asked:
 
     def _machine(self, request):
         def machine(plan, state):
-            from stepengine.data.run import RunStatus
+            from stepengine.data.state import RunStatus
             from stepengine.machine.plan import Finished
 
             self.outcome = yield CallModel(0, request)

@@ -22,7 +22,7 @@ REQUEST = ModelRequest("test/m")
 def one_call(seen):
     def machine(plan, state):
         seen.append((yield CallModel(0, REQUEST)))
-        from stepengine.data.run import RunStatus
+        from stepengine.data.state import RunStatus
         from stepengine.machine.plan import Finished
 
         return Finished(status=RunStatus.COMPLETED, state=state)

@@ -23,8 +23,7 @@ from stepengine.data.events import (
     ToolLog,
 )
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.data.run import RunResult, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.errors import StepEngineError
 from stepengine.runtime.hub import MAX_KEPT_CHARS, MAX_SUBSCRIBERS, Hub, Subscription, Watcher
 

@@ -16,8 +16,7 @@ from stepengine.data.effects import Ask, CallModel, Gather, Perform, Spawn
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Failure, Stop, Value
 from stepengine.data.questions import Answer, Question
-from stepengine.data.run import RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.usage import Spending, Usage
 from stepengine.data.yields import Perform as Do
 from stepengine.errors import AgentError, AnswerRejected, PerformError

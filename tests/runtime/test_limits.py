@@ -14,8 +14,7 @@ from stepengine.data.limits import Limits
 from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.outcomes import Failure, Value
-from stepengine.data.run import RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage

@@ -8,8 +8,8 @@ import pytest
 
 from stepengine import AgentDefinition, Engine, Limits, RunStatus, tool
 from stepengine.data.effects import CallTool, Gather, Spawn
+from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Value
-from stepengine.data.results import ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Ordinary, ToolBinding, ToolSpec
 from stepengine.testing import ScriptedModel, text, tool_call

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
-from stepengine.data.parts import TextPart, ToolCallPart
+from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import ToolResult
 from stepengine.data.yields import STEP, STEP_ALL, AgentCall, Ask, Complete, Parallel, Perform, ToolCall
 from stepengine.errors import DataError, DefinitionError, PerformError, ToolError
 from stepengine.testing import run_with

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.data.json import compact
-from stepengine.data.messages import UserMessage
+from stepengine.data.messages import RefusalPart, TextPart, ThinkingPart, ToolCallPart, UserMessage
 from stepengine.data.models import (
     ModelReply,
     ModelRequest,
@@ -24,7 +24,6 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.parts import RefusalPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, ModelError

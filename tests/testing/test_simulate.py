@@ -14,7 +14,7 @@ import pytest
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import Hooks
 from stepengine.data.limits import Limits
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.yields import (
     STEP,
@@ -240,8 +240,7 @@ def test_what_is_no_fault_is_refused():
 
 
 def test_pairing_is_judged_without_the_machine():
-    from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
-    from stepengine.data.parts import ToolCallPart
+    from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolMessage, UserMessage
 
     def calling(*ids):
         return AssistantMessage([ToolCallPart(i, "t", {}) for i in ids])

@@ -9,7 +9,7 @@ import asyncio
 import pytest
 
 from stepengine.data.events import RunFinished
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.data.wire import to_dicts
 from stepengine.journal import MemoryJournal, check
 from stepengine.testing.violations import unpaired

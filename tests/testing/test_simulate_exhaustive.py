@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.data.yields import STEP, AgentCall, Ask, Parallel, Perform, ToolCall
 from stepengine.errors import DataError, PerformError
 from stepengine.testing import Fault, SimulationFailed, simulate, text

@@ -7,7 +7,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from stepengine.data.run import RunStatus
+from stepengine.data.state import RunStatus
 from stepengine.errors import JournalError, UnknownOutcome
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.journal.forms import touched_world

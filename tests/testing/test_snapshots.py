@@ -30,8 +30,8 @@ from stepengine import (
     ToolResult,
     tool,
 )
+from stepengine.data.messages import ImagePart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.models import ModelReply
-from stepengine.data.parts import ImagePart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.usage import Usage
 from stepengine.data.visible import HIDDEN, JOINERS
 from stepengine.errors import DataError, ModelError

@@ -12,12 +12,10 @@ import pydantic
 import pytest
 
 from stepengine.data.definition import AgentDefinition, InputSchema
-from stepengine.data.messages import UserMessage
+from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.models import ModelReply
 from stepengine.data.questions import Answer
-from stepengine.data.results import ToolResult
-from stepengine.data.run import ChildResult, RunStatus
-from stepengine.data.state import AgentState
+from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.yields import (
     STEP,
     STEP_ALL,

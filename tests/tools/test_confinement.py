@@ -23,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import ToolResult
 from stepengine.errors import DefinitionError, PathOutsideRoot, ToolError
 from stepengine.tools import ToolContext, ToolRegistry, file_tools, search_tools
 from stepengine.tools.files.atomic import replace_file, target_info

@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from stepengine.data.hooks import Change
-from stepengine.data.messages import UserMessage
-from stepengine.data.parts import ImagePart, JsonPart, TextPart
-from stepengine.data.results import SideEffect, ToolResult
+from stepengine.data.messages import ImagePart, JsonPart, SideEffect, TextPart, ToolResult, UserMessage
 from stepengine.errors import DataError, DefinitionError, ToolError
 from stepengine.tools import ToolContext, decode_result, tool
 from stepengine.tools.conversion import as_result

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from stepengine import AgentDefinition, Engine, Question, RunResult, StepContext, ToolCall
 from stepengine.data.events import Event, FileChanged
 from stepengine.data.json import freeze_object
-from stepengine.data.results import SideEffect
+from stepengine.data.messages import SideEffect
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions import Policy as Permissions
 from stepengine.tools import ToolContext, ToolRegistry, file_tools

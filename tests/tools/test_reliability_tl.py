@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from stepengine.data.events import Event, Warned
-from stepengine.data.parts import ImagePart
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import ImagePart, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DefinitionError, PathOutsideRoot, ToolError
 from stepengine.tools import Depends, ThreadPool, Tool, ToolContext, ToolRegistry, tool

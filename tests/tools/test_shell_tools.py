@@ -30,7 +30,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.data.events import Event, ToolProgress
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DefinitionError
 from stepengine.tools import Tool, ToolContext, ToolRegistry, shell_tools

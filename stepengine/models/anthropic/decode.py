@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.json import freeze
+from stepengine.data.messages import AssistantPart, OpaquePart, TextPart, ThinkingPart
 from stepengine.data.models import ModelReply, StopReason
-from stepengine.data.parts import AssistantPart, OpaquePart, TextPart, ThinkingPart
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow
 from stepengine.models._failures import Call, protocol_failure

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.json import compact, freeze
+from stepengine.data.messages import AssistantPart, OpaquePart, TextPart, ThinkingPart
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -22,7 +23,6 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.parts import AssistantPart, OpaquePart, TextPart, ThinkingPart
 from stepengine.data.usage import Usage
 from stepengine.models._failures import MAX_ID, Call, malformed_call, protocol_failure
 from stepengine.models._json import call_part, count_of, object_at, objects_at, read_json, text_at

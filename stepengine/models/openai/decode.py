@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.json import freeze
+from stepengine.data.messages import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -21,7 +22,6 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.parts import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
 from stepengine.data.usage import Usage
 from stepengine.models._failures import Call, body_failure, protocol_failure
 from stepengine.models._json import call_part, index_at, object_at, objects_at, read_json, text_at

@@ -15,20 +15,23 @@ from typing import Any, assert_never
 import attrs
 
 from stepengine.data.json import compact
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, UserMessage
-from stepengine.data.models import ModelRequest
-from stepengine.data.parts import (
+from stepengine.data.messages import (
+    AssistantMessage,
     AssistantPart,
     DocumentPart,
     ImagePart,
     JsonPart,
+    Message,
     OpaquePart,
     RefusalPart,
     ResultPart,
     TextPart,
     ThinkingPart,
     ToolCallPart,
+    ToolMessage,
+    UserMessage,
 )
+from stepengine.data.models import ModelRequest
 from stepengine.models._json import utf8
 from stepengine.models._wire import (
     NUDGE,

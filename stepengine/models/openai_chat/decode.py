@@ -12,8 +12,8 @@ from decimal import Decimal
 from typing import Any
 
 from stepengine.data.json import freeze
+from stepengine.data.messages import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
 from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
-from stepengine.data.parts import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
 from stepengine.data.usage import Usage
 from stepengine.models._failures import Call, body_failure, protocol_failure
 from stepengine.models._json import call_part, list_at, object_at, objects_at, read_json, text_at

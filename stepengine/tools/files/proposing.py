@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from stepengine.data.hooks import Change
-from stepengine.data.results import ToolResult
+from stepengine.data.messages import ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError

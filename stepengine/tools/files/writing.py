@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from stepengine.data.events import FileChanged
 from stepengine.data.json import JsonDict, canonical
-from stepengine.data.results import SideEffect, ToolResult
+from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
 from stepengine.tools._caps import READ_WHOLE_BYTES, SHOWN_DIFFS, WRITE_BYTES

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from stepengine.data.json import JsonDict, compact
-from stepengine.data.results import SideEffect, ToolResult
+from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
 from stepengine.tools._caps import COMMAND_OUTPUT_BYTES, MIB, RESULT_CHARS
