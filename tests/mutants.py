@@ -270,7 +270,7 @@ MUTANTS = (
     ),
     Mutant(
         "people are asked what is not durable yet",
-        "stepengine/journal/forms.py",
+        "stepengine/journal/encoding.py",
         "    if type(effect) is Ask:\n        return True\n",
         "",
         ("tests/journal/test_suspension.py",),
@@ -321,7 +321,7 @@ MUTANTS = (
     ),
     Mutant(
         "a recorded tool that is gone is replayed as the built-in one of its name",
-        "stepengine/journal/past.py",
+        "stepengine/journal/replayer.py",
         " or type(tools[name].runs) is Control",
         "",
         ("tests/journal/test_format.py",),

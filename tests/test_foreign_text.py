@@ -43,10 +43,9 @@ from stepengine.engine import load_agent
 from stepengine.errors import StepEngineError
 from stepengine.journal.lines import Line, Source, glimpsed, members_of
 from stepengine.journal.reading import read_lines, strict_members
-from stepengine.journal.records import checked
-from stepengine.journal.rendering import clean_tree
+from stepengine.journal.records import check_place, checked
 from stepengine.journal.scanning import scan
-from stepengine.journal.shapes import check_place
+from stepengine.journal.show import clean_tree
 from stepengine.machine.blocks import split_blocks
 from stepengine.machine.output import json_in as answer_in
 from stepengine.machine.spawning import matching_id
@@ -854,14 +853,14 @@ PLACES = (
         "tree of a journal",
         lambda text: clean_tree({"a": text}, portable=True),
         (of("<tmp>"), of("<tmp>/pytest-of-"), of("<tmp>/pytest-of-a/pytest-"), of("<tmp>/pytest-of-a/pytest-1")),
-        ("journal/rendering.py:PYTEST_FOLDER",),
+        ("journal/show.py:PYTEST_FOLDER",),
         most=1 << 21,
     ),
     Place(
         "address in a journal",
         lambda text: check_place(text, 1),
         (of("1"), of("1."), of("111111111."), of(".")),
-        ("journal/shapes.py:PATH",),
+        ("journal/records.py:PATH",),
     ),
     # --- sessions, policies, settings
     Place(
@@ -1063,10 +1062,10 @@ APART: dict[str, str] = {
     "engine/loading.py:agent_file": "the user's own command line, against the names of files",
     "engine/session_turns.py:Within.stored": "UTF-8 of a journal that was just made",
     "helpers/calls.py:call": "`decode` of a tool",
-    "journal/cut.py:TEXT_FORM": "an address that the caller gives; its parts are separated by dots",
+    "journal/replayer.py:TEXT_FORM": "an address that the caller gives; its parts are separated by dots",
     "journal/encoding.py:Encoder._all_members": "JSON that was just made",
-    "journal/locking.py:_owner": "the kernel's list of locks",
-    "journal/sealing.py:_parsed": "UTF-8 of a line that was read already",
+    "journal/places.py:_owner": "the kernel's list of locks",
+    "journal/mend.py:_parsed": "UTF-8 of a line that was read already",
     "journal/session.py:Session.writes_of": "Latin-1 of at most 4 MiB, for the redactor's search, which takes linear time",
     "journal/sqlite.py:RUN_ID": "at most 64 characters",
     "models/_reading.py:Exchange.json": "at most 200 bytes",

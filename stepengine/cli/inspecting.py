@@ -196,8 +196,8 @@ def _fields(diff: Iterable[tuple[str, str, str]]) -> list[dict[str, str]]:
 def _other_end(journal: Journal, replayed: RunResult[Any]) -> list[Field]:
     """Return how a run that did the same ends otherwise than it did: in its status, its output, the kind of its error."""
     from stepengine.journal.divergence import fields_between
-    from stepengine.journal.forms import comparable
-    from stepengine.journal.trees import ended_of
+    from stepengine.journal.encoding import comparable
+    from stepengine.journal.show import ended_of
 
     made = replayed.journal
     recorded, now = ended_of(journal.history()), ended_of(made.history()) if made is not None else None

@@ -205,7 +205,7 @@ def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> 
 
 
 def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
-    from stepengine.journal.cut import place_of
+    from stepengine.journal.replayer import place_of
 
     journal, given = journal_at(options.journal), answers_of(answers)
     history = journal.history()
@@ -345,7 +345,7 @@ def recorded_agent(journal: Journal, options: Options) -> AgentDefinition[Any]:
 
 def _limits_again(journal: Journal, options: Options) -> Limits | None:
     """Return the limits of a run that goes on: those that it was started with, and what is set beside them."""
-    from stepengine.journal.openings import opening_of
+    from stepengine.journal.history import opening_of
 
     if not options.settings.table("limits"):
         return None
@@ -372,7 +372,7 @@ def answers_of(texts: Iterable[str]) -> dict[str, str]:
 def _edit(text: str) -> Callable[[Any], Any]:
     """Return what makes another outcome of a recorded one: what was typed as JSON where that fits, else as text."""
     from stepengine.data.models import ModelReply
-    from stepengine.journal.forms import restored
+    from stepengine.journal.encoding import restored
 
     if text.startswith("@"):
         try:

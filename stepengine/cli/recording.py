@@ -167,7 +167,7 @@ class Entry:
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
         """Hold the journal for as long as the block lasts, if nobody else has it; a journal that is gone is free."""
-        from stepengine.journal.locking import lock_file
+        from stepengine.journal.places import lock_file
 
         path = Path(self.journal.rpartition("#")[0] or self.journal)
         try:
@@ -216,7 +216,7 @@ def _read(folder: Path, stem: str) -> dict[str, Any] | None:
 def _rebuilt(folder: Path, stem: str) -> dict[str, Any]:
     """Return what the journal of a run tells of it; nothing when there is none."""
     from stepengine.journal import FileJournal
-    from stepengine.journal.trees import spending_of, status_of
+    from stepengine.journal.show import spending_of, status_of
 
     path = folder / f"{stem}.jsonl"
     if not path.is_file():
@@ -509,7 +509,7 @@ def _write(entry: Entry) -> None:
 
 def _prune(folder: Path, keep_runs: int, keep_bytes: int) -> None:
     """Remove ended runs, the oldest first, until there are no more than *keep_runs* with *keep_bytes* together."""
-    from stepengine.journal.locking import lock_file
+    from stepengine.journal.places import lock_file
 
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

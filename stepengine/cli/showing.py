@@ -94,7 +94,7 @@ def effects_of(history: History) -> Iterator[Shown]:
 
 
 def _whole(history: History) -> dict[str, Any]:
-    from stepengine.journal.trees import ended_of, spending_of, status_of
+    from stepengine.journal.show import ended_of, spending_of, status_of
 
     root, head = history.root, history.head
     spending = spending_of(history)
@@ -218,8 +218,7 @@ def _so_far(history: History, before: list[Shown]) -> dict[str, Any]:
 
 def _rendered(journal: Journal, told: Mapping[str, Any], addresses: Collection[str] | None) -> str:
     """Return a run, or the effects of a step of it, as the snapshots of the testing kit have it (replay F26), below what they leave out."""
-    from stepengine.journal.rendering import clean_tree, render, render_effects
-    from stepengine.journal.trees import run_tree
+    from stepengine.journal.show import clean_tree, render, render_effects, run_tree
 
     tree = clean_tree(run_tree(journal), whole=addresses is not None)
     lines, text = (

@@ -12,11 +12,10 @@ from __future__ import annotations
 from stepengine.context.masking import mask_tool_results
 from stepengine.context.output_cache import OutputCache, find_output, output_cache
 from stepengine.context.overflow import raise_on_overflow
-from stepengine.context.policy import ContextPolicy
+from stepengine.context.policy import ContextLimits, ContextPolicy
 from stepengine.context.prompt import Environment, SystemPrompt
 from stepengine.context.pruning import prune_to_summary
 from stepengine.context.reminding import inject_context, reminders
-from stepengine.context.sizes import ContextLimits
 from stepengine.context.summarizing import Compaction, compact, compaction, summarize
 from stepengine.context.truncating import truncate
 from stepengine.context.unfinished import require_finished_todos

@@ -9,15 +9,39 @@ from typing import NamedTuple
 import attrs
 from typing_extensions import override
 
-from stepengine.context.placeholders import is_placeholder, placeholder
-from stepengine.context.policy import ContextPolicy, check_policy
-from stepengine.context.sizes import ContextLimits, grouped
+from stepengine.context.policy import ContextLimits, ContextPolicy, check_policy, grouped
 from stepengine.data.estimate import message_tokens, transcript_tokens
-from stepengine.data.messages import DocumentPart, ImagePart, Message, ToolMessage, ToolResult, strings
+from stepengine.data.json import JsonDict
+from stepengine.data.messages import DocumentPart, ImagePart, Message, TextPart, ToolMessage, ToolResult, strings
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DefinitionError
 
-__all__ = ("MaskToolResults", "mask_tool_results")
+__all__ = (
+    "MaskToolResults",
+    "is_placeholder",
+    "mask_tool_results",
+    "placeholder",
+)
+
+
+def placeholder(message: ToolMessage, mark: str, text: str) -> ToolResult:
+    """
+    Return *text* as what stands in the place of a result.
+
+    Args:
+        message: The result that makes room.
+        mark: Whose placeholder it is.
+        text: What the model is told.
+    """
+    data = JsonDict({"provider": "stepengine", mark: len(message.text)})
+    return ToolResult((TextPart(text, provider_data=data),), status=message.status)
+
+
+def is_placeholder(message: ToolMessage, mark: str) -> bool:
+    """Return whether a result is a placeholder with this mark."""
+    part = message.content[0] if len(message.content) == 1 else None
+    return type(part) is TextPart and part.provider_data is not None and mark in part.provider_data
+
 
 MARK = "masked"
 

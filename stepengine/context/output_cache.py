@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import attrs
 
-from stepengine.context.placeholders import is_placeholder, placeholder
+from stepengine.context.masking import is_placeholder, placeholder
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.messages import DocumentPart, ImagePart, Message, ToolMessage, ToolResult
 from stepengine.data.state import AgentState

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stepengine.context.policy import check_policy
-from stepengine.context.sizes import limits_of
+from stepengine.context.policy import check_policy, limits_of
 from stepengine.data.hooks import HookContext
 from stepengine.errors import ContextOverflow
 

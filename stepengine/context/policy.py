@@ -1,4 +1,4 @@
-"""``ContextPolicy``: what the policies that shorten a history have in common."""
+"""``ContextPolicy``: what the policies that shorten a history have in common, and how large a prompt is and may be (I1-I3, X45)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,137 @@ from datetime import datetime
 
 import attrs
 
-from stepengine.context.sizes import ContextLimits, limits_of
+from stepengine.data.estimate import estimate_tokens, message_tokens, transcript_tokens
 from stepengine.data.hooks import Change, HookContext
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DefinitionError
 
-__all__ = ("ContextPolicy", "check_policy")
+__all__ = (
+    "ContextLimits",
+    "ContextPolicy",
+    "check_policy",
+    "grouped",
+    "last_tagged",
+    "limits_of",
+    "message_sizes",
+)
+
+DEFAULT_MAX_TOKENS = 100_000
+WINDOW_RATIO = 0.8
+REMINDER_TOKENS = 20
+"""What a step prompt takes beside its own text: the message and its reminder tags."""
+
+
+def _maximum(max_tokens: int | None, context_window: int | None) -> int:
+    """Return how many tokens a prompt may have (requirements I3)."""
+    if max_tokens is not None:
+        return max_tokens
+    return DEFAULT_MAX_TOKENS if context_window is None else int(context_window * WINDOW_RATIO)
+
+
+@attrs.frozen(kw_only=True)
+class ContextLimits:
+    """
+    What a policy has to keep to, in tokens.
+
+    Attributes:
+        max_tokens: What a whole prompt may have.
+        overhead: What it has beside the messages, by estimate: system prompt, tool definitions, step prompt.
+        ratio: How many tokens the provider counts for one that is estimated; 1 while it has reported nothing.
+    """
+
+    max_tokens: int
+    overhead: int = 0
+    ratio: float = 1.0
+
+    @classmethod
+    def of(
+        cls,
+        state: AgentState,
+        max_tokens: int | None = None,
+        *,
+        context_window: int | None = None,
+        size: int | None = None,
+        step_prompt: str = "",
+    ) -> ContextLimits:
+        """
+        Return the limits for the next prompt of a run, such as for a handler that prunes by itself.
+
+        Args:
+            state: The state of the run.
+            max_tokens: What a prompt may have; ``None``: 0.8 of *context_window* when it is known, else 100,000.
+            context_window: The model's context length in tokens, when known.
+            size: How many tokens the prompt has by what the provider reported, when known (requirements X45).
+            step_prompt: The agent's step prompt, which is in no state.
+        """
+        estimated = state.context_tokens
+        overhead = estimated - transcript_tokens(state.view)
+        if step_prompt:
+            overhead += REMINDER_TOKENS + estimate_tokens(step_prompt)
+        ratio = 1.0 if size is None or not estimated else size / estimated
+        return cls(max_tokens=_maximum(max_tokens, context_window), overhead=overhead, ratio=ratio)
+
+    @property
+    def room(self) -> int:
+        """How many tokens the messages may have, by estimate; never more than they could have if nothing were reported."""
+        return max(0, int(self.max_tokens / max(1.0, self.ratio)) - self.overhead)
+
+    def size(self, transcript: Transcript) -> int:
+        """Return how large a prompt with *transcript* is in tokens."""
+        return round((self.overhead + transcript_tokens(transcript)) * self.ratio)
+
+    def fits(self, transcript: Transcript) -> bool:
+        """Return whether a prompt with *transcript* is within the limit, in O(1) once its messages were measured."""
+        return self.size(transcript) <= self.max_tokens
+
+
+def limits_of(ctx: HookContext, max_tokens: int | None = None) -> ContextLimits:
+    """
+    Return the limits for the prompt that a ``pre_step`` hook is called before.
+
+    A prompt that the provider has just refused as too long may have half of what it had by estimate (requirements I17); a
+    policy behind another one that made it so short has nothing to do.
+    """
+    limits = ContextLimits.of(
+        ctx.state,
+        max_tokens,
+        context_window=ctx.context_window,
+        size=ctx.context_tokens,
+        step_prompt=ctx.agent.step_prompt,
+    )
+    if ctx.overflow is None:
+        return limits
+    refused = ctx.state.context_tokens if ctx.refused_tokens is None else ctx.refused_tokens
+    half = (limits.overhead - ctx.state.context_tokens + transcript_tokens(ctx.state.view) + refused) // 2
+    return attrs.evolve(limits, max_tokens=min(limits.max_tokens, half), ratio=1.0)
+
+
+def message_sizes(transcript: Transcript) -> list[int]:
+    """Return the estimated size of every message in tokens; each is measured once."""
+    return list(transcript.memo("message_tokens", message_tokens))
+
+
+def grouped(transcript: Transcript) -> list[range]:
+    """Return the positions of what stays together: a user message, or an assistant message with the results of its calls."""
+    groups: list[range] = []
+    for index, message in enumerate(transcript):
+        if type(message) is ToolMessage:
+            groups[-1] = range(groups[-1].start, index + 1)
+        else:
+            assert type(message) in (UserMessage, AssistantMessage)  # noqa: S101 - a transcript holds nothing else
+            groups.append(range(index, index + 1))
+    return groups
+
+
+def last_tagged(transcript: Transcript, tag: str) -> int | None:
+    """Return the position of the last user message with *tag*, or ``None``."""
+    for index in range(len(transcript) - 1, -1, -1):
+        message = transcript[index]
+        if type(message) is UserMessage and tag in message.tags:
+            return index
+    return None
 
 
 def check_policy(name: str, max_tokens: int | None, **ratios: float) -> None:

@@ -18,8 +18,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from stepengine.context.policy import check_policy
-from stepengine.context.sizes import ContextLimits, last_tagged, limits_of
+from stepengine.context.policy import ContextLimits, check_policy, last_tagged, limits_of
 from stepengine.context.truncating import Truncate
 from stepengine.data.codec import to_json
 from stepengine.data.estimate import message_tokens, transcript_tokens

@@ -8,8 +8,7 @@ from datetime import datetime
 import attrs
 from typing_extensions import override
 
-from stepengine.context.policy import ContextPolicy, check_policy
-from stepengine.context.sizes import ContextLimits, grouped, last_tagged, message_sizes
+from stepengine.context.policy import ContextLimits, ContextPolicy, check_policy, grouped, last_tagged, message_sizes
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.messages import Message, UserMessage, strings, system_reminder
 from stepengine.data.transcript import Transcript

@@ -7,17 +7,16 @@ replay, and what compares, checks, cleans and mends journals. Sessions wrap the 
 What must not: anything that the driver would have to know. The floors below have never heard of journals.
 """
 
-from stepengine.journal.checking import Report, check, scrub
 from stepengine.journal.comparing import Difference, diff
 from stepengine.journal.files import FileJournal
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.forks import branch
-from stepengine.journal.machine import machine_data
+from stepengine.journal.mend import Edit, Report, Sealed, check, repair, scrub, sealed
 from stepengine.journal.replayer import live_kinds
 from stepengine.journal.runs import Deciding, Launch, OnDivergence, begin, extend, fork, record, replay, resume
 from stepengine.journal.scanning import Leak, scan
-from stepengine.journal.sealing import Edit, Sealed, repair, sealed
 from stepengine.journal.session import InDoubt, Session
+from stepengine.journal.show import machine_data
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.journal.undoing import Undone, undo

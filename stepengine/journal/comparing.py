@@ -10,12 +10,12 @@ import attrs
 from stepengine.data.effects import CallModel
 from stepengine.data.matching import BoundedMatcher
 from stepengine.journal.divergence import Field, fields_between, fields_of_effects, verb
+from stepengine.journal.encoding import outcome_members
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.forms import outcome_members
 from stepengine.journal.history import History
 from stepengine.journal.records import ROOT, Address, Intent, shown_address
-from stepengine.journal.trees import spending_of
+from stepengine.journal.show import spending_of
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import child_path
 

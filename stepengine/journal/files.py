@@ -18,9 +18,10 @@ from stepengine.errors import JournalError
 from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
 from stepengine.journal.linewriter import LineWriter
-from stepengine.journal.locking import lock_file
 from stepengine.journal.places import (
+    Reserve,
     check_place,
+    lock_file,
     made_folder,
     make_private,
     opened,
@@ -32,7 +33,6 @@ from stepengine.journal.places import (
 )
 from stepengine.journal.reading import Reading, read_file
 from stepengine.journal.records import Record
-from stepengine.journal.reserve import Reserve
 from stepengine.journal.store import Journal, Writer
 
 __all__ = ("FileJournal", "Sync")

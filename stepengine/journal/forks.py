@@ -19,11 +19,11 @@ from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import answered
 from stepengine.errors import DataError, JournalError, StepEngineError
-from stepengine.journal.cut import Cut, check_repeats, place_of
+from stepengine.journal.encoding import questions_of
 from stepengine.journal.finding import JournalLike, as_journal
-from stepengine.journal.forms import questions_of
 from stepengine.journal.history import History, parent_of
 from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address
+from stepengine.journal.replayer import Cut, check_repeats, place_of
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.journal.undoing import Roots, Undoing, undo_writes
 

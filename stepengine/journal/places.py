@@ -1,7 +1,9 @@
 """
-Where journals stand: files that only their owner can read, in folders of which the same holds (reliability SC08, JR12, JR17).
+Where journals stand: files that only their owner can read, one writer each, and room kept for the last record.
 
-What lives here knows files, folders and permissions, and nothing of records.
+What lives here knows files, folders, locks and permissions, and nothing of records (reliability SC08, JR09, JR12-JR17). The
+lock is the operating system's, on an open descriptor, and dies with its process. The room for the last record is held by an
+unnamed temporary file, one for all journals of a disk, so nothing of it is ever seen or left behind.
 """
 
 from __future__ import annotations
@@ -9,13 +11,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import socket
 import stat
+import threading
 from pathlib import Path
+from typing import ClassVar
 
 from stepengine.errors import JournalError, JournalLocked, JournalWriteFailed
 
 __all__ = (
+    "Reserve",
     "check_place",
+    "lock_file",
     "made_folder",
     "make_private",
     "opened",
@@ -160,6 +168,142 @@ def unusable(path: Path, error: OSError) -> JournalError:
 def _regular(path: Path, descriptor: int) -> int:
     try:
         check_place(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+LOCKS = Path("/proc/locks")
+
+
+def lock_file(descriptor: int, path: Path, *, unsafe_no_lock: bool = False) -> None:
+    """
+    Lock an open file until it is closed.
+
+    Args:
+        descriptor: The open file.
+        path: What it is called in messages.
+        unsafe_no_lock: Go on where there are no locks.
+
+    Raises:
+        JournalLocked: when somebody else has it; it names the process where the system tells.
+        JournalError: when there are no locks here.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        _no_locks(path, "this system has no flock", unsafe_no_lock=unsafe_no_lock)
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _locked(path, _owner(descriptor)) from error
+    except OSError as error:
+        _no_locks(path, error.strerror or str(error), unsafe_no_lock=unsafe_no_lock)
+
+
+def _no_locks(path: Path, why: str, *, unsafe_no_lock: bool) -> None:
+    if not unsafe_no_lock:
+        msg = (
+            f"{path} cannot be locked ({why}), so two writers could damage it; put it on a local file system, or pass "
+            "unsafe_no_lock=True if you are sure that nobody else writes it"
+        )
+        raise JournalError(msg)
+
+
+def _locked(path: Path, owner: int | None) -> JournalLocked:
+    if owner == os.getpid():
+        who = f"another run of this process ({owner})"
+    else:
+        who = f"process {owner} on {socket.gethostname()}" if owner else "another process"
+    since = f", which started at {started}" if owner and (started := _started(owner)) else ""
+    msg = f"{path} is written by {who}{since}; one run has one owner. For several processes see stepengine.durable"
+    return JournalLocked(msg, pid=owner, host=socket.gethostname())
+
+
+def _owner(descriptor: int) -> int | None:
+    """Return the process that holds the lock, where the system tells (Linux)."""
+    status = os.fstat(descriptor)
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    try:
+        text = LOCKS.read_text()
+    except OSError:
+        return None
+    found = re.search(rf"FLOCK +\S+ +WRITE +(\d+) +{device} ", text)
+    return int(found[1]) if found and int(found[1]) > 0 else None
+
+
+def _started(pid: int) -> str:
+    """Return when a process started, in UTC; ``""`` when nobody knows."""
+    from datetime import UTC, datetime
+
+    try:
+        started = Path(f"/proc/{pid}").stat().st_mtime
+    except OSError:
+        return ""
+    return datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")
+
+
+ROOM = 1024 * 1024
+
+
+class Reserve:
+    """
+    A mebibyte of one disk; make one with ``Reserve.near(path)``.
+
+    Attributes:
+        users: How many journals count on it.
+    """
+
+    _known: ClassVar[dict[int, Reserve]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, device: int, descriptor: int) -> None:
+        self._device = device
+        self._descriptor: int | None = descriptor
+        self.users = 0
+
+    @classmethod
+    def near(cls, path: Path) -> Reserve | None:
+        """Return the reserve of the disk that *path* is on; ``None`` where there can be none."""
+        with cls._lock:
+            try:
+                device = path.parent.stat().st_dev
+                known = cls._known.get(device)
+                if known is None:
+                    known = cls._known[device] = cls(device, _room(path.parent))
+            except (OSError, AttributeError):
+                return None
+            known.users += 1
+            return known
+
+    def spend(self) -> bool:
+        """Give the room back to the disk; return whether there was any left to give."""
+        with self._lock:
+            return self._release()
+
+    def close(self) -> None:
+        """Count one journal less; the last one gives the room back."""
+        with self._lock:
+            self.users -= 1
+            if self.users <= 0:
+                self._release()
+
+    def _release(self) -> bool:
+        if self._known.get(self._device) is self:
+            del self._known[self._device]
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return False
+        os.close(descriptor)
+        return True
+
+
+def _room(folder: Path) -> int:
+    descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, ROOM)
     except BaseException:
         os.close(descriptor)
         raise

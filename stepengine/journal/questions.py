@@ -12,7 +12,7 @@ from stepengine.data.json import compact
 from stepengine.data.outcomes import Failure, Stop
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, answered
 from stepengine.errors import AnswerRejected, UnknownOutcome
-from stepengine.journal.forms import name_of, questions_of, restored, touched_world
+from stepengine.journal.encoding import name_of, questions_of, restored, touched_world
 from stepengine.journal.history import History
 from stepengine.journal.records import shown_address
 from stepengine.runtime.performer import Item

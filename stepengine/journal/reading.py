@@ -14,8 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 from stepengine.errors import JournalCorrupt, JournalError
 from stepengine.journal.lines import FileSource, Line, Source, glimpsed, members_of
 from stepengine.journal.places import opened
-from stepengine.journal.records import Head, Record, checked, file_of, record_of, to_text
-from stepengine.journal.shapes import UNREADABLE
+from stepengine.journal.records import UNREADABLE, Head, Record, checked, file_of, record_of, to_text
 
 __all__ = ("Reading", "read_file", "read_lines", "strict_members")
 

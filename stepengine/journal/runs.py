@@ -19,10 +19,10 @@ from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.forks import branch
 from stepengine.journal.questions import sorted_answers
+from stepengine.journal.recorder import Pace
 from stepengine.journal.replayer import live_kinds
 from stepengine.journal.session import InDoubt, Session
 from stepengine.journal.store import Journal
-from stepengine.journal.timing import Pace
 from stepengine.journal.undoing import Roots
 
 __all__ = ("Accepting", "Deciding", "Launch", "OnDivergence", "begin", "extend", "fork", "record", "replay", "resume")

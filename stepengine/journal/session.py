@@ -11,10 +11,10 @@ import asyncio
 import contextlib
 import secrets
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import UTC, datetime
 from random import Random
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
@@ -26,27 +26,102 @@ from stepengine.data.outcomes import Outcome, Stop, Value
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.errors import JournalError, StepEngineError, UnknownModel
-from stepengine.journal.commits import Commits
+from stepengine.journal.encoding import bare, is_repeatable
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.forms import bare, is_repeatable
-from stepengine.journal.history import History
-from stepengine.journal.lookups import lookups, recalled
-from stepengine.journal.openings import STABLE_CREATED, Opening, created_of, new_head, opening_of, root_form
-from stepengine.journal.order import in_address_order, put_as_recorded
-from stepengine.journal.past import Past, stop_of
+from stepengine.journal.history import STABLE_CREATED, History, Opening, created_of, new_head, opening_of, root_form
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
-from stepengine.journal.records import ROOT, Address, Input, Intent, Record, Result, shown_address
-from stepengine.journal.replayer import Replayer
-from stepengine.journal.store import Extension, Journal, MemoryJournal, Writer
-from stepengine.journal.tape import Tape
-from stepengine.journal.timing import Pace, Timing
+from stepengine.journal.recorder import Pace, Recorder, Timing, lookups, recalled
+from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address, to_text
+from stepengine.journal.replayer import Past, Replayer, stop_of
+from stepengine.journal.store import Commits, Extension, Journal, MemoryJournal, Writer
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.performer import Item, Performer
 from stepengine.runtime.performing import ModelRegistry
 from stepengine.runtime.tree import ChildPlanner, MachineMaker, Services
 from stepengine.tools.writes import FileWrite
 
-__all__ = ("InDoubt", "Mode", "Session")
+if TYPE_CHECKING:
+    from stepengine.journal.store import Journal
+
+__all__ = (
+    "InDoubt",
+    "Mode",
+    "Session",
+    "in_address_order",
+    "put_as_recorded",
+)
+
+RANK = {"input": 0, "intent": 1, "result": 2}
+LAST = 1 << 62
+
+
+def in_address_order(records: Sequence[Record]) -> list[Record]:
+    """Return *records* sorted: each effect, then the run that it spawned, then its result; blobs before their first use."""
+    made: list[Record] = [record for record in records if type(record) is Head]
+    blobs = {record.fp: record for record in records if type(record) is Blob}
+    for record in sorted([r for r in records if type(r) not in (Head, Blob)], key=_key):
+        if blobs and record.line is not None:
+            text = to_text(record.line)
+            places = {text.find(f'"{fp}"'): fp for fp in blobs}
+            made += [blobs.pop(places[place]) for place in sorted(places) if place >= 0]
+        made.append(record)
+    return made
+
+
+def put_as_recorded(journal: Journal, original: Sequence[Record]) -> None:
+    """
+    Put the records of *journal*, which a replay made, in the order in which the originals came; mostly they are.
+
+    What came from outside, such as a stop or what was kept after an edit, did not come again and is taken over.
+    """
+    records = journal.records()
+    kept = [record for record in original if type(record) is not Blob]
+    if len(kept) != len(records) or not all(map(_is_same, kept, records)):
+        journal.replace(_as_recorded(records, original))
+
+
+def _as_recorded(records: Sequence[Record], original: Sequence[Record]) -> list[Record]:
+    places = {_name(record): number for number, record in enumerate(original)}
+    made = {_name(record) for record in records if type(record) is Input}
+    outside = [r for r in original if type(r) is Input and _name(r) not in made]
+    return sorted([*records, *outside], key=lambda record: places.get(_name(record), LAST))
+
+
+def _is_same(a: Record, b: Record) -> bool:
+    kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind is Intent or kind is Result:
+        return a.path == b.path and a.seq == b.seq  # type: ignore[union-attr]
+    return _name(a) == _name(b)
+
+
+def _name(record: Record) -> tuple[Any, ...]:
+    match record:
+        case Intent():
+            return "intent", record.path, record.seq
+        case Result():
+            return "result", record.path, record.seq
+        case Input(input=said):
+            kind = said.get("type")
+            return "input", record.path, record.seq, kind, said.get("question_id"), kind == "Stop" and record.at
+        case Blob():
+            return "blob", record.fp
+        case Head():
+            return ("head",)
+
+
+def _key(record: Record) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Return a key under which a child's records stand between its Spawn's intent and result, the root's around all."""
+    path: str = getattr(record, "path", "")
+    seq: int = getattr(record, "seq", -1)
+    if not path and seq < 0:
+        # The prompt of the root comes after its start.
+        return (((LAST, 0),), 0) if record.kind == "result" else ((), 0 if record.kind == "intent" else 1)
+    # A child's numbers follow those of its Spawn with rank 1: after its intent (0) and before its result (2).
+    inside = [(int(n), 1) for n in path.split(".")] if path else []
+    return (*inside, (seq, 2 if record.kind == "result" else 0)), RANK[record.kind]
+
 
 Mode: TypeAlias = Literal["record", "resume", "replay", "extend", "new"]
 LISTED = 10
@@ -293,7 +368,7 @@ class Session:
             services,
             machine=self._machine(services.machine),
             planner=self._planner(services.planner),
-            middlewares=(*services.middlewares, self._tape),
+            middlewares=(*services.middlewares, self._recorder),
             seed=self._seed,
             # A recording of a test is repeated anywhere, never undone; and replays write nothing.
             keep_write=None if self.source.stable or self.mode == "replay" else self._keep_write,
@@ -321,8 +396,8 @@ class Session:
 
     # --- built into the services --------------------------------------------------------------------------------------
 
-    def _tape(self, inner: Performer) -> Performer:
-        return Tape(inner, self)
+    def _recorder(self, inner: Performer) -> Performer:
+        return Recorder(inner, self)
 
     def _machine(self, inner: MachineMaker) -> MachineMaker:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:

@@ -19,9 +19,9 @@ from stepengine.errors import JournalError, JournalWriteFailed
 from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
 from stepengine.journal.linewriter import LineWriter
-from stepengine.journal.locking import lock_file
 from stepengine.journal.places import (
     check_place,
+    lock_file,
     made_folder,
     make_private,
     opened_for_writing,

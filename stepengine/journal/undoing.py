@@ -18,12 +18,12 @@ import attrs
 
 from stepengine.data.outcomes import Failure
 from stepengine.errors import DefinitionError, JournalError, ToolError, UndoRefused, UnknownOutcome
-from stepengine.journal.cut import Cut, place_of
 from stepengine.journal.divergence import verb
+from stepengine.journal.encoding import touched_world
 from stepengine.journal.finding import JournalLike, as_journal
-from stepengine.journal.forms import touched_world
 from stepengine.journal.history import History
 from stepengine.journal.records import Address, Intent, Result, shown_address
+from stepengine.journal.replayer import Cut, place_of
 from stepengine.tools.files.atomic import lock_for, replace_file, target_info
 from stepengine.tools.files.root import FILE, Missing, Opened, Policy, Root
 from stepengine.tools.files.text import read_capped

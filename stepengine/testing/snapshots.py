@@ -22,8 +22,7 @@ from stepengine.data.visible import visible
 from stepengine.errors import DataError
 from stepengine.journal import Journal, as_journal
 from stepengine.journal.records import shown_address
-from stepengine.journal.rendering import clean_tree, render
-from stepengine.journal.trees import result_tree, run_tree
+from stepengine.journal.show import clean_tree, render, result_tree, run_tree
 from stepengine.testing.cleaning import Cleaner, known_secrets
 from stepengine.testing.interactions import Interaction, RecordedRequest
 

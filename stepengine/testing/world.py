@@ -18,7 +18,7 @@ from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.errors import StepEngineError, UnknownOutcome
-from stepengine.journal.forms import is_repeatable
+from stepengine.journal.encoding import is_repeatable
 from stepengine.machine import Finished, run_agent
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.failfast import has_failed

@@ -20,8 +20,7 @@ from stepengine.cli.hints import resume_hint
 from stepengine.errors import JournalCorrupt, ModelError
 from stepengine.journal import FileJournal, SqliteJournal
 from stepengine.journal.records import to_line
-from stepengine.journal.rendering import render
-from stepengine.journal.trees import run_tree
+from stepengine.journal.show import render, run_tree
 from stepengine.testing import ScriptedModel, text, tool_call
 
 AGENT = """

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, Hooks, Limits, RunStatus, tool
 from stepengine.context import ContextLimits, mask_tool_results, output_cache, prune_to_summary, summarize, truncate
-from stepengine.context.pruning_entries import CONTINUE_TAG, SUMMARY_TAG
+from stepengine.context.pruning import CONTINUE_TAG, SUMMARY_TAG
 from stepengine.context.truncating import GAP_TAG
 from stepengine.data import estimate
 from stepengine.data.estimate import message_tokens, transcript_tokens

@@ -11,9 +11,15 @@ import pytest
 
 from stepengine import AgentDefinition, AgentState, Engine, Hooks, RunStatus, ToolCall
 from stepengine.context import ContextLimits, prune_to_summary
-from stepengine.context.pruning import LAST_REQUEST
-from stepengine.context.pruning_calls import FORGOTTEN_AGENTS, cut
-from stepengine.context.pruning_entries import CONTINUE_TAG, MEMORY_TAG, SEPARATOR, SUMMARY_TAG
+from stepengine.context.pruning import (
+    CONTINUE_TAG,
+    FORGOTTEN_AGENTS,
+    LAST_REQUEST,
+    MEMORY_TAG,
+    SEPARATOR,
+    SUMMARY_TAG,
+    cut,
+)
 from stepengine.data.codec import to_json
 from stepengine.data.estimate import message_tokens
 from stepengine.data.messages import AssistantMessage, ImagePart, TextPart, ThinkingPart, UserMessage

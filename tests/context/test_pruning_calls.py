@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.context.pruning_calls import FORGOTTEN_AGENTS, line_of, result_of
+from stepengine.context.pruning import FORGOTTEN_AGENTS, line_of, result_of
 from stepengine.data.messages import JsonPart, ToolCallPart, ToolMessage
 
 LINES: list[tuple[str, dict[str, Any], str]] = [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepengine.context import ContextLimits, mask_tool_results, truncate
-from stepengine.context.sizes import limits_of
+from stepengine.context.policy import limits_of
 from stepengine.context.truncating import GAP_TAG
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.estimate import Measured

@@ -19,7 +19,7 @@ from stepengine import AgentDefinition, Parallel, Perform, RunStatus, Tool, Tool
 from stepengine.data.messages import ToolResult
 from stepengine.errors import UnknownOutcome
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
-from stepengine.journal.forms import touched_world
+from stepengine.journal.encoding import touched_world
 from stepengine.journal.history import History
 
 

@@ -22,8 +22,8 @@ from stepengine import STEP, AgentCall, AgentDefinition, Parallel, Perform, RunS
 from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, JournalWriteFailed
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_journal, check
 from stepengine.journal.files import FileWriter
+from stepengine.journal.places import Reserve
 from stepengine.journal.records import Input
-from stepengine.journal.reserve import Reserve
 from stepengine.journal.sqlite import SqliteWriter
 from stepengine.testing import text
 

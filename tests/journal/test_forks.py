@@ -22,8 +22,8 @@ from stepengine import (
 )
 from stepengine.errors import JournalError, PerformError
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, branch, check, diff, fork, scrub
-from stepengine.journal.cut import Cut, address_of
 from stepengine.journal.records import to_line
+from stepengine.journal.replayer import Cut, address_of
 from stepengine.testing import text, tool_call
 
 

@@ -18,8 +18,7 @@ from stepengine import STEP, AgentDefinition, Ask, RunStatus
 from stepengine.cli.showing import show_command
 from stepengine.errors import HandlerError, JournalCorrupt, JournalError, JournalVersion, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, branch, check, diff, scrub, sealed
-from stepengine.journal.rendering import render
-from stepengine.journal.trees import run_tree
+from stepengine.journal.show import render, run_tree
 
 from .mutants import mutant
 

@@ -20,9 +20,8 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Value
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 from stepengine.journal import FileJournal, MemoryJournal, check
-from stepengine.journal.encoding import packed, unpacked
+from stepengine.journal.encoding import outcome_members, outcome_of, packed, unpacked
 from stepengine.journal.fingerprints import fingerprint
-from stepengine.journal.forms import outcome_members, outcome_of
 from stepengine.journal.reading import read_lines
 from stepengine.journal.records import TAIL, to_line
 from tests import strategies as stored

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from stepengine import AgentDefinition, Engine, ToolCall, tool
 from stepengine.errors import DataError
 from stepengine.journal import FileJournal, Redactor, SecretFound
-from stepengine.journal.machine import machine_data
 from stepengine.journal.scanning import scan
+from stepengine.journal.show import machine_data
 from stepengine.redaction import Field, Header, Pattern, Rules, Value, digest_of, redactor_for
 from stepengine.testing.cleaning import Cleaner
 from stepengine.testing.interactions import RecordedRequest, RecordedResponse

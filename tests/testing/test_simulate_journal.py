@@ -10,7 +10,7 @@ import pytest
 from stepengine.data.state import RunStatus
 from stepengine.errors import JournalError, UnknownOutcome
 from stepengine.journal import FileJournal, MemoryJournal, check
-from stepengine.journal.forms import touched_world
+from stepengine.journal.encoding import touched_world
 from stepengine.testing.violations import unpaired
 from tests.testing.stages import ANSWERS, CAST, Stage
 

@@ -36,7 +36,7 @@ from stepengine.data.usage import Usage
 from stepengine.data.visible import HIDDEN, JOINERS
 from stepengine.errors import DataError, ModelError
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
-from stepengine.journal.rendering import render
+from stepengine.journal.show import render
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 from stepengine.testing.interactions import RecordedRequest
 from stepengine.testing.snapshots import (

@@ -1,15 +1,17 @@
 """
-``Tape``: the middleware that records effects, and answers from the record what was recorded already.
+``Recorder``: the middleware that records effects, and answers from the record what was recorded already.
 
 It stands between the meter of limits and the gate, so that a refusal is recorded like any other outcome. The order is
-always the same: intent, effect, result, durable, and only then does the machine see it (reliability R1-R3).
+always the same: intent, effect, result, durable, and only then does the machine see it (reliability R1-R3). Recorded too is
+what a run looks up when it starts (J11) and its time over all processes that worked on it (JR28).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -19,8 +21,9 @@ from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import answered
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage
-from stepengine.errors import StepEngineError, UnknownOutcome
-from stepengine.journal.forms import bare, describe, is_repeatable, must_last, outcome_members, outcome_of, storable
+from stepengine.errors import JournalError, StepEngineError, UnknownOutcome
+from stepengine.journal.encoding import bare, describe, is_repeatable, must_last, outcome_members, outcome_of, storable
+from stepengine.journal.history import History
 from stepengine.journal.questions import decision_about
 from stepengine.journal.records import Input, Intent, Result, to_text
 from stepengine.machine.plan import Finished, RunPlan
@@ -30,12 +33,104 @@ from stepengine.runtime.performer import IO, Item, Performer
 if TYPE_CHECKING:
     from stepengine.journal.session import Session
 
-__all__ = ("Tape",)
+__all__ = (
+    "Pace",
+    "Recorder",
+    "Timing",
+    "lookups",
+    "recalled",
+)
+
+
+def recalled(history: History, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+    """Return *plan* and *state* of a run with what was looked up for it when it was recorded, as far as it was."""
+    prompt = history.prompts.get(plan.path)
+    if prompt is not None and not isinstance(plan.definition.system_prompt, str):
+        state = attrs.evolve(state, system_prompt=prompt)
+    if plan.path in history.windows or (plan.path, 0) in history.intents:
+        plan = attrs.evolve(plan, context_window=history.windows.get(plan.path))
+    return plan, state
+
+
+def lookups(plan: RunPlan, state: AgentState) -> Iterator[Input]:
+    """Give the records of what was looked up for a run."""
+    if not isinstance(plan.definition.system_prompt, str):
+        yield Input(plan.path, -1, 0, {"type": "SystemPrompt", "text": state.system_prompt})
+    if plan.context_window is not None:
+        yield Input(plan.path, -1, 0, {"type": "ContextWindow", "tokens": plan.context_window})
+
+
+STABLE_STEP = 1_000
+MAX_PAUSE = 10.0
+
+
+class Timing:
+    """
+    Puts outcomes on the run's own clock.
+
+    Args:
+        stable: Whether times depend on addresses alone, so that two recordings agree (replay J23).
+
+    Attributes:
+        last: The latest time so far.
+    """
+
+    def __init__(self, *, stable: bool) -> None:
+        self._stable = stable
+        self._offset = 0
+        self.last = 0
+
+    def go_on(self, last: int, created: datetime, now: datetime) -> None:
+        """Go on from a record that reaches to *last*; a wall clock that was set back does not turn time back."""
+        self.last = last
+        self._offset = max(last, (now - created) // timedelta(milliseconds=1))
+
+    def of(self, path: str, seq: int, at: int) -> int:
+        """Return the run's time for an outcome that came *at* milliseconds after this process took over."""
+        if self._stable:
+            numbers = [*map(int, path.split("."))] if path else []
+            return STABLE_STEP * sum([n + 1 for n in (*numbers, seq)])
+        return self._offset + at
+
+    def came_by(self, at: int) -> None:
+        """Note that the run's time has reached *at*."""
+        self.last = max(self.last, at)
+
+
+class Pace:
+    """
+    Lets recorded results come as fast as they did, or faster.
+
+    Args:
+        speed: How many times as fast.
+
+    Attributes:
+        sleep: Waits some seconds.
+
+    Raises:
+        JournalError: when *speed* is not above 0.
+    """
+
+    def __init__(self, speed: float) -> None:
+        if not speed > 0:
+            msg = f"speed is {speed!r}; it is a number above 0, such as 1.0 for as fast as recorded"
+            raise JournalError(msg)
+        self._speed = speed
+        self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self._shown = 0
+
+    async def reach(self, at: int) -> None:
+        """Wait for the time of a result, from that of the one before; never long, also where a person was waited for."""
+        pause = min((at - self._shown) / 1_000 / self._speed, MAX_PAUSE)
+        if pause > 0:
+            await self.sleep(pause)
+        self._shown = max(self._shown, at)
+
 
 MAX_NOTED = 1_000
 
 
-class Tape:
+class Recorder:
     """
     Records, and answers from the record.
 

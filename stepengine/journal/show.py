@@ -1,0 +1,652 @@
+"""
+A recorded run as one JSON value (``run_tree``) and as text for people: one fact per line (replay F23-F26, K7).
+
+Effects stand in the order of their addresses, a child's inside the effect that spawned it, so that concurrency changes
+nothing; times, durations and provider ids are left out. Nothing in the text steers a terminal, no line ends with a space,
+and no secret is in it that has a shape or stands in the environment.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, assert_never
+
+from stepengine.data.codec import plain
+from stepengine.data.json import JsonDict, canonical, thaw
+from stepengine.data.messages import (
+    AssistantMessage,
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    Message,
+    OpaquePart,
+    Part,
+    RefusalPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolMessage,
+    ToolResult,
+)
+from stepengine.data.models import ModelReply, StopReason
+from stepengine.data.outcomes import Failure
+from stepengine.data.questions import Answer, Question
+from stepengine.data.state import ChildResult, RunResult
+from stepengine.data.usage import Spending, Usage, add_cost
+from stepengine.data.visible import visible
+from stepengine.journal.encoding import restored
+from stepengine.journal.history import History
+from stepengine.journal.records import ROOT, Intent, Result, shown_address
+from stepengine.journal.store import Journal, MemoryJournal
+from stepengine.redaction import redactor_for
+from stepengine.runtime.performer import child_path
+
+__all__ = (
+    "clean_tree",
+    "ended_of",
+    "machine_data",
+    "render",
+    "render_effects",
+    "result_tree",
+    "run_tree",
+    "spending_of",
+    "status_of",
+)
+
+MIN_PATH = 5
+MIN_NAME = 3
+ORDINARY_NAMES = frozenset({
+    "admin", "app", "build", "builder", "container", "default", "docker", "guest", "home", "host", "local", "localhost",
+    "name", "node", "none", "nobody", "python", "root", "runner", "server", "test", "tester", "ubuntu", "unknown", "user",
+    "worker", "workspace",
+})  # fmt: skip
+"""Names of users and hosts that are words: replacing them would change texts that do not speak of this machine."""
+
+
+def machine_data(cwd: str | os.PathLike[str] | None = None) -> dict[str, str]:
+    """
+    Return the texts that tell of this machine, each with its placeholder (replay K7).
+
+    They are the working folder ``<cwd>``, the folder for temporary files ``<tmp>``, the home folder ``<home>``, and the
+    names of host ``<host>`` and user ``<user>``. Short paths and names that are ordinary words are left out.
+    """
+    found: dict[str, str] = {}
+    for path, placeholder in (
+        (os.fspath(cwd) if cwd is not None else _cwd(), "<cwd>"),
+        (tempfile.gettempdir(), "<tmp>"),
+        (str(Path("~").expanduser()), "<home>"),
+    ):
+        if len(path) >= MIN_PATH or (placeholder == "<tmp>" and len(path) > 1):
+            found.setdefault(str(Path(path)), placeholder)
+    for name, placeholder in ((socket.gethostname(), "<host>"), (_user(), "<user>")):
+        if len(name) >= MIN_NAME and name.lower() not in ORDINARY_NAMES:
+            found.setdefault(name, placeholder)
+    return found
+
+
+def _cwd() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # removed meanwhile
+        return ""
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return ""
+
+
+Tree = dict[str, Any]
+VERBS = {"CallTool": ("tool", "tool_name"), "Spawn": ("spawn", "agent_id"), "Perform": ("perform", "name")}
+HASH_DIGITS = 8
+EMPTY: Any = (None, "", [], {}, ())
+
+
+def run_tree(journal: Journal) -> Tree:
+    """
+    Return the run that *journal* holds: agent, status, numbers, prompt, effects in the order of their addresses, output.
+
+    Raises:
+        JournalCorrupt: when there is no run in it, or a record is damaged.
+    """
+    history = journal.history()
+    if any(intent.live is not None for intent in history.intents.values()):
+        # Lines say what of a request is new; values in memory would have to be compared with each other for that.
+        history = MemoryJournal(journal.lines()).history()
+    root, spending = history.root, spending_of(history)
+    ended = ended_of(history)
+    tree = _heading(str(root["agent_id"]), status_of(history), spending)
+    calls = sum(intent.type == "CallModel" for intent in history.intents.values())
+    tree |= {"effects": len(history.intents) - 1, "model_calls": calls}
+    tree |= _filled(prompt=root.get("prompt"), params=plain(root.get("params"))) | _Path(history, "").told()
+    if ended is not None:
+        tree |= _ending(ended)
+    elif not history.is_complete:
+        tree |= _filled(questions=[_question(q) for _, q in history.open_questions().values()])
+    return tree
+
+
+def result_tree(result: RunResult[Any]) -> Tree:
+    """Return what a result without a journal tells: messages and children stand in for the effects, which nobody noted."""
+    state = result.state
+    tree = _heading(state.agent_id, result.status.value, result.spending)
+    tree["messages"] = [_message(m) for m in state.message_history]
+    if result.children:
+        tree["children"] = [{"agent": c.agent_id, "status": c.status.value} | _ending(c) for c in result.children]
+    error = None if result.error is None else _error(result.error)
+    output = plain(result.output)
+    questions = [_question(q) for q in result.pending_questions]
+    return tree | _filled(output=output if output != result.text else None, error=error, questions=questions)
+
+
+def _heading(agent: str, status: str, spending: Spending) -> Tree:
+    usage = spending.usage
+    tree: Tree = {"agent": agent, "status": status}
+    if usage.total_tokens:
+        tree["tokens"] = {"in": usage.prompt_tokens, "out": usage.completion_tokens}
+    tree["cost_usd"] = None if spending.cost is None else str(spending.cost)
+    return tree
+
+
+def ended_of(history: History) -> ChildResult[Any] | None:
+    """Return how the root run ended; ``None`` when it has not."""
+    known = history.results.get(ROOT)
+    value = getattr(history.outcome(known), "value", None) if known is not None else None
+    return value if isinstance(value, ChildResult) else None
+
+
+def status_of(history: History) -> str:
+    """Return the status of the root run, and a word for one that has not ended."""
+    ended = ended_of(history)
+    if ended is not None:
+        return ended.status.value
+    if history.open_questions():
+        return "suspended"
+    stops = [str(i.input.get("kind")) for i in history.inputs if i.input.get("type") == "Stop"]
+    return f"stopped: {stops[-1]}" if stops else "interrupted"
+
+
+def spending_of(history: History) -> Spending:
+    """Return what the run spent: as it said at its end, else what its recorded replies add up to."""
+    ended = ended_of(history)
+    if ended is not None:
+        return ended.spending
+    usage = Usage()
+    cost: Decimal | None = Decimal(0)
+    for address, result in history.results.items():
+        value = getattr(history.outcome(result), "value", None) if address != ROOT else None
+        if isinstance(value, ModelReply):
+            usage, cost = usage + (value.usage or Usage()), add_cost(cost, value.cost)
+    return Spending(usage=usage, cost=cost)
+
+
+class _Path:
+    """
+    The effects of one run, its children's inside them.
+
+    Args:
+        history: The journal's records.
+        path: The run's path.
+    """
+
+    def __init__(self, history: History, path: str) -> None:
+        self._history = history
+        self._path = path
+        self._step = 0
+        self._system = ""
+        self._tools: list[str] = []
+        self._calls: dict[str, str] = {}
+        self._seen: set[str] = set()
+
+    def told(self) -> Tree:
+        """Return the effects as a member of the run's tree; no member when there are none."""
+        return _filled(steps=list(self._entries()))
+
+    def _entries(self) -> Iterator[Tree]:
+        seq = 0
+        while (intent := self._history.intents.get((self._path, seq))) is not None:
+            result = self._history.results.get((self._path, seq))
+            form = self._history.form(intent)
+            tree: Tree = {"address": shown_address(self._path, seq)}
+            tree |= self._model(intent, form) if form["type"] == "CallModel" else self._other(form, seq)
+            if result is not None:
+                tree |= _filled(retries=[_retry(a) for a in result.attempts], outcome=self._outcome(result))
+            yield tree
+            seq += 1
+
+    def _other(self, form: Mapping[str, Any], seq: int) -> Tree:
+        if form["type"] == "Ask":
+            questions = [_question(restored(q)) for q in form["questions"]]
+            purpose = form["purpose"] if form["purpose"] != "question" else None
+            return {"kind": "ask", "questions": questions} | _filled(purpose=purpose)
+        kind, name = VERBS[form["type"]]
+        tree: Tree = {"kind": kind, "name": form[name]}
+        if kind == "tool":
+            source = form["source"] if form["source"] != "model" else None
+            return (
+                tree | _filled(call=self._call(form["tool_call_id"]), source=source) | {"input": plain(form["input"])}
+            )
+        if kind == "perform":
+            return tree | _filled(args=plain(form["args"]), kwargs=plain(form["kwargs"]))
+        tree |= _filled(
+            call=self._call(form.get("tool_call_id", "")), prompt=form["prompt"], params=plain(form["params"])
+        )
+        return tree | _Path(self._history, child_path(self._path, seq)).told()
+
+    def _model(self, intent: Intent, form: Mapping[str, Any]) -> Tree:
+        self._step += 1
+        request = form["request"]
+        items = request["messages"]
+        kept = sum([i["stop"] - i["start"] for i in items if i["type"] == "Slice"])
+        new = [i for i in items if i["type"] != "Slice"]
+        tree: Tree = {"kind": "model", "name": request["model"], "step": self._step}
+        tree |= _filled(purpose=form["purpose"] if form["purpose"] != "step" else None)
+        tree |= {"messages": kept + len(new), "added": len(new)}
+        tools = [spec["name"] for spec in request.get("tools", ())]
+        if tools != self._tools:
+            self._tools = tree["tools"] = tools
+        tree |= _filled(
+            tool_choice=plain(request.get("tool_choice")),
+            settings=_settings(request.get("settings")),
+        )
+        system = request.get("system_prompt", "")
+        if system != self._system:
+            self._system = system
+            tree["system"] = system
+        tail = [_message(restored(m), self._call) for m in request.get("tail", ())]
+        said = [m for each in new if self._is_news(m := _message(restored(each), self._call), of_role="user")]
+        return tree | _filled(said=[*said, *[m for m in tail if self._is_news(m)]])
+
+    def _is_news(self, message: Tree, of_role: str = "") -> bool:
+        """Return whether a message was not told before: replies and results were, unless a hook changed them."""
+        mark = _mark(message["role"], message["parts"])
+        known = mark in self._seen
+        self._seen.add(mark)
+        return not known or message["role"] == of_role
+
+    def _call(self, known: str) -> str | None:
+        """Return the name of a call: numbered as they appear, so that ids of other places cannot shift them."""
+        return self._calls.setdefault(known, f"c{len(self._calls) + 1}") if known else None
+
+    def _outcome(self, result: Result) -> Tree:
+        outcome = self._history.outcome(result)
+        if isinstance(outcome, Failure):
+            return {"error": _error(outcome.error)}
+        value = outcome.value
+        if isinstance(value, ModelReply):
+            parts = [_part_in_tree(p, self._call) for p in value.content]
+            self._seen.add(_mark("assistant", parts))
+            usual = StopReason.TOOL_USE if value.tool_calls else None
+            return {"parts": parts} | _filled(stop=value.stop_reason.value if value.stop_reason != usual else None)
+        if isinstance(value, ToolResult):
+            parts = [_part_in_tree(p) for p in value.content]
+            self._seen.add(_mark("tool", parts))
+            effects = [f"{e.kind} {e.target}".rstrip() for e in value.side_effects]
+            return _filled(status=value.status if value.status != "ok" else None, side_effects=effects) | {
+                "parts": parts
+            }
+        if isinstance(value, ChildResult):
+            return {"status": value.status.value} | _ending(value)
+        if isinstance(value, tuple) and value and isinstance(value[0], Answer):
+            return {"answers": [a.value or "(declined)" for a in value]}
+        return {"value": plain(value)}
+
+
+def _mark(role: str, parts: list[Tree]) -> str:
+    """Return what two tellings of one message have in common; a reply's calls have no ids yet."""
+    return f"{role} {canonical([{k: v for k, v in part.items() if k != 'call'} for part in parts])}"
+
+
+def _settings(stored: Any) -> Any:
+    return None if stored is None else {k: v for k, v in plain(stored).items() if k != "type"}
+
+
+def _ending(ended: ChildResult[Any]) -> Tree:
+    """Return output or text of a run that ended, its error and its open questions."""
+    output = plain(ended.output)
+    said = {"text": ended.text} if ended.text and output is None else _filled(output=output)
+    error = None if ended.error is None else _error(ended.error)
+    return said | _filled(error=error, questions=[_question(q) for q in ended.questions])
+
+
+def _retry(attempt: Mapping[str, Any]) -> str:
+    error = restored({"type": "Failure", "error": attempt["error"]}).error
+    status = getattr(error, "status", None)
+    return " ".join([str(p) for p in (type(error).__name__, status or "", getattr(error, "kind", "")) if p])
+
+
+def _error(error: BaseException) -> Tree:
+    return {"type": type(error).__name__, "message": plain(str(error))}
+
+
+def _question(question: Question) -> Tree:
+    return {"id": question.id, "text": question.text} | _filled(options=list(question.options))
+
+
+def _message(message: Message, call: Any = str) -> Tree:
+    tree: Tree = {"role": message.role, "parts": [_part_in_tree(p, call) for p in message.content]}
+    if isinstance(message, ToolMessage):
+        status = message.status if message.status != "ok" else None
+        return tree | _filled(name=message.tool_name, id=call(message.tool_call_id), status=status)
+    if isinstance(message, AssistantMessage):
+        return tree
+    return tree | _filled(tags=[tag for tag in message.tags if tag != "USER_PROMPT"])
+
+
+def _part_in_tree(part: Part, call: Any = str) -> Tree:
+    match part:
+        case TextPart():
+            return {"text": part.text}
+        case ThinkingPart():
+            signed = (part.provider_data or JsonDict()).get("signature")
+            return {"thinking": part.text} | _filled(signature=_hash(str(signed).encode()) if signed else None)
+        case RefusalPart():
+            return {"refusal": part.text}
+        case ToolCallPart():
+            given = {"input": thaw(part.input)} if part.input_error is None else {"unreadable": part.raw_input or ""}
+            return {"tool": part.tool_name} | _filled(call=call(part.tool_call_id)) | given
+        case JsonPart():
+            return {"json": thaw(part.value)}
+        case ImagePart() | DocumentPart():
+            return {"media": _media(part)}
+        case OpaquePart():
+            return {"opaque": f"{part.provider} {_hash(canonical(part.data).encode())}"}
+        case _ as never:
+            assert_never(never)
+
+
+def _media(part: ImagePart | DocumentPart) -> str:
+    what = f"{len(part.data):,} bytes {_hash(part.data)}" if part.data is not None else str(part.url)
+    return f"{part.mime_type} {what}"
+
+
+def _hash(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()[:HASH_DIGITS]}"
+
+
+def _filled(**members: Any) -> Tree:
+    """Return the members that say something."""
+    return {name: value for name, value in members.items() if value not in EMPTY}
+
+
+MAX_TEXT = 2_000
+MAX_INLINE = 100
+BLANK = "\u2420"
+"""Stands for a space at the end of a line, which editors would take away."""
+PYTEST_FOLDER = re.compile(r"<tmp>[/\\]pytest-of-[^/\\\s]+[/\\]pytest-\d+(?![\w-])")
+
+
+def clean_tree(tree: Any, *, portable: bool = False, whole: bool = False) -> Any:
+    """
+    Return a JSON value without secrets, its long texts cut to 2,000 characters (replay F23, F25, K1).
+
+    Args:
+        tree: The value.
+        portable: Take out what tells of this machine, too: folders, the names of host and user (replay K7).
+        whole: Leave long texts whole.
+    """
+    clean = redactor_for("all", os.environ, machine=machine_data() if portable else None).value(tree)
+    if portable:
+        # The folder that pytest puts between its temporary folder and a test's is another one in each of its runs.
+        clean = _mapped(clean, lambda text: PYTEST_FOLDER.sub("<tmp>", text))
+    return clean if whole else _mapped(clean, _cut)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(k): _mapped(v, change) for k, v in value.items()}
+    return [_mapped(v, change) for v in value] if isinstance(value, list) else value
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_TEXT:
+        return text
+    mark = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:HASH_DIGITS]
+    return f"{text[:MAX_TEXT]}\n... (cut: {len(text):,} characters, sha256:{mark})"
+
+
+def render(tree: Mapping[str, Any]) -> str:
+    """
+    Return a tree of ``run_tree`` or ``result_tree`` as text that ends with a line end.
+
+    Members that are missing are left out, and members of another type than usual are shown as they are: a snapshot's
+    filters may have taken or replaced them.
+    """
+    return "".join([f"{_line(line)}\n" for line in _run(tree)])
+
+
+def render_effects(tree: Mapping[str, Any], addresses: Collection[str]) -> str:
+    """Return the effects of a run's tree that have one of *addresses*, without what was sent to models before them."""
+    lines = [_line(line) for effect in _found(tree, addresses) for line in _effect(effect)]
+    return "".join([f"{line}\n" for line in lines])
+
+
+def _found(tree: Mapping[str, Any], addresses: Collection[str]) -> Iterator[Mapping[str, Any]]:
+    for effect in _list(tree, "steps"):
+        if effect["address"] in addresses:
+            yield {name: member for name, member in effect.items() if name not in ("system", "said")}
+        else:
+            yield from _found(effect, addresses)
+
+
+def _line(line: str) -> str:
+    # Texts are split into lines already: a line end that is left stands in a name.
+    return _ended(visible(line.replace("\n", "\\n")).replace("\t", "\\t"))
+
+
+def _ended(line: str) -> str:
+    """Return a line with the spaces at its end made visible."""
+    bare = line.rstrip(" ")
+    return bare + BLANK * (len(line) - len(bare))
+
+
+def _run(tree: Mapping[str, Any]) -> Iterator[str]:
+    words = [f"run {tree.get('agent', '')}", tree.get("status"), _count(tree, "effects"), _count(tree, "model_calls")]
+    spent = tree.get("tokens")
+    if isinstance(spent, Mapping):
+        words.append(f"tokens {spent.get('in')} in / {spent.get('out')} out")
+    if tree.get("cost_usd") is not None:
+        words.append(f"cost ${tree['cost_usd']}")
+    yield _joined(words)
+    yield from _named("prompt", tree.get("prompt"))
+    yield from _named("params", tree.get("params"))
+    for message in _list(tree, "messages"):
+        yield from _said(message)
+    for child in _list(tree, "children"):
+        yield _joined([f"child {child.get('agent', '')}", child.get("status")])
+        yield from _indented("  ", _end(child))
+    for effect in _list(tree, "steps"):
+        yield from _effect(effect)
+    yield from _end(tree)
+
+
+def _end(tree: Mapping[str, Any]) -> Iterator[str]:
+    if "output" in tree:
+        yield from _named("output", tree["output"], quoted=True)
+    yield from _named("text", tree.get("text"))
+    error = tree.get("error")
+    if isinstance(error, Mapping):
+        yield from _named(f"error {error.get('type')}", error.get("message"))
+    for question in _list(tree, "questions"):
+        yield from _asked("waits for an answer to ", question)
+
+
+def _effect(effect: Mapping[str, Any]) -> Iterator[str]:
+    kind = effect.get("kind")
+    words = [
+        effect.get("address"),
+        f"{kind} {effect.get('name', '')}".rstrip(),
+        effect.get("call"),
+        effect.get("purpose"),
+    ]
+    if effect.get("source"):
+        words.append(f"by {effect['source']}")
+    if kind == "model":
+        messages = effect.get("messages")
+        words += [f"step {effect.get('step')}", f"messages {messages} (+{effect.get('added')})" if messages else ""]
+        words += [f"tools {', '.join(map(str, _list(effect, 'tools'))) or 'none'}" if "tools" in effect else ""]
+    retries = _list(effect, "retries")
+    words += [f"retries {len(retries)}: {', '.join(map(str, retries))}" if retries else ""]
+    yield _joined(words)
+    yield from _indented("     ", _asks(effect))
+    yield from _came(effect)
+
+
+def _asks(effect: Mapping[str, Any]) -> Iterator[str]:
+    yield from _members(effect.get("input"))
+    for name in ("tool_choice", "settings", "system", "prompt", "params", "args", "kwargs"):
+        yield from _named(name, effect.get(name))
+    for message in _list(effect, "said"):
+        yield from _said(message)
+    for question in _list(effect, "questions"):
+        yield from _asked("", question)
+    for inner in _list(effect, "steps"):
+        yield from _effect(inner)
+
+
+def _came(effect: Mapping[str, Any]) -> Iterator[str]:
+    if "outcome" not in effect:
+        yield "   -> (no result yet)"
+        return
+    lines = list(_outcome(effect["outcome"])) or ["(nothing)"]
+    yield f"   -> {lines[0]}"
+    yield from [f"      {line}" if line else "" for line in lines[1:]]
+
+
+def _outcome(outcome: Any) -> Iterator[str]:
+    if not isinstance(outcome, Mapping):
+        yield from _value(outcome)
+        return
+    if outcome.get("status"):
+        yield str(outcome["status"])
+    for part in _list(outcome, "parts"):
+        yield from _part(part)
+    if "value" in outcome:
+        yield from _value(outcome["value"])
+    yield from [_json(answer) for answer in _list(outcome, "answers")]
+    yield from _end(outcome)
+    yield from [f"side effect {each}" for each in _list(outcome, "side_effects")]
+    if outcome.get("stop"):
+        yield f"stop {outcome['stop']}"
+
+
+def _said(message: Any) -> Iterator[str]:
+    if not isinstance(message, Mapping):
+        yield from _value(message)
+        return
+    words = [message.get(name) for name in ("role", "name", "id", "status")]
+    tags = ", ".join(map(str, _list(message, "tags")))
+    yield _joined([*words, tags and f"tags {tags}"])
+    for part in _list(message, "parts"):
+        text = part.get("text") if isinstance(part, Mapping) and len(part) == 1 else None
+        yield from _indented("  ", _text(text) if isinstance(text, str) else _part(part))
+
+
+def _part(part: Any) -> Iterator[str]:
+    if not isinstance(part, Mapping):
+        yield from _value(part)
+        return
+    for name in ("text", "thinking", "refusal"):
+        if name in part:
+            yield _joined([name, part.get("signature") and f"signature {part['signature']}"])
+            yield from _indented("  ", _text(str(part[name])))
+    if "tool" in part:
+        yield _joined([f"call {part['tool']}", part.get("call")])
+        yield from _indented("  ", _members(part.get("input")))
+        yield from _indented("  ", _named("unreadable", part.get("unreadable")))
+    if "json" in part:
+        yield from _value(part["json"])
+    yield from [
+        str(part[name]) if name == "media" else f"{name} {part[name]}" for name in ("media", "opaque") if name in part
+    ]
+
+
+def _asked(before: str, question: Any) -> Iterator[str]:
+    if not isinstance(question, Mapping):
+        yield from _value(question)
+        return
+    options = ", ".join([_json(o) for o in _list(question, "options")])
+    yield _joined([f"{before}{question.get('id')}", options and f"options {options}"])
+    yield from _indented("  ", _text(str(question.get("text", ""))))
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _named(name: str, value: Any, *, quoted: bool = False) -> Iterator[str]:
+    """Give *name* and its value below it; nothing for a value that is not there."""
+    if value in (None, "") and not quoted:
+        return
+    yield name
+    yield from _indented("  ", _text(value) if isinstance(value, str) and not quoted else _value(value))
+
+
+def _members(value: Any) -> Iterator[str]:
+    """Give the members of an object, one per line; long texts below their names."""
+    if not isinstance(value, Mapping):
+        yield from _value(value) if value is not None else ()
+        return
+    for name, member in value.items():
+        if isinstance(member, str) and ("\n" in member or len(member) > MAX_INLINE):
+            yield f"{name}: |"
+            yield from _indented("  ", _text(member))
+            continue
+        first, *rest = _value(member)
+        yield f"{name}: {first}"
+        yield from rest
+
+
+def _value(value: Any) -> Iterator[str]:
+    """Give a JSON value on one line, or on several when it is long; a text of several lines as it is."""
+    if isinstance(value, str) and "\n" in value:
+        yield "|"
+        yield from _indented("  ", _text(value))
+        return
+    short = _json(value)
+    if len(short) <= MAX_INLINE or not isinstance(value, Mapping | list | tuple):
+        yield from _text(short)
+        return
+    yield from _text(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+
+
+def _text(text: str) -> Iterator[str]:
+    """Give the lines of a text, with the spaces at their ends made visible."""
+    yield from map(_ended, text.split("\n"))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _indented(by: str, lines: Iterator[str]) -> Iterator[str]:
+    yield from [f"{by}{line}" if line else "" for line in lines]
+
+
+def _joined(words: list[Any]) -> str:
+    return "  ".join([str(word) for word in words if word])
+
+
+def _count(tree: Mapping[str, Any], name: str) -> str:
+    number = tree.get(name)
+    if not isinstance(number, int):
+        return ""
+    words = name.replace("_", " ")
+    return f"{number} {words[:-1] if number == 1 else words}"
+
+
+def _list(tree: Mapping[str, Any], name: str) -> list[Any]:
+    found = tree.get(name)
+    return list(found) if isinstance(found, list | tuple) else []
