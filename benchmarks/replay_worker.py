@@ -26,8 +26,7 @@ from benchmarks.engines.stepengine import engine_for
 from stepengine import Engine, RunResult
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal
 from stepengine.testing import Cassette, ReplayTransport
-from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
-from stepengine.testing.writing import dump_cassette
+from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse, dump_cassette
 
 REPEATS = 3
 LONG = 5_000

@@ -61,9 +61,8 @@ from stepengine.permissions.rules import Domain, Regex, Request
 from stepengine.permissions.rules import Path as PathRule
 from stepengine.redaction import Redactor, Trickle, json_in, redactor_for
 from stepengine.sessions.stores import _messages, _parsed, _read_json
-from stepengine.testing.cleaning import Cleaner
-from stepengine.testing.reading import parse_cassette
-from stepengine.testing.streams import clean_events, joined_texts
+from stepengine.testing.cassette_files import parse_cassette
+from stepengine.testing.cleaning import Cleaner, clean_events, joined_texts
 from stepengine.testing.transport import EVENT
 from stepengine.tools import Tool, ToolRegistry, file_tools, search_tools, shell_tools, tool
 from stepengine.tools.argv import parse_command
@@ -1012,14 +1011,14 @@ PLACES = (
             ofb("|\n "),
             ofb('"\\u'),
         ),
-        ("testing/reading.py:*",),
+        ("testing/cassette_files.py:*",),
         most=1 << 20,
     ),
     Place(
         "stream of a cassette",
         cleaned_stream,
         (of("data: {\n"), of('data: {"a":"sk-"}\n\n'), of("\r"), of("data:"), of("data: [[[\n")),
-        ("testing/streams.py:*",),
+        ("testing/cleaning.py:*",),
         most=1 << 16,
     ),
     Place(
@@ -1085,19 +1084,19 @@ APART: dict[str, str] = {
     "pytest_plugin/network.py:_audit": "a host that a test of the user's asks for",
     "pytest_plugin/places.py:UNFIT": "names of the user's tests",
     "testing/journals.py:TestJournal.write": "a line that this package just wrote",
-    "testing/matching.py:Matcher._body": "UTF-8 of a request of the user's tests",
-    "testing/matching.py:_without_boundary": "a header of a request of the user's tests",
-    "testing/matching.py:json_body": "a request of the user's tests",
-    "testing/misses.py:_body_cause": "a JSON pointer of ours",
-    "testing/misses.py:nearest": "UTF-8 of requests of the user's tests",
+    "testing/cassette.py:Matcher._body": "UTF-8 of a request of the user's tests",
+    "testing/cassette.py:_without_boundary": "a header of a request of the user's tests",
+    "testing/cassette.py:json_body": "a request of the user's tests",
+    "testing/cassette.py:_body_cause": "a JSON pointer of ours",
+    "testing/cassette.py:nearest": "UTF-8 of requests of the user's tests",
     "testing/simulation.py:TOOL_NAME": "at most 64 characters",
     "testing/snapshots.py:RequestSnapshot.shown": "a request of the user's tests",
     "testing/snapshots.py:UNSEEN": "one character",
     "testing/transport.py:RecordTransport._interaction": "Latin-1 of headers",
     "testing/transport.py:_recorded": "Latin-1 of headers",
-    "testing/writing.py:UNPRINTABLE": "one character",
-    "testing/writing.py:_body": "UTF-8 of a body that is recorded",
-    "testing/writing.py:_indented": "a body that is recorded, capped as a reply; an error leaves it as it is",
+    "testing/cassette_files.py:UNPRINTABLE": "one character",
+    "testing/cassette_files.py:_body": "UTF-8 of a body that is recorded",
+    "testing/cassette_files.py:_indented": "a body that is recorded, capped as a reply; an error leaves it as it is",
     "tools/conversion.py:IMAGES": "the first bytes",
     "tools/definition.py:NAME": "at most 64 characters",
     "tools/docs.py:HEADER": "docstrings of the author",

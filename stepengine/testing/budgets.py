@@ -25,9 +25,8 @@ from stepengine.machine.plan import RunPlan
 from stepengine.runtime.limits import Gate, Ledgers, Meter, Refusals
 from stepengine.runtime.performer import IO, Item
 from stepengine.runtime.sizes import expected_tokens
-from stepengine.testing.invariants import Watched
+from stepengine.testing.invariants import Watched, refuse
 from stepengine.testing.telling import name_of
-from stepengine.testing.violations import refuse
 
 __all__ = ("Budgets",)
 

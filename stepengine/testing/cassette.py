@@ -1,31 +1,406 @@
 """
 ``Cassette``: recorded HTTP traffic, looked up by what a request says and never by where it stands (replay C).
 
-What lives here holds interactions and hands each out once; files are the business of ``reading`` and ``writing``, HTTP
-objects that of ``transport``.
+Headers do not count unless they are asked for. JSON counts as a value: the order of keys and the form of numbers do not
+matter, the order of arrays does (C8, C10). A miss tells the nearest recorded requests, the fields that differ, and a guess
+at the cause (C14). Files are the business of ``cassette_files``, HTTP objects that of ``transport``.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 import os
+import re
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 
 from stepengine.errors import DataError
 from stepengine.redaction import Redactor
-from stepengine.testing.cleaning import SHAPES, Cleaner, SecretFound, known_secrets
-from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
-from stepengine.testing.matching import Key, Matcher
-from stepengine.testing.misses import Candidate, Known, Situation, describe_miss, nearest, reason_of
-from stepengine.testing.reading import parse_cassette
-from stepengine.testing.writing import dump_cassette, replace_file
+from stepengine.testing.cassette_files import (
+    Interaction,
+    RecordedRequest,
+    RecordedResponse,
+    dump_cassette,
+    is_json,
+    parse_cassette,
+    replace_file,
+)
+from stepengine.testing.cleaning import KEPT_REQUEST_HEADERS, SHAPES, Cleaner, SecretFound, clean_url, known_secrets
 
-__all__ = ("Cassette", "CassetteMiss", "CassetteUnused", "Slot")
+__all__ = (
+    "ABSENT",
+    "Candidate",
+    "Cassette",
+    "CassetteMiss",
+    "CassetteUnused",
+    "Difference",
+    "Key",
+    "Known",
+    "Matcher",
+    "Place",
+    "Situation",
+    "Slot",
+    "describe_miss",
+    "differences",
+    "json_body",
+    "nearest",
+    "place_of",
+    "reason_of",
+)
+
+Key: TypeAlias = tuple[Any, ...]
+PORTS = {"http": 80, "https": 443}
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "(absent)"
+
+
+ABSENT = _Absent()
+
+
+@attrs.frozen
+class Place:
+    """Where a request goes: everything of its URL that counts."""
+
+    scheme: str
+    host: str
+    port: int | None
+    path: str
+    query: tuple[tuple[str, str], ...]
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port."""
+        return f"{self.scheme}://{self.host}:{self.port}"
+
+
+@attrs.frozen
+class Difference:
+    """One place at which two JSON bodies differ; ``ABSENT`` stands for nothing."""
+
+    pointer: str
+    recorded: Any
+    now: Any
+
+
+def place_of(url: str) -> Place:
+    """Return the place of *url*, with query pairs sorted and secret values replaced."""
+    parts = urlsplit(clean_url(url))
+    query = tuple(sorted(parse_qsl(parts.query, keep_blank_values=True)))
+    return Place(
+        parts.scheme, parts.hostname or "", parts.port or PORTS.get(parts.scheme), unquote(parts.path) or "/", query
+    )
+
+
+def _stored(_: object, __: object, names: tuple[str, ...]) -> None:
+    for name in names:
+        if name.lower() not in KEPT_REQUEST_HEADERS:
+            msg = f"the header {name!r} is never stored, so it cannot be matched; stored are {sorted(KEPT_REQUEST_HEADERS)}"
+            raise DataError(msg)
+
+
+@attrs.frozen
+class Matcher:
+    """
+    Gives requests their keys.
+
+    Attributes:
+        ignore: JSON pointers of members that do not count, such as ``"/metadata/user_id"``.
+        match_headers: Names of headers that count.
+    """
+
+    ignore: tuple[str, ...] = ()
+    match_headers: tuple[str, ...] = attrs.field(default=(), validator=_stored)
+
+    def key(self, request: RecordedRequest) -> Key:
+        """Return the key of a cleaned *request*."""
+        headers = tuple([request.header(name.lower()) for name in self.match_headers])
+        return request.method, place_of(request.url), self._body(request), headers
+
+    def _body(self, request: RecordedRequest) -> str:
+        if not request.body:
+            return ""
+        kind = request.header("content-type").lower()
+        if kind.startswith("multipart/form-data"):
+            return _digest(_without_boundary(request.body, request.header("content-type")))
+        if kind.startswith("application/x-www-form-urlencoded"):
+            pairs = parse_qsl(request.body.decode(errors="replace"), keep_blank_values=True)
+            return _digest(json.dumps(sorted(pairs)).encode())
+        tree = self.json(request)
+        if tree is ABSENT:
+            return _digest(request.body)
+        return _digest(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode())
+
+    def json(self, request: RecordedRequest) -> Any:
+        """Return the JSON value of the body as far as it counts; ``ABSENT`` when it is no JSON."""
+        tree = json_body(request)
+        for pointer in self.ignore:
+            _remove(tree, pointer)
+        return tree
+
+
+def json_body(request: RecordedRequest) -> Any:
+    """Return the JSON value of a body, whole floats as ints; ``ABSENT`` when it is no JSON."""
+    if not is_json(request) and request.body[:1].strip() not in (b"{", b"["):
+        return ABSENT
+    try:
+        return json.loads(request.body, parse_float=_number, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return ABSENT
+
+
+def _number(text: str) -> int | float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(text)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _without_boundary(body: bytes, content_type: str) -> bytes:
+    found = re.search(r'boundary="?([^";]+)', content_type)
+    return body.replace(found[1].encode(), b"BOUNDARY") if found else body
+
+
+def _remove(tree: Any, pointer: str) -> None:
+    *path, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]] or [""]
+    for part in path:
+        tree = _member(tree, part)
+    if isinstance(tree, dict):
+        tree.pop(last, None)
+    elif isinstance(tree, list) and last.isdigit() and int(last) < len(tree):
+        del tree[int(last)]
+
+
+def _member(tree: Any, part: str) -> Any:
+    if isinstance(tree, dict):
+        return tree.get(part)
+    return tree[int(part)] if isinstance(tree, list) and part.isdigit() and int(part) < len(tree) else None
+
+
+def differences(recorded: Any, now: Any, pointer: str = "") -> Iterator[Difference]:
+    """Give the places at which two JSON values differ, in the order of the recorded one."""
+    if isinstance(recorded, dict) and isinstance(now, dict):
+        for key in [*recorded, *(k for k in now if k not in recorded)]:
+            at = f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
+            yield from differences(recorded.get(key, ABSENT), now.get(key, ABSENT), at)
+    elif isinstance(recorded, list) and isinstance(now, list):
+        for index in range(max(len(recorded), len(now))):
+            a = recorded[index] if index < len(recorded) else ABSENT
+            b = now[index] if index < len(now) else ABSENT
+            yield from differences(a, b, f"{pointer}/{index}")
+    elif recorded != now or isinstance(recorded, bool) != isinstance(now, bool):
+        yield Difference(pointer or "(body)", recorded, now)
+
+
+MAX_CANDIDATES = 3
+MAX_FIELDS = 8
+MAX_LISTED = 20
+MAX_COUNTED = 10_000
+VALUE_WIDTH = 200
+POINTER_WIDTH = 31
+RECORDED_WIDTH = 22
+
+
+@attrs.frozen
+class Candidate:
+    """A recorded request that is near to the one that was missed."""
+
+    index: int
+    used: bool
+    differences: tuple[Difference, ...]
+
+
+@attrs.frozen
+class Known:
+    """A recorded request, cleaned, with its key and whether it is used."""
+
+    request: RecordedRequest
+    key: Key
+    used: bool
+
+
+@attrs.frozen
+class Situation:
+    """
+    A cassette at the moment of a miss.
+
+    Attributes:
+        source: How the cassette is called.
+        exists: Whether its file exists, if it has one.
+        recorded: Each recorded request.
+        matcher: How requests are compared.
+        hint: How to record again, if it is known.
+        mode: The mode of recording.
+    """
+
+    source: str
+    exists: bool
+    recorded: Sequence[Known]
+    matcher: Matcher
+    hint: str | None = None
+    mode: str = "none"
+
+
+def reason_of(request: RecordedRequest, at: Situation) -> str:
+    """Return why *request* is missing: one of the words of replay C14."""
+    if not at.recorded:
+        return "empty" if at.exists else "no_file"
+    here = place_of(request.url)
+    same_host = [(k, place) for k in at.recorded if (place := place_of(k.request.url)).origin == here.origin]
+    if not same_host:
+        return "host_unknown"
+    same_path = [(k, p) for k, p in same_host if p.path == here.path and k.request.method == request.method]
+    if not same_path:
+        return "path_unknown"
+    same_query = [k for k, p in same_path if p.query == here.query]
+    if not same_query:
+        return "query_differs"
+    key = at.matcher.key(request)
+    return "used_up" if any(k.key == key for k in same_query) else "body_differs"
+
+
+def nearest(request: RecordedRequest, at: Situation) -> tuple[Candidate, ...]:
+    """Return the recorded requests to the same place that differ least, unused before used."""
+    here = place_of(request.url)
+    now = at.matcher.json(request)
+    found = []
+    for index, known in enumerate(at.recorded):
+        recorded = known.request
+        place = place_of(recorded.url)
+        if recorded.method != request.method or (place.origin, place.path) != (here.origin, here.path):
+            continue
+        body = at.matcher.json(recorded)
+        if ABSENT in (now, body):
+            body, now_shown = recorded.body.decode(errors="replace"), request.body.decode(errors="replace")
+        else:
+            now_shown = now
+        both = itertools.chain(
+            _query(place.query, here.query), _headers(recorded, request, at), differences(body, now_shown)
+        )
+        found.append(Candidate(index, known.used, tuple(itertools.islice(both, MAX_COUNTED))))
+    return tuple(sorted(found, key=lambda c: (len(c.differences), c.used, c.index))[:MAX_CANDIDATES])
+
+
+def _query(recorded: Any, now: Any) -> Any:
+    return differences(dict(recorded), dict(now), "?query") if recorded != now else ()
+
+
+def _headers(recorded: RecordedRequest, now: RecordedRequest, at: Situation) -> list[Difference]:
+    names = [n.lower() for n in at.matcher.match_headers]
+    pairs = [(n, recorded.header(n), now.header(n)) for n in names]
+    return [Difference(f"header {n}", a or ABSENT, b or ABSENT) for n, a, b in pairs if a != b]
+
+
+def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidates: Sequence[Candidate]) -> str:
+    """Return the message of a miss in its fixed form."""
+    unused = [i for i, known in enumerate(at.recorded) if not known.used]
+    first = [*map(str, unused[:MAX_LISTED]), *(["..."] if len(unused) > MAX_LISTED else [])]
+    listed = f" ({', '.join(first)})" if unused else ""
+    total = len(at.recorded)
+    lines = [
+        f"{request.method} {request.url} is not in {at.source}",
+        f"  mode {at.mode}; {total} recorded, {total - len(unused)} used, {len(unused)} unused{listed}",
+    ]
+    for candidate in candidates:
+        state, count = "used" if candidate.used else "unused", len(candidate.differences)
+        lines.append(
+            f"  nearest: interaction {candidate.index} ({state}), {count} difference{'' if count == 1 else 's'}"
+        )
+        lines.extend(map(_field, candidate.differences[:MAX_FIELDS]))
+        if count > MAX_FIELDS:
+            lines.append(f"    and {count - MAX_FIELDS} more")
+    lines.append(f"  cause looks like: {_cause(request, at, reason, candidates)}")
+    if at.hint:
+        lines.append(f"  to record {'again' if at.exists or total else 'it'}: {at.hint}")
+    return "\n".join(lines)
+
+
+def _field(difference: Difference) -> str:
+    recorded, now = _shown(difference.recorded, difference.now), _shown(difference.now, difference.recorded)
+    return f"    {difference.pointer:<{POINTER_WIDTH}} recorded {recorded:<{RECORDED_WIDTH}} now {now}"
+
+
+def _shown(value: Any, other: Any) -> str:
+    """Return *value* as JSON, cut to a window that begins shortly before it and *other* part ways."""
+    if value is ABSENT:
+        return repr(ABSENT)
+    text, against = Cleaner().text(_json(value)), "" if other is ABSENT else Cleaner().text(_json(other))
+    if len(text) <= VALUE_WIDTH:
+        return text
+    same = next(
+        (i for i, (a, b) in enumerate(zip(text, against, strict=False)) if a != b), min(len(text), len(against))
+    )
+    start = max(0, min(same - VALUE_WIDTH // 4, len(text) - VALUE_WIDTH))
+    return (
+        f"{'...' if start else ''}{text[start : start + VALUE_WIDTH]}{'...' if start + VALUE_WIDTH < len(text) else ''}"
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _cause(request: RecordedRequest, at: Situation, reason: str, candidates: Sequence[Candidate]) -> str:
+    here = place_of(request.url)
+    match reason:
+        case "no_file":
+            return "the cassette has not been recorded yet"
+        case "empty":
+            return "the cassette holds no interaction"
+        case "host_unknown":
+            known = sorted({place_of(k.request.url).host for k in at.recorded})
+            return f"another base URL: nothing was recorded for {here.host}, only for {', '.join(known)}"
+        case "path_unknown":
+            known = sorted({f"{k.request.method} {place_of(k.request.url).path}" for k in at.recorded})
+            return f"another endpoint: recorded were {', '.join(known[:5])}"
+        case "query_differs":
+            return "another query"
+        case "used_up":
+            return "the request is made more often than it was recorded"
+        case _:
+            pass
+    return _body_cause(request, candidates[0].differences) if candidates else "another body"
+
+
+def _body_cause(request: RecordedRequest, found: Sequence[Difference]) -> str:
+    if not found:
+        return "another body"
+    first = found[0].pointer
+    place = re.match(r"/(messages|input|contents)/(\d+)", first)
+    if place is None:
+        return "another body" if first == "(body)" else f"{first.removeprefix('/').split('/')[0]} changed"
+    if all(d.recorded is ABSENT for d in found) or all(d.now is ABSENT for d in found):
+        longer = "longer" if found[0].recorded is ABSENT else "shorter"
+        return f"the conversation is {longer} from message {place[2]} on"
+    return f"{_speaker(request, place[1], int(place[2]))} changed at message {place[2]}"
+
+
+def _speaker(request: RecordedRequest, member: str, index: int) -> str:
+    messages = Matcher().json(request).get(member, [])
+    message = messages[index] if isinstance(messages, list) and index < len(messages) else {}
+    text = json.dumps(message)
+    if any(
+        mark in text for mark in ('"tool_result"', '"role": "tool"', '"function_call_output"', '"functionResponse"')
+    ):
+        return "tool result"
+    role = message.get("role") if isinstance(message, dict) else None
+    return f"{role} message" if role else "message"
 
 
 class CassetteMiss(BaseException):

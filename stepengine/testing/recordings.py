@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepengine.testing.cassette import Cassette, CassetteMiss, CassetteUnused
-from stepengine.testing.interactions import Interaction, RecordedRequest
+from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.modes import Account, Mode, replays, shown_path
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class TestCassette(Cassette):
             from stepengine.testing.transport import ReplayTransport
 
             return ReplayTransport(self, cut)
-        from stepengine.testing.recording import MixedTransport
+        from stepengine.testing.transport import MixedTransport
 
         return MixedTransport(self, self.fresh, inner, cut)
 
@@ -254,6 +254,6 @@ def interactions_of(path: Path) -> tuple[Interaction, ...]:
 
 @lru_cache(maxsize=MAX_SHARED)
 def _parsed(path: Path, changed: int, size: int) -> tuple[Interaction, ...]:  # noqa: ARG001 - another file is another key
-    from stepengine.testing.reading import parse_cassette
+    from stepengine.testing.cassette_files import parse_cassette
 
     return tuple(parse_cassette(path.read_bytes(), str(path)))

@@ -15,8 +15,7 @@ import attrs
 from stepengine.data.state import AgentState
 from stepengine.data.yields import YIELDABLES, Perform
 from stepengine.errors import DataError, PerformError
-from stepengine.testing.answers import NOTHING
-from stepengine.testing.walk import Handler, Walk, is_same_yield
+from stepengine.testing.walk import NOTHING, Handler, Walk, is_same_yield
 
 __all__ = ("run_with",)
 

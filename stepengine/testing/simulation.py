@@ -22,10 +22,9 @@ from stepengine.data.state import RunStatus
 from stepengine.data.tools import ToolLike
 from stepengine.errors import DataError
 from stepengine.machine import Finished
-from stepengine.testing.canned import Canned, Replies, stand_in
 from stepengine.testing.faults import CRASHES, FAULTS, MEANINGS, Drawn, Fault, Given, known
-from stepengine.testing.violations import Violation, expect_same_end
-from stepengine.testing.world import Setting, World
+from stepengine.testing.invariants import Violation, expect_same_end
+from stepengine.testing.world import Canned, Replies, Setting, World, stand_in
 from stepengine.tools.spawning import BUILT_IN
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from stepengine.errors import DataError
 from stepengine.journal import Journal, as_journal
 from stepengine.journal.records import shown_address
 from stepengine.journal.show import clean_tree, render, result_tree, run_tree
+from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.cleaning import Cleaner, known_secrets
-from stepengine.testing.interactions import Interaction, RecordedRequest
 
 if TYPE_CHECKING:
     from syrupy.types import PropertyFilter, PropertyMatcher

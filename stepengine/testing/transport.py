@@ -1,7 +1,8 @@
 """
 The transports that stand between an SDK's client and the network: one plays a cassette, one records into it.
 
-Both are sync and async transports of httpx2 at once, so that one object serves every client of a test (replay C20-C22).
+All are sync and async transports of httpx2 at once, so that one object serves every client of a test (replay C20-C22). That
+of a test that records plays what the cassette knows; the rest goes to the network and is kept.
 """
 
 from __future__ import annotations
@@ -9,17 +10,25 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from random import Random
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import httpx2
 
 from stepengine.data.json import JsonDict
 from stepengine.errors import DataError
-from stepengine.testing.cassette import Cassette, Slot
+from stepengine.testing.cassette import Cassette, CassetteMiss, Slot
+from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse, is_json, is_stream
 from stepengine.testing.cleaning import Cleaner, is_credential_exchange, known_secrets
-from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse, is_json, is_stream
 
-__all__ = ("Chunks", "RecordTransport", "ReplayTransport")
+if TYPE_CHECKING:
+    from stepengine.testing.recordings import TestCassette
+
+__all__ = (
+    "Chunks",
+    "MixedTransport",
+    "RecordTransport",
+    "ReplayTransport",
+)
 
 Chunks: TypeAlias = Literal["events", "whole", "recorded", "random"] | int
 EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n|\r\r|\Z)", re.DOTALL)
@@ -281,3 +290,45 @@ def _recorded_pieces(body: bytes, interaction: Interaction) -> list[bytes]:
         pieces.append(body[start : start + size])
         start += size
     return [piece for piece in (*pieces, body[start:]) if piece]
+
+
+class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
+    """
+    Plays *known*, and records into *fresh* what is not in it.
+
+    Args:
+        known: What is played.
+        fresh: What is recorded into.
+        inner: What reaches the network; httpx2's own transports by default.
+        chunks: How a replayed stream is cut.
+    """
+
+    def __init__(self, known: TestCassette, fresh: Cassette, inner: Any = None, chunks: Chunks = "events") -> None:
+        self._known = known
+        self._replay = ReplayTransport(known, chunks)
+        self._sync = RecordTransport(httpx2.HTTPTransport() if inner is None else inner, fresh)
+        self._async = RecordTransport(httpx2.AsyncHTTPTransport() if inner is None else inner, fresh)
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Answer a sync client."""
+        try:
+            return self._replay.handle_request(request)
+        except CassetteMiss as miss:
+            self._known.forget(miss)
+        return self._sync.handle_request(request)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Answer an async client."""
+        try:
+            return await self._replay.handle_async_request(request)
+        except CassetteMiss as miss:
+            self._known.forget(miss)
+        return await self._async.handle_async_request(request)
+
+    def close(self) -> None:
+        """Close the real transport."""
+        self._sync.close()
+
+    async def aclose(self) -> None:
+        """Close the real transport."""
+        await self._async.aclose()

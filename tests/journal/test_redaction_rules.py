@@ -18,8 +18,8 @@ from stepengine.journal import FileJournal, Redactor, SecretFound
 from stepengine.journal.scanning import scan
 from stepengine.journal.show import machine_data
 from stepengine.redaction import Field, Header, Pattern, Rules, Value, digest_of, redactor_for
+from stepengine.testing.cassette_files import RecordedRequest, RecordedResponse
 from stepengine.testing.cleaning import Cleaner
-from stepengine.testing.interactions import RecordedRequest, RecordedResponse
 
 KEY = "sk-ant-api03-" + "Ab3" * 12
 OTHER = "ghp_" + "x1Y2" * 9

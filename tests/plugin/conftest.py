@@ -20,8 +20,8 @@ import stepengine.testing.clients
 import stepengine.testing.engines
 import stepengine.testing.journals
 import stepengine.testing.prefixes
-import stepengine.testing.recording
 import stepengine.testing.recordings
+import stepengine.testing.transport
 
 # Runs in this process forget what they import; a second copy of these would not know the first one's classes.
 SHARED = (

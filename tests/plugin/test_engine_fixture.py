@@ -16,8 +16,8 @@ import stepengine.models.google
 import stepengine.models.openai
 import stepengine.models.openai_chat
 from stepengine.testing import Cassette, JumpingClock, ReplayTransport, TestCassette
+from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 from stepengine.testing.clients import Clients
-from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
 
 pytest_plugins = ("pytester",)
 SHARED = (
@@ -131,7 +131,7 @@ def provider(request):
 
 @pytest.fixture(autouse=True)
 def inner(monkeypatch):
-    from stepengine.testing import recording
+    from stepengine.testing import transport as recording
     monkeypatch.setattr(recording.httpx2, "AsyncHTTPTransport", lambda: httpx2.MockTransport(provider))
 
 DRAWN = []

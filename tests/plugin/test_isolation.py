@@ -193,7 +193,7 @@ def test_a_cassette_that_tests_share_is_recorded_by_one_process(run, pytester):
 
 @pytest.mark.spec("replay:Y13")
 def test_a_shared_file_is_parsed_once(tmp_path, monkeypatch):
-    from stepengine.testing import reading
+    from stepengine.testing import cassette_files as reading
     from stepengine.testing.recordings import interactions_of
 
     file = tmp_path / "shared.yaml"

@@ -40,7 +40,7 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import StepEngineError
 from stepengine.models import Provider
 from stepengine.testing import JumpingClock
-from stepengine.testing.canned import Canned
+from stepengine.testing.world import Canned
 
 RUN_ID = re.compile("[0-9a-f]{12}")
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stepengine.errors import DataError
 from stepengine.testing import Cassette, CassetteMiss, CassetteUnused
-from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
+from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 
 JSON = (("content-type", "application/json"),)
 URL = "https://api.anthropic.com/v1/messages"

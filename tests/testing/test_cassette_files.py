@@ -17,9 +17,14 @@ from hypothesis import strategies as st
 
 from stepengine.errors import DataError
 from stepengine.testing import Cassette
-from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
-from stepengine.testing.reading import parse_cassette
-from stepengine.testing.writing import dump_cassette, replace_file
+from stepengine.testing.cassette_files import (
+    Interaction,
+    RecordedRequest,
+    RecordedResponse,
+    dump_cassette,
+    parse_cassette,
+    replace_file,
+)
 
 JSON = (("content-type", "application/json"),)
 SSE = (("content-type", "text/event-stream"),)
@@ -137,7 +142,7 @@ def test_a_file_beyond_the_size_cap_is_refused(monkeypatch):
     The cap counts bytes of the file.
     """
     data = file_of()
-    monkeypatch.setattr("stepengine.testing.reading.MAX_BYTES", len(data) - 1)
+    monkeypatch.setattr("stepengine.testing.cassette_files.MAX_BYTES", len(data) - 1)
 
     with pytest.raises(DataError, match=f"has {len(data)} bytes"):
         parse_cassette(data, "c.yaml")

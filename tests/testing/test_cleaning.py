@@ -15,8 +15,8 @@ from stepengine import AgentDefinition, Engine, ToolCall, tool
 from stepengine.errors import ReplayDivergence
 from stepengine.journal import MemoryJournal
 from stepengine.testing import Cassette, CassetteMiss
+from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 from stepengine.testing.cleaning import Cleaner, clean_url
-from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
 
 KEY = "sk-ant-api03-" + "Qr7" * 12
 DROPPED_FROM_REQUESTS = (

@@ -15,7 +15,7 @@ from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.models import ModelRequest
 from stepengine.data.transcript import Transcript
 from stepengine.testing import Cassette, ScriptedModel
-from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
+from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 
 LATE = ("anthropic", "google.genai", "httpx2", "openai", "pytest", "vcr", "yaml")
 
@@ -64,7 +64,7 @@ def test_a_lookup_reads_its_own_request_and_not_the_recorded_ones(monkeypatch):
     """
     200 steps of a growing conversation are 200 keys at load and 200 at play, whatever the order.
     """
-    from stepengine.testing.matching import Matcher
+    from stepengine.testing.cassette import Matcher
 
     computed = []
     key = Matcher.key

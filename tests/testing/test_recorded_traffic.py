@@ -18,10 +18,15 @@ import pytest
 
 from stepengine.models._transport import trusted
 from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
+from stepengine.testing.cassette_files import (
+    Interaction,
+    RecordedRequest,
+    RecordedResponse,
+    dump_cassette,
+    is_stream,
+    parse_cassette,
+)
 from stepengine.testing.cleaning import Cleaner
-from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse, is_stream
-from stepengine.testing.reading import parse_cassette
-from stepengine.testing.writing import dump_cassette
 
 RECORDED = Path(__file__).parents[2].parent / "shared" / "recorded"
 FOLDERS = ("anthropic", "openai-responses", "openai-chat", "google-gla", "openrouter")

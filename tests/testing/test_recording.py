@@ -18,8 +18,8 @@ import pytest
 
 from stepengine.errors import DataError
 from stepengine.testing import Cassette, RecordTransport, ReplayTransport
+from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 from stepengine.testing.cleaning import Cleaner, SecretFound
-from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
 
 URL = "http://api.example.com/v1/messages"
 EVENTS = ['event: a\r\ndata: {"n": "ä"}\r\n\r\n', "data: 2\n\n", ": ping\n\n", "data: [DONE]"]

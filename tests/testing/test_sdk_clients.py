@@ -17,9 +17,9 @@ import pytest
 from stepengine import AgentDefinition, Engine
 from stepengine.models.anthropic import AnthropicProvider
 from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
+from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 from stepengine.testing.clients import Clients
 from stepengine.testing.engines import JumpingClock
-from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
 
 JSON = (("content-type", "application/json"),)
 ANTHROPIC = "https://api.anthropic.com/v1/messages"

@@ -31,7 +31,7 @@ from stepengine.data.yields import (
 from stepengine.errors import DataError, StepEngineError
 from stepengine.testing import Fault, SimulationFailed, simulate, text
 from stepengine.testing.faults import FAULTS
-from stepengine.testing.violations import unpaired
+from stepengine.testing.invariants import unpaired
 from stepengine.tools import Tool
 
 

@@ -12,7 +12,7 @@ import pytest
 from stepengine import load_agents
 from stepengine.data.state import RunStatus
 from stepengine.testing import simulate, text, tool_call, tool_calls
-from stepengine.testing.canned import drawn
+from stepengine.testing.world import drawn
 from stepengine.tools import file_tools, followup_tools, search_tools, shell_tools
 
 

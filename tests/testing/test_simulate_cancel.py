@@ -12,7 +12,7 @@ from stepengine.data.events import RunFinished
 from stepengine.data.state import RunStatus
 from stepengine.data.wire import to_dicts
 from stepengine.journal import MemoryJournal, check
-from stepengine.testing.violations import unpaired
+from stepengine.testing.invariants import unpaired
 from tests.testing.stages import CAST, RUN_ID, Stage
 
 PATIENCE = 30

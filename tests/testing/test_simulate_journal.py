@@ -11,7 +11,7 @@ from stepengine.data.state import RunStatus
 from stepengine.errors import JournalError, UnknownOutcome
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.journal.encoding import touched_world
-from stepengine.testing.violations import unpaired
+from stepengine.testing.invariants import unpaired
 from tests.testing.stages import ANSWERS, CAST, Stage
 
 START = 2

@@ -38,7 +38,7 @@ from stepengine.errors import DataError, ModelError
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
 from stepengine.journal.show import render
 from stepengine.testing import ScriptedModel, failure, text, tool_call
-from stepengine.testing.interactions import RecordedRequest
+from stepengine.testing.cassette_files import RecordedRequest
 from stepengine.testing.snapshots import (
     EventsSnapshot,
     RequestSnapshot,

@@ -26,9 +26,13 @@ from vcr.serializers import yamlserializer
 
 from stepengine.errors import DataError
 from stepengine.testing import Cassette, CassetteMiss, CassetteUnused, RecordTransport, ReplayTransport, vcr_config
-from stepengine.testing.interactions import Interaction, RecordedRequest, RecordedResponse
-from stepengine.testing.reading import parse_cassette
-from stepengine.testing.writing import dump_cassette
+from stepengine.testing.cassette_files import (
+    Interaction,
+    RecordedRequest,
+    RecordedResponse,
+    dump_cassette,
+    parse_cassette,
+)
 
 URL = "https://api.test/v1/messages"
 JSON = (("content-type", "application/json"),)

@@ -1,22 +1,134 @@
 """
-Reading cassette files: vcrpy's YAML version 1 and the forms that other recorders write (replay C1).
+Recorded requests with their responses, and the files that hold them: vcrpy's YAML version 1, readable in a diff (replay C1-C5).
 
+Bodies are bytes as they are handed over; header names are lower-case, and values that came several times are several pairs.
 Reading constructs strings, bytes, numbers, lists and mappings, and nothing else: every other tag is refused. Size, aliases
 and depth are bounded before a tree is built, since a nested file would overflow the C stack and an aliased one the memory.
+JSON bodies are written as indented text in a literal block, one field per line, so that plain vcrpy reads what we write; a
+character that YAML would not print is written as JSON escape, which keeps the block.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import attrs
 
 from stepengine.data.json import JsonDict, freeze, thaw
 from stepengine.errors import DataError
-from stepengine.testing.interactions import Headers, Interaction, RecordedRequest, RecordedResponse
 
-__all__ = ("MAX_ALIASES", "MAX_BYTES", "MAX_DEPTH", "parse_cassette", "safe_loader")
+__all__ = (
+    "MAX_ALIASES",
+    "MAX_BYTES",
+    "MAX_DEPTH",
+    "Headers",
+    "Interaction",
+    "RecordedRequest",
+    "RecordedResponse",
+    "dump_cassette",
+    "is_json",
+    "is_stream",
+    "parse_cassette",
+    "replace_file",
+    "safe_loader",
+)
+
+Headers: TypeAlias = tuple[tuple[str, str], ...]
+
+
+def _headers(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
+    pairs = value.items() if isinstance(value, Mapping) else value
+    return tuple([(name.lower(), content) for name, content in pairs])
+
+
+def _upper(method: str) -> str:
+    return method.upper()
+
+
+@attrs.frozen
+class RecordedRequest:
+    """
+    A request as it is matched and stored.
+
+    Attributes:
+        method: Such as ``"POST"``.
+        url: The whole URL.
+        headers: Pairs of lower-case name and value.
+        body: The body; ``b""`` for none.
+    """
+
+    method: str = attrs.field(converter=_upper)
+    url: str
+    headers: Headers = attrs.field(default=(), converter=_headers)
+    body: bytes = b""
+
+    def header(self, name: str) -> str:
+        """Return the values of header *name* joined by commas; ``""`` when there is none."""
+        return ", ".join([v for n, v in self.headers if n == name])
+
+
+@attrs.frozen
+class RecordedResponse:
+    """
+    A response as it is stored and handed back.
+
+    Attributes:
+        status: The status code.
+        reason: The reason phrase; ``""`` when unknown.
+        headers: Pairs of lower-case name and value.
+        body: The body; compressed only when ``content-encoding`` says so.
+    """
+
+    status: int
+    reason: str = ""
+    headers: Headers = attrs.field(default=(), converter=_headers)
+    body: bytes = b""
+
+    def header(self, name: str) -> str:
+        """Return the values of header *name* joined by commas; ``""`` when there is none."""
+        return ", ".join([v for n, v in self.headers if n == name])
+
+
+@attrs.frozen
+class Interaction:
+    """
+    A request and its response.
+
+    Attributes:
+        request: What was asked.
+        response: What came back.
+        extras: What stands beside them under ``x_stepengine``: ``chunks`` (sizes of the pieces as they arrived),
+            ``complete`` (false when the reply was not read to its end).
+    """
+
+    request: RecordedRequest
+    response: RecordedResponse
+    extras: JsonDict = attrs.field(factory=JsonDict, converter=freeze)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the reply was read to its end while recording."""
+        return bool(self.extras.get("complete", True))
+
+
+def is_json(message: RecordedRequest | RecordedResponse) -> bool:
+    """Return whether the content type of *message* is a JSON one."""
+    kind = message.header("content-type").partition(";")[0].strip().lower()
+    return kind == "application/json" or kind.endswith("+json")
+
+
+def is_stream(message: Any) -> bool:
+    """Return whether *message* is a stream of server-sent events."""
+    return bool(message.header("content-type").strip().lower().startswith("text/event-stream"))
+
 
 MAX_BYTES = 256 * 1024 * 1024
 MAX_ALIASES = 1_000
@@ -47,7 +159,7 @@ def parse_cassette(data: bytes, source: str) -> tuple[Interaction, ...]:
         msg = f"{source} has cassette version {tree['version']!r}; this reads version 1"
         raise DataError(msg)
     _known(tree, TOP_KEYS, source, "$")
-    return tuple([_interaction(item, source, index) for index, item in enumerate(tree["interactions"])])
+    return tuple([_read_interaction(item, source, index) for index, item in enumerate(tree["interactions"])])
 
 
 @functools.cache
@@ -117,7 +229,7 @@ def _within(count: int, limit: int, what: str, event: Any, source: str) -> None:
         raise DataError(msg)
 
 
-def _interaction(item: Any, source: str, index: int) -> Interaction:
+def _read_interaction(item: Any, source: str, index: int) -> Interaction:
     at = f"interactions[{index}]"
     _mapping(item, source, at)
     _known(item, INTERACTION_KEYS, source, at)
@@ -129,7 +241,7 @@ def _interaction(item: Any, source: str, index: int) -> Interaction:
     extras = item.get("x_stepengine") or {}
     _mapping(extras, source, f"{at}.x_stepengine")
     status, reason = _status(response.get("status"), source, f"{at}.response.status")
-    body, decoded = _body(response, source, f"{at}.response", bare=False)
+    body, decoded = _read_body(response, source, f"{at}.response", bare=False)
     headers = _header_pairs(response.get("headers"), source, f"{at}.response.headers")
     if decoded:  # the recorder took the compression away and may have left its header
         headers = tuple([(n, v) for n, v in headers if n != "content-encoding"])
@@ -138,14 +250,14 @@ def _interaction(item: Any, source: str, index: int) -> Interaction:
             _text(request.get("method"), source, f"{at}.request.method"),
             _text(request.get("uri"), source, f"{at}.request.uri"),
             _header_pairs(request.get("headers"), source, f"{at}.request.headers"),
-            _body(request, source, f"{at}.request", bare=True)[0],
+            _read_body(request, source, f"{at}.request", bare=True)[0],
         ),
         RecordedResponse(status, reason, headers, body),
         JsonDict(freeze(extras)),
     )
 
 
-def _body(message: dict[str, Any], source: str, at: str, *, bare: bool) -> tuple[bytes, bool]:
+def _read_body(message: dict[str, Any], source: str, at: str, *, bare: bool) -> tuple[bytes, bool]:
     """Return the body's bytes and whether the file holds it as text or a tree."""
     if "parsed_body" in message:
         return _json_bytes(message["parsed_body"], source, f"{at}.parsed_body"), True
@@ -252,3 +364,106 @@ def _misfit(value: Any, fine: str, source: str, at: str) -> DataError:
     shown = repr(value)
     shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}..."
     return DataError(f"{source}: {at} is {shown}; {fine} would be fine", path=at)
+
+
+# What libyaml does not print inside a literal block, and what YAML 1.1 counts as a line break there.
+UNPRINTABLE = re.compile(r"[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd]")
+ENDLESS = 1 << 30
+
+
+def dump_cassette(interactions: Iterable[Interaction]) -> bytes:
+    """Return the file that holds *interactions*."""
+    import yaml
+
+    tree = {"interactions": [_written_interaction(i) for i in interactions], "version": 1}
+    text = yaml.dump(
+        tree, Dumper=_dumper(), allow_unicode=True, width=ENDLESS, sort_keys=False, default_flow_style=False
+    )
+    return str(text).encode()
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put *data* at *path* as a whole or not at all: a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(name).unlink()
+        raise
+
+
+@functools.cache
+def _dumper() -> Any:
+    import yaml
+
+    base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+    class Dumper(base):  # type: ignore[misc]
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: Any, value: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    return Dumper
+
+
+def _written_interaction(interaction: Interaction) -> dict[str, Any]:
+    request, response = interaction.request, interaction.response
+    tree: dict[str, Any] = {
+        "request": {
+            "method": request.method,
+            "uri": request.url,
+            "headers": _written_headers(request),
+            "body": _written_body(request),
+        },
+        "response": {
+            "status": {"code": response.status, "message": response.reason},
+            "headers": _written_headers(response),
+            "body": {"string": _written_body(response)},
+        },
+    }
+    if interaction.extras:
+        tree["x_stepengine"] = thaw(interaction.extras)
+    return tree
+
+
+def _written_headers(message: RecordedRequest | RecordedResponse) -> dict[str, list[str]]:
+    headers: dict[str, list[str]] = {}
+    for name, value in message.headers:
+        headers.setdefault(name, []).append(value)
+    return headers
+
+
+def _written_body(message: RecordedRequest | RecordedResponse) -> str | bytes:
+    if message.header("content-encoding"):
+        return message.body
+    try:
+        text = message.body.decode()
+    except UnicodeDecodeError:
+        return message.body
+    return text if is_stream(message) else _indented(text)
+
+
+def _indented(text: str) -> str:
+    """Return a JSON object or array with one member per line; any other text as it is."""
+    if text[:1] not in ("{", "["):
+        return text
+    try:
+        tree = json.loads(text)
+        written = json.dumps(tree, ensure_ascii=False, allow_nan=False, indent=2)
+    except (ValueError, RecursionError):
+        return text
+    return UNPRINTABLE.sub(_escaped, written)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1]
