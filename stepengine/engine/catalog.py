@@ -18,7 +18,7 @@ from stepengine.data.hooks import HOOK_POINTS, Hooks
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.tools import ToolBinding, ToolLike
-from stepengine.engine.notes import instructions_note
+from stepengine.engine.instructions import instructions_note
 from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
 from stepengine.machine.spawning import matching_id

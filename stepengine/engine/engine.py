@@ -25,7 +25,7 @@ from stepengine.data.yields import StepResult
 from stepengine.engine.catalog import Catalog
 from stepengine.engine.handles import BackgroundLaunch, end, in_background, named, need_loop
 from stepengine.engine.launching import ONE_STEP, Launcher, StepRun
-from stepengine.engine.live import LiveRun, streamed, until_ended, warn_of
+from stepengine.engine.loop_thread import LoopThread, give_back
 from stepengine.engine.options import (
     AgentLike,
     ExtendOptions,
@@ -43,7 +43,7 @@ from stepengine.engine.options import (
     watcher_of,
 )
 from stepengine.engine.planning import Request
-from stepengine.engine.portal import LoopThread, give_back
+from stepengine.engine.run import EngineRun, streamed, until_ended, warn_of
 from stepengine.engine.session_turns import Sessions
 from stepengine.errors import InputError
 from stepengine.machine import run_agent
@@ -566,7 +566,7 @@ class Engine:
         self._threads.close()
         warn_of(forgotten, left)
 
-    def _stop_all(self) -> list[LiveRun]:
+    def _stop_all(self) -> list[EngineRun]:
         """Tell every run to end; return those in the background whose handles nobody ever looked at."""
         runs = list(self._launcher.active)
         forgotten = [live for live in runs if live.handle and not (live.handle.done or live.handle.is_used)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepengine.data.inputs import Shutdown
 from stepengine.data.outcomes import Stop
 from stepengine.data.state import RunResult
-from stepengine.engine.live import LiveRun
+from stepengine.engine.run import EngineRun
 from stepengine.errors import StepEngineError
 from stepengine.runtime.handle import RunHandle, Turns
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ("BackgroundLaunch", "end", "in_background", "named", "need_loop")
 
 
-def in_background(launcher: Launcher, live: LiveRun, turns: Turns | None = None) -> RunHandle[Any]:
+def in_background(launcher: Launcher, live: EngineRun, turns: Turns | None = None) -> RunHandle[Any]:
     """Start a run in the background of the running event loop; its handle can be found until it ends."""
     handle = live.start(turns)
     launcher.handles[handle] = None
@@ -32,7 +32,7 @@ def in_background(launcher: Launcher, live: LiveRun, turns: Turns | None = None)
     return handle
 
 
-def named(launcher: Launcher, run: str) -> tuple[list[RunHandle[Any]], list[LiveRun]]:
+def named(launcher: Launcher, run: str) -> tuple[list[RunHandle[Any]], list[EngineRun]]:
     """Return the handles and the runs under way of a session, or of a run."""
     roots = [(live, live.tree.root) for live in list(launcher.active)]
     lives = [live for live, root in roots if run in (root.plan.info.session_id, root.state.run_id)]
@@ -73,8 +73,8 @@ def _looked_at(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def end(handles: Iterable[RunHandle[Any]], lives: Iterable[LiveRun]) -> None:
-    """Tell handles and runs to end; who wants to wait does so with ``LiveRun.ended``."""
+def end(handles: Iterable[RunHandle[Any]], lives: Iterable[EngineRun]) -> None:
+    """Tell handles and runs to end; who wants to wait does so with ``EngineRun.ended``."""
     for handle in handles:
         handle.send(Shutdown())
     for live in lives:

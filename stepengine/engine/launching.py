@@ -25,7 +25,6 @@ from stepengine.data.state import AgentState, RunResult
 from stepengine.data.usage import add_cost
 from stepengine.data.yields import STEP, StepResult
 from stepengine.engine.catalog import Agent, Catalog
-from stepengine.engine.live import LiveRun, failing
 from stepengine.engine.options import AgentLike, ModelsLike, Override, Overrides, overrides
 from stepengine.engine.planning import (
     NOTHING_RECORDED,
@@ -37,6 +36,7 @@ from stepengine.engine.planning import (
     reopening,
     with_prompt,
 )
+from stepengine.engine.run import EngineRun, failing
 from stepengine.engine.session_turns import Sessions, Turn
 from stepengine.errors import StepEngineError, UnknownModel
 from stepengine.machine.plan import RunPlan
@@ -97,7 +97,7 @@ class Launcher:
     seed: str | None = None
     created: datetime | None = None
     allowed: PolicyFile | None = None
-    active: set[LiveRun] = attrs.field(factory=set, init=False)
+    active: set[EngineRun] = attrs.field(factory=set, init=False)
     handles: dict[RunHandle[Any], None] = attrs.field(factory=dict, init=False)
     _remembered: dict[str, Remembered] = attrs.field(factory=dict, init=False)
     _windows: weakref.WeakKeyDictionary[Models, dict[str, int | None]] = attrs.field(
@@ -124,7 +124,7 @@ class Launcher:
 
     # --- what a caller asks for ---------------------------------------------------------------------------------------
 
-    def asked(self, agent: AgentLike, prompt: str, options: dict[str, Any], hub: Hub | None = None) -> LiveRun:
+    def asked(self, agent: AgentLike, prompt: str, options: dict[str, Any], hub: Hub | None = None) -> EngineRun:
         """
         Return the run that a caller asks for with the options of ``RunOptions``; *hub* is the event stream it goes on.
         """
@@ -135,7 +135,7 @@ class Launcher:
             return self.planned(request, journal)
         return self._in_session(self.sessions, request, journal)
 
-    def _in_session(self, sessions: Sessions, request: Request, journal: JournalLike | None) -> LiveRun:
+    def _in_session(self, sessions: Sessions, request: Request, journal: JournalLike | None) -> EngineRun:
         """Return a run that learns what it starts from when it was let into its session; what is wrong is told before."""
         info = request.info
         info = attrs.evolve(info, session_id=check_id(new_run_id() if info.session_id is None else info.session_id))
@@ -145,7 +145,7 @@ class Launcher:
         live.turn = Turn(sessions, request, journal, planned=self.planned, again=self.again)
         return live
 
-    def planned(self, request: Request, journal: JournalLike | None, into: LiveRun | None = None) -> LiveRun:
+    def planned(self, request: Request, journal: JournalLike | None, into: EngineRun | None = None) -> EngineRun:
         """Return a run that starts from *request*, recorded in a journal or not."""
         answers = request.answers
         request = reopening(request)
@@ -163,12 +163,12 @@ class Launcher:
     def again(
         self,
         session: Session,
-        into: LiveRun | None = None,
+        into: EngineRun | None = None,
         *,
         agent: AgentLike | None = None,
         limits: Limits | None = None,
         forked: Journal | None = None,
-    ) -> LiveRun:
+    ) -> EngineRun:
         """Return a run that goes through what *session* has recorded; *agent* stands in for the one that it names."""
         opening = session.opening
         assert opening is not None  # noqa: S101 - it was read from the journal
@@ -194,8 +194,8 @@ class Launcher:
         session: Session,
         request: Request,
         recorded: RecordedModels = NOTHING_RECORDED,
-        into: LiveRun | None = None,
-    ) -> LiveRun:
+        into: EngineRun | None = None,
+    ) -> EngineRun:
         """Return a run that goes through *session*; when it cannot start, the journal is given back."""
         try:
             live = self.ready(
@@ -220,9 +220,9 @@ class Launcher:
         wrap: Wrap | None = None,
         shows: Callable[[Event], bool] | None = None,
         recorded: RecordedModels = NOTHING_RECORDED,
-        into: LiveRun | None = None,
+        into: EngineRun | None = None,
         is_sketch: bool = False,
-    ) -> LiveRun:
+    ) -> EngineRun:
         """
         Return a run that is ready to start.
 
@@ -273,7 +273,7 @@ class Launcher:
         if wrap is not None:
             services = wrap(services)
         if into is None:
-            live = LiveRun(RunTree(services, plan, state, hub, request.answers, earlier=request.earlier), self.active)
+            live = EngineRun(RunTree(services, plan, state, hub, request.answers, earlier=request.earlier), self.active)
         else:
             live = into
             if into.turn is not None:

@@ -26,8 +26,8 @@ from stepengine.data.outcomes import Outcome
 from stepengine.data.questions import AnswerLike, Question
 from stepengine.data.state import AgentState, RunResult, RunStatus, suspended_at
 from stepengine.data.usage import Usage
-from stepengine.engine.live import LiveRun
 from stepengine.engine.planning import Request, not_from_state
+from stepengine.engine.run import EngineRun
 from stepengine.errors import (
     AgentError,
     DefinitionError,
@@ -240,8 +240,8 @@ class Conversation:
     state: AgentState
 
 
-Planned: TypeAlias = "Callable[[Request, JournalLike | None, LiveRun], object]"
-Again: TypeAlias = "Callable[..., LiveRun]"
+Planned: TypeAlias = "Callable[[Request, JournalLike | None, EngineRun], object]"
+Again: TypeAlias = "Callable[..., EngineRun]"
 
 
 class Turn:
@@ -291,7 +291,7 @@ class Turn:
 
     # --- the beginning ------------------------------------------------------------------------------------------------
 
-    async def open(self, live: LiveRun) -> None:
+    async def open(self, live: EngineRun) -> None:
         """
         Let *live* start from what the session holds; it is its turn.
 
@@ -432,13 +432,13 @@ class Turn:
             return None
         return AgentState.from_messages(before.messages, pending=waiting)
 
-    def watched(self, services: Services, live: LiveRun) -> Services:
+    def watched(self, services: Services, live: EngineRun) -> Services:
         """Return *services* that keep the conversations of children for their sessions, when they are asked for."""
         if not self.sessions.children:
             return services
         return attrs.evolve(services, machine=self._kept(services.machine, live))
 
-    def _kept(self, inner: MachineMaker, live: LiveRun) -> MachineMaker:
+    def _kept(self, inner: MachineMaker, live: EngineRun) -> MachineMaker:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             finished = yield from inner(plan, state)
             if plan.path:

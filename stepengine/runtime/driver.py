@@ -21,10 +21,10 @@ from stepengine.data.outcomes import Gathered, Outcome, Single, Stop, Value
 from stepengine.errors import StepEngineError
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import is_callers
+from stepengine.runtime.effect_events import finished, started
 from stepengine.runtime.failfast import Group
 from stepengine.runtime.performer import Item, child_path
 from stepengine.runtime.performing import is_deferred
-from stepengine.runtime.reports import finished, started
 
 if TYPE_CHECKING:
     from stepengine.data.state import AgentState

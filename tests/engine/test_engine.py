@@ -875,7 +875,7 @@ async def test_held_streams_of_another_thread_end_with_the_engine():
 
 @pytest.mark.spec("reliability:SS10")
 async def test_what_cannot_be_ended_is_named_and_not_waited_for_without_end(monkeypatch, caplog):
-    monkeypatch.setattr("stepengine.engine.live.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("stepengine.engine.run.CLOSE_SECONDS", 0.1)
     free = asyncio.Event()
 
     async def stubborn():

@@ -25,8 +25,8 @@ from stepengine import (
     retry,
 )
 from stepengine.data.tools import ToolAnnotations
-from stepengine.engine.live import LiveRun
 from stepengine.engine.planning import Request, info_of
+from stepengine.engine.run import EngineRun
 from stepengine.journal import Session
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
@@ -44,7 +44,7 @@ class Rig:
         options.setdefault("pricing", None)
         self.engine = Engine(models=self.model, **options)
 
-    def begin(self, session: Session, prompt: str = "", **options: Any) -> LiveRun:
+    def begin(self, session: Session, prompt: str = "", **options: Any) -> EngineRun:
         opening = session.opening
         if opening is not None:
             prompt = opening.prompt

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from stepengine.engine.session_turns import Turn
     from stepengine.journal import Session
 
-__all__ = ("LiveRun", "failing", "streamed", "unbegun", "until_ended", "warn_of")
+__all__ = ("EngineRun", "failing", "streamed", "unbegun", "until_ended", "warn_of")
 
 CLOSE_SECONDS = 10.0
 T = TypeVar("T")
 
 
-class LiveRun:
+class EngineRun:
     """
     A root run under way; call it to run it.
 
@@ -47,7 +47,7 @@ class LiveRun:
         began: Whether it got past its ``pre_run`` hooks.
     """
 
-    def __init__(self, tree: RunTree, active: set[LiveRun]) -> None:
+    def __init__(self, tree: RunTree, active: set[EngineRun]) -> None:
         self.tree = tree
         self.session: Session | None = None
         self.turn: Turn | None = None
@@ -184,7 +184,7 @@ class LiveRun:
         )
 
 
-async def streamed(live: LiveRun) -> AsyncGenerator[Event, None]:
+async def streamed(live: EngineRun) -> AsyncGenerator[Event, None]:
     """Run, and give the events; whoever stops iterating cancels the run and waits for its end."""
     subscription = live.tree.hub.subscribe()
     task = asyncio.create_task(live.run())
@@ -222,7 +222,7 @@ def unbegun(stop: Stop) -> MachineMaker:
     return machine
 
 
-def warn_of(forgotten: Sequence[LiveRun], left: Sequence[LiveRun]) -> None:
+def warn_of(forgotten: Sequence[EngineRun], left: Sequence[EngineRun]) -> None:
     """Warn of background runs that were ended although nobody had asked for their results, and of those that go on."""
     if forgotten:
         ids = ", ".join([live.tree.root.state.run_id for live in forgotten])
@@ -234,7 +234,9 @@ def warn_of(forgotten: Sequence[LiveRun], left: Sequence[LiveRun]) -> None:
         warnings.warn(msg, ResourceWarning, stacklevel=3)
 
 
-async def until_ended(active: Collection[LiveRun], blocked: asyncio.AbstractEventLoop | None = None) -> list[LiveRun]:
+async def until_ended(
+    active: Collection[EngineRun], blocked: asyncio.AbstractEventLoop | None = None
+) -> list[EngineRun]:
     """
     End runs and wait for them, at most ten seconds.
 
@@ -246,7 +248,7 @@ async def until_ended(active: Collection[LiveRun], blocked: asyncio.AbstractEven
         Those that go on, and will.
     """
 
-    def waited_for() -> list[LiveRun]:
+    def waited_for() -> list[EngineRun]:
         return [live for live in list(active) if live.loop is not blocked and live.loop and live.loop.is_running()]
 
     with contextlib.suppress(TimeoutError):
