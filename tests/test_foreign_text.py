@@ -1095,7 +1095,7 @@ APART: dict[str, str] = {
     "testing/transport.py:RecordTransport._interaction": "Latin-1 of headers",
     "testing/transport.py:_recorded": "Latin-1 of headers",
     "testing/cassette_files.py:UNPRINTABLE": "one character",
-    "testing/cassette_files.py:_body": "UTF-8 of a body that is recorded",
+    "testing/cassette_files.py:_written_body": "UTF-8 of a body that is recorded",
     "testing/cassette_files.py:_indented": "a body that is recorded, capped as a reply; an error leaves it as it is",
     "tools/conversion.py:IMAGES": "the first bytes",
     "tools/definition.py:NAME": "at most 64 characters",
