@@ -63,12 +63,13 @@ Models:
 CHAT = f"""\
 Talk with AGENT: say what to do, watch it work, decide what it may do, say the next thing.
 
-It reads and searches by itself; whatever changes a file or runs a program is shown and asked about first (y, n REASON, a for
-always). What you type while it works is sent to it. Ctrl-C stops a turn; /quit leaves. Each turn is recorded as a run.
+It reads, searches and runs commands that only look (ls, git log) by itself; whatever else runs a program or changes a file is
+shown and asked about first (y, n REASON, a for always). What you type while it works is sent to it. Ctrl-C stops a turn; /quit leaves. Each turn is recorded as a run.
 
 \b
 Examples:
   stepengine chat --model anthropic/claude-sonnet-4-5
+  stepengine chat coder "Look at the failing test"         (the agent is named before what is said)
   stepengine chat ./agents/mine.py "Look at the failing test" --cwd ../project
   printf 'Which files are there?\\n' | stepengine chat     (nobody can be asked: nothing is changed)
 
