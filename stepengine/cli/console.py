@@ -23,7 +23,7 @@ from stepengine.cli.progress import Progress, diff_lines
 from stepengine.cli.screen import COLORS, ColorScheme, one_line, visible
 from stepengine.data import events as ev
 from stepengine.data.json import thaw
-from stepengine.data.questions import Answer, Question
+from stepengine.data.questions import Answer, Question, answer_problem
 from stepengine.data.state import RunPhase, RunResult
 from stepengine.errors import AnswerRejected, StepEngineError
 
@@ -525,10 +525,16 @@ class TerminalInteractor:
     async def ask(self, question: Question, /) -> Any:
         """Return what is typed, or ``None`` when nothing more will be."""
         answers: list[Any] = []
+
+        def answer(said: Any) -> None:
+            if problem := answer_problem(said, question):
+                raise AnswerRejected(problem)
+            answers.append(said)
+
         held = contextlib.nullcontext() if self._progress is None else self._progress.held()
         async with self._one_at_a_time:
             with held:
-                await self._terminal.asked(question, answers.append, self._other)
+                await self._terminal.asked(question, answer, self._other)
         return answers[0] if answers else None
 
     def _other(self, typed: str) -> None:

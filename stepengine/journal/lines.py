@@ -206,7 +206,8 @@ def glimpsed(line: bytes, place: Line) -> Intent | Result | None:
     if found is None:
         return None
     path, seq, at, first = found.groups()
-    attempts, writes = None if first == b"attempts" else (), None if first == b"writes" else ()
+    attempts = None if first == b"attempts" else ()
+    writes = None if first in (b"attempts", b"writes") else ()  # they stand after the attempts
     return Result(_shared(path), int(seq), int(at), None, attempts, place, writes)
 
 

@@ -369,13 +369,15 @@ async def test_an_interactor_at_a_terminal_answers_without_suspending() -> None:
 
     agent = AgentDefinition("asks", handle_steps=handle_steps)
     out = io.StringIO()
-    somebody = TerminalInteractor(input=io.StringIO("2\nit is calm\n"), output=out)
+    somebody = TerminalInteractor(input=io.StringIO("blue\n2\nit is calm\n"), output=out)
     async with Engine([agent], interactor=somebody) as engine:
         result = await engine.run(agent)
         again = await engine.run(agent)
 
     assert ("green: it is calm", RunStatus.SUSPENDED) == (result.output, again.status)
-    assert ["? Which?", "  1. red", "  2. green", "? Why?"] == out.getvalue().splitlines()[:4]
+    lines = out.getvalue().splitlines()
+    assert ["? Which?", "  1. red", "  2. green", "? Why?"] == [*lines[:3], lines[4]]
+    assert "is 'blue', which is none of its options: 'red', 'green'" in lines[3]
 
 
 async def test_an_answer_that_is_refused_is_asked_for_again() -> None:

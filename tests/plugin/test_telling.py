@@ -224,6 +224,6 @@ def test_the_mark_says_what_is_ignored_shared_and_cut(run, pytester):
 
 def test_what_is_said_of_a_failure_is_cut_at_the_authors_line(run, agent_test):
     run(agent_test(1), "--stepengine-record=once")
-    assert "live.py" not in run(agent_test(0, prompt="Other.")).stdout.str()
-    assert "live.py" in run(agent_test(0, prompt="Other."), "--full-trace").stdout.str()
+    assert "run.py" not in run(agent_test(0, prompt="Other.")).stdout.str()
+    assert "run.py" in run(agent_test(0, prompt="Other."), "--full-trace").stdout.str()
     assert PACKAGE == telling.PACKAGE
