@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import os
 import threading
 from collections import deque
 
@@ -46,6 +47,7 @@ class LineWriter(Writer):
         self._broken: JournalError | None = None
         self._is_lost = False
         self._closed = False
+        self._pid = os.getpid()
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Let later requests be stored as differences to one that is in the journal already."""
@@ -74,12 +76,15 @@ class LineWriter(Writer):
         Raises:
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
+        self._check()  # before the lock too: a thread that a fork left behind may hold it for ever
         with self._storing:
             self._check()
             self._flush()
 
     def close(self) -> None:
-        """Commit, and give the journal back; may be called twice."""
+        """Commit, and give the journal back; may be called twice. A forked process has nothing to give back."""
+        if self._is_forked():
+            return
         with self._storing:
             if self._closed:
                 return
@@ -102,7 +107,14 @@ class LineWriter(Writer):
             self._broken, self._is_lost = error, True
             raise
 
+    def _is_forked(self) -> bool:
+        """Tell whether this is a copy in a child process, which shares the open file, and its lock, with the owner."""
+        return os.getpid() != self._pid
+
     def _check(self) -> None:
+        if self._is_forked():
+            why = f"the run belongs to process {self._pid}, and this one ({os.getpid()}) was forked from it"
+            raise self._failed(why)
         if self._broken is not None:
             raise self._broken
 

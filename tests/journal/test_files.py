@@ -189,6 +189,47 @@ def test_a_damaged_journal_runs_nothing(recorded, world):
     assert recorded.read_bytes() == data
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.parametrize("store", ["file", "sqlite"])
+@pytest.mark.spec("reliability:SS14")
+def test_a_process_forked_in_the_middle_of_a_run_cannot_advance_it(world, tmp_path, store):
+    """
+    The child has the descriptor and its lock, and whatever waits to be stored.
+    """
+    journal = FileJournal(tmp_path / "run.jsonl") if store == "file" else SqliteJournal(tmp_path / "runs.db", "a")
+    recorded = MemoryJournal()
+    world.rig().record(recorded)
+    first, second, *_ = recorded.records()
+    writer = journal.writer()
+    writer.append(first)
+    with writer._storing:  # as a thread that does not exist in the child
+        pid = os.fork()
+        if not pid:
+            refused = 0
+            try:
+                for act in (lambda: writer.append(second), writer.commit):
+                    try:
+                        act()
+                    except JournalWriteFailed as error:
+                        refused += "was forked from it" in str(error)
+                writer.close()
+            finally:
+                os._exit(40 + refused)
+    deadline = time.monotonic() + 10
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(pid, 9)
+            deadline = float("inf")
+        time.sleep(0.01)
+    assert 42 == os.waitstatus_to_exitcode(ended[1])
+    assert [] == list(journal.records())
+    with pytest.raises(JournalLocked):
+        journal.writer()
+    writer.append(second)
+    writer.close()
+    assert 2 == len(journal.records())
+
+
 @pytest.mark.spec("reliability:JR06")
 def test_an_empty_file_takes_a_new_run_and_one_with_a_run_takes_no_second(path, world):
     path.parent.mkdir()
