@@ -11,7 +11,7 @@ maker; at every door of the package the constructor stands.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import attrs
 
@@ -33,7 +33,9 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
         TypeError: for a class that has no such maker.
     """
     frozen = cast("type[Any]", cls)
-    slots = [slot for base in frozen.__mro__[:-1] for slot in base.__dict__.get("__slots__", ("__dict__",))]
+    # `Generic` has no fields, and from Python 3.12 on no `__slots__` that would say so.
+    classes = [base for base in frozen.__mro__ if base not in {object, Generic}]
+    slots = [slot for base in classes for slot in base.__dict__.get("__slots__", ("__dict__",))]
     fields = attrs.fields(frozen)
     if set(slots) != {field.name for field in fields}:
         msg = f"{frozen.__qualname__} has no quick maker: it needs slots for its fields and for nothing else (weakref_slot=False)"
