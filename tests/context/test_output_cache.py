@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -101,6 +103,39 @@ async def test_a_long_run_stays_under_the_limit_and_every_output_can_be_read_lat
     assert all(request.tools == model.requests[0].tools for request in model.requests)
     assert ["dig"] == [t.name for t in model.requests[0].tools]
     assert (await engine(Worker(0)).replay(journal, agent=agent)).state == result.state
+
+
+@pytest.mark.spec("reliability:RS13")
+async def test_trimmed_outputs_take_no_disk_at_any_time_and_the_journal_is_left_to_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The journal holds the outputs, so the cache needs no files: none to limit, and none to delete when the run has ended.
+    """
+    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    kept, seen = output_cache(5_000), []
+
+    def files() -> list[str]:
+        return [path.name for path in tmp_path.rglob("*")]
+
+    def cache(ctx: Any) -> Any:
+        change = kept(ctx)
+        seen.append((files(), change is not None))
+        return change
+
+    agent = AgentDefinition(
+        "worker", model=MODEL, tools=[digging()], hooks=Hooks(pre_step=[cache]), limits=Limits(max_steps=100)
+    )
+    async with engine(Worker(40)) as built:
+        result = await built.run(agent, "dig", journal=tmp_path / "run.jsonl")
+
+    assert "completed" == result.status
+    assert any(trimmed for _, trimmed in seen)
+    assert [["run.jsonl"]] * len(seen) == [names for names, _ in seen]
+    assert ["run.jsonl"] == files()
 
 
 @pytest.mark.anyio
