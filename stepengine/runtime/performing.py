@@ -126,8 +126,7 @@ class Innermost:
         late = self._tree.too_late(item.path)
         if late is not None:
             return late
-        # The frames of this package mean nothing to an author, and hold on to whole transcripts.
-        error.__traceback__ = None
+        _drop_frames(error)
         inputs = self._take_inbox() if self._inbox and not item.path else ()
         return Failure(error, self._elapsed(), inputs)
 
@@ -295,6 +294,7 @@ class Innermost:
         if stop is not None and self._tree.reraise is not None:
             # What happened in the child is in doubt, so it has not ended for whoever records.
             return Stop(stop.kind, self._elapsed(), stop.error, child=child)
+        _drop_frames(child.error)
         ended = self._value(item, child)
         return attrs.evolve(ended, child=child) if type(ended) is Stop else ended
 
@@ -329,6 +329,20 @@ def _caught(body: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return body(), None
     except Exception as error:  # noqa: BLE001
         return None, error
+
+
+def _drop_frames(error: BaseException | None) -> None:
+    """Let an error that is handed on hold no frames, nor what led to it: frames hold on to whole transcripts."""
+    found, seen = [error], set[int]()
+    while found:
+        one = found.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = None
+        found += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            found += one.exceptions
 
 
 def _function_failed(name: str, error: BaseException) -> PerformError:

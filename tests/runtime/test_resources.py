@@ -5,11 +5,37 @@ What runs take of the process they live in.
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import sys
 import threading
+import tracemalloc
+import types
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, RunStatus, ToolCall, tool
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Engine,
+    Limits,
+    Parallel,
+    Perform,
+    RetryPolicy,
+    RunStatus,
+    StepContext,
+    ToolCall,
+    tool,
+)
+from stepengine.errors import ModelError, PerformError
+from stepengine.journal import MemoryJournal
+from stepengine.models import ModelReply, ModelRequest
+from stepengine.testing import ScriptedModel, failure, tool_call
 
 CALLS = 40
 
@@ -56,3 +82,291 @@ async def test_slow_sync_tools_fill_a_pool_of_32_and_leave_the_default_executor_
     assert (32, None, "at once") == (most, executor, at_once)
     assert all(name.startswith("stepengine-tool-") for name in names), names
     assert {RunStatus.COMPLETED} == {result.status for result in results}
+
+
+# --- what failures hold -----------------------------------------------------------------------------------------------
+
+NO_DATA = (type, types.ModuleType, types.FunctionType, types.CodeType)
+"""What leads to all that is loaded."""
+
+
+def frames_behind(roots: Iterable[Any]) -> list[str]:
+    """
+    Name the tracebacks and frames that are reachable, each with the classes on the way to it.
+    """
+    found, seen = [], {}
+    ways = [(root, type(root).__name__) for root in roots]
+    while ways:
+        one, way = ways.pop()
+        if id(one) in seen or isinstance(one, NO_DATA):
+            continue
+        seen[id(one)] = one
+        if isinstance(one, types.TracebackType | types.FrameType):
+            found.append(way)
+            continue
+        nexts = gc.get_referents(one)
+        if isinstance(one, BaseException):
+            nexts += [one.__cause__, one.__context__, one.__traceback__]
+        ways += [(each, f"{way} > {type(each).__name__}") for each in nexts]
+    return found
+
+
+@tool(requires_permission=False)
+def broken() -> str:
+    """Fail."""
+    raise ValueError("the tool")
+
+
+def sync() -> None:
+    members = []
+    try:
+        raise KeyError("first")
+    except KeyError as error:
+        members.append(error)
+    try:
+        raise OSError("second")
+    except OSError:
+        raise ExceptionGroup("the function", members) from None
+
+
+async def coroutine() -> None:
+    await asyncio.sleep(0)
+    sync()
+
+
+def failing(ctx: StepContext) -> Any:
+    yield ToolCall("broken", {})
+    raise RuntimeError("the child")
+
+
+@pytest.mark.spec("reliability:RS07")
+async def test_what_a_handler_was_told_of_failures_holds_no_traceback_and_no_frame():
+    kept, caught = [], []
+
+    def lead(ctx: StepContext) -> Any:
+        kept.append((yield ToolCall("broken", {})))
+        for fn in (sync, coroutine):
+            try:
+                yield Perform(fn)
+            except PerformError as error:
+                kept.append(error)
+                caught.append("perform")
+        kept.append((yield AgentCall("child", "go")))
+        kept.append((yield AgentCall("modelled", "go")))
+        kept.append((yield Parallel(Perform(sync), AgentCall("child"), AgentCall("modelled", "go"))))
+        try:
+            yield STEP
+        except ModelError as error:
+            kept.append(error)
+            caught.append("model")
+        kept.append(ctx.agent_state)
+
+    members = [
+        AgentDefinition("child", tools=[broken], handle_steps=failing),
+        AgentDefinition("modelled", model="test/m"),
+    ]
+    agent = AgentDefinition("a", model="test/m", tools=[broken], handle_steps=lead, spawnable_agents=members)
+    journal = MemoryJournal()
+    model = ScriptedModel([failure(OSError(f"down {n}")) for n in range(3)])
+    async with Engine(models=model, pricing=None, retry=RetryPolicy(attempts=1)) as engine:
+        result = await engine.run(agent, "go", journal=journal)
+    records = journal.records()
+    gc.collect()
+
+    assert (RunStatus.COMPLETED, ["perform", "perform", "model"]) == (result.status, caught)
+    assert [RunStatus.FAILED] * 4 == [child.status for child in result.children]
+    assert len(model.calls) == 3
+    assert [] == frames_behind([*kept, result, *records])
+
+
+# --- what runs keep ---------------------------------------------------------------------------------------------------
+
+
+def traced() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+class Forgetful(ScriptedModel):
+    """
+    Says the same at every step and keeps no request.
+    """
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        return ModelReply("seen")
+
+
+async def growth(steps: int, kept: list[Any] | None) -> int:
+    """
+    The bytes that the second half of a run adds, whose handler keeps every state or none.
+    """
+    sizes = []
+
+    def handle_steps(ctx: StepContext) -> Any:
+        for number in range(1, steps + 1):
+            state = (yield STEP).agent_state
+            if kept is not None:
+                kept.append(state)
+            if number in {steps // 2, steps}:
+                sizes.append(traced())
+
+    agent = AgentDefinition("a", model="test/m", tools=[], handle_steps=handle_steps)
+    engine = Engine(models=Forgetful(), pricing=None, limits=Limits(max_steps=steps + 1))
+    tracemalloc.start()
+    try:
+        result = await engine.run(agent, "go")
+    finally:
+        tracemalloc.stop()
+
+    assert (RunStatus.COMPLETED, 2) == (result.status, len(sizes))
+    return sizes[1] - sizes[0]
+
+
+@pytest.mark.spec("reliability:RS04")
+async def test_a_state_that_the_handler_keeps_costs_less_than_a_kilobyte():
+    kept: list[Any] = []
+    with_all, with_none = await growth(2_000, kept), await growth(2_000, None)
+
+    assert list(range(2, 2_002)) == [len(state.message_history) for state in kept]
+    assert with_all - with_none < 1_000 * 1_000
+
+
+LONG = 10_000
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:RS03")
+async def test_ten_thousand_steps_make_as_many_calls_at_the_end_and_keep_only_their_content():
+    calls, marks, sizes = 0, [], []
+    quarters = range(LONG // 4, LONG + 1, LONG // 4)
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    @tool(in_thread=False, requires_permission=False)
+    def look() -> str:
+        """Look."""
+        marks.append(calls)
+        if tracemalloc.is_tracing() and len(marks) in quarters:
+            sizes.append(traced())
+        return "seen"
+
+    async def run() -> None:
+        model = ScriptedModel([*[tool_call("look", {})] * LONG, "done"])
+        async with Engine(models=model, pricing=None, limits=Limits(max_steps=LONG + 1)) as engine:
+            result = await engine.run(AgentDefinition("a", model="test/m", tools=[look]), "go")
+        assert (RunStatus.COMPLETED, LONG) == (result.status, len(marks))
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        await run()
+    finally:
+        sys.setprofile(before)
+    per_step = [later - earlier for earlier, later in pairwise(marks)]
+    early, late = sorted(per_step[20:120]), sorted(per_step[-100:])
+    marks.clear()
+    tracemalloc.start()
+    try:
+        await run()
+    finally:
+        tracemalloc.stop()
+    second, _, last = [later - earlier for earlier, later in pairwise(sizes)]
+
+    assert late[50] <= 1.05 * early[50]
+    assert late[-1] <= 2 * early[-1]
+    assert last <= 1.2 * second
+
+
+TEXTS, CHARS = 1_000, 1_000
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:RS03")
+async def test_a_million_events_that_are_shown_to_an_observer_are_not_kept():
+    shown, kept = 0, 0
+
+    def watch(event: Any) -> None:
+        nonlocal shown, kept
+        shown += 1
+        if shown == 900_000:
+            tracemalloc.start()
+        elif shown == 1_000_000:
+            kept = traced()
+
+    def handle_steps(ctx: StepContext) -> Any:
+        for _ in range(TEXTS):
+            yield STEP
+
+    agent = AgentDefinition("a", model="test/m", tools=[], handle_steps=handle_steps)
+    model = ScriptedModel(["x" * CHARS] * TEXTS, chunk=1)
+    engine = Engine(models=model, observers=[watch], pricing=None, limits=Limits(max_steps=TEXTS + 1))
+    try:
+        result = await engine.run(agent, "go")
+    finally:
+        tracemalloc.stop()
+
+    assert RunStatus.COMPLETED == result.status
+    assert shown > TEXTS * CHARS
+    # The texts themselves are a byte for each of these events; one that is kept would be fifty and more.
+    assert 0 < kept < 8 * 100_000
+
+
+# --- what many runs take ----------------------------------------------------------------------------------------------
+
+RUNS, STEPS = 1_000, 20
+
+
+def resident() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory and descriptors are read from /proc")
+@pytest.mark.spec("reliability:RS01")
+async def test_a_thousand_runs_at_once_finish_within_their_memory_and_leave_nothing_behind():
+    begun, all_there = 0, asyncio.Event()
+
+    @tool(in_thread=False, requires_permission=False)
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    class Together(ScriptedModel):
+        async def complete(self, request: ModelRequest) -> ModelReply:
+            nonlocal begun
+            begun += len(request.messages) == 1
+            if begun == RUNS:
+                all_there.set()
+            await all_there.wait()
+            await asyncio.sleep(0)
+            return await super().complete(request)
+
+    def say(request: Any) -> Any:
+        return "done" if len(request.messages) >= 2 * STEPS - 1 else tool_call("look", {})
+
+    async def crowd(runs: int) -> list[Any]:
+        async with Engine(models=Together([say] * runs * STEPS), pricing=None) as engine:
+            return await asyncio.gather(*[engine.run(agent, "go") for _ in range(runs)])
+
+    agent = AgentDefinition("a", model="test/m", tools=[look])
+    all_there.set()
+    await crowd(20)
+    all_there.clear()
+    begun = 0
+    tasks, open_files, before = len(asyncio.all_tasks()), descriptors(), resident()
+    async with asyncio.timeout(120):
+        results = await crowd(RUNS)
+    grown = resident() - before
+
+    assert begun == RUNS
+    assert {(RunStatus.COMPLETED, 2 * STEPS)} == {(r.status, len(r.state.message_history)) for r in results}
+    assert (tasks, open_files) == (len(asyncio.all_tasks()), descriptors())
+    # Performance Q3: 20 KB for what is kept of 5 steps.
+    assert grown < RUNS * STEPS // 5 * 20 * 1024
