@@ -22,7 +22,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunInfo
-from stepengine.data.tools import ToolSpec
+from stepengine.data.tools import Control, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.encoding import bare, name_of, outcome_of, questions_of, request_members, restored, unpacked
@@ -469,7 +469,9 @@ def _version() -> str:
 def new_head(plan: RunPlan, seed: str, *, link: bool) -> Head:
     """Return the head of a new journal."""
     definition: AgentDefinition[Any] = plan.definition
-    specs = [plan.tools[name].spec for name in plan.offered if name in plan.tools]
+    # What the machine itself does by a tool's name has no code of the agent's that could have changed.
+    own = [plan.tools[name] for name in plan.offered if name in plan.tools]
+    specs = [binding.spec for binding in own if type(binding.runs) is not Control]
     return Head(
         engine=_version(),
         agent=definition.id,

@@ -4,9 +4,10 @@ Journals that somebody changed and sealed again: whatever stands in them, it is 
 
 from __future__ import annotations
 
+import gc
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -49,6 +50,15 @@ def asking(world: type) -> Any:
 
     agent = AgentDefinition("asking", model="t/m", system_prompt=Computed(), handle_steps=handle_steps)
     return type(world().rig())(agent, ["x"] * 9)
+
+
+@pytest.fixture(autouse=True)
+def no_collection_in_the_depth() -> Iterator[None]:
+    """Collect between the tests: a mutant nested to the limit of recursion leaves no room for the finalizers of others."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="module")
