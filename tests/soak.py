@@ -23,6 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,6 +34,7 @@ from stepengine import AgentDefinition, Engine, Limits, RetryPolicy, tool
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.models import OpenAIChatProvider
 from stepengine.tools import file_tools, shell_tools
+from stepengine.tools._caps import THREADS
 from tests.faults.scripts import CHAT
 from tests.faults.server import Answer, FaultServer, json_answer, sse
 
@@ -271,6 +273,8 @@ async def soaked(url: str, server: int, *, seconds: float, runs: int, folder: Pa
     """
     began, outcomes, counts = time.monotonic(), Counter[str](), list[Count]()
     async with _engine(url, folder) as engine:
+        # Its threads are made when they are needed, up to 32: a pool that fills slowly is no growth.
+        await asyncio.gather(*[engine._threads.run("filling", partial(time.sleep, 0.2)) for _ in range(THREADS)])
         while time.monotonic() - began < seconds or len(counts) < WARM + 2:
             started = time.monotonic()
             outcomes.update(await asyncio.gather(*[_one(engine, number, folder) for number in range(runs)]))
