@@ -57,8 +57,10 @@ def test_the_handler_of_the_first_screen_does_what_its_comments_say(tmp_path: Pa
 
     names: dict[str, Any] = {"__name__": "readme"}
     exec(compile(PYTHON[0], "README.md", "exec"), names)
-    (tmp_path / "shop.py").write_text("x = 1  # TODO: two\n")
-    edit = {"path": "shop.py", "replacements": [{"old_string": "1  # TODO: two", "new_string": "2"}]}
+    (searched_for,) = re.findall(r'"pattern": "(\w+)"', PYTHON[0])
+    note = f"{searched_for}: two"
+    (tmp_path / "shop.py").write_text(f"x = 1  # {note}\n")
+    edit = {"path": "shop.py", "replacements": [{"old_string": f"1  # {note}", "new_string": "2"}]}
     model = ScriptedModel([text("It looks fine."), tool_call("str_replace", edit), text("Now it is two.")])
     tools = [*file_tools(tmp_path, write=True), *search_tools(tmp_path)]
 
@@ -67,7 +69,7 @@ def test_the_handler_of_the_first_screen_does_what_its_comments_say(tmp_path: Pa
 
     assert "Now it is two." == result.unwrap()
     assert "x = 2\n" == (tmp_path / "shop.py").read_text()
-    assert "TODO: two" in model.calls[0].messages[-1].text
+    assert note in model.calls[0].messages[-1].text
     assert "There are TODOs left." == model.calls[1].messages[-1].text
 
 

@@ -60,7 +60,7 @@ class Params(BaseModel):
 
 @tool
 async def find_todos(folder: str) -> list[str]:
-    """List the TODO comments under a folder."""
+    """List the comments under a folder that ask for work."""
     return [folder]
 
 
