@@ -20,7 +20,7 @@ from stepengine.tools._caps import RETRY_WAIT_SECONDS, RETRY_WAIT_SECONDS_MAX, T
 from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import as_result, error_text
 from stepengine.tools.depends import Overrides, Resolver, is_asynchronous
-from stepengine.tools.leftovers import Checks, Mark, end_tasks
+from stepengine.tools.leftovers import OWNER, Checks, Mark, end_tasks
 from stepengine.tools.signatures import Body
 from stepengine.tools.threads import ThreadPool
 from stepengine.tools.worker import OnLoop, context_for_thread
@@ -133,9 +133,14 @@ def _outcome(
 
 async def _on_loop(work: Callable[[], Awaitable[Any]], limit: float | None) -> Any:
     """Await *work* and return its value or what it raised."""
-    clock = asyncio.timeout(limit)
+    clock = asyncio.timeout(None)
     try:
         async with clock:
+            if limit is not None:
+                # Unmarked: a cancelled timer waits in the loop's heap, and its context would keep the mark's owner there.
+                token = OWNER.set(None)
+                clock.reschedule(asyncio.get_running_loop().time() + limit)
+                OWNER.reset(token)
             value = await work()
     except asyncio.CancelledError as error:
         task = asyncio.current_task()

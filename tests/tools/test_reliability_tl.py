@@ -482,6 +482,27 @@ async def test_tasks_that_have_ended_are_nobodys_business() -> None:
     assert [] == events
 
 
+@pytest.mark.spec("reliability:TL18")
+@pytest.mark.parametrize("waits", [False, True])
+async def test_after_a_body_that_left_nothing_no_task_is_searched(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+    """
+    The search looks at every task of the loop: made after each call, a step would cost more the more runs there are.
+    """
+
+    @tool(timeout=60)
+    async def body() -> str:
+        if waits:
+            await asyncio.sleep(0)
+        return "done"
+
+    searched: list[object] = []
+    monkeypatch.setattr(asyncio, "all_tasks", lambda: searched.append(body) or set())
+    for _ in range(5):
+        assert "done" == (await run(body, ToolContext.for_test())).text
+
+    assert [] == searched
+
+
 @pytest.mark.spec("requirements:E15", "reliability:TL22")
 async def test_only_an_idempotent_tool_is_tried_again() -> None:
     tries: list[int] = []
