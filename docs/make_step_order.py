@@ -26,7 +26,7 @@ effect and what tells its uses apart.
 {yields}
 
 What stands in `Parallel` is handed out with the other members as one `Gather`. Hooks may yield what says so; their effects are
-`CallTool hook`, `CallModel complete` and `Perform`.
+`CallTool hook`, `CallModel complete` and `CallFunction`.
 
 ## How a called tool runs
 

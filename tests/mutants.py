@@ -271,7 +271,7 @@ MUTANTS = (
     Mutant(
         "people are asked what is not durable yet",
         "stepengine/journal/encoding.py",
-        "    if type(effect) is Ask:\n        return True\n",
+        "    if type(effect) is AskPerson:\n        return True\n",
         "",
         ("tests/journal/test_suspension.py",),
     ),

@@ -19,17 +19,17 @@ from stepengine.data.makers import maker_of
 from stepengine.data.models import ModelRequest
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState
-from stepengine.data.yields import Perform as PerformCall
+from stepengine.data.yields import Perform
 
 __all__ = (
-    "Ask",
+    "AskPerson",
+    "CallFunction",
     "CallModel",
     "CallTool",
     "Effect",
     "Gather",
     "Leaf",
     "Notify",
-    "Perform",
     "Spawn",
     "quick_call_model",
     "quick_call_tool",
@@ -121,7 +121,7 @@ class Spawn:
 
 
 @attrs.frozen
-class Perform:
+class CallFunction:
     """
     The author's own I/O. Outcome: ``Value(JSON)`` or ``Failure(PerformError | UnknownOutcome)``.
 
@@ -131,11 +131,11 @@ class Perform:
     """
 
     seq: int
-    call: PerformCall[Any]
+    call: Perform[Any]
 
 
 @attrs.frozen
-class Ask:
+class AskPerson:
     """
     Questions to a person. Outcome: ``Value(tuple[Answer, ...])`` in question order, or ``Stop("suspended")``.
 
@@ -152,7 +152,7 @@ class Ask:
     tool_call_id: str = ""
 
 
-Leaf: TypeAlias = CallModel | CallTool | Spawn | Perform | Ask
+Leaf: TypeAlias = CallModel | CallTool | Spawn | CallFunction | AskPerson
 """An effect that has a number."""
 
 
@@ -183,4 +183,4 @@ class Notify:
     event: Event
 
 
-Effect: TypeAlias = CallModel | CallTool | Spawn | Perform | Ask | Gather | Notify
+Effect: TypeAlias = CallModel | CallTool | Spawn | CallFunction | AskPerson | Gather | Notify

@@ -29,7 +29,7 @@ class Value:
 
     Attributes:
         value: ``ModelReply`` for ``CallModel``, ``ToolResult`` for ``CallTool``, ``ChildResult`` for ``Spawn``, frozen
-            JSON for ``Perform``, a tuple of ``Answer`` for ``Ask``.
+            JSON for ``CallFunction``, a tuple of ``Answer`` for ``AskPerson``.
         at: Milliseconds since the root's ``created``.
         inputs: User messages that arrived meanwhile.
     """

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, assert_never, cast
 import attrs
 
 from stepengine.data.codec import STORED, bare, bare_any, restored, restored_any, written, written_any
-from stepengine.data.effects import Ask, CallModel, CallTool, Perform, Spawn
+from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Spawn
 from stepengine.data.fields import PLAIN, within
 from stepengine.data.json import freeze, quoted, thaw
 from stepengine.data.models import ModelRequest
@@ -79,11 +79,11 @@ def describe(item: Item) -> CallModel | Form:
         case Spawn():
             form = {"type": "Spawn", "agent_id": effect.agent_id, "prompt": effect.prompt, "params": effect.params}
             return form | ({"tool_call_id": effect.tool_call_id} if effect.tool_call_id else {})
-        case Perform(call=call):
+        case CallFunction(call=call):
             form = {"type": "Perform", "name": name_of(call.fn), "args": [_argument(a) for a in call.args]}
             form["kwargs"] = {k: _argument(v) for k, v in call.kwargs.items()}
             return form | ({"idempotent": True} if call.is_idempotent else {})
-        case Ask():
+        case AskPerson():
             form = {"type": "Ask", "questions": [_asked(q) for q in effect.questions], "purpose": effect.purpose}
             return form | ({"tool_call_id": effect.tool_call_id} if effect.tool_call_id else {})
         case _ as never:
@@ -122,13 +122,13 @@ def is_repeatable(item: Item) -> bool:
         binding = item.plan.tools.get(effect.tool_name)
         notes = binding.spec.annotations if binding is not None else None
         return notes is not None and (notes.idempotent or notes.read_only)
-    return effect.call.is_idempotent if type(effect) is Perform else True
+    return effect.call.is_idempotent if type(effect) is CallFunction else True
 
 
 def must_last(item: Item) -> bool:
     """Return whether it has to outlive a crash that an effect was begun: it cannot happen again, may be undone, or people see it."""
     effect = item.effect
-    if type(effect) is Ask:
+    if type(effect) is AskPerson:
         return True
     if type(effect) is CallTool:
         binding = item.plan.tools.get(effect.tool_name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
-from stepengine.data.effects import CallTool, Perform
+from stepengine.data.effects import CallFunction, CallTool
 from stepengine.data.json import compact
 from stepengine.data.outcomes import Failure, Stop
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, answered
@@ -124,7 +124,7 @@ def decision_about(item: Item, policy: InDoubt, answers: Mapping[str, AnswerLike
     """
     address = shown_address(item.path, item.effect.seq)
     effect = item.effect
-    what = name_of(effect.call.fn) if type(effect) is Perform else getattr(effect, "tool_name", "the effect")
+    what = name_of(effect.call.fn) if type(effect) is CallFunction else getattr(effect, "tool_name", "the effect")
     key = f"{DOUBT}{address}"
     question = Question(
         key, f"{what} ({address}) was cut off and may have happened. Do it again?", YES_OR_NO, path=item.path

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from stepengine.data.effects import Ask, CallModel, Spawn
+from stepengine.data.effects import AskPerson, CallModel, Spawn
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import answered
 from stepengine.data.state import AgentState, ChildResult
@@ -240,7 +240,7 @@ class Recorder:
 
     async def _halted(self, item: Item) -> Single:
         assert self._replayer is not None  # noqa: S101 - it said that nothing is live
-        return self._replayer.halt(item.path, shown_questions(item) if type(item.effect) is Ask else ())
+        return self._replayer.halt(item.path, shown_questions(item) if type(item.effect) is AskPerson else ())
 
     async def _spawn(self, item: Item, io: IO) -> Single:
         """Run a child over its own records; what its parent's record says of it is a check (design 10)."""
@@ -318,7 +318,7 @@ class Recorder:
         """Keep what was answered while other questions of the same effect stay open: no answer is lost."""
         session = self._session
         effect = item.effect
-        if type(effect) is not Ask or stop.kind != "suspended":
+        if type(effect) is not AskPerson or stop.kind != "suspended":
             return
         waiting = {question.id for question in stop.questions}
         for question in effect.questions:
@@ -339,7 +339,8 @@ def _with_outcome(error: StepEngineError, item: Item, outcome: Single) -> StepEn
     """Say in the error what happened although no record of it could be kept (reliability JR09)."""
     value = outcome.value if type(outcome) is Value else getattr(outcome, "error", None)
     said = str(getattr(value, "text", value))[:MAX_NOTED]
-    what = f"{type(item.effect).__name__} {item.path}#{item.effect.seq}"
+    asked = Intent(item.path, item.effect.seq, describe(item))
+    what = f"{asked.type} {asked.path}#{asked.seq}"
     error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")
     return error
 

@@ -9,12 +9,12 @@ Spawn that leads to ``p`` and everything after it. What began together with that
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.data.effects import Ask, CallModel
+from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Leaf
 from stepengine.data.json import JsonDict
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
@@ -430,10 +430,10 @@ def is_refused(value: Any) -> bool:
     return isinstance(value, ChildResult) and not value.run_id
 
 
-KINDS = {"call_model": "CallModel", "call_tool": "CallTool", "perform": "Perform"}
+KINDS: Mapping[str, type[Leaf]] = {"call_model": CallModel, "call_tool": CallTool, "perform": CallFunction}
 
 
-def live_kinds(names: Collection[str]) -> frozenset[str]:
+def live_kinds(names: Collection[str]) -> frozenset[type[Leaf]]:
     """
     Return the types of effects that a replay is to perform for real.
 
@@ -466,13 +466,13 @@ class Replayer:
         self._past = past
         self._copies = session.mode != "resume"
         self._closed = session.mode == "replay" or (session.mode == "resume" and past.history.is_complete)
-        self._live: frozenset[str] = frozenset()
+        self._live: frozenset[type[Leaf]] = frozenset()
         self.accepts: Callable[[ReplayDivergence], bool] | None = None
         self.keeps = False
         # Where the results of effects stand that are answered although they have another address now.
         self._elsewhere: dict[Address, Address] = {}
 
-    def perform_live(self, kinds: frozenset[str]) -> None:
+    def perform_live(self, kinds: frozenset[type[Leaf]]) -> None:
         """
         Let effects of these types be performed for real (replay D12).
 
@@ -480,12 +480,12 @@ class Replayer:
         equal call, wherever in the run that was.
         """
         self._live = kinds
-        self._past.is_loose = "CallModel" in kinds
+        self._past.is_loose = CallModel in kinds
         self._closed = self._closed and not self._past.is_loose
 
     def is_performed(self, item: Item) -> bool:
         """Return whether an effect that is recorded is performed nevertheless, to see if its result is still the same."""
-        return type(item.effect).__name__ in self._live and type(item.effect) is not CallModel
+        return type(item.effect) in self._live and type(item.effect) is not CallModel
 
     def meets(self, item: Item, asked: Intent) -> bool:
         """
@@ -541,7 +541,7 @@ class Replayer:
         Where the call has run already, or nobody has agreed, nothing runs.
         """
         effect = item.effect
-        if type(effect) is not Ask or effect.purpose != "permission":
+        if type(effect) is not AskPerson or effect.purpose != "permission":
             return False
         known = self.result(address)
         if known is None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from stepengine.data import events as ev
-from stepengine.data.effects import Ask, Leaf
+from stepengine.data.effects import AskPerson, Leaf
 from stepengine.data.json import canonical
 from stepengine.data.messages import ToolCallPart, ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop
@@ -284,7 +284,7 @@ def _alike(asking: Sequence[_Asking]) -> list[list[_Asking]]:
     return list(found.values())
 
 
-def _permitted(call: Call, effect: Ask, answers: Sequence[Answer]) -> Flow[Sequence[_Asking]]:
+def _permitted(call: Call, effect: AskPerson, answers: Sequence[Answer]) -> Flow[Sequence[_Asking]]:
     """Do with a call what a person said; return what has to be asked about the input that the person made of it."""
     answer = answers[0]
     if answer.agrees and answer.edited_input is not None:

@@ -190,8 +190,8 @@ class Performed(Member):
         self._asked = asked
 
     def effects(self) -> Sequence[Leaf]:
-        """Return the ``Perform``."""
-        self.handed_out = (ef.Perform(self.run.number(), self._asked),)
+        """Return the ``CallFunction``."""
+        self.handed_out = (ef.CallFunction(self.run.number(), self._asked),)
         return self.handed_out
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
@@ -216,7 +216,7 @@ class Asked(Performed):
     __slots__ = ()
 
     def effects(self) -> Sequence[Leaf]:
-        """Return the ``Ask``."""
+        """Return the ``AskPerson``."""
         asked = self._asked
         question = Question(
             self.run.named(asked.key),
@@ -234,7 +234,7 @@ class Asked(Performed):
         return outcome.value[0].value
 
 
-def ask_effect(run: RunState, *questions: Question, purpose: Any = "question", tool_call_id: str = "") -> ef.Ask:
+def ask_effect(run: RunState, *questions: Question, purpose: Any = "question", tool_call_id: str = "") -> ef.AskPerson:
     """Return the effect that asks *questions*; their ids are their names, or are made from the effect's address."""
     seq, path = run.number(), run.plan.path
     number = f"{path}.q{seq}" if path else f"q{seq}"
@@ -252,7 +252,7 @@ def ask_effect(run: RunState, *questions: Question, purpose: Any = "question", t
         )
         for index, question in enumerate(questions)
     ]
-    return ef.Ask(seq, tuple(numbered), purpose, tool_call_id)
+    return ef.AskPerson(seq, tuple(numbered), purpose, tool_call_id)
 
 
 def _question_id(name: str, path: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import attrs
 
 from stepengine.data import yields as y
-from stepengine.data.effects import Ask, CallModel, CallTool, Effect, Gather, Notify, Perform, Spawn
+from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Effect, Gather, Notify, Spawn
 from stepengine.data.events import PhaseChanged
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
@@ -183,7 +183,7 @@ YIELDS: tuple[YieldRow, ...] = (
         name="Perform",
         kind=y.Perform,
         asks="one call of a function of the author's",
-        effects=("Perform",),
+        effects=("CallFunction",),
         sent="value",
         gives="what the function returned, as JSON",
         is_member=True,
@@ -193,7 +193,7 @@ YIELDS: tuple[YieldRow, ...] = (
         name="Ask",
         kind=y.Ask,
         asks="the answer of a person",
-        effects=("Ask:question",),
+        effects=("AskPerson:question",),
         sent="value",
         gives="the answer",
         is_member=True,
@@ -241,7 +241,7 @@ CALLS: Mapping[How, CallRow] = MappingProxyType(
             CallRow(how="ordinary", effect="CallTool", done_by="a performer", is_shown=False),
             CallRow(how="control", effect="", done_by="the machine itself"),
             CallRow(how="spawns", effect="Gather", done_by="child runs, one `Spawn` for each"),
-            CallRow(how="asks", effect="Ask:question", done_by="a person"),
+            CallRow(how="asks", effect="AskPerson:question", done_by="a person"),
         )
     }
 )
@@ -252,7 +252,7 @@ CALLS: Mapping[How, CallRow] = MappingProxyType(
 Phase: TypeAlias = tuple[RunPhase, str] | None
 
 
-def _asking(effect: Ask) -> Phase:
+def _asking(effect: AskPerson) -> Phase:
     phase = RunPhase.AWAITING_PERMISSION if effect.purpose == "permission" else RunPhase.AWAITING_ANSWER
     return phase, effect.questions[0].tool_name or ""
 
@@ -289,8 +289,8 @@ EFFECTS: tuple[EffectRow, ...] = (
         outcome=ChildResult,
         phase=lambda effect: (RunPhase.AWAITING_AGENT, effect.agent_id),
     ),
-    EffectRow(kind=Perform, asks="a function of the author's", outcome=object),
-    EffectRow(kind=Ask, asks="a person", outcome=tuple, phase=_asking),
+    EffectRow(kind=CallFunction, asks="a function of the author's", outcome=object),
+    EffectRow(kind=AskPerson, asks="a person", outcome=tuple, phase=_asking),
     EffectRow(kind=Gather, asks="several of these at once", outcome=Gathered),
     EffectRow(kind=Notify, asks="nobody; whoever watches is shown an event", outcome=NoneType),
 )
@@ -306,11 +306,11 @@ FIRST, LAST, STOPPED = "start", "ended", "stopped"
 ANYWHERE = ("Compacted", "LogLine", "Notification", "PhaseChanged")
 """What says something on the side: log lines, notifications, smaller prompts, and the phase before an effect."""
 
-HOOKS = ("Perform", "CallModel:complete", "CallTool:hook", "HookFailed")
+HOOKS = ("CallFunction", "CallModel:complete", "CallTool:hook", "HookFailed")
 """What hooks may cause at their points."""
-BATCH = ("PermissionDecided", "Ask:permission", "CallTool:model", "Gather")
+BATCH = ("PermissionDecided", "AskPerson:permission", "CallTool:model", "Gather")
 """What the calls of one reply may cause, beside those that stand between a ``ToolStarted`` and its ``ToolFinished``."""
-OWN = ("Gather", "Ask:question")
+OWN = ("Gather", "AskPerson:question")
 """What the machine asks for in the middle of a call that it carries out itself: children, a person."""
 
 
@@ -323,7 +323,7 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "start": {"RunStarted": "pre_run"},
         "pre_run": _stay("pre_run", *HOOKS),
         "handler": {
-            **_stay("handler", *HOOKS, *BATCH, "Ask:question", "CallTool:handler", "Spawn"),
+            **_stay("handler", *HOOKS, *BATCH, "AskPerson:question", "CallTool:handler", "Spawn"),
             **_stay("handler", "TextCompleted", "HandlerNotice"),
             "ToolStarted": "handler_control",
             "StepStarted": "pre_step",
@@ -406,7 +406,7 @@ def token_of(effect: Effect) -> str:
         if isinstance(event, PhaseChanged) and event.phase in (RunPhase.DONE, RunPhase.FAILED):
             return f"PhaseChanged:{event.phase.value}"
         return type(event).__name__
-    if isinstance(effect, CallModel | Ask):
+    if isinstance(effect, CallModel | AskPerson):
         return f"{type(effect).__name__}:{effect.purpose}"
     if isinstance(effect, CallTool):
         return f"CallTool:{effect.source}"

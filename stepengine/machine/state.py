@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeGuard
 import attrs
 
 from stepengine.data import events as ev
-from stepengine.data.effects import Ask, CallModel, Gather, Leaf, Notify
+from stepengine.data.effects import AskPerson, CallModel, Gather, Leaf, Notify
 from stepengine.data.estimate import Measured, transcript_tokens
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, freeze
@@ -388,7 +388,7 @@ class RunState:
         """
         Return the outcome of *effect*, after everything that it says beside its value was noted.
 
-        A suspension that names no questions is given those of the ``Ask`` that it answers.
+        A suspension that names no questions is given those of the ``AskPerson`` that it answers.
         """
         kind = type(outcome)
         if kind is not Value and kind is not Failure and kind is not Stop:
@@ -396,7 +396,7 @@ class RunState:
             raise StepEngineError(msg)
         self.now = max(self.now, outcome.at)
         if kind is Stop:
-            if type(effect) is Ask and outcome.kind == "suspended" and not outcome.questions:
+            if type(effect) is AskPerson and outcome.kind == "suspended" and not outcome.questions:
                 outcome = Stop(outcome.kind, outcome.at, outcome.error, effect.questions)
             self.stop = self.stop or outcome
         elif outcome.inputs:

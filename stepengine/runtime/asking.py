@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 import attrs
 
-from stepengine.data.effects import Ask
+from stepengine.data.effects import AskPerson
 from stepengine.data.json import JsonDict, canonical, freeze
 from stepengine.data.questions import (
     MAX_QUESTIONS,
@@ -361,12 +361,12 @@ def _resolve(future: asyncio.Future[Answer | None], answer: Answer | None) -> No
 
 def shown_questions(item: Item) -> tuple[Question, ...]:
     """
-    Return the questions of an ``Ask`` as people are shown them.
+    Return the questions of an ``AskPerson`` as people are shown them.
 
     A preview is rendered here and not by the machine: it is the tool's code, may change from version to version, and is no
     part of what was approved, so no record and no fingerprint holds it.
     """
-    effect = cast("Ask", item.effect)
+    effect = cast("AskPerson", item.effect)
     if effect.purpose != "permission":
         return effect.questions
     return tuple([attrs.evolve(question, preview=_preview(item, question)) for question in effect.questions])

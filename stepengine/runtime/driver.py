@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.effects import Ask, CallTool, Effect, Gather, Notify, Spawn
+from stepengine.data.effects import AskPerson, CallTool, Effect, Gather, Notify, Spawn
 from stepengine.data.outcomes import Gathered, Outcome, Single, Stop, Value
 from stepengine.errors import StepEngineError
 from stepengine.machine.plan import Finished
@@ -206,7 +206,7 @@ async def _alone(run: RunTask, item: Item) -> Single:
     """Perform one effect in the run's own task, and show it; whatever happens is an outcome."""
     tree, kind = run.tree, type(item.effect)
     shows = tree.hub.watched and not _is_known(tree, item)
-    began = _show_start(tree, item) if shows and kind is not Ask else None
+    began = _show_start(tree, item) if shows and kind is not AskPerson else None
     outcome: Single
     run.busy = True
     try:
@@ -224,7 +224,7 @@ async def _alone(run: RunTask, item: Item) -> Single:
         outcome = _instead(run, item, error, alone=True)
     finally:
         run.busy = False
-    if kind is Ask:
+    if kind is AskPerson:
         _remember(tree, item.effect, outcome)  # type: ignore[arg-type]
     if began is not None:
         _show_end(tree, item, outcome, began)
@@ -240,14 +240,14 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
         outcome = await tree.performer.perform(item, tree)
     except BaseException as error:  # noqa: BLE001
         outcome = _instead(run, item, error, alone=False)
-    if type(item.effect) is Ask:
+    if type(item.effect) is AskPerson:
         _remember(tree, item.effect, outcome)
     if began is not None:
         _show_end(tree, item, outcome, began)
     return outcome
 
 
-def _remember(tree: RunTree, effect: Ask, outcome: Single) -> None:
+def _remember(tree: RunTree, effect: AskPerson, outcome: Single) -> None:
     """Take note of what was allowed for good: here, where answers out of a record pass by like others."""
     if type(outcome) is Value:
         for question, answer in zip(effect.questions, outcome.value, strict=True):
@@ -256,7 +256,7 @@ def _remember(tree: RunTree, effect: Ask, outcome: Single) -> None:
 
 def _is_known(tree: RunTree, item: Item) -> bool:
     """Return whether an effect asks what somebody allowed for good: that is shown to nobody."""
-    return type(item.effect) is Ask and all(map(tree.desk.knows, item.effect.questions))
+    return type(item.effect) is AskPerson and all(map(tree.desk.knows, item.effect.questions))
 
 
 def _show_start(tree: RunTree, item: Item) -> int:

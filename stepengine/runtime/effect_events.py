@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, assert_never
 
-from stepengine.data.effects import Ask, CallModel, CallTool, Perform, Spawn
+from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Spawn
 from stepengine.data.events import (
     AgentFinished,
     AgentSpawned,
@@ -40,11 +40,11 @@ def started(item: Item) -> list[Event]:
             return [ModelStarted(**at, model=effect.request.model, purpose=effect.purpose, request=effect.request)]
         case CallTool(tool_name=name, tool_call_id=call_id):
             return [ToolStarted(**at, tool_name=name, tool_call_id=call_id, input=effect.input, source=effect.source)]
-        case Perform():
+        case CallFunction():
             return [PerformStarted(**at, name=effect.call.name)]
-        case Ask(purpose="permission"):
+        case AskPerson(purpose="permission"):
             return [_requested(at, effect, question) for question in shown_questions(item)]
-        case Ask():
+        case AskPerson():
             return [QuestionAsked(**at, question=q) for q in effect.questions]
         case Spawn():
             return [
@@ -65,7 +65,7 @@ def started(item: Item) -> list[Event]:
             assert_never(never)
 
 
-def _requested(at: dict[str, Any], effect: Ask, question: Question) -> PermissionRequested:
+def _requested(at: dict[str, Any], effect: AskPerson, question: Question) -> PermissionRequested:
     return PermissionRequested(
         **at,
         question=question,
@@ -90,9 +90,9 @@ def finished(item: Item, outcome: Single, duration_ms: int) -> list[Event]:
         case CallTool(tool_name=name, tool_call_id=call_id):
             result = _result(outcome, error)
             return [ToolFinished(**at, tool_name=name, tool_call_id=call_id, result=result, duration_ms=duration_ms)]
-        case Perform():
+        case CallFunction():
             return [PerformFinished(**at, name=effect.call.name, error=error, duration_ms=duration_ms)]
-        case Ask():
+        case AskPerson():
             answers = outcome.value if type(outcome) is Value else ()
             pairs = zip(effect.questions, answers, strict=False)
             return [AnswerReceived(**at, question_id=q.id, answer=a.value) for q, a in pairs]

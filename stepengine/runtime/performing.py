@@ -1,5 +1,5 @@
 """
-What performs effects: model calls, tool calls, ``Perform``, questions and children, each by one method of ``Innermost``.
+What performs effects: model calls, tool calls, functions, questions and children, each by one method of ``Innermost``.
 
 Everything here stands inside of what records, limits and traces. Outcomes are stamped with the run's time and hand over what
 was sent to the run meanwhile (design 3).
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, assert_never, cast
 
 import attrs
 
-from stepengine.data.effects import Ask, CallModel, CallTool, Perform, Spawn
+from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Spawn
 from stepengine.data.events import (
     Event,
     ModelRetry,
@@ -241,7 +241,7 @@ class Innermost:
     # --- functions, questions, children -------------------------------------------------------------------------------
 
     async def _call_function(self, item: Item, io: IO) -> Single:
-        call = cast("Perform", item.effect).call
+        call = cast("CallFunction", item.effect).call
         try:
             value = freeze(await self._returned(call.name, partial(call.fn, *call.args, **call.kwargs), call.fn))
         except DataError as error:
@@ -302,8 +302,8 @@ class Innermost:
 BY_KIND: Mapping[type[Any], Callable[[Innermost, Item, IO], Awaitable[Single]]] = {
     CallModel: Innermost._call_model,  # noqa: SLF001
     CallTool: Innermost._call_tool,  # noqa: SLF001
-    Perform: Innermost._call_function,  # noqa: SLF001
-    Ask: Innermost._ask,  # noqa: SLF001
+    CallFunction: Innermost._call_function,  # noqa: SLF001
+    AskPerson: Innermost._ask,  # noqa: SLF001
     Spawn: Innermost._spawn,  # noqa: SLF001
 }
 """The method for each kind of effect; unbound, so that the performer does not refer to itself."""
@@ -311,7 +311,7 @@ BY_KIND: Mapping[type[Any], Callable[[Innermost, Item, IO], Awaitable[Single]]] 
 
 def _interactor_of(item: Item) -> Interactor | None:
     """Return who was given to the tool that asks, ``ask_user_tool(interactor)``; ``None`` for nobody."""
-    effect = cast("Ask", item.effect)
+    effect = cast("AskPerson", item.effect)
     of_tool = effect.tool_call_id and effect.purpose == "question"
     binding = item.plan.tools.get("ask_user") if of_tool else None
     return binding.runs.interactor if binding is not None and type(binding.runs) is Asking else None

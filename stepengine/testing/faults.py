@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.effects import Ask, CallModel, CallTool, Leaf, Perform, Spawn
+from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Leaf, Spawn
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import ChildResult, RunStatus
@@ -21,18 +21,18 @@ from stepengine.errors import DataError, LimitExceeded, ModelError, PerformError
 
 __all__ = ("CRASHES", "FAULTS", "MEANINGS", "Drawn", "Fault", "Given", "faulty", "known")
 
-ANY = (CallModel, CallTool, Perform, Spawn, Ask)
+ANY = (CallModel, CallTool, CallFunction, Spawn, AskPerson)
 
 FAULTS: Mapping[str, tuple[type[Any], ...]] = {
-    "failure": (CallModel, CallTool, Perform, Spawn),
-    "timeout": (CallModel, CallTool, Perform),
+    "failure": (CallModel, CallTool, CallFunction, Spawn),
+    "timeout": (CallModel, CallTool, CallFunction),
     "limit": (CallModel, CallTool, Spawn),
-    "unknown": (CallTool, Perform),
+    "unknown": (CallTool, CallFunction),
     "cancel": ANY,
     "shutdown": ANY,
-    "suspend": (Ask,),
-    "slow": (CallModel, CallTool, Perform, Ask),
-    "duplicate": (CallModel, CallTool, Perform, Ask),
+    "suspend": (AskPerson,),
+    "slow": (CallModel, CallTool, CallFunction, AskPerson),
+    "duplicate": (CallModel, CallTool, CallFunction, AskPerson),
     "crash": ANY,
     "crash_inside": ANY,
     "crash_after": ANY,
@@ -152,7 +152,7 @@ def faulty(kind: str, effect: Leaf, at: int) -> Single | None:
         return Failure(LimitExceeded(f"the simulation refuses more {limit}", kind=limit), at)
     if kind == "unknown":
         return Failure(UnknownOutcome("the simulation lost the outcome"), at)
-    if kind == "suspend" and isinstance(effect, Ask):
+    if kind == "suspend" and isinstance(effect, AskPerson):
         return Stop("suspended", at, questions=effect.questions)
     return _failing(kind, effect, at) if kind in ("failure", "timeout") else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepengine.data.effects import CallModel, CallTool, Leaf, Perform, Spawn
+from stepengine.data.effects import CallFunction, CallModel, CallTool, Leaf, Spawn
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Stop
@@ -26,7 +26,7 @@ def shown(effect: Leaf) -> str:
         return _cut(f"tool {effect.tool_name} {effect.input!r} ({effect.source})")
     if isinstance(effect, Spawn):
         return _cut(f"agent {effect.agent_id} {effect.prompt!r}")
-    if isinstance(effect, Perform):
+    if isinstance(effect, CallFunction):
         return _cut(f"perform {effect.call.name}{effect.call.args!r}")
     return _cut(f"ask {', '.join([repr(q.text) for q in effect.questions])}")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 import attrs
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.effects import Ask, CallModel, CallTool, Effect, Gather, Leaf, Notify, Perform, Spawn
+from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Effect, Gather, Leaf, Notify, Spawn
 from stepengine.data.json import freeze
 from stepengine.data.messages import TextPart, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest
@@ -98,9 +98,9 @@ class Canned:
         if isinstance(effect, CallTool):
             result = attrs.evolve(self._result(effect), tool_name=effect.tool_name, tool_call_id=effect.tool_call_id)
             return Value(result, at)
-        if isinstance(effect, Perform):
+        if isinstance(effect, CallFunction):
             return Value(freeze(self._performed(effect)), at)
-        if isinstance(effect, Ask):
+        if isinstance(effect, AskPerson):
             return Value(tuple([answered(self._answer(q), q) for q in effect.questions]), at)
         msg = f"a child is run, not answered: {effect!r}"
         raise TypeError(msg)
@@ -129,7 +129,7 @@ class Canned:
             return made
         return ToolResult.text(made) if isinstance(made, str) else ToolResult.json(made)
 
-    def _performed(self, effect: Perform) -> Any:
+    def _performed(self, effect: CallFunction) -> Any:
         call = effect.call
         made = self.results.get(call.name)
         return made(*call.args, **call.kwargs) if callable(made) else made
@@ -486,12 +486,12 @@ def _advanced(machine: Generator[Effect, Outcome | None, Finished], outcome: Out
         raise Violation(UNSOUND, problem) from error
 
 
-def _is_named(effect: Leaf) -> TypeGuard[CallTool | Perform]:
-    return isinstance(effect, CallTool | Perform)
+def _is_named(effect: Leaf) -> TypeGuard[CallTool | CallFunction]:
+    return isinstance(effect, CallTool | CallFunction)
 
 
 def _is_same(a: Leaf, b: Leaf) -> bool:
-    if isinstance(a, Perform) and isinstance(b, Perform):
+    if isinstance(a, CallFunction) and isinstance(b, CallFunction):
         return a.seq == b.seq and is_same_yield(a.call, b.call)
     return type(a) is type(b) and a == b
 

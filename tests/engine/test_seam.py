@@ -109,9 +109,15 @@ async def test_a_middleware_sees_every_effect_of_the_tree_begun_before_it_is_per
 
     assert RunStatus.COMPLETED is result.status
     assert ["#0", "#1", "#2", "1#0", "1#1", "2#0", "2#1", "#3", "#4", "#5"] == [address for address, _ in seen]
-    assert ["Perform", "Spawn", "Spawn", *2 * ["CallTool", "CallModel"], "CallModel", "CallTool", "Perform"] == [
-        kind for _, kind in seen
-    ]
+    assert [
+        "CallFunction",
+        "Spawn",
+        "Spawn",
+        *2 * ["CallTool", "CallModel"],
+        "CallModel",
+        "CallTool",
+        "CallFunction",
+    ] == [kind for _, kind in seen]
     for address, _ in seen:
         assert ["begin", "perform", "Value"] == [what for _, what, where, _ in log if where == address]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepengine.data import yields as y
-from stepengine.data.effects import Ask, CallTool, Gather, Notify
+from stepengine.data.effects import AskPerson, CallTool, Gather, Notify
 from stepengine.data.events import ToolFinished, ToolStarted, Warned
 from stepengine.data.hooks import Hooks
 from stepengine.data.messages import OpaquePart, RefusalPart, ToolCallPart, ToolResult
@@ -140,7 +140,7 @@ def told(played):
             assert event.tool_call_id == inside == event.result.tool_call_id
             shown.append((event.tool_name, event.tool_call_id, event.result.status))
             inside = ""
-        elif type(effect) in (Gather, Ask) and inside:
+        elif type(effect) in (Gather, AskPerson) and inside:
             shown.append(type(effect).__name__)
         elif type(effect) is CallTool:
             assert not inside
@@ -178,7 +178,7 @@ def test_every_call_of_a_model_is_shown_to_start_and_to_end_whatever_becomes_of_
         ("nope", "c10", "error"),
         "Gather",
         ("spawn_agents", "c11", "ok"),
-        "Ask",
+        "AskPerson",
         ("ask_user", "c12", "ok"),
         ("add", "c13", "skipped"),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepengine.data import yields as y
-from stepengine.data.effects import Ask, CallTool, Gather, Perform, Spawn
+from stepengine.data.effects import AskPerson, CallFunction, CallTool, Gather, Spawn
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.outcomes import Stop
@@ -290,7 +290,9 @@ def test_what_runs_at_once_keeps_its_order_and_addresses(backwards):
     played = play(agent(handler, tools=["add"]), world, **TOOLS)
     assert played.output == ["ToolResult", "ChildResult", "ToolResult", "str", "str", "ToolResult"]
     [gather] = [e for e in played.emitted if type(e) is Gather]
-    assert [(e.seq, type(e)) for e in gather.effects] == list(enumerate([CallTool, Spawn, Perform, Ask, CallTool]))
+    assert [(e.seq, type(e)) for e in gather.effects] == list(
+        enumerate([CallTool, Spawn, CallFunction, AskPerson, CallTool])
+    )
     assert (gather.concurrency, gather.fail_fast) == (None, False)
     assert played.shown == ["user: go", "assistant: [add c1]", "tool c1 ok: 1"]
 
@@ -422,12 +424,12 @@ def test_hook_effects_are_numbered_where_they_happen():
     definition = agent(handler, tools=["add"], hooks=Hooks(pre_tool=[pre_tool]))
     played = play(definition, World(tools={"add": adding}, answers={"q2": "yes", "q3": True}), **TOOLS)
     assert [type(e).__name__ for e in played.leaves] == [
-        "Perform",
-        "Perform",
-        "Ask",
-        "Ask",
+        "CallFunction",
+        "CallFunction",
+        "AskPerson",
+        "AskPerson",
         "CallTool",
-        "Perform",
+        "CallFunction",
         "CallTool",
     ]
 

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from stepengine.data import yields as y
-from stepengine.data.effects import Ask, Gather, Spawn
+from stepengine.data.effects import AskPerson, Gather, Spawn
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Stop
@@ -121,7 +121,7 @@ def test_a_model_and_a_handler_ask_with_the_same_effect():
         replies=[reply(call("ask_user", questions=[question]))], answers={"q1": Answer(("b",)), "q2": Answer(("b",))}
     )
     played = run(world=world, handler=handler, tools=["ask_user"])
-    by_model, by_handler = [effect for effect in played.leaves if type(effect) is Ask]
+    by_model, by_handler = [effect for effect in played.leaves if type(effect) is AskPerson]
     same = {"seq": 0, "questions": (), "tool_call_id": ""}
 
     assert played.status is RunStatus.COMPLETED
@@ -141,7 +141,7 @@ def test_ask_user_asks_all_its_questions_as_one():
     both = {"q1.0": Answer(("a", "b")), "q1.1": Answer(text="so")}
     world = World(replies=[reply(call("ask_user", questions=asked)), reply("x")], answers=both)
     played = run(world=world, tools=["ask_user"])
-    ask = next(e for e in played.leaves if type(e) is Ask)
+    ask = next(e for e in played.leaves if type(e) is AskPerson)
     assert (ask.purpose, ask.tool_call_id, [q.options for q in ask.questions]) == ("question", "c1", [("a", "b"), ()])
     assert played.tool_calls[0].result.data == {
         "answers": [{"question_index": 0, "selected": ["a", "b"]}, {"question_index": 1, "text": "so"}]

@@ -10,7 +10,7 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.codec import to_json
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.effects import Ask, Perform, Spawn
+from stepengine.data.effects import AskPerson, CallFunction, Spawn
 from stepengine.data.events import LogLine, Notification, RunStarted
 from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelSettings
@@ -225,7 +225,7 @@ def test_notes_are_shown_before_the_next_effect_and_touch_no_history():
         "RunStarted",
         *["Notification"] * 2,
         *["LogLine"] * 5,
-        "Perform",
+        "CallFunction",
         "LogLine",
         "PhaseChanged:done",
     ]
@@ -318,7 +318,7 @@ def test_perform_ask_and_complete_give_their_values_and_touch_no_history():
     played = play(agent(handler, settings=ModelSettings(max_tokens=7)), world)
     assert played.output == [{"a": [1, 2]}, "b", "short", "y"]
     assert played.shown == ["user: go"]
-    assert [type(e) for e in played.leaves[:3]] == [Perform, Perform, Ask]
+    assert [type(e) for e in played.leaves[:3]] == [CallFunction, CallFunction, AskPerson]
     question = played.leaves[2].questions[0]
     assert (question.id, question.options, question.multi_select, question.details) == (
         "q2",

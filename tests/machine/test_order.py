@@ -193,13 +193,13 @@ def test_one_step_with_everything_in_it_has_one_order():
     start = [i for i, token in enumerate(played.tokens) if token == "StepStarted"][2]
     assert played.tokens[start:] == [
         "StepStarted",
-        "Perform",
+        "CallFunction",
         "PhaseChanged",
         "CallModel:step",
         "ThinkingCompleted",
         "TextCompleted",
         "PhaseChanged",
-        "Ask:permission",
+        "AskPerson:permission",
         "PermissionDecided",
         "PhaseChanged",
         "CallTool:model",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepengine.data import yields as y
-from stepengine.data.effects import Ask, Gather
+from stepengine.data.effects import AskPerson, Gather
 from stepengine.data.events import PermissionDecided
 from stepengine.data.hooks import Hooks
 from stepengine.data.questions import Answer, Decision
@@ -61,7 +61,7 @@ ANSWERS = {
 def test_a_person_decides_about_exactly_this_call(answer, status, text):
     world = World(replies=[reply(call("add", a=4)), reply("done")], tools=ANY, answers={"q1": answer})
     played = run(world=world, hooks=deciding(ASK))
-    ask = next(e for e in played.leaves if type(e) is Ask)
+    ask = next(e for e in played.leaves if type(e) is AskPerson)
     [question] = ask.questions
     assert (ask.purpose, ask.tool_call_id, question.text) == ("permission", "c1", "May it?")
     assert (question.tool_name, question.details, question.options) == ("add", {"a": 4}, ("yes", "no"))

@@ -161,7 +161,7 @@ def test_what_may_stand_in_parallel_and_in_hooks_is_what_the_table_says(row):
     assert (type(played.finished.error) is BadYield) == (not row.for_hooks)
     if row.for_hooks:
         expected = ["CallTool:hook"] if row.name == "ToolCall" else [*row.effects]
-        assert tokens(played) == [*expected, "Perform"]
+        assert tokens(played) == [*expected, "CallFunction"]
 
 
 def test_the_outcome_of_every_effect_holds_what_its_row_says():

@@ -97,7 +97,15 @@ COUNT = len(WHOLE.leaves)
 def test_the_scenario_has_every_kind_of_effect():
     assert WHOLE.status is RunStatus.COMPLETED
     tokens = set(WHOLE.tokens)
-    effects = {"Perform", "Spawn", "Gather", "CallTool:handler", "CallTool:model", "Ask:question", "Ask:permission"}
+    effects = {
+        "CallFunction",
+        "Spawn",
+        "Gather",
+        "CallTool:handler",
+        "CallTool:model",
+        "AskPerson:question",
+        "AskPerson:permission",
+    }
     assert effects | {"CallModel:step", "CallModel:complete"} <= tokens
     assert COUNT > 50
 

@@ -16,7 +16,7 @@ import attrs
 
 from stepengine.data import yields as y
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.effects import Ask, CallModel, CallTool, Gather, Notify, Perform, Spawn
+from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Gather, Notify, Spawn
 from stepengine.data.events import Event
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict, freeze
@@ -196,13 +196,13 @@ class World:
         if type(effect) is Spawn:
             made = self.children[effect.agent_id]
             return made(effect) if callable(made) else made
-        if type(effect) is Perform:
+        if type(effect) is CallFunction:
             return self._performed(effect)
-        assert type(effect) is Ask
+        assert type(effect) is AskPerson
         waiting = [q for q in effect.questions if q.id not in self.answers]
         return Stop("suspended") if waiting else tuple([answered(self.answers[q.id], q) for q in effect.questions])
 
-    def _performed(self, effect: Perform) -> Any:
+    def _performed(self, effect: CallFunction) -> Any:
         try:
             return freeze(effect.call.fn(*effect.call.args, **effect.call.kwargs))
         except Exception as error:

@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 
-from stepengine.data.effects import Ask, CallModel, CallTool, Gather, Notify, Perform, Spawn
+from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Gather, Notify, Spawn
 from stepengine.data.events import Notification
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Failure, Stop, Value
@@ -24,7 +24,7 @@ REQUEST = ModelRequest("test/m")
 
 
 def do(seq, fn, *args):
-    return Perform(seq, Do(fn, *args))
+    return CallFunction(seq, Do(fn, *args))
 
 
 async def test_a_machine_is_sent_one_outcome_for_each_effect_and_none_for_a_notify(world):
@@ -500,7 +500,7 @@ async def test_a_finished_tree_is_freed_without_the_collector(world, watched):
     def machine(plan, state):
         if not plan.path:
             yield Gather((CallModel(0, REQUEST), Spawn(1, "kid")))
-        yield Ask(2, (Question("q", "?"),))
+        yield AskPerson(2, (Question("q", "?"),))
         yield CallTool(3, "no such tool", {})
         return world.done(state)
 

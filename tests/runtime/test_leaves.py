@@ -12,7 +12,7 @@ from functools import partial
 import attrs
 import pytest
 
-from stepengine.data.effects import Ask, CallModel, Gather, Perform, Spawn
+from stepengine.data.effects import AskPerson, CallFunction, CallModel, Gather, Spawn
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Failure, Stop, Value
 from stepengine.data.questions import Answer, Question
@@ -46,7 +46,7 @@ async def asynchronous(value):
 @pytest.mark.spec("reliability:GN17")
 @pytest.mark.parametrize("fn", [lambda v: v, asynchronous, partial(asynchronous)])
 async def test_perform_gives_the_json_of_what_the_function_returned(world, fn):
-    outcome = await outcome_of(world, Perform(0, Do(fn, {"a": (1, 2)})))
+    outcome = await outcome_of(world, CallFunction(0, Do(fn, {"a": (1, 2)})))
 
     assert {"a": [1, 2]} == outcome.value
     with pytest.raises(TypeError, match="cannot be changed"):
@@ -56,7 +56,7 @@ async def test_perform_gives_the_json_of_what_the_function_returned(world, fn):
 @pytest.mark.spec("reliability:GN17")
 @pytest.mark.parametrize("value", [{1: "a"}, {1, 2}, b"x", float("nan"), object()])
 async def test_what_is_not_json_fails_at_the_yield_the_first_time(world, value):
-    outcome = await outcome_of(world, Perform(0, Do(asynchronous, value)))
+    outcome = await outcome_of(world, CallFunction(0, Do(asynchronous, value)))
 
     assert isinstance(outcome, Failure)
     assert isinstance(outcome.error, PerformError)
@@ -81,7 +81,7 @@ async def test_an_exception_of_the_function_is_the_cause_of_a_perform_error(worl
     async def asynchronously():
         raise error
 
-    outcome = await outcome_of(world, Perform(0, Do(asynchronously if is_async else sync)))
+    outcome = await outcome_of(world, CallFunction(0, Do(asynchronously if is_async else sync)))
 
     assert isinstance(outcome.error, PerformError)
     if not isinstance(error, StopIteration):
@@ -97,7 +97,7 @@ async def test_sync_functions_run_in_a_thread_that_sees_the_context_of_the_calle
     def look():
         return [name.get(), threading.get_ident() != here]
 
-    assert ["ada", True] == (await outcome_of(world, Perform(0, Do(look)))).value
+    assert ["ada", True] == (await outcome_of(world, CallFunction(0, Do(look)))).value
 
 
 @pytest.mark.spec("reliability:R10")
@@ -109,7 +109,7 @@ async def test_a_sync_function_that_cannot_be_stopped_is_left_and_named(world):
         gate.wait()
 
     def machine(plan, state):
-        yield Perform(0, Do(hang))
+        yield CallFunction(0, Do(hang))
         return world.done(state, status="cancelled")
 
     tree = world.tree(machine)
@@ -129,7 +129,7 @@ QUESTION = Question("q0", "Which one?", ("red", "blue"))
 
 @pytest.mark.spec("requirements:K3")
 async def test_a_question_that_nobody_can_answer_suspends_the_run(world):
-    outcome = await outcome_of(world, Ask(0, (QUESTION,)))
+    outcome = await outcome_of(world, AskPerson(0, (QUESTION,)))
 
     assert isinstance(outcome, Stop)
     assert ("suspended", (QUESTION,)) == (outcome.kind, outcome.questions)
@@ -148,7 +148,7 @@ async def test_a_question_that_nobody_can_answer_suspends_the_run(world):
 async def test_answers_may_be_given_up_front_by_id_or_by_text(world, key, given, expected):
     question = attrs.evolve(QUESTION, allow_text=True)
 
-    outcome = await outcome_of(world, Ask(0, (question,)), answers={key: given})
+    outcome = await outcome_of(world, AskPerson(0, (question,)), answers={key: given})
 
     assert (expected,) == outcome.value
 
@@ -164,7 +164,7 @@ async def test_an_interactor_answers_in_process(world, is_async):
         async def ask(self, question):
             return "blue"
 
-    outcome = await outcome_of(world, Ask(0, (QUESTION,)), interactor=Async() if is_async else Sync())
+    outcome = await outcome_of(world, AskPerson(0, (QUESTION,)), interactor=Async() if is_async else Sync())
 
     assert (Answer(("blue",)),) == outcome.value
 
@@ -176,14 +176,14 @@ async def test_an_interactor_that_gives_no_answer_leaves_the_question_open(world
             if behaviour == "raises":
                 raise OSError("no terminal")
 
-    outcome = await outcome_of(world, Ask(0, (QUESTION,)), interactor=Interactor())
+    outcome = await outcome_of(world, AskPerson(0, (QUESTION,)), interactor=Interactor())
 
     assert "suspended" == outcome.kind
 
 
 def asking(world):
     def machine(plan, state):
-        outcome = yield Ask(0, (QUESTION,))
+        outcome = yield AskPerson(0, (QUESTION,))
         if isinstance(outcome, Stop):
             return world.done(state, status="suspended", pending=outcome.questions)
         return world.done(state, outcome.value[0].value)
@@ -212,7 +212,7 @@ async def test_all_questions_of_one_ask_are_open_at_once(world):
     first, second = QUESTION, Question("q1", "How many?")
 
     def machine(plan, state):
-        outcome = yield Ask(0, (first, second))
+        outcome = yield AskPerson(0, (first, second))
         return world.done(state, [a.value for a in outcome.value])
 
     tree = world.tree(machine)
@@ -311,7 +311,7 @@ async def test_a_child_that_waits_for_a_person_suspends_its_parent_after_its_sib
 
     def child(plan, state):
         if plan.path == "0":
-            outcome = yield Ask(0, (Question("0.q0", "Really?", path="0"),))
+            outcome = yield AskPerson(0, (Question("0.q0", "Really?", path="0"),))
             return world.done(state, status="suspended", pending=outcome.questions)
         yield CallModel(0, REQUEST)
         done.append(plan.path)
@@ -397,7 +397,7 @@ async def test_a_keyboard_interrupt_in_a_child_ends_the_whole_tree(world):
         raise KeyboardInterrupt
 
     def child(plan, state):
-        outcome = yield Perform(0, Do(interrupt))
+        outcome = yield CallFunction(0, Do(interrupt))
         return world.done(state, status="cancelled" if isinstance(outcome, Stop) else "completed")
 
     def parent(plan, state):
@@ -453,7 +453,7 @@ async def test_what_is_no_answer_is_refused_up_front_and_from_an_interactor_and_
     question = Question("q0", "May I?")
 
     def machine(plan, state):
-        outcome = yield Ask(0, (question,))
+        outcome = yield AskPerson(0, (question,))
         return world.done(state, outcome)
 
     with pytest.raises(AnswerRejected, match="it is a string, a bool or an Answer"):

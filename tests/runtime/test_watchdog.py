@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from stepengine.data.effects import CallTool, Perform
+from stepengine.data.effects import CallFunction, CallTool
 from stepengine.data.yields import Perform as Do
 from stepengine.runtime import watchdog
 from stepengine.runtime.performer import Item
@@ -115,7 +115,7 @@ async def test_runs_share_one_thread_which_ends_a_moment_after_the_last_of_them(
 
     def machine(plan, state):
         seen.update(watchdogs())
-        yield Perform(0, Do(asyncio.sleep, 0))
+        yield CallFunction(0, Do(asyncio.sleep, 0))
         return world.done(state)
 
     await asyncio.gather(*[world.tree(machine).run() for _ in range(3)])

@@ -32,8 +32,7 @@ from stepengine import (
     ToolCall,
     map_agents,
 )
-from stepengine.data.effects import Ask as EffectAsk
-from stepengine.data.effects import CallModel, Spawn
+from stepengine.data.effects import AskPerson, CallModel, Spawn
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Value
 from stepengine.data.tools import ToolAnnotations
@@ -204,7 +203,7 @@ class _Counting:
         if isinstance(effect, Spawn):
             deeds.at_once[item.path] += 1
             deeds.most = max(deeds.most, deeds.at_once[item.path])
-        elif not isinstance(effect, EffectAsk):
+        elif not isinstance(effect, AskPerson):
             deeds.begun[(item.path, effect.seq)] += 1
         try:
             outcome = await self.inner.perform(item, io)
