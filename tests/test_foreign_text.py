@@ -31,8 +31,7 @@ import attrs
 import pytest
 
 import stepengine
-from stepengine.cli.options import UsageProblem
-from stepengine.cli.settings import Settings
+from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.data.json import JsonDict, freeze_object, mended
 from stepengine.data.matching import BoundedMatcher
 from stepengine.data.thoughts import parted

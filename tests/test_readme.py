@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 import stepengine
 from stepengine import load_agents
-from stepengine.cli import asking, running
+from stepengine.cli import ask, run
 from stepengine.cli.app import app
-from stepengine.cli.report import Exit
+from stepengine.cli.exits import Exit
 from stepengine.data.yields import YIELDABLES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,8 +110,8 @@ def test_every_command_is_understood(line: str, monkeypatch: pytest.MonkeyPatch)
     ``run`` and ``ask`` are replaced after their options were read; the params are JSON that fits the agent.
     """
     seen: list[Any] = []
-    monkeypatch.setattr(running, "run_command", lambda options: seen.append(options) or Exit.COMPLETED)
-    monkeypatch.setattr(asking, "ask_command", lambda *_, **__: Exit.COMPLETED)
+    monkeypatch.setattr(run, "run_command", lambda options: seen.append(options) or Exit.COMPLETED)
+    monkeypatch.setattr(ask, "ask_command", lambda *_, **__: Exit.COMPLETED)
 
     result = CliRunner().invoke(app, shlex.split(line)[1:])
 
@@ -120,7 +120,7 @@ def test_every_command_is_understood(line: str, monkeypatch: pytest.MonkeyPatch)
         from stepengine.engine import load_agent
 
         load_agent(options.agent)
-        running.read_params(options.params)
+        run.read_params(options.params)
 
 
 def test_the_table_of_exit_codes_is_complete() -> None:

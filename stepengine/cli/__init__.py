@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stepengine.cli.console import ConsoleRenderer, TerminalInteractor
     from stepengine.cli.logger import ConsoleLogger
-    from stepengine.cli.screen import ColorScheme
+    from stepengine.cli.render import ColorScheme
 
 __all__ = ("ColorScheme", "ConsoleLogger", "ConsoleRenderer", "TerminalInteractor", "main")
 
@@ -26,7 +26,7 @@ def main() -> None:
     """Run the command line and leave with its exit code; ``stepengine --help`` lists the codes."""
     try:
         from stepengine.cli.app import app
-        from stepengine.cli.ending import finished
+        from stepengine.cli.exits import finished
 
         finished(app)
     except KeyboardInterrupt:
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 _HOME = {
-    "ColorScheme": "screen",
+    "ColorScheme": "render",
     "ConsoleLogger": "logger",
     "ConsoleRenderer": "console",
     "TerminalInteractor": "console",

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stepengine.cli.progress import Progress, diff_lines
-from stepengine.cli.screen import COLORS, ColorScheme, one_line, visible
+from stepengine.cli.render import COLORS, ColorScheme, one_line, visible
 from stepengine.data import events as ev
 from stepengine.data.json import thaw
 from stepengine.data.questions import Answer, Question, answer_problem

@@ -13,19 +13,46 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
+import typer
 
-from stepengine.cli.options import Options, UsageProblem
-from stepengine.cli.report import Exit
-from stepengine.cli.running import Run, complain, make_progress, perform
+from stepengine.cli.bench import make_progress
+from stepengine.cli.exits import Exit, complain, leave
+from stepengine.cli.options import Config, Options, Quiet
+from stepengine.cli.perform import Run, perform
+from stepengine.cli.settings import UsageProblem
 from stepengine.data.events import Event
 
 if TYPE_CHECKING:
     from stepengine.cli.progress import Progress
 
-__all__ = ("CASSETTE", "copy_project", "demo_command", "run_demo")
+__all__ = (
+    "CASSETTE",
+    "copy_project",
+    "demo",
+    "demo_command",
+    "nobody",
+    "run_demo",
+)
+
+
+def demo(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the edited copy of the project and say where it is.")
+    ] = False,
+    quiet: Quiet = False,
+    config: Config = None,
+) -> None:
+    """
+    Watch a generator agent edit a small project, without a key and without network.
+
+    The model's replies are played from a recording through the real SDK; the tools really read and edit files, in a
+    temporary copy. One recorded reply holds a mistake, which the agent's handler finds and has repaired.
+    """
+    leave(demo_command(keep=keep, quiet=quiet, config=config))
+
 
 HERE = Path(__file__).parent / "_demo"
 CASSETTE = HERE / "cassette.yaml"
@@ -37,7 +64,6 @@ PROMPT = "Give orders of 100 or more a discount of 10 % in total(), and say so i
 PARAMS = {"files": ["shop.py", "README.md"]}
 # The schemas of tools are made by pydantic and may differ between its versions; they are no part of what is shown here.
 IGNORED = ("/tools",)
-
 CAUSE = """\
 The last edit happened because of it: it read shop.py again, found that it did not parse, and sent the model back.
 """

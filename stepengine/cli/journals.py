@@ -1,73 +1,57 @@
-"""``stepengine resume``, ``replay``, ``extend`` and ``fork``: from a journal to an engine, from the engine to a result."""
+"""Journals on the command line: which one is meant, its agent, its limits, and a run that goes on over it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
+import secrets
 import signal
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import attrs
 
-from stepengine.cli.hints import options_again, resume_hint
-from stepengine.cli.options import Options, UsageProblem
-from stepengine.cli.recording import Recording, latest, named, recorded_as, with_record
-from stepengine.cli.report import Exit
-from stepengine.cli.running import (
-    Bench,
-    Run,
-    bench_for,
-    complain,
-    explained,
-    name_of,
-    new_journal,
-    result_of,
-    told,
-    watched,
-)
-from stepengine.cli.signals import interruptible
+from stepengine.cli.bench import Bench
+from stepengine.cli.exits import Exit, complain, explained
+from stepengine.cli.options import Options
+from stepengine.cli.perform import Run, interruptible, options_again, result_of, resume_hint, watched
+from stepengine.cli.recording import latest, named, with_record
+from stepengine.cli.settings import UsageProblem
+from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
 from stepengine.data.state import RunResult, RunStatus
-from stepengine.errors import DefinitionError, JournalError, ReplayDivergence
+from stepengine.errors import (
+    DefinitionError,
+    JournalError,
+    ReplayDivergence,
+)
 
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
+    from stepengine.data.state import RunResult
     from stepengine.journal import Journal
 
 __all__ = (
-    "Branch",
     "GoingOn",
     "agent_of",
     "answers_of",
-    "extend_command",
-    "fork_command",
+    "as_usage",
     "found",
     "is_cut_off",
     "journal_at",
+    "limits_again",
+    "name_of",
+    "new_journal",
+    "on_journal",
+    "performed",
     "recorded_agent",
-    "replay_command",
-    "resume_command",
+    "spread",
 )
 
-STORED = ("ModelReply", "ToolResult")
 ADVISED = re.compile(r"stepengine (?:extend|fork|resume) \S+(?: --at '[^']*'| --on-divergence keep)?")
 PLAIN_ID = re.compile(r"[A-Za-z0-9_-]+")
-
-
-@attrs.frozen
-class Branch:
-    """Where a run is forked and what is changed there, as it was typed."""
-
-    at: str
-    edit: str | None = None
-    into: str = ""
-    allow_repeat: bool = False
-    restore_files: bool = False
 
 
 class _Interrupted(Exception):
@@ -104,27 +88,7 @@ class GoingOn:
         return self
 
 
-def resume_command(options: Options, answers: Iterable[str], how: GoingOn) -> Exit:
-    """Go on with a run and print what came out."""
-    return _explained(options, lambda options: _resume(options, answers, how), is_waiting=True)
-
-
-def replay_command(options: Options, live: Sequence[str] = (), speed: float | None = None) -> Exit:
-    """Repeat a run and print what came out."""
-    return _explained(options, lambda options: _replay(options, live, speed))
-
-
-def extend_command(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> Exit:
-    """Record a run again as far as it has changed, and print what came out."""
-    return _explained(options, lambda options: _extend(options, answers, allow_repeat=allow_repeat))
-
-
-def fork_command(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
-    """Go on from the middle of a run and print what came out."""
-    return _explained(options, lambda options: _fork(options, branch, answers))
-
-
-def _explained(options: Options, command: Callable[[Options], Exit], *, is_waiting: bool = False) -> Exit:
+def on_journal(options: Options, command: Callable[[Options], Exit], *, is_waiting: bool = False) -> Exit:
     """
     Do what *command* does with the run that is meant and the settings that are in force.
 
@@ -151,34 +115,6 @@ def _failing(command: Callable[[Options], Exit], options: Options) -> Exit:
         return complain(error.message, Exit.FAILED)
 
 
-def _resume(options: Options, answers: Iterable[str], how: GoingOn) -> Exit:
-    in_doubt, divergence = cast("Any", attrs.astuple(how.checked()))
-    journal, given = journal_at(options.journal), answers_of(answers)
-    agent = recorded_agent(journal, options)
-    bench = bench_for(options, agent, performs=not journal.history().is_complete)
-    limits = _limits_again(journal, options)
-    resume = bench.engine.resume
-    asked = partial(resume, in_doubt=in_doubt, on_divergence=divergence)
-    run = _perform(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits))
-    Recording(journal, recorded_as(options.journal)).ended(run.result)
-    return told(run, options, bench)
-
-
-def _replay(options: Options, live: Sequence[str], speed: float | None) -> Exit:
-    from stepengine.journal import live_kinds
-
-    with _as_usage():
-        live_kinds(live)
-    journal = journal_at(options.journal)
-    agent = recorded_agent(journal, options)
-    bench = bench_for(options, agent, performs=bool(live))
-    replay = bench.engine.replay
-    run = _perform(bench, lambda: replay(journal, agent=agent, live=live, speed=speed))
-    if is_cut_off(journal, run.result):
-        complain(f"{options.journal} ends before its run did; what it holds was repeated")
-    return told(run, options, bench)
-
-
 def is_cut_off(journal: Journal, replayed: RunResult[Any]) -> bool:
     """Return whether a replay stopped where a crash had ended the record, and nobody had cancelled the run."""
     history = journal.history()
@@ -186,73 +122,13 @@ def is_cut_off(journal: Journal, replayed: RunResult[Any]) -> bool:
     return replayed.status is RunStatus.CANCELLED and not history.is_complete and not stopped
 
 
-def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> Exit:
-    journal, given = journal_at(options.journal), answers_of(answers)
-    agent = recorded_agent(journal, options)
-    bench = bench_for(options, agent)
-    extend = bench.engine.extend
-    limits = _limits_again(journal, options)
-    run = _perform(bench, lambda: extend(journal, agent=agent, answers=given, allow_repeat=allow_repeat, limits=limits))
-    if run.result.status is not RunStatus.FAILED:
-        Recording(journal, recorded_as(options.journal)).ended(run.result)
-    if run.result.status is RunStatus.FAILED:
-        complain(f"{options.journal} stays as it was")
-    elif (made := journal.extended) is not None and not options.quiet:
-        before = "" if made.before is None else f"; as it was: {name_of(made.before)}"
-        counted = f"kept {made.kept} of {made.recorded} effects, recorded {made.anew} anew"
-        complain(f"{options.journal}: {counted}{before}")
-    return told(run, options, bench)
-
-
-def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
-    from stepengine.journal.replayer import place_of
-
-    journal, given = journal_at(options.journal), answers_of(answers)
-    history = journal.history()
-    with _as_usage():
-        place_of(history, branch.at)
-    into = _target(options, branch)
-    agent = recorded_agent(journal, options)
-    bench = bench_for(options, agent, into="" if into is None else name_of(into))
-    edit = None if branch.edit is None else _edit(branch.edit)
-    limits = _limits_again(journal, options)
-    about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
-    origin = {"stem": options.stem or None, "at": branch.at}
-    with Recording.begun(options, into, command="fork", forked_from=origin, **about) as recording:
-        if recording.journal is None:
-            msg = "a fork needs a journal: name one with --into FILE"
-            raise UsageProblem(msg)
-        made = recording.journal
-        root = options.cwd if branch.restore_files else None
-        fork = partial(bench.engine.fork, journal, at=branch.at, edit=edit, into=made, restore_files=root)
-        fork = partial(fork, allow_repeat=branch.allow_repeat)
-        run = _perform(bench, lambda: fork(answers=given, agent=agent, limits=limits))
-        recording.ended(run.result)
-    stem = recording.stem if into is None else ""
-    if not options.quiet:
-        complain(f"the new run is recorded {f'as {stem}' if stem else f'in {name_of(made)}'}")
-    return told(run, attrs.evolve(options, journal=name_of(made), stem=stem), bench)
-
-
-def _target(options: Options, branch: Branch) -> Journal | None:
-    """Return where a fork goes: what was typed, else beside its source; ``None`` for the state folder, beside a run of it."""
-    if not branch.into and options.stem:
-        return None
-    place = re.sub(r"[^0-9]+", "-", branch.at.lstrip("#"))
-    source = Path(options.journal.partition("#")[0])
-    return new_journal(branch.into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl")))
-
-
 @contextlib.contextmanager
-def _as_usage() -> Iterator[None]:
+def as_usage() -> Iterator[None]:
     """Call what a journal cannot give wrong usage: nothing of the journal is wrong, and nothing was run."""
     try:
         yield
     except JournalError as error:
         raise UsageProblem(error.message) from None
-
-
-# --- from what was typed ----------------------------------------------------------------------------------------------
 
 
 def found(options: Options, *, waiting: bool = False) -> Options:
@@ -343,7 +219,7 @@ def recorded_agent(journal: Journal, options: Options) -> AgentDefinition[Any]:
     return attrs.evolve(agent, model=None) if "model" in journal.history().root else agent
 
 
-def _limits_again(journal: Journal, options: Options) -> Limits | None:
+def limits_again(journal: Journal, options: Options) -> Limits | None:
     """Return the limits of a run that goes on: those that it was started with, and what is set beside them."""
     from stepengine.journal.history import opening_of
 
@@ -369,32 +245,7 @@ def answers_of(texts: Iterable[str]) -> dict[str, str]:
     return answers
 
 
-def _edit(text: str) -> Callable[[Any], Any]:
-    """Return what makes another outcome of a recorded one: what was typed as JSON where that fits, else as text."""
-    from stepengine.data.models import ModelReply
-    from stepengine.journal.encoding import restored
-
-    if text.startswith("@"):
-        try:
-            text = Path(text[1:]).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            msg = f"--edit {text!r} cannot be read: {error}"
-            raise UsageProblem(msg) from None
-    try:
-        value: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        value = text
-
-    def edited(recorded: Any) -> Any:
-        if isinstance(value, dict) and value.get("type") in STORED:
-            return restored(value)
-        # A reply and an answer are text, also where that happens to be JSON.
-        return text if isinstance(recorded, ModelReply | tuple) else value
-
-    return edited
-
-
-def _perform(bench: Bench, make: Callable[[], Coroutine[Any, Any, RunResult[Any]]]) -> Run:
+def performed(bench: Bench, make: Callable[[], Coroutine[Any, Any, RunResult[Any]]]) -> Run:
     """Run to the end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
 
     async def ended() -> Run:
@@ -410,3 +261,64 @@ def _perform(bench: Bench, make: Callable[[], Coroutine[Any, Any, RunResult[Any]
                     raise _Interrupted(received[0]) from None
 
     return watched(ended, bench.progress)
+
+
+def new_journal(path: str) -> Journal:
+    """
+    Return a journal for a new run: one more in an SQLite file, else a file of its own.
+
+    Raises:
+        UsageProblem: when the file, or the run that is named in it, holds something already.
+    """
+    from stepengine.journal import FileJournal, SqliteJournal
+    from stepengine.journal.finding import database_of
+
+    database = database_of(path)
+    if database is not None:
+        name, run = database
+        taken = run in SqliteJournal(name).runs()
+        made: Journal = SqliteJournal(name, run or f"r{secrets.token_hex(6)}")
+    else:
+        taken = Path(path).is_file() and Path(path).stat().st_size > 0
+        made = FileJournal(path)
+    if taken:
+        msg = (
+            f"{path!r} exists already; `stepengine resume {path}` goes on with its run, `stepengine show {path}` shows it. "
+            "Name another one to record another run"
+        )
+        raise UsageProblem(msg)
+    return made
+
+
+def name_of(journal: Journal) -> str:
+    """Return how a journal is named on the command line."""
+    from stepengine.journal import SqliteJournal
+
+    return f"{journal.path}#{journal.run}" if isinstance(journal, SqliteJournal) else journal.name
+
+
+SUFFIX = ".jsonl"
+
+
+def spread(files: Iterable[str]) -> list[str]:
+    """
+    Return the files, for a folder the journals in it, and for an SQLite file the runs in it.
+
+    Raises:
+        UsageProblem: when a folder holds none.
+    """
+    from stepengine.journal import SqliteJournal
+    from stepengine.journal.finding import database_of
+
+    found: list[str] = []
+    for file in files:
+        if not Path(file).is_dir():
+            runs = SqliteJournal(file).runs() if database_of(file) == (file, "") else []
+            found += [f"{file}#{run}" for run in runs] or [file]
+            continue
+        inside = [str(path) for path in sorted(Path(file).rglob(f"*{SUFFIX}"))]
+        if not inside:
+            msg = f"there is no *{SUFFIX} in {file!r}; name journals, or a folder that holds some"
+            raise UsageProblem(msg)
+        found += inside
+    return found

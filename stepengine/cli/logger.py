@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from stepengine.cli.screen import cut, one_line, visible
+from stepengine.cli.render import cut, one_line, visible
 from stepengine.data.codec import plain
 from stepengine.data.messages import Message, ToolResult
 from stepengine.data.state import RunResult

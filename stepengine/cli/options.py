@@ -1,4 +1,4 @@
-"""The options of commands that run an agent, said once for all of them."""
+"""The options of commands, said once for all of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,25 @@ from typing import Annotated, Any, TypeAlias, get_origin, get_type_hints
 import attrs
 import typer
 
-from stepengine.cli.settings import Settings, UsageProblem, in_force
+from stepengine.cli.settings import Settings, in_force
 from stepengine.data.definition import normalised_id
 
-__all__ = ("Agent", "BaseUrl", "Config", "File", "Last", "Options", "Quiet", "UsageProblem", "with_options")
+__all__ = (
+    "Agent",
+    "Answers",
+    "BaseUrl",
+    "Config",
+    "File",
+    "Files",
+    "Json",
+    "Last",
+    "Model",
+    "NoJournal",
+    "Options",
+    "Quiet",
+    "Repeat",
+    "with_options",
+)
 
 AGENT_MODEL = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
 File: TypeAlias = Annotated[
@@ -127,3 +142,23 @@ def with_options(command: Callable[..., None], *, without: Container[str] = ()) 
 
     typed.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
     return typed
+
+
+Model: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Model of every agent of the run, or of one of them; default: what each names, else STEPENGINE_MODEL.",
+        metavar="MODEL|AGENT=MODEL",
+    ),
+]
+NoJournal: TypeAlias = Annotated[bool, typer.Option("--no-journal", help="Do not record the run.")]
+Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Journals.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Repeat = Annotated[
+    bool,
+    typer.Option("--allow-repeat", help="Go on although what is cut off changed the world and may happen again."),
+]
+Answers = Annotated[
+    list[str] | None,
+    typer.Option("--answer", help="Answer to a question; may be given several times.", metavar="ID=TEXT"),
+]

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from stepengine.cli.report import money, tokens
-from stepengine.cli.screen import COLORS, ColorScheme, one_line, visible
+from stepengine.cli.render import COLORS, ColorScheme, money, one_line, tokens, visible
 from stepengine.data import events as ev
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage, add_cost

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 
 from stepengine.cli.options import Options
-from stepengine.cli.screen import one_line, visible
+from stepengine.cli.render import one_line, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError

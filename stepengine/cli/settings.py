@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
-from stepengine.cli.report import Exit
-from stepengine.cli.screen import dumps, visible
+from stepengine.cli.render import visible
 from stepengine.data.json import JsonDict, freeze_object, thaw
 from stepengine.data.limits import Limits
 from stepengine.errors import DefinitionError
@@ -28,8 +27,7 @@ from stepengine.errors import DefinitionError
 if TYPE_CHECKING:
     from stepengine.permissions import Policy
 
-__all__ = ("KEYS", "LOGS", "Key", "Origin", "Settings", "UsageProblem", "config_command", "in_force")
-
+__all__ = ("KEYS", "LOGS", "Key", "Origin", "Settings", "UsageProblem", "in_force", "key_of")
 Source: TypeAlias = Literal["argument", "environment", "--config", "project", "user", "default"]
 Trust: TypeAlias = Literal["yes", "lower", "no"]
 ORDER: tuple[Source, ...] = ("default", "user", "project", "--config", "environment", "argument")
@@ -181,7 +179,6 @@ KEYS: tuple[Key, ...] = (
     Key(name="permissions", kind="a table", help="The policy: its mode and its rules, as `Policy.save` writes them.", read=_policy),
 )  # fmt: skip
 """Everything that can be set."""
-
 FOREIGN = ("permissions", "mcp", "agents", "hooks", "tools", "web", "memory", "base_urls", "providers")
 """What a project's file is refused by name, whether we know the key or not."""
 
@@ -229,7 +226,7 @@ class Settings:
 
     def get(self, name: str) -> Any:
         """Return the value of a key, else its default; ``None`` when there is neither."""
-        return self.values.get(name, _key(name).default)
+        return self.values.get(name, key_of(name).default)
 
     def origin(self, name: str) -> Origin:
         """Return where the value of a key came from."""
@@ -303,7 +300,7 @@ def _merged(given: Sequence[_Given]) -> Settings:
             file = one.origin.place.rpartition(":")[0]
             notes.append(f"{one.origin}: {one.name} may not be set by a project; pass --config {file} if you trust it")
             continue
-        key = _key(one.name, one.origin)
+        key = key_of(one.name, one.origin)
         value = _checked(key, one)
         if one.origin.source == "project" and key.project == "no":
             notes.append(
@@ -316,7 +313,13 @@ def _merged(given: Sequence[_Given]) -> Settings:
     return Settings(values=values, origins=origins, notes=tuple(notes))
 
 
-def _key(name: str, origin: Origin | None = None) -> Key:
+def key_of(name: str, origin: Origin | None = None) -> Key:
+    """
+    Return the key that a dotted name belongs to.
+
+    Raises:
+        UsageProblem: when there is none; with *origin*, it says where the name stands.
+    """
     for key in KEYS:
         if key.matches(name):
             return key
@@ -468,9 +471,6 @@ def _of_environment(environ: Mapping[str, str]) -> list[_Given]:
     return found
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
-
-
 def in_force(config: Path | None = None) -> Settings:
     """
     Return the settings for the working folder, and say on stderr what a project's file asked for and may not set.
@@ -482,33 +482,3 @@ def in_force(config: Path | None = None) -> Settings:
     for note in settings.notes:
         print(f"stepengine: {visible(note)}", file=sys.stderr)
     return settings
-
-
-def config_command(name: str = "", *, config: Path | None = None, as_json: bool = False) -> Exit:
-    """Show every setting, its value and where it came from."""
-    try:
-        settings = in_force(config)
-        names = [name] if name else _listed(settings)
-        for one in names:
-            _key(one)
-    except UsageProblem as problem:
-        print(f"stepengine: {visible(str(problem))}", file=sys.stderr)
-        return Exit.USAGE
-    rows = [(one, settings.get(one), settings.origin(one)) for one in names]
-    if as_json:
-        shown = {one: {"value": value, "source": origin.source, "place": origin.place} for one, value, origin in rows}
-        print(dumps(shown))
-        return Exit.COMPLETED
-    width = max(len(one) for one in names)
-    for one, value, origin in rows:
-        text = "-" if value is None else dumps(value)
-        print(visible(f"{one.ljust(width)}  {text.ljust(24)}  {origin}   {_key(one).help}".rstrip()))
-    return Exit.COMPLETED
-
-
-def _listed(settings: Settings) -> list[str]:
-    """Return the names of all settings in the order of ``KEYS``; those whose names the user chose as they are set."""
-    names: list[str] = []
-    for key in KEYS:
-        names += sorted(n for n in settings.values if key.matches(n)) if "<" in key.name else [key.name]
-    return names

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepengine.cli.options import Options, UsageProblem
+from stepengine.cli.options import Options
 from stepengine.cli.recording import runs_folder
+from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.errors import DefinitionError
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from stepengine.cli import main, running
+from stepengine.cli import bench, main
 from stepengine.cli.app import app
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 
@@ -48,7 +48,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def use(*replies: Any) -> ScriptedModel:
         model = ScriptedModel(replies)
-        monkeypatch.setattr(running, "models_of", lambda _: model)
+        monkeypatch.setattr(bench, "models_of", lambda _: model)
         return model
 
     return use

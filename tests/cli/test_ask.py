@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from stepengine.cli import running
+from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.data.models import ModelReply, ReplyDone, StopReason, TextChunk
 from stepengine.data.usage import Usage
@@ -40,7 +40,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def use(*replies: Any) -> Any:
         model = replies[0] if type(replies[0]) is Streams else ScriptedModel(replies)
-        monkeypatch.setattr(running, "models_of", lambda _: model)
+        monkeypatch.setattr(bench, "models_of", lambda _: model)
         return model
 
     return use

@@ -21,9 +21,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stepengine import AgentDefinition, Answer, Ask, Engine, Hooks, RunStatus, load_agent, tool
-from stepengine.cli import ColorScheme, ConsoleRenderer, TerminalInteractor, running
+from stepengine.cli import ColorScheme, ConsoleRenderer, TerminalInteractor, bench
 from stepengine.cli.app import app
-from stepengine.cli.chatting import chat_command
+from stepengine.cli.chat import chat_command
 from stepengine.cli.console import PERMISSION, Lines, Terminal, console_on
 from stepengine.cli.options import Options
 from stepengine.cli.recording import entries
@@ -441,7 +441,7 @@ def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def chat(*replies: Any, typed: str) -> tuple[Result, ScriptedModel]:
         model = ScriptedModel(replies)
-        monkeypatch.setattr(running, "models_of", lambda _: model)
+        monkeypatch.setattr(bench, "models_of", lambda _: model)
         return CliRunner().invoke(app, ["chat", "--model", "scripted/m"], input=typed), model
 
     return chat
@@ -477,7 +477,7 @@ def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
 
     monkeypatch.setattr(Terminal, "line", line)
     model = ScriptedModel([WRITES, text("Written."), WRITES, text("Written again.")])
-    monkeypatch.setattr(running, "models_of", lambda _: model)
+    monkeypatch.setattr(bench, "models_of", lambda _: model)
     with terminal() as (_, stream):
         monkeypatch.setattr(sys, "stdin", stream)
         code = chat_command(Options(agent="coder", model=["scripted/m"]))

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from stepengine.cli import running
+from stepengine.cli import bench
 from stepengine.cli.app import app
-from stepengine.cli.hints import resume_hint
+from stepengine.cli.options import Options
+from stepengine.cli.perform import resume_hint
 from stepengine.errors import JournalCorrupt, ModelError
 from stepengine.journal import FileJournal, SqliteJournal
 from stepengine.journal.records import to_line
@@ -42,7 +43,7 @@ def handle_steps(ctx):
 
 agent = AgentDefinition("desk", system_prompt="You help.", tools=[tool], handle_steps=handle_steps)
 """
-REAL_MODELS = running.models_of
+REAL_MODELS = bench.models_of
 COMMANDS = ("resume", "replay", "show", "fork", "extend", "diff", "check", "test", "ready", "seal", "repair", "undo")
 
 
@@ -67,7 +68,7 @@ def scripted() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
 
         def use(*replies: Any) -> None:
-            patch.setattr(running, "models_of", lambda _: ScriptedModel(replies))
+            patch.setattr(bench, "models_of", lambda _: ScriptedModel(replies))
 
         yield use
 
@@ -141,7 +142,7 @@ def test_wrong_usage_of_resume_is_one_message_and_changes_nothing(asked: str, ar
 def test_replay_needs_no_model_and_performs_nothing(ended: str) -> None:
     before, done = Path(ended).read_bytes(), Path("done.txt").read_text()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "models_of", REAL_MODELS)
+        patch.setattr(bench, "models_of", REAL_MODELS)
         assert command("replay", ended).stdout == "ONE yes\n"
         told = json.loads(command("replay", ended, "--json", "-q").stdout)
     assert (told["status"], told["output"], len(told["tool_calls"])) == ("completed", "ONE yes", 2)
@@ -353,10 +354,10 @@ def test_the_hint_to_resume_names_every_option_that_is_needed_and_works_as_it_st
 
 def test_options_that_a_later_command_needs_again_are_told_and_others_are_not(elsewhere: Path) -> None:
     Path("sub").mkdir()
-    options = running.Options(agent="agents/desk.py", journal="a run.jsonl", model="t/m", quiet=True)
+    options = Options(agent="agents/desk.py", journal="a run.jsonl", model="t/m", quiet=True)
     assert resume_hint(options, "desk") == "stepengine resume 'a run.jsonl'"
     assert resume_hint(options) == "stepengine resume 'a run.jsonl' --agent agents/desk.py"
-    options = running.Options(agent="desk", journal="r", base_url="http://x/v1", cwd=Path("sub"), write=True)
+    options = Options(agent="desk", journal="r", base_url="http://x/v1", cwd=Path("sub"), write=True)
     assert resume_hint(options, "desk") == "stepengine resume r --base-url http://x/v1 --cwd sub --write"
 
 

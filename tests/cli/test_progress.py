@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from stepengine.cli.bench import make_progress
 from stepengine.cli.options import Options
 from stepengine.cli.progress import LEVELS, Progress, diff_lines
-from stepengine.cli.running import make_progress
 from stepengine.data import events as ev
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply

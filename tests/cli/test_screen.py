@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.cli.screen import cut, dumps, one_line
+from stepengine.cli.render import cut, dumps, one_line
 
 
 def test_a_line_is_one_line_of_bounded_length() -> None:

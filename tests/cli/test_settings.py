@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from stepengine.cli.app import app
-from stepengine.cli.options import UsageProblem
-from stepengine.cli.settings import KEYS, Settings
+from stepengine.cli.settings import KEYS, Settings, UsageProblem
 
 
 @pytest.fixture

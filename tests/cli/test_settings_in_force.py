@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from stepengine.cli import running
+from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.options import Options
 from stepengine.cli.settings import Settings
@@ -52,7 +52,7 @@ def scripted() -> Iterator[Any]:
 
         def use(*replies: Any) -> ScriptedModel:
             model = ScriptedModel(replies)
-            patch.setattr(running, "models_of", lambda _: model)
+            patch.setattr(bench, "models_of", lambda _: model)
             return model
 
         yield use
@@ -205,11 +205,11 @@ def test_thoughts_are_folded_shown_or_hidden_and_plain_draws_nothing_again(
     assert "thinks: first (1 more line)\n" in said()
     assert "thinks: second" in said(STEPENGINE_DISPLAY__THINKING="show")
     assert "thinks" not in said(STEPENGINE_DISPLAY__THINKING="hide")
-    monkeypatch.setattr(running, "is_terminal", lambda: True)
+    monkeypatch.setattr(bench, "is_terminal", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("CI", raising=False)
     for plain in (False, True):
-        progress = running.make_progress(Options(settings=Settings(values={"display.plain": plain})))
+        progress = bench.make_progress(Options(settings=Settings(values={"display.plain": plain})))
         assert progress is not None
         assert (not plain) is progress._wants_live
 

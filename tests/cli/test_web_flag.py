@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from stepengine.cli.app import app
-from stepengine.cli.hints import options_again
 from stepengine.cli.options import Options
+from stepengine.cli.perform import options_again
 
 AGENT = """
 from stepengine import AgentDefinition, ToolCall

@@ -24,8 +24,9 @@ from stepengine import (
     UserMessage,
     tool,
 )
-from stepengine.cli import running
+from stepengine.cli import bench
 from stepengine.cli.app import app
+from stepengine.cli.options import Options
 from stepengine.context import (
     Compaction,
     ContextPolicy,
@@ -342,11 +343,11 @@ def test_the_command_line_installs_it_and_compaction_and_the_library_does_not(
         "agent = AgentDefinition('tidy', model='test/m', tools=['write_todos'])\n"
     )
     told, free = ScriptedModel(script), ScriptedModel(script)
-    monkeypatch.setattr(running, "models_of", lambda _: told)
+    monkeypatch.setattr(bench, "models_of", lambda _: told)
     done = CliRunner().invoke(app, ["run", "./tidy.py", "work"])
     engine(free).run_sync(agent, "work")
 
-    made = running.bench_for(running.Options(agent="tidy"), agent).engine._launcher.catalog.find(agent)
+    made = bench.bench_for(Options(agent="tidy"), agent).engine._launcher.catalog.find(agent)
 
     assert (Compaction(),) == made.hooks.pre_step
     assert (0, 3, 2) == (done.exit_code, len(told.calls), len(free.calls))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.cli.journal_app import UNDO
+from stepengine.cli.undo import UNDO
 
 from .pages import Project, assert_shown, blocks_of, execute, page
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from stepengine.cli.app import app
 from stepengine.cli.demo import CASSETTE, HERE, HOST, copy_project, run_demo
-from stepengine.cli.report import Exit
+from stepengine.cli.exits import Exit
 from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
 
 ROOT = Path(__file__).resolve().parents[2]

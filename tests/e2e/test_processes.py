@@ -92,11 +92,11 @@ def test_a_bug_shows_its_traceback_without_local_variables(stepengine: Any) -> N
     Local variables may hold keys.
     """
     code = """
-from stepengine.cli import app, main, running
+from stepengine.cli import main, run
 def broken(options):
     secret = "sk-" + "value"
     raise RuntimeError("a bug")
-running.run_command = broken
+run.run_command = broken
 main()
 """
     done = subprocess.run(

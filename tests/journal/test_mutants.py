@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stepengine import STEP, AgentDefinition, Ask, RunStatus
-from stepengine.cli.showing import show_command
+from stepengine.cli.show import show_command
 from stepengine.errors import HandlerError, JournalCorrupt, JournalError, JournalVersion, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, branch, check, diff, scrub, sealed
 from stepengine.journal.show import render, run_tree

@@ -4,20 +4,58 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
+import typer
 
-from stepengine.cli import running
-from stepengine.cli.options import Options, UsageProblem
-from stepengine.cli.report import Exit, json_of, money, tokens
-from stepengine.cli.running import Run, complain
-from stepengine.cli.screen import dumps, one_line, visible
+from stepengine.cli import bench
+from stepengine.cli.exits import EXIT_CODES, Exit, complain, leave
+from stepengine.cli.options import BaseUrl, Config, Options
+from stepengine.cli.perform import Run, ending_of, perform
+from stepengine.cli.render import dumps, json_of, money, one_line, tokens, visible
+from stepengine.cli.settings import UsageProblem
 from stepengine.data import events as ev
 from stepengine.data.models import ModelSettings
 from stepengine.errors import StepEngineError
 
-__all__ = ("Talk", "ask_command")
+__all__ = (
+    "Talk",
+    "ask",
+    "ask_command",
+)
+
+ASK = f"""\
+Call MODEL once with PROMPT, and print its reply while it comes.
+
+The shortest way to see whether a key, an address and a model name are right. Usage and cost are shown on stderr.
+
+\b
+Examples:
+  stepengine ask anthropic/claude-haiku-4-5 "Say hello."
+  stepengine ask openai/gpt-5-mini - --system "Answer in one word." < question.txt
+  stepengine ask llama3.2 "Say hello." --base-url http://localhost:11434/v1
+  stepengine ask "anthropic/claude-haiku-4-5 | openai/gpt-5-mini" "Say hello." --json
+
+{EXIT_CODES}"""
+
+
+def ask(
+    model: Annotated[str, typer.Argument(help="Model, such as anthropic/claude-sonnet-4-5.")],
+    prompt: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.")],
+    *,
+    system: Annotated[str, typer.Option(help="System prompt.", metavar="TEXT")] = "",
+    base_url: BaseUrl = "",
+    max_tokens: Annotated[
+        int, typer.Option(help="Tokens that the reply may have; 0 for the provider's default.", min=0)
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, at the end.")] = False,
+    config: Config = None,
+) -> None:
+    """Call a model once; ``ASK`` is what users read."""
+    options = Options(agent="ask", model=[model], prompt=prompt, base_url=base_url, as_json=as_json, config=config)
+    leave(ask_command(options, system=system, max_tokens=max_tokens))
+
 
 SHOWN = ("status", "stop_reason", "text", "error", "usage", "cost", "warnings")
 
@@ -64,9 +102,9 @@ def ask_command(options: Options, *, system: str, max_tokens: int) -> Exit:
     try:
         options = options.in_force()
         limits = attrs.evolve(options.settings.limits, max_steps=1, on_max_steps="stop")
-        engine = Engine([agent], models=running.models_of(options), observers=[talk], limits=limits)
+        engine = Engine([agent], models=bench.models_of(options), observers=[talk], limits=limits)
         text = sys.stdin.read() if options.prompt == "-" else options.prompt
-        run = running.perform(engine, agent, text, None)
+        run = perform(engine, agent, text, None)
     except UsageProblem as problem:
         return complain(str(problem))
     except StepEngineError as error:
@@ -84,7 +122,7 @@ def _told(run: Run, talk: Talk, seconds: float, *, as_json: bool) -> Exit:
     elif result.text:
         print(visible(result.text))
     if run.code is not Exit.COMPLETED:
-        complain(running.ending_of(run))
+        complain(ending_of(run))
     if result.usage.requests and not as_json:
         spent = [one_line(talk.model), tokens(result.usage), money(result.cost), f"{seconds:.1f} s"]
         print(" | ".join([part for part in spent if part]), file=sys.stderr)

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from stepengine.cli.ending import leave
-from stepengine.cli.options import UsageProblem
-from stepengine.cli.report import Exit
+from stepengine.cli.exits import Exit, leave
+from stepengine.cli.settings import UsageProblem
 
 if TYPE_CHECKING:
     from stepengine.data.tools import ToolSpec
     from stepengine.journal import Journal
     from stepengine.permissions import Policy
 
-__all__ = ("add_policy_command", "policy_command")
+__all__ = (
+    "Judged",
+    "policy_command",
+)
 
 POLICY = """\
 Check the policy in FILE and list its rules; with --against, say what it would have denied or asked in recorded runs.
@@ -34,7 +36,6 @@ Examples:
   stepengine policy policy.json
   stepengine policy policy.json --against run.jsonl
   stepengine policy policy.json --against runs/*.jsonl --agent ./agents/mine.py --json"""
-
 SHOWN_CHARS = 200
 
 
@@ -66,7 +67,7 @@ def policy_command(
     files: Sequence[str], against: Sequence[str] = (), agent: str = "", *, as_json: bool = False
 ) -> Exit:
     """Print what a policy says, or what it would have said in recorded runs; *files* after the first are runs, too."""
-    from stepengine.cli.running import explained
+    from stepengine.cli.exits import explained
     from stepengine.permissions import Policy
 
     def told() -> Exit:
@@ -84,7 +85,7 @@ def policy_command(
 
 
 def _list(policy: Policy, *, as_json: bool) -> None:
-    from stepengine.cli.screen import dumps, one_line
+    from stepengine.cli.render import dumps, one_line
 
     if as_json:
         print(dumps(policy.to_json()))
@@ -101,7 +102,7 @@ def _list(policy: Policy, *, as_json: bool) -> None:
 
 def _judge(policy: Policy, names: Sequence[str], agent: str, *, as_json: bool) -> Exit:
     from stepengine.cli.journals import journal_at
-    from stepengine.cli.screen import dumps, one_line
+    from stepengine.cli.render import dumps, one_line
     from stepengine.data.json import compact
 
     specs = _known_tools(agent)
@@ -159,7 +160,7 @@ def _calls(policy: Policy, name: str, journal: Journal, specs: Mapping[str, Tool
 
 def _known_tools(agent: str) -> dict[str, ToolSpec]:
     """Return the tools that come with the package, and those of the agents in a file, by name."""
-    from stepengine.cli.finding import family
+    from stepengine.cli.bench import family
     from stepengine.cli.toolset import uncalled_tools
     from stepengine.engine import load_agent
 
@@ -183,8 +184,3 @@ def _policy(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
 ) -> None:
     leave(policy_command(files, against or (), agent, as_json=as_json))
-
-
-def add_policy_command(app: typer.Typer) -> None:
-    """Add ``policy``."""
-    app.command("policy", help=POLICY)(_policy)

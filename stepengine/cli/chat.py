@@ -9,22 +9,58 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 import attrs
+import typer
 
+from stepengine.cli.bench import Bench, bench_for, limits_of
 from stepengine.cli.console import QUIT, Lines, Screen, Terminal, console_on, follow
-from stepengine.cli.options import Options
+from stepengine.cli.exits import EXIT_CODES, Exit, complain, explained, leave
+from stepengine.cli.journals import name_of
+from stepengine.cli.options import Model, NoJournal, Options, with_options
+from stepengine.cli.perform import Run, interruptible, reason_of, tell_more
 from stepengine.cli.recording import Recording
-from stepengine.cli.report import Exit, message_of
-from stepengine.cli.running import Bench, Run, bench_for, complain, explained, limits_of, name_of, reason_of, tell_more
-from stepengine.cli.screen import one_line, visible
-from stepengine.cli.signals import interruptible
+from stepengine.cli.render import message_of, one_line, visible
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.errors import StepEngineError
 
-__all__ = ("chat_command",)
+__all__ = (
+    "Chat",
+    "chat",
+    "chat_command",
+)
+
+CHAT = f"""\
+Talk with AGENT: say what to do, watch it work, decide what it may do, say the next thing.
+
+It reads, searches and runs commands that only look (ls, git log) by itself; whatever else runs a program or changes a file is
+shown and asked about first (y, n REASON, a for always). What you type while it works is sent to it. Ctrl-C stops a turn; /quit leaves. Each turn is recorded as a run.
+
+\b
+Examples:
+  stepengine chat --model anthropic/claude-sonnet-4-5
+  stepengine chat coder "Look at the failing test"         (the agent is named before what is said)
+  stepengine chat ./agents/mine.py "Look at the failing test" --cwd ../project
+  printf 'Which files are there?\\n' | stepengine chat     (nobody can be asked: nothing is changed)
+
+{EXIT_CODES}"""
+
+
+@partial(with_options, without=("write", "shell", "as_json", "quiet"))
+def chat(
+    options: Options,
+    agent: Annotated[str, typer.Argument(help="Id or file of the agent.")] = "coder",
+    prompt: Annotated[str, typer.Argument(help="The first thing to say.")] = "",
+    *,
+    model: Model = None,
+    no_journal: NoJournal = False,
+) -> None:
+    """Talk with an agent; ``CHAT`` is what users read."""
+    leave(chat_command(attrs.evolve(options, agent=agent, prompt=prompt, model=model, no_journal=no_journal)))
+
 
 HELP = "Say what to do. /quit leaves, Ctrl-C stops a turn. What changes something is asked about first."
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
+import typer
 
+from stepengine.cli.exits import Exit, complain, explained, leave
 from stepengine.cli.journals import found, journal_at
-from stepengine.cli.options import Options, UsageProblem
-from stepengine.cli.report import Exit
-from stepengine.cli.running import complain, explained
-from stepengine.cli.screen import dumps, visible
+from stepengine.cli.options import File, Json, Last, Options
+from stepengine.cli.render import dumps, visible
+from stepengine.cli.settings import UsageProblem
 from stepengine.data.codec import plain
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
@@ -26,7 +27,37 @@ if TYPE_CHECKING:
     from stepengine.journal.history import History
     from stepengine.journal.records import Intent, Result
 
-__all__ = ("Shown", "show_command")
+__all__ = (
+    "Shown",
+    "effects_of",
+    "show",
+    "show_command",
+)
+
+SHOW = """\
+Show the run in FILE step by step: what was asked for, what came back, when, and what it cost.
+
+Nothing is run and no agent is needed. With --step the whole model request of that step is shown, what came back, and
+what was done with it; --step takes the number of a step, or an effect such as 3.2#1.
+
+\b
+Examples:
+  stepengine show --last
+  stepengine show run.jsonl
+  stepengine show run.jsonl --step 2
+  stepengine show run.jsonl --json | jq .effects"""
+
+
+def show(
+    file: File = "",
+    *,
+    last: Last = False,
+    step: Annotated[str, typer.Option(help="Show one step, or one effect, whole.", metavar="N|PATH#N")] = "",
+    as_json: Json = False,
+) -> None:
+    """Show a run; ``SHOW`` is what users read."""
+    leave(show_command(file, last=last, step=step, as_json=as_json))
+
 
 NAMES = {"CallTool": "tool_name", "Perform": "name", "Spawn": "agent_id"}
 

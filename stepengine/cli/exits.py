@@ -1,4 +1,4 @@
-"""How a command ends: what its exit codes mean, and how it leaves."""
+"""How a command ends: its exit codes, what is said when it cannot go on, and how it leaves."""
 
 from __future__ import annotations
 
@@ -6,14 +6,77 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import typer
 
-from stepengine.cli.report import Exit
+from stepengine.cli.render import message_of, visible
+from stepengine.cli.settings import UsageProblem
+from stepengine.data.state import RunResult, RunStatus
+from stepengine.errors import (
+    ChildError,
+    InputError,
+    LimitExceeded,
+    MissingKey,
+    ReplayDivergence,
+    StepEngineError,
+    UnknownModel,
+)
 
-__all__ = ("EXIT_CODES", "finished", "leave")
+__all__ = (
+    "EXIT_CODES",
+    "Exit",
+    "complain",
+    "exit_code",
+    "explained",
+    "finished",
+    "leave",
+)
+
+
+class Exit(IntEnum):
+    """What the command line tells its caller (ecosystem EC141)."""
+
+    COMPLETED = 0
+    FAILED = 1
+    USAGE = 2
+    SUSPENDED = 3
+    LIMIT = 4
+    DIVERGED = 5
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+def exit_code(result: RunResult[Any]) -> Exit:
+    """Return the exit code of *result*; a run that nobody interrupted and that was cancelled has failed."""
+    match result.status:
+        case RunStatus.COMPLETED:
+            return Exit.COMPLETED
+        case RunStatus.SUSPENDED:
+            return Exit.SUSPENDED
+        case RunStatus.MAX_STEPS | RunStatus.TRUNCATED:
+            return Exit.LIMIT
+        case RunStatus.FAILED | RunStatus.CANCELLED:
+            return _failed(result.error)
+        case _ as never:
+            assert_never(never)
+
+
+def _failed(error: BaseException | None) -> Exit:
+    match error:
+        case LimitExceeded():
+            return Exit.LIMIT
+        case ReplayDivergence():
+            return Exit.DIVERGED
+        case MissingKey() | UnknownModel():
+            return Exit.USAGE
+        case ChildError(__cause__=MissingKey() | UnknownModel() | ChildError() as cause):
+            return _failed(cause)
+        case _:
+            return Exit.FAILED
+
 
 EXIT_CODES = """\
 \b
@@ -107,3 +170,21 @@ class _Stderr:
         """Flush, if that can be."""
         with contextlib.suppress(OSError):
             self._stream.flush()
+
+
+def explained(command: Callable[[], Exit]) -> Exit:
+    """Do what *command* does; what went wrong before anything ran is one message on stderr."""
+    try:
+        return command()
+    except UsageProblem as problem:
+        return complain(str(problem))
+    except InputError as error:
+        return complain("\n  ".join([error.message, *[i for i in error.issues if i not in error.message]]))
+    except StepEngineError as error:
+        return complain(message_of(error))
+
+
+def complain(message: str, code: Exit = Exit.USAGE) -> Exit:
+    """Print one message on stderr and return *code*."""
+    print(f"stepengine: {visible(message)}", file=sys.stderr)
+    return code

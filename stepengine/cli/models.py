@@ -8,13 +8,15 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
+import typer
 
-from stepengine.cli.report import Exit
-from stepengine.cli.running import complain, registry_of
-from stepengine.cli.screen import dumps, visible
+from stepengine.cli.bench import registry_of
+from stepengine.cli.exits import Exit, complain, leave
+from stepengine.cli.options import Config
+from stepengine.cli.render import dumps, visible
 from stepengine.cli.settings import UsageProblem, in_force
 from stepengine.data.usage import Usage
 from stepengine.errors import MissingKey, ModelError, UnknownModel
@@ -22,7 +24,32 @@ from stepengine.errors import MissingKey, ModelError, UnknownModel
 if TYPE_CHECKING:
     from stepengine.models import Models, Provider, ProviderSettings
 
-__all__ = ("Known", "Listed", "known", "listed", "models_command")
+__all__ = (
+    "Known",
+    "Listed",
+    "known",
+    "listed",
+    "models",
+    "models_command",
+)
+
+
+def models(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL]...", help="Models to describe; without one, all providers are listed."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    config: Config = None,
+) -> None:
+    """
+    List the providers that a model string can name, and whether their keys are set; keys themselves are never shown.
+
+    For a MODEL: its context window and its price, where the data of the package know them. Nothing is asked over the
+    network; `stepengine ask MODEL hi` does that.
+    """
+    leave(models_command(names or (), as_json=as_json, config=config))
+
 
 PRICED_TOKENS = 1_000
 PER_MILLION = 1_000

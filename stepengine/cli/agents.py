@@ -1,22 +1,43 @@
-"""Finding agents: the list of those that can be named, and one with everything that it may spawn."""
+"""``stepengine agents``: the agents that can be named, as a list or as the tree of who may spawn whom."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import attrs
+import typer
 
-from stepengine.cli.report import Exit, message_of
-from stepengine.cli.screen import dumps, visible
+from stepengine.cli.exits import Exit, leave
+from stepengine.cli.options import Config
+from stepengine.cli.render import dumps, message_of, visible
 from stepengine.cli.settings import UsageProblem, in_force
-from stepengine.cli.spawning import tree_lines
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.errors import DefinitionError
+from stepengine.tools.spawning import carried_by
 
-__all__ = ("Listed", "agents_command", "family", "listed")
+__all__ = (
+    "Listed",
+    "agents",
+    "agents_command",
+    "listed",
+    "tree_lines",
+)
+
+
+def agents(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    as_tree: Annotated[bool, typer.Option("--tree", help="Show who may spawn whom.")] = False,
+    config: Config = None,
+) -> None:
+    """
+    List the agents that `stepengine run` knows: those in ./agents and those that are shipped.
+
+    Each with what it does, its tools and its file. The setting `agents` names more folders.
+    """
+    leave(agents_command(as_json=as_json, as_tree=as_tree, config=config))
 
 
 @attrs.frozen
@@ -51,35 +72,6 @@ def listed(folders: Iterable[Path] = ()) -> Iterator[Listed]:
                 continue
             first = seen.setdefault(normalised_id(agent.id), file)
             yield Listed(file, agent, hidden_by=None if first == file else first)
-
-
-def family(agent: AgentDefinition[Any], file: str = "", folders: Iterable[Path] = ()) -> list[AgentDefinition[Any]]:
-    """
-    Return *agent* and every agent that it may spawn, directly or through another one.
-
-    Args:
-        agent: The agent.
-        file: The file that it was loaded from; agents beside it are found by the names of their files.
-        folders: More folders in which ids are looked for.
-
-    Raises:
-        DefinitionError: when an id names no agent.
-    """
-    from stepengine.engine import load_agent
-
-    def by_id(agent_id: str) -> AgentDefinition[Any]:
-        beside = Path(file).with_name(f"{agent_id.replace('-', '_')}.py") if file.endswith(".py") else None
-        return load_agent(beside if beside is not None and beside.is_file() else agent_id, folders=folders)
-
-    found = {agent.id: agent}
-    waiting = [agent]
-    while waiting:
-        for child in waiting.pop().spawnable_agents:
-            definition = by_id(child) if isinstance(child, str) else child
-            if definition.id not in found:
-                found[definition.id] = definition
-                waiting.append(definition)
-    return list(found.values())
 
 
 def agents_command(*, as_json: bool, as_tree: bool = False, config: Path | None = None) -> Exit:
@@ -129,3 +121,52 @@ def _shown(entry: Listed) -> str:
         f"  hidden: the id means {visible(str(entry.hidden_by), strict=True)}" if entry.hidden_by else "",
     ]
     return "\n".join([line for line in lines if line])
+
+
+Children: TypeAlias = Mapping[str, Sequence[str]]
+
+
+def tree_lines(agents: Iterable[AgentDefinition[Any]]) -> list[str]:
+    """
+    Return the agents as lines of a tree, each below every agent that may spawn it.
+
+    At the top stand those that no other may spawn, then one of each circle that nothing else leads to. Where a circle
+    closes, and where an agent was shown with its children before, its line says so; an agent that does not exist, too.
+    """
+    children = _children(agents)
+    spawned = {child for key, below in children.items() for child in below if child != key}
+    lines: list[str] = []
+    shown: set[str] = set()
+    for key in [*[k for k in children if k not in spawned], *children]:
+        if key not in shown:
+            lines.append(key)
+            lines += _below(key, children, (key,), shown, "")
+    return lines
+
+
+def _children(agents: Iterable[AgentDefinition[Any]]) -> dict[str, list[str]]:
+    """Return id to the ids of those that it may spawn, those that are given inside others included."""
+    found: dict[str, list[str]] = {}
+    waiting = list(agents)
+    while waiting:
+        agent = waiting.pop(0)
+        key = normalised_id(agent.id)
+        if key in found:
+            continue
+        given = [*agent.spawnable_agents, *carried_by(agent.tools)]
+        found[key] = list(dict.fromkeys([normalised_id(c if isinstance(c, str) else c.id) for c in given]))
+        waiting += [c for c in given if not isinstance(c, str)]
+    return found
+
+
+def _below(key: str, children: Children, trail: tuple[str, ...], shown: set[str], indent: str) -> Iterator[str]:
+    shown.add(key)
+    below = children.get(key, ())
+    for index, child in enumerate(below):
+        last = index == len(below) - 1
+        again = child in shown and children.get(child)
+        note = " (circle)" if child in trail else " (see above)" if again else ""
+        missing = "" if child in children else " (not found)"
+        yield f"{indent}{'`-- ' if last else '|-- '}{child}{note}{missing}"
+        if not note and not missing:
+            yield from _below(child, children, (*trail, child), shown, f"{indent}{'    ' if last else '|   '}")

@@ -1,61 +1,101 @@
-"""What is left when a run has ended: its exit code, its JSON form, and the sentence about what it spent."""
+"""
+Values as text and as JSON, on their way to a terminal or a pipe (reliability UI01, UI02).
+
+Everything from models, tools and files that would steer the terminal or hide itself is shown as an escape
+(``stepengine.data.visible``); only our own colours reach the screen.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from decimal import Decimal
-from enum import IntEnum
-from typing import Any, assert_never
+from typing import Any
 
 import attrs
 
 from stepengine.data.codec import plain
-from stepengine.data.state import RunResult, RunStatus
+from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
-from stepengine.errors import ChildError, LimitExceeded, MissingKey, ReplayDivergence, UnknownModel
+from stepengine.data.visible import visible
+from stepengine.errors import ChildError
 
-__all__ = ("Exit", "exit_code", "json_of", "message_of", "money", "output_of", "tokens")
-
-
-class Exit(IntEnum):
-    """What the command line tells its caller (ecosystem EC141)."""
-
-    COMPLETED = 0
-    FAILED = 1
-    USAGE = 2
-    SUSPENDED = 3
-    LIMIT = 4
-    DIVERGED = 5
-    INTERRUPTED = 130
-    TERMINATED = 143
-
-
-def exit_code(result: RunResult[Any]) -> Exit:
-    """Return the exit code of *result*; a run that nobody interrupted and that was cancelled has failed."""
-    match result.status:
-        case RunStatus.COMPLETED:
-            return Exit.COMPLETED
-        case RunStatus.SUSPENDED:
-            return Exit.SUSPENDED
-        case RunStatus.MAX_STEPS | RunStatus.TRUNCATED:
-            return Exit.LIMIT
-        case RunStatus.FAILED | RunStatus.CANCELLED:
-            return _failed(result.error)
-        case _ as never:
-            assert_never(never)
+__all__ = (
+    "COLORS",
+    "ColorScheme",
+    "cut",
+    "dumps",
+    "error_of",
+    "is_terminal",
+    "json_of",
+    "message_of",
+    "money",
+    "one_line",
+    "output_of",
+    "tokens",
+    "visible",
+)
 
 
-def _failed(error: BaseException | None) -> Exit:
-    match error:
-        case LimitExceeded():
-            return Exit.LIMIT
-        case ReplayDivergence():
-            return Exit.DIVERGED
-        case MissingKey() | UnknownModel():
-            return Exit.USAGE
-        case ChildError(__cause__=MissingKey() | UnknownModel() | ChildError() as cause):
-            return _failed(cause)
-        case _:
-            return Exit.FAILED
+@attrs.frozen(kw_only=True)
+class ColorScheme:
+    """
+    The style of each kind of line, in the words of rich: ``"bold cyan"``, ``"#ff8800"``, ``"dim"``; ``""`` for none.
+
+    On an output that is no terminal, and where ``NO_COLOR`` is set, there are no colours whatever the scheme says.
+
+    Attributes:
+        step: A step of the model.
+        tool: A tool call that begins.
+        result: A tool call that went well; a todo that is done.
+        agent: A child that begins or ends.
+        thinking: Thoughts.
+        question: What a person is asked.
+        warning: What somebody should look at.
+        error: What failed.
+        note: What is said in passing.
+        summary: How a run ended; the names of files in a diff.
+        place: A place in a diff.
+        added: A line that a diff adds.
+        removed: A line that a diff removes.
+    """
+
+    step: str = "bold cyan"
+    tool: str = "blue"
+    result: str = "dim"
+    agent: str = "magenta"
+    thinking: str = "dim"
+    question: str = "bold yellow"
+    warning: str = "yellow"
+    error: str = "red"
+    note: str = "dim"
+    summary: str = "bold"
+    place: str = "cyan"
+    added: str = "green"
+    removed: str = "red"
+
+
+COLORS = ColorScheme()
+
+
+def cut(text: str, width: int) -> str:
+    """Return *text*, cut with an ellipsis to at most *width* characters."""
+    return text if len(text) <= width else f"{text[: max(0, width - 3)]}..."
+
+
+def one_line(text: str, width: int = 100) -> str:
+    """Return *text* as one visible line of at most *width* characters."""
+    return cut(visible(" ".join(text[: 4 * width].split()), strict=True), width)
+
+
+def dumps(value: Any) -> str:
+    """Return *value* as indented JSON in ASCII, so that no byte of it can steer a terminal."""
+    return json.dumps(value, indent=2).replace("\x7f", "\\u007f")
+
+
+def is_terminal(stream: Any = None) -> bool:
+    """Return whether *stream*, by default stderr, is a terminal that can redraw a line."""
+    return bool((stream or sys.stderr).isatty())
 
 
 def json_of(result: RunResult[Any]) -> dict[str, Any]:

@@ -1,0 +1,254 @@
+"""A run from its start to what is told of it: signals, the result, why it ended, and the command that goes on with it."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.cli.bench import Bench
+from stepengine.cli.exits import Exit, complain, exit_code
+from stepengine.cli.options import Options
+from stepengine.cli.render import dumps, json_of, message_of, output_of, visible
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.state import RunResult, RunStatus
+from stepengine.errors import (
+    ChildError,
+    DefinitionError,
+    JournalError,
+    LimitExceeded,
+    UnknownModel,
+)
+
+if TYPE_CHECKING:
+    from stepengine.cli.options import Options
+    from stepengine.cli.progress import Progress
+    from stepengine.engine import Engine
+
+__all__ = (
+    "Run",
+    "ending_of",
+    "interruptible",
+    "needs_agent",
+    "options_again",
+    "perform",
+    "reason_of",
+    "resume_hint",
+    "tell_more",
+    "told",
+    "watched",
+)
+
+
+@attrs.frozen
+class Run:
+    """
+    A run that has ended.
+
+    Attributes:
+        result: Its result.
+        signal: The signal that ended it; ``None`` when none did.
+    """
+
+    result: RunResult[Any]
+    signal: int | None = None
+
+    @property
+    def code(self) -> Exit:
+        """The exit code."""
+        if self.signal is not None and self.result.status is RunStatus.CANCELLED:
+            return Exit.TERMINATED if self.signal == signal.SIGTERM else Exit.INTERRUPTED
+        return exit_code(self.result)
+
+
+def perform(
+    engine: Engine,
+    agent: AgentDefinition[Any],
+    prompt: str,
+    progress: Progress | None,
+    *,
+    started: Callable[[str], object] = str,
+    **options: Any,
+) -> Run:
+    """
+    Run *agent* to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once.
+
+    *started* is told the run's id when it has begun.
+    """
+
+    async def ended() -> Run:
+        async with engine, engine.start(agent, prompt, wait_for_answers=0, **options) as handle:
+            started(handle.run_id)
+            with interruptible(handle.interrupt) as received:
+                result = await result_of(handle.result())
+        return Run(result, received[0] if received else None)
+
+    return watched(ended, progress)
+
+
+async def result_of(run: Awaitable[RunResult[Any]]) -> RunResult[Any]:
+    """Return the result of *run*, also of one that raises when it is at a limit (``on_max_steps="raise"``)."""
+    try:
+        return await run
+    except LimitExceeded as error:
+        if error.result is None:
+            raise
+        result: RunResult[Any] = error.result
+        return result
+
+
+def watched(run: Callable[[], Coroutine[Any, Any, Run]], progress: Progress | None) -> Run:
+    """Run to the end while *progress*, if there is one, is shown."""
+    with nullcontext() if progress is None else progress.shown():
+        return asyncio.run(run())
+
+
+def told(run: Run, options: Options, bench: Bench) -> Exit:
+    """Print the result on stdout and everything else on stderr; return the exit code."""
+    result = run.result
+    if bench.progress is not None and run.code is not Exit.USAGE:
+        bench.progress.finish(result)
+    if options.as_json:
+        print(dumps(json_of(result)))
+    elif result.output not in (None, ""):
+        print(_printed(output_of(result.output)))
+    if run.code is not Exit.USAGE:
+        tell_more(result, options)
+    if run.code is not Exit.COMPLETED:
+        complain(reason_of(run, options, bench))
+    return run.code
+
+
+def reason_of(run: Run, options: Options, bench: Bench) -> str:
+    """Return why a run did not complete, and what helps where it had no model."""
+    if run.code is not Exit.USAGE:
+        return ending_of(run)
+    error = run.result.error
+    while isinstance(error, ChildError):
+        error = error.__cause__
+    no_model = isinstance(error, UnknownModel) and not (options.models or run.result.state.usage.requests)
+    return bench.without_model if no_model else _unknown(error, options)
+
+
+def _unknown(error: BaseException | None, options: Options) -> str:
+    """Return what an error says, and of a model that a yield names that ``--model`` does not stand in for it."""
+    model = options.main_model
+    if not isinstance(error, UnknownModel) or not model or model in str(error):
+        return str(error)
+    return f"{error}. A handler names it itself: --model {model} stands in only for models that agents name"
+
+
+def tell_more(result: RunResult[Any], options: Options) -> None:
+    """Tell what waits for an answer, and what was odd."""
+    waits = options.journal and (result.pending_questions or result.status is RunStatus.CANCELLED)
+    again = resume_hint(options, result.state.agent_id) if waits else ""
+    if result.pending_questions and not options.journal:
+        complain("this run was not recorded, so that it cannot be gone on with")
+    for question in result.pending_questions:
+        choices = f" ({', '.join(question.options)})" if question.options else ""
+        complain(f"question {question.id} waits for an answer: {question.text}{choices}")
+        if again:
+            complain(f"answer it with: {again} --answer {question.id}=TEXT")
+    if again and result.status is RunStatus.CANCELLED:
+        complain(f"go on with: {again}")
+    for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
+        complain(f"warning: {warning}")
+
+
+def ending_of(run: Run) -> str:
+    """Return a sentence that says why a run did not complete."""
+    if run.signal is not None:
+        return f"{signal.Signals(run.signal).name}: the run was cancelled"
+    error = run.result.error
+    return message_of(error) if error is not None else f"the run ended as {run.result.status.value}"
+
+
+def _printed(output: Any) -> str:
+    return visible(output) if isinstance(output, str) else dumps(output)
+
+
+@contextmanager
+def interruptible(stop: Callable[[], object]) -> Iterator[list[int]]:
+    """Call *stop* at the first SIGINT or SIGTERM; the second one has its usual effect. Gives the signals received."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def arrived(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        stop()
+
+    for number in before:
+        signal.signal(number, arrived)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def resume_hint(options: Options, agent_id: str = "") -> str:
+    """
+    Return the command that goes on with the run in ``options.journal``.
+
+    Args:
+        options: What the run was started with.
+        agent_id: The id of its agent; where the id leads to the same file, the file is not named.
+    """
+    # Without a word about what was cut off, resuming would end the run with `UnknownOutcome`, for good.
+    asking = ["--in-doubt ask"] if _is_in_doubt(options.journal) else []
+    # Beside a run that has a name of its own lies what it was started with.
+    named = [options.stem] if options.stem else [shlex.quote(options.journal), *options_again(options, agent_id)]
+    return " ".join(["stepengine resume", *named, *asking])
+
+
+def _is_in_doubt(journal: str) -> bool:
+    from stepengine.journal import as_journal
+    from stepengine.journal.questions import in_doubt
+
+    try:
+        return bool(in_doubt(as_journal(journal).history()))
+    except JournalError:
+        return False
+
+
+def options_again(options: Options, agent_id: str = "") -> list[str]:
+    """Return the options that a command on the same journal needs; the model stands in the journal."""
+    again: list[str] = []
+    if options.agent and needs_agent(options.agent, agent_id, options.settings.agent_folders):
+        again += ["--agent", shlex.quote(options.agent)]
+    if options.base_url:
+        again += ["--base-url", shlex.quote(options.base_url)]
+    if options.cwd != Path():
+        again += ["--cwd", shlex.quote(str(options.cwd))]
+    if options.web:
+        again += ["--web", shlex.quote(options.web)]
+    if options.config is not None:
+        again += ["--config", shlex.quote(str(options.config))]
+    return again + ["--write"] * options.write + ["--shell"] * options.shell
+
+
+def needs_agent(given: str, agent_id: str, folders: Iterable[Path] = ()) -> bool:
+    """Return whether the id in a journal does not lead to the agent that was given."""
+    from stepengine.engine import load_agent
+
+    if given == agent_id:
+        return False
+    if not agent_id or Path(agent_id).exists():
+        return True
+    try:
+        return load_agent(agent_id, folders=folders) is not load_agent(given, folders=folders)
+    except DefinitionError:
+        return True

@@ -1,0 +1,98 @@
+"""``stepengine replay``: a run again from its record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+import typer
+
+from stepengine.cli.bench import bench_for
+from stepengine.cli.exits import EXIT_CODES, Exit, complain, leave
+from stepengine.cli.journals import as_usage, is_cut_off, journal_at, on_journal, performed, recorded_agent
+from stepengine.cli.options import File, Last, Options, with_options
+from stepengine.cli.perform import told
+from stepengine.data.state import RunResult
+
+if TYPE_CHECKING:
+    from stepengine.data.state import RunResult
+    from stepengine.journal import Journal, OnDivergence
+
+__all__ = (
+    "repeated",
+    "replay",
+    "replay_command",
+)
+
+REPLAY = f"""\
+Repeat the run in FILE from its record: no model, no tool, no network, no key.
+
+The present code of the agent decides, the record answers. When the agent does something else than it did, the first
+difference is told, with step, file, line and fields, and the exit code is 5.
+
+With --speed the results come as fast as they did, or faster, to watch a run again. With --live some effects really
+happen: call_tool and perform must come to the recorded results; call_model lets a model answer anew against the recorded
+tools, and ends at the first call that was not recorded.
+
+\b
+Examples:
+  stepengine replay --last
+  stepengine replay run.jsonl
+  stepengine replay run.jsonl --speed 4
+  stepengine replay run.jsonl --live call_tool
+  stepengine replay run.jsonl --live call_model --model openai/gpt-5-mini
+  stepengine replay run.jsonl --agent ./agents/mine.py --json
+
+{EXIT_CODES}"""
+
+
+@with_options
+def replay(
+    options: Options,
+    file: File = "",
+    *,
+    last: Last = False,
+    speed: Annotated[
+        float, typer.Option(help="How fast results come; 1 as they did, 0 all at once.", min=0, metavar="X")
+    ] = 0,
+    live: Annotated[
+        list[str] | None,
+        typer.Option(help="Effects that really happen: call_tool, perform, call_model.", metavar="KIND"),
+    ] = None,
+) -> None:
+    """Repeat a run; ``REPLAY`` is what users read."""
+    leave(replay_command(attrs.evolve(options, journal=file, last=last), live or (), speed or None))
+
+
+def replay_command(options: Options, live: Sequence[str] = (), speed: float | None = None) -> Exit:
+    """Repeat a run and print what came out."""
+    return on_journal(options, lambda options: _replay(options, live, speed))
+
+
+def _replay(options: Options, live: Sequence[str], speed: float | None) -> Exit:
+    from stepengine.journal import live_kinds
+
+    with as_usage():
+        live_kinds(live)
+    journal = journal_at(options.journal)
+    agent = recorded_agent(journal, options)
+    bench = bench_for(options, agent, performs=bool(live))
+    replay = bench.engine.replay
+    run = performed(bench, lambda: replay(journal, agent=agent, live=live, speed=speed))
+    if is_cut_off(journal, run.result):
+        complain(f"{options.journal} ends before its run did; what it holds was repeated")
+    return told(run, options, bench)
+
+
+def repeated(journal: Journal, options: Options, on_divergence: OnDivergence = "raise") -> RunResult[Any]:
+    """Return what the present code makes of a recorded run; nothing is performed."""
+    agent = recorded_agent(journal, options)
+    bench = bench_for(options, agent, performs=False)
+
+    async def ended() -> RunResult[Any]:
+        async with bench.engine:
+            return await bench.engine.replay(journal, agent=agent, on_divergence=on_divergence)
+
+    return asyncio.run(ended())

@@ -1,0 +1,137 @@
+"""``stepengine run``: a new run of an agent."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import typer
+
+from stepengine.cli.bench import bench_for, limits_of
+from stepengine.cli.exits import EXIT_CODES, Exit, explained, leave
+from stepengine.cli.journals import name_of, new_journal
+from stepengine.cli.options import Model, NoJournal, Options, with_options
+from stepengine.cli.perform import perform, told
+from stepengine.cli.recording import Recording
+from stepengine.cli.settings import UsageProblem
+
+__all__ = (
+    "read_params",
+    "run",
+    "run_command",
+)
+
+RUN = f"""\
+Run AGENT, and print its output.
+
+AGENT is an id, as `stepengine agents` lists them, or the path of an agent file. Progress is shown while it runs.
+
+\b
+Examples:
+  stepengine run code_searcher --params '{{"search_queries": [{{"pattern": "def main"}}]}}' --json
+  stepengine run editor "Add a docstring to shop.py" --write --model anthropic/claude-sonnet-4-5
+  stepengine run editor "Fix the typo" --write --model llama3.2 --base-url http://localhost:11434/v1
+  stepengine run ./agents/mine.py --params @params.json --cwd ../project
+  git diff | stepengine run ./agents/reviewer.py -
+  stepengine run ./agents/mine.py "Go" --journal run.jsonl     (in a file of your own; then: resume run.jsonl)
+
+\b
+Models:
+  provider/model, such as anthropic/claude-sonnet-4-5; the key comes from the environment
+  --model holds for every agent of the run, --model editor=openai/gpt-5 for one; both can be given
+  `stepengine models` lists the providers and their variables
+  anything else that speaks Chat Completions: --base-url
+
+{EXIT_CODES}"""
+
+
+@with_options
+def run(
+    options: Options,
+    agent: Annotated[str, typer.Argument(help="Id or file of the agent.")],
+    prompt: Annotated[str, typer.Argument(help="What to do; - reads it from stdin.")] = "",
+    *,
+    params: Annotated[str, typer.Option(help="Params as JSON, or @FILE.", metavar="JSON|@FILE")] = "",
+    model: Model = None,
+    max_steps: Annotated[
+        int, typer.Option(help="Model steps that the run may take; 0 for the agent's own limit.", min=0)
+    ] = 0,
+    journal: Annotated[
+        str,
+        typer.Option(
+            help="Record the run into a new file, in place of the user's state folder; RUNS.db holds many runs.",
+            metavar="FILE",
+        ),
+    ] = "",
+    no_journal: NoJournal = False,
+) -> None:
+    """Run an agent; ``RUN`` is what users read."""
+    options = attrs.evolve(options, agent=agent, prompt=prompt, params=params, model=model)
+    options = attrs.evolve(options, max_steps=max_steps, journal=journal, no_journal=no_journal)
+    leave(run_command(options))
+
+
+def run_command(options: Options) -> Exit:
+    """Run an agent and print what came out."""
+    return explained(lambda: _run(options.in_force()))
+
+
+def _run(options: Options) -> Exit:
+    from stepengine.engine import load_agent
+
+    if options.journal and options.no_journal:
+        msg = "--journal and --no-journal exclude each other"
+        raise UsageProblem(msg)
+    agent = load_agent(options.agent, folders=options.settings.agent_folders)
+    params = read_params(options.params)
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    bench = bench_for(options, agent, is_new=True)
+    limits = limits_of(options, agent)
+    given = new_journal(options.journal) if options.journal else None
+    with Recording.begun(options, given, command="run", agent_id=agent.id, prompt=prompt) as recording:
+        journal = recording.journal
+        run = perform(
+            bench.engine,
+            agent,
+            prompt,
+            bench.progress,
+            started=recording.started,
+            params=params,
+            limits=limits,
+            journal=journal,
+        )
+        recording.ended(run.result)
+    if journal is not None:
+        options = attrs.evolve(options, journal=name_of(journal), stem="" if given else recording.stem)
+    return told(run, options, bench)
+
+
+def read_params(text: str) -> dict[str, Any] | None:
+    """
+    Return the params in *text*: JSON, or ``@FILE`` with JSON in it.
+
+    Raises:
+        UsageProblem: when it is no JSON object, or there is no such file.
+    """
+    if not text:
+        return None
+    source = "--params"
+    if text.startswith("@"):
+        source = text[1:]
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            msg = f"--params {source!r} cannot be read: {error}"
+            raise UsageProblem(msg) from None
+    try:
+        params = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        msg = f'{source} is not JSON: {error}. Give an object such as \'{{"files": ["shop.py"]}}\', or @FILE'
+        raise UsageProblem(msg) from None
+    if not isinstance(params, dict):
+        msg = f'{source} is JSON, but no object: give one such as \'{{"files": ["shop.py"]}}\''
+        raise UsageProblem(msg)
+    return params
