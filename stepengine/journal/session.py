@@ -12,7 +12,6 @@ import contextlib
 import secrets
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from datetime import UTC, datetime
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -184,9 +183,11 @@ class Session:
         self._writes: dict[Address, list[FileWrite]] = {}
 
     @classmethod
-    def record(cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
-        """Return a session that records a new run."""
-        return cls("record", journal, answers)
+    def record(cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, seed: str = "") -> Session:
+        """Return a session that records a new run; its seed is drawn unless one is given."""
+        session = cls("record", journal, answers)
+        session._seed = seed
+        return session
 
     @classmethod
     def resume(
@@ -314,7 +315,7 @@ class Session:
             self._seed = "0"
             plan = attrs.evolve(plan, run_id="run", created=STABLE_CREATED)
         else:
-            self._seed = secrets.token_hex(8)
+            self._seed = self._seed or secrets.token_hex(8)
             created = plan.created
             plan = attrs.evolve(plan, created=created.replace(microsecond=created.microsecond // 1_000 * 1_000))
         plan, state = self._with_random(plan), attrs.evolve(state, run_id=plan.run_id)
@@ -335,7 +336,8 @@ class Session:
         assert head is not None  # noqa: S101 - an opening was read from it
         self.warnings += past.changes(plan)
         self._seed = head.seed
-        created = created_of(head)
+        # As the engine made it, the plan is created now, by the engine's clock.
+        created, now = created_of(head), plan.created
         plan = attrs.evolve(plan, run_id=str(history.root["run_id"]), created=created)
         plan, state = self._with_random(plan), attrs.evolve(state, run_id=plan.run_id)
         model, chosen = history.root.get("model"), history.root.get("models") or {}
@@ -350,7 +352,7 @@ class Session:
                 self.replayer.starts_alike(asked)
         elif self.mode == "extend" and models:
             asked = Intent(*ROOT, root_form(plan, state, recorded, model, models))
-        self.timing.go_on(history.last_at, created, datetime.now(UTC))
+        self.timing.go_on(history.last_at, created, now)
         if self.mode != "resume":
             self.append(attrs.evolve(head, line=None))
             self.append(asked)

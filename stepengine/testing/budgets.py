@@ -10,27 +10,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from decimal import Decimal
-from typing import Any, cast
+from typing import Any
 
 import attrs
 
 from stepengine.data.effects import CallModel, Gather, Leaf, Spawn
+from stepengine.data.events import Event
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply
-from stepengine.data.outcomes import Single, Value
-from stepengine.data.state import ChildResult
+from stepengine.data.outcomes import Failure, Single, Value
+from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage
 from stepengine.errors import AgentError
-from stepengine.machine.plan import RunPlan
+from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.limits import Gate, Ledgers, Meter, Refusals
-from stepengine.runtime.performer import IO, Item
+from stepengine.runtime.performer import IO, Item, Middleware, Performer
 from stepengine.runtime.sizes import expected_tokens
 from stepengine.testing.invariants import Watched, refuse
 from stepengine.testing.telling import name_of
 
-__all__ = ("Budgets",)
+__all__ = ("Budgets", "Passing", "at_once")
 
-Act = Callable[[Watched, Leaf], Single]
+Act = Callable[[Item], Single]
 DOLLARS_PER_TOKEN = Decimal("0.000001")
 """What a simulated model costs."""
 
@@ -50,7 +51,7 @@ _NOTHING = _Nothing()
 
 
 class _Acting:
-    """A performer that is a function; what it is given as ``IO`` is the run under observation."""
+    """A performer that is a function."""
 
     def __init__(self, act: Act) -> None:
         self._act = act
@@ -59,36 +60,75 @@ class _Acting:
         """Do nothing."""
         return _NOTHING
 
-    async def perform(self, item: Item, io: IO) -> Single:
+    async def perform(self, item: Item, _: IO) -> Single:
         """Do it at once."""
-        return self._act(cast("Watched", io), item.effect)
+        return self._act(item)
 
 
-def _at_once(awaitable: Awaitable[Single]) -> Single:
+class Passing:
+    """
+    A performer that hands effects on, and looks at what comes of them.
+
+    Args:
+        inner: What performs.
+        look: Is given each effect and its outcome, and returns the outcome.
+    """
+
+    def __init__(self, inner: Performer, look: Callable[[Item, Single], Single]) -> None:
+        self._inner = inner
+        self._look = look
+        self.begin = inner.begin
+
+    async def perform(self, item: Item, io: IO) -> Single:
+        """Hand an effect on."""
+        return self._look(item, await self._inner.perform(item, io))
+
+
+class _Unheard:
+    """The ``IO`` of simulated effects: nobody listens, and children are driven by the world."""
+
+    watched = False
+
+    def emit(self, event: Event) -> None:
+        """Do nothing."""
+
+    def attempt(self, failure: Failure, usage: Usage | None) -> None:
+        """Do nothing."""
+
+    def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
+        """Refuse: the world drives children without a task."""
+        msg = f"a simulated world drives the run at {path!r} itself"
+        raise AssertionError(msg)
+
+
+IN_SILENCE = _Unheard()
+
+
+def at_once(awaitable: Awaitable[Any]) -> Any:
+    """Return what *awaitable* gives; nothing in a simulated world waits."""
     try:
         awaitable.__await__().send(None)
     except StopIteration as stop:
-        outcome: Single = stop.value
-        return outcome
+        return stop.value
     msg = "a simulated effect waited"
     raise AssertionError(msg)
 
 
 class Budgets:
     """
-    What the effects of a simulated tree pass through, from the outside in: meter, records, gate, world.
+    What the effects of a simulated tree pass through, from the outside in: meter, recorder, gate, world.
 
     Args:
-        recorded: Looks an effect up, and calls ``live`` for one that is new.
+        recording: Puts the recorder around the gate.
         happens: Lets an effect happen.
-        now: Milliseconds since the root run was created.
+        now: Milliseconds since the simulated process began.
     """
 
-    def __init__(self, recorded: Act, happens: Act, now: Callable[[], int]) -> None:
+    def __init__(self, recording: Middleware, happens: Act, now: Callable[[], int]) -> None:
         self._refusals = Refusals()
         self._ledgers = Ledgers()
-        self._meter = Meter(_Acting(recorded), self._refusals, self._ledgers, _price)
-        self._gate = Gate(_Acting(happens), self._refusals, now)
+        gate = Gate(_Acting(happens), self._refusals, now)
+        self._meter = Meter(recording(gate), self._refusals, self._ledgers, _price)
         self._nodes: dict[str, _Node] = {}
         self._held: dict[tuple[str, int], int] = {}
 
@@ -119,9 +159,10 @@ class Budgets:
 
         Raises:
             Violation: when more was let through than there is room for.
+            ReplayDivergence: when something else is recorded.
         """
         path = run.plan.path
-        self._meter.begin([Item(path, effect, run.plan, gather) for effect in members])
+        at_once(self._meter.begin([Item(path, effect, run.plan, gather) for effect in members]))
         together: Counter[str] = Counter()
         for effect in members:
             if type(effect) not in (CallModel, Spawn) or (path, effect.seq) in self._refusals:
@@ -134,7 +175,7 @@ class Budgets:
 
     def perform(self, run: Watched, effect: Leaf) -> Single:
         """Return what *effect* gives, and count what it used."""
-        outcome = _at_once(self._meter.perform(Item(run.plan.path, effect, run.plan), cast("IO", run)))
+        outcome: Single = at_once(self._meter.perform(Item(run.plan.path, effect, run.plan), IN_SILENCE))
         at = (run.plan.path, effect.seq)
         if at in self._held:
             used = _used(outcome)
@@ -150,10 +191,6 @@ class Budgets:
     def give_up(self, path: str, effect: Spawn) -> None:
         """Keep a child from being started, because another one of its group failed."""
         self._refusals.refuse(path, (effect,), AgentError("given up, because another child failed"))
-
-    def live(self, run: Watched, effect: Leaf) -> Single:
-        """Refuse what there is no room for, and let everything else happen."""
-        return _at_once(self._gate.perform(Item(run.plan.path, effect, run.plan), cast("IO", run)))
 
     # --- the second count ---------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_SHOWN = 100
 MAX_SHRUNK = 5
 REPEATED = 2
-"""Every so many seeds the run is repeated over its records, which costs 20 %; every run of an exhaustive simulation is."""
+"""Every so many seeds the run is repeated over its records, which costs time; every run of an exhaustive simulation is."""
 MAX_EFFECTS = 12
 """Effects of a run that is gone through exhaustively (reliability 2)."""
 RULES: Mapping[str, str] = {
@@ -52,6 +52,7 @@ RULES: Mapping[str, str] = {
     "I10": "what a run and its children used adds up",
     "I11": "a run that dies and is resumed ends as it would have",
     "I12": "a stopped run ends as stopped, and its handler is closed and sees nothing of it",
+    "R3": "what may have happened before a crash, and must not happen twice, does not happen again",
     "R1": "a run ends, and nothing that was sent to it is lost",
     "handler": "a handler lets out no error of its own; list those that it may with may_raise=(...,)",
 }
@@ -110,12 +111,13 @@ def simulate(
     """
     Run *agent* once per seed in a world where things go wrong, and check what must hold for every run (design 11, reliability K1).
 
-    Nothing is performed: no model, tool or ``Perform`` function is called; children are run, in the same world. Checked
-    are: every call has one result and its own (I1), numbers (I2), a run does the same again, and nothing else, after a crash
-    and, for every other seed, over its records alone (I3), and ends in the same way (I11), sums (I4, I10), old states stay
-    as they were (I5), handlers are left once and in time (I6), nothing happens after the end (I7), limits of steps, tokens,
-    cost, children and depth, where a token costs a millionth of a dollar (I8), the order of a step (I9), how a stopped run
-    ends (I12), and that the handler lets out no error of its own.
+    Nothing is performed: no model, tool or ``Perform`` function is called; children are run, in the same world. Runs are
+    recorded, resumed and repeated by the recorder and the replayer that ship, over a journal in memory. Checked are: every
+    call has one result and its own (I1), numbers (I2), a run does the same again, and nothing else, after a crash and, for
+    every other seed, over its records alone (I3), nothing that must not happen twice does (R3), and it ends in the same way
+    (I11), sums (I4, I10), old states stay as they were (I5), handlers are left once and in time (I6), nothing happens after
+    the end (I7), limits of steps, tokens, cost, children and depth, where a token costs a millionth of a dollar (I8), the
+    order of a step (I9), how a stopped run ends (I12), and that the handler lets out no error of its own.
 
     Args:
         agent: The agent.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard
 
 import attrs
 
@@ -21,14 +21,19 @@ from stepengine.data.messages import TextPart, ToolCallPart, ToolResult, UserMes
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
 from stepengine.data.questions import AnswerLike, answered
-from stepengine.data.state import ChildResult, RunStatus
+from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.usage import Usage
-from stepengine.errors import ModelError, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import is_repeatable
+from stepengine.errors import ModelError, ReplayDivergence, StepEngineError, UnknownOutcome
+from stepengine.journal.encoding import is_repeatable, outcome_members
+from stepengine.journal.session import Session
+from stepengine.journal.store import MemoryJournal
 from stepengine.machine import Finished, run_agent
+from stepengine.machine.plan import RunPlan
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.failfast import has_failed
 from stepengine.runtime.performer import Item, child_path
+from stepengine.runtime.tree import Services
+from stepengine.testing.budgets import Budgets, Passing, at_once
 from stepengine.testing.faults import Drawn, Fault, Given, faulty
 from stepengine.testing.invariants import Unwatched, Violation, Watched, expect_same_end, refuse
 from stepengine.testing.scripted import Failing
@@ -226,12 +231,16 @@ class Setting:
 
 class World:
     """
-    One seed: the runs of its tree, what was recorded of them, and what happened.
+    One seed: the runs of its tree, their journal, and what happened.
+
+    Runs are recorded, resumed and repeated by the recorder and the replayer that ship, over a journal in memory; when a process
+    dies, nothing of it is left but the lines of the journal. What stands here beside that is what they are judged by: what
+    really happened, and what came of it.
 
     Attributes:
         seed: The seed.
         resumed: Whether the run went on after a crash.
-        unknown: Whether an effect may have happened that is not in the record.
+        unknown: Whether an effect may have happened whose outcome nobody knows.
         records: Each effect that was answered, and its outcome, by path and number.
         happened: The faults that came up.
         lines: What happened, as text.
@@ -244,14 +253,18 @@ class World:
         self.unknown = False
         self._faults = faults
         self._canned = setting.canned(seed)
+        self._journal = MemoryJournal(redact="off")
         self._now = 0
+        self._since = 0
         self._again = False
         self._died: set[tuple[str, int, str]] = set()
         self._begun: set[tuple[str, int]] = set()
-        self._ran: set[tuple[str, int]] = set()
         self._doubtful: set[tuple[str, int]] = set()
+        self._open: set[tuple[str, int]] = set()
         self._met: set[tuple[str, int]] = set()
         self._kinds: dict[tuple[str, int], list[str]] = {}
+        self._runs: dict[str, Watched] = {}
+        self._given: dict[tuple[str, int], Single] = {}
         self.records: dict[tuple[str, int], tuple[Leaf, Single]] = {}
         self.happened: list[Fault] = []
         self.lines: list[str] = []
@@ -263,12 +276,23 @@ class World:
         Raises:
             Violation: when something does not hold.
         """
+        session = Session.record(self._journal, seed=str(self.seed))
         while True:
             try:
-                return self._start()
+                return self._process(session)
             except _Crash:
                 self.resumed = True
-                self.lines.append("   the process dies; the run is resumed from its records")
+                self.lines.append("   the process dies; the run is resumed from its journal")
+                self._doubtful |= self._open
+            session = self._resumed()
+
+    def _resumed(self) -> Session:
+        """Return the session of the next process, which finds nothing but lines."""
+        try:
+            self._journal = MemoryJournal(self._journal.lines(), redact="off")
+            return Session.resume(self._journal)
+        except StepEngineError as error:
+            refuse("I11", f"{self._when} the run cannot be resumed: {error.message}")
 
     def made_up(self) -> tuple[str, ...]:
         """Return the tools and functions of ``Perform`` whose results nobody gave, in the order of their first use."""
@@ -279,7 +303,7 @@ class World:
 
     def repeat(self, finished: Finished) -> None:
         """
-        Run the root again over its records alone: it asks for the same effects, none happens, and it ends in the same way.
+        Replay the run from its journal: it asks for the same effects, none happens, and it ends in the same way.
 
         Nobody is shown events this time, so that what a run does cannot depend on it.
 
@@ -290,39 +314,62 @@ class World:
         self._met.clear()
         told = len(self.lines)
         self.lines.append("   the run is repeated over its records")
-        again = self._start()
-        expect_same_end("I3", "when it is repeated over its records", again, finished)
+        again = self._process(Session.replay(self._journal))
+        # The journal of a run that was stopped while it asked is that of a run which waits for the answer.
+        if (finished.status, again.status) != (RunStatus.CANCELLED, RunStatus.SUSPENDED):
+            expect_same_end("I3", "when it is repeated over its records", again, finished)
         missing = self.records.keys() - self._met
         if missing:
             refuse("I3", f"repeated over its records, the run does not ask for {name_of(min(missing))}")
         del self.lines[told:]
 
-    def _start(self) -> Finished:
+    def _process(self, session: Session) -> Finished:
+        """Let one process work on the run, as an engine does: to its end, or until it dies."""
+        try:
+            finished = self._started(session)
+            ended: Finished = at_once(session.finish(finished))
+        finally:
+            session.close()
+        self._expect_sound(session)
+        return ended
+
+    def _started(self, session: Session) -> Finished:
         from stepengine.engine.planning import Planner, Request, with_prompt
         from stepengine.models import Models
-        from stepengine.testing.budgets import Budgets
 
-        setting = self._setting
-        self._planner = Planner(
+        setting, opening, models = self._setting, session.opening, Models.of(_anything())
+        self._session, self._since = session, self._now
+        planner = Planner(
             setting.catalog,
-            Models.of(_anything()),
+            models,
             "test/model",
             lambda _: None,
             keep_names=True,
             seed=str(self.seed),
-            created=CREATED,
+            created=CREATED + timedelta(milliseconds=self._now),
             watched=lambda: not self._again,
         )
-        self._budgets = Budgets(self._recorded, self._live, lambda: self._now)
         agent = setting.catalog.find(setting.agent)
-        plan, state = self._planner.root(Request(agent=agent, prompt=setting.prompt, params=setting.params))
-        state = with_prompt(plan, attrs.evolve(state, run_id="run"))
-        return self._drive(attrs.evolve(plan, run_id="run"), state)
+        prompt, params = (setting.prompt, setting.params) if opening is None else (opening.prompt, opening.params)
+        plan, state = planner.root(Request(agent=agent, prompt=prompt, params=params, run_id="run"))
+        try:
+            plan, state = session.start(plan, with_prompt(plan, state))
+        except ReplayDivergence as error:
+            self._diverged(error)
+        self._services = session.wrap(Services(machine=run_agent, models=models, planner=planner.child))
+        (recorder,) = self._services.middlewares
+        self._budgets = Budgets(
+            lambda gate: Passing(recorder(Passing(gate, self._performed)), self._came),
+            self._live,
+            lambda: self._now - self._since,
+        )
+        return self._drive(plan, state)
 
-    def _drive(self, plan: Any, state: Any) -> Finished:
+    def _drive(self, plan: RunPlan, state: AgentState) -> Finished:
         run = Unwatched(plan) if self._again else Watched(plan, self._setting.may_raise, is_bare=self.seed % 2 == 1)
+        self._runs[plan.path] = run
         self._budgets.opens(plan)
-        finished = self._driven(run, run_agent(run.plan, state))
+        finished = self._driven(run, self._services.machine(run.plan, state))
         self._budgets.closes(plan.path)
         self.lines.append(
             f"   run {plan.path or 'root'} ended: {finished.status.value} {finished.error or ''}".rstrip()
@@ -350,7 +397,11 @@ class World:
         if isinstance(effect, Notify):
             return None
         members = effect.effects if isinstance(effect, Gather) else (effect,)
-        self._budgets.begin(run, members, effect if isinstance(effect, Gather) and len(members) > 1 else None)
+        try:
+            self._budgets.begin(run, members, effect if isinstance(effect, Gather) and len(members) > 1 else None)
+        except ReplayDivergence as error:
+            self._diverged(error)
+        self._open |= {(run.plan.path, member.seq) for member in members}
         outcomes: tuple[Single, ...]
         if isinstance(effect, Gather):
             outcomes = self._members(run, members, fail_fast=effect.fail_fast)
@@ -379,66 +430,104 @@ class World:
             failed = failed or (fail_fast and has_failed(outcome))
         return tuple([done[index] for index in range(len(members))])
 
-    def _recorded(self, run: Watched, effect: Leaf) -> Single:
-        """Return what the record says, or let it happen; children run again over their own records."""
-        at = (run.plan.path, effect.seq)
+    def _came(self, item: Item, outcome: Single) -> Single:
+        """Judge what the recorder hands on, be it new or from the record."""
+        self._expect_sound(self._session)
+        at = (item.path, item.effect.seq)
         self._met.add(at)
         if at in self.records:
-            recorded, outcome = self.records[at]
-            if not _is_same(recorded, effect):
-                refuse("I3", f"{self._when} {name_of(at)} is {shown(effect)}, and was {shown(recorded)}")
-            return self._repeated(run, effect, outcome) if isinstance(effect, Spawn) and at in self._ran else outcome
+            self._expect_same(at, item.effect, outcome)
+            return outcome
         if self._again:
-            refuse("I3", f"{self._when} the run asks for {name_of(at)}, {shown(effect)}, which it did not do before")
+            refuse(
+                "I3", f"{self._when} the run asks for {name_of(at)}, {shown(item.effect)}, which it did not do before"
+            )
         if len(self.records) >= MAX_EFFECTS:
-            refuse("R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {shown(effect)}")
-        outcome = self._budgets.live(run, effect)
-        self.records[at] = (effect, outcome)
-        self.lines.append(f"{name_of(at):>8}  {shown(effect)}{self._marks(at)}\n          -> {told(outcome)}")
-        self._die(effect, at, "crash_after")
+            refuse("R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {shown(item.effect)}")
+        self._expect_true(at, item, outcome)
+        self.records[at] = (item.effect, outcome)
+        self.lines.append(f"{name_of(at):>8}  {shown(item.effect)}{self._marks(at)}\n          -> {told(outcome)}")
+        if not isinstance(outcome, Stop):
+            self._open.discard(at)
+        self._die(item.effect, at, "crash_after")
         return outcome
+
+    def _expect_same(self, at: tuple[str, int], effect: Leaf, outcome: Single) -> None:
+        """Check that an effect that was answered before is so again; what was stopped may be stopped for less."""
+        recorded, due = self.records[at]
+        if not _is_same(recorded, effect):
+            refuse("I3", f"{self._when} {name_of(at)} is {shown(effect)}, and was {shown(recorded)}")
+        if not _is_equal(outcome, due):
+            refuse("I3", f"{self._when} {name_of(at)}, {shown(effect)}, gives {told(outcome)}, and gave {told(due)}")
+
+    def _expect_true(self, at: tuple[str, int], item: Item, outcome: Single) -> None:
+        """Check that a new outcome is what the world gave; only what may have happened before a crash is unknown."""
+        given = self._given.get(at)
+        if given is not None:
+            if not _is_equal(outcome, given):
+                refuse(
+                    "R1",
+                    f"{name_of(at)}, {shown(item.effect)}, gave {told(given)}, and the run is sent {told(outcome)}",
+                )
+        elif at in self._doubtful and not is_repeatable(item) and _is_unknown(outcome):
+            self._now += 1
+            self.unknown = True
+        else:
+            refuse("R1", f"{name_of(at)}, {shown(item.effect)}, did not happen, and the run is sent {told(outcome)}")
+
+    def _expect_sound(self, session: Session) -> None:
+        if session.fatal is not None:
+            self._diverged(session.fatal)
+
+    def _diverged(self, error: StepEngineError) -> NoReturn:
+        refuse("I3", f"{self._when} {error.message}")
 
     @property
     def _when(self) -> str:
         return "repeated over its records," if self._again else "after a crash"
 
-    def _repeated(self, run: Watched, effect: Spawn, outcome: Single) -> Single:
-        """Run a recorded child again over its own records; it must end as it did."""
-        again = attrs.evolve(self._spawned(run, effect), at=outcome.at)
-        if again != outcome:
-            refuse("I3", f"{self._when} {shown(effect)} gives {told(again)}, and gave {told(outcome)}")
-        return again
-
     def _marks(self, at: tuple[str, int]) -> str:
         kinds = self._kinds.get(at)
         return f"   !! {', '.join(kinds)}" if kinds else ""
 
-    def _live(self, run: Watched, effect: Leaf) -> Single:
-        """Let *effect* happen, with the faults that are due."""
-        at = (run.plan.path, effect.seq)
+    def _performed(self, item: Item, outcome: Single) -> Single:
+        """Keep what really came of an effect, or of its refusal, before anybody records it."""
+        self._given[(item.path, item.effect.seq)] = outcome
+        return outcome
+
+    def _live(self, item: Item) -> Single:
+        """Let an effect happen, with the faults that are due."""
+        effect, at = item.effect, (item.path, item.effect.seq)
         if at not in self._kinds:
-            self._kinds[at] = self._faults.at(run.plan.path, effect)
-            self.happened += [Fault(effect.seq, kind, run.plan.path) for kind in self._kinds[at]]
+            self._kinds[at] = self._faults.at(item.path, effect)
+            self.happened += [Fault(effect.seq, kind, item.path) for kind in self._kinds[at]]
+        self._expect_due(item, at)
         self._die(effect, at, "crash")
-        if at in self._doubtful and not is_repeatable(Item(at[0], effect, run.plan)):
-            self._now += 1
-            self.unknown = True
-            return Failure(UnknownOutcome("the process died while it ran"), self._now)
-        made = self._happens(run, effect, at)
+        made = self._happens(item, at)
         self._die(effect, at, "crash_inside")
         return made
 
-    def _happens(self, run: Watched, effect: Leaf, at: tuple[str, int]) -> Single:
-        kinds = self._kinds[at]
+    def _expect_due(self, item: Item, at: tuple[str, int]) -> None:
+        """Check that an effect that is about to happen may: children run again over their own records."""
+        if isinstance(item.effect, Spawn):
+            return
+        if self._again or (at in self.records and not isinstance(self.records[at][1], Stop)):
+            refuse("I3", f"{self._when} {name_of(at)}, {shown(item.effect)}, happens although its outcome is recorded")
+        if at in self._doubtful and not is_repeatable(item):
+            refuse(
+                "R3", f"{self._when} {name_of(at)}, {shown(item.effect)}, happens although it may have happened before"
+            )
+
+    def _happens(self, item: Item, at: tuple[str, int]) -> Single:
+        effect, kinds = item.effect, self._kinds[at]
         if at not in self._begun:
             self._begun.add(at)
             self._now += MINUTES if "slow" in kinds else 1
-        made = next((o for kind in kinds if (o := faulty(kind, effect, self._now)) is not None), None)
+        now = self._now - self._since
+        made = next((o for kind in kinds if (o := faulty(kind, effect, now)) is not None), None)
         if made is None:
             made = (
-                self._spawned(run, effect)
-                if isinstance(effect, Spawn)
-                else self._canned.outcome(at[0], effect, self._now)
+                self._spawned(item, effect) if isinstance(effect, Spawn) else self._canned.outcome(at[0], effect, now)
             )
         if "duplicate" in kinds and not isinstance(made, Stop):
             sent = UserMessage(f"sent twice during {name_of(at)}")
@@ -451,26 +540,24 @@ class World:
             return
         self._died.add((*at, kind))
         self.lines.append(f"{name_of(at):>8}  {shown(effect)}   !! {kind}")
-        if at not in self.records:
-            # Nobody knows whether it happened before the process died.
-            self._doubtful.add(at)
         raise _Crash
 
-    def _spawned(self, run: Watched, effect: Spawn) -> Single:
-        path = child_path(run.plan.path, effect.seq)
+    def _spawned(self, item: Item, effect: Spawn) -> Single:
+        path = child_path(item.path, effect.seq)
         try:
-            plan, state = self._planner.child(run.plan, effect, path)
+            plan, state = self._services.planner(item.plan, effect, path)
         except StepEngineError as error:
-            return Value(ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error), self._now)
-        self._ran.add((run.plan.path, effect.seq))
+            return Value(
+                ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error), self._now - self._since
+            )
         finished = self._drive(plan, state)
-        child = finished.as_child(is_inline=effect.is_inline)
+        child, now = finished.as_child(is_inline=effect.is_inline), self._now - self._since
         if finished.status is RunStatus.SUSPENDED:
-            return Stop("suspended", self._now, questions=finished.pending, child=child)
+            return Stop("suspended", now, questions=finished.pending, child=child)
         if finished.status is RunStatus.CANCELLED:
             # Only the whole tree is cancelled here.
-            return Stop("cancelled", self._now, child=child)
-        return Value(child, self._now)
+            return Stop("cancelled", now, child=child)
+        return Value(child, now)
 
 
 def _advanced(machine: Generator[Effect, Outcome | None, Finished], outcome: Outcome | None) -> Effect | Finished:
@@ -494,6 +581,19 @@ def _is_same(a: Leaf, b: Leaf) -> bool:
     if isinstance(a, CallFunction) and isinstance(b, CallFunction):
         return a.seq == b.seq and is_same_yield(a.call, b.call)
     return type(a) is type(b) and a == b
+
+
+def _is_equal(a: Single, b: Single) -> bool:
+    """Compare outcomes; a stop is not recorded at its effect, so that of a repeated run says less."""
+    if isinstance(a, Stop) or isinstance(b, Stop):
+        return type(a) is type(b)
+    if type(a) is type(b) is Value and a.value is b.value:
+        return a.inputs == b.inputs
+    return outcome_members(a) == outcome_members(b)
+
+
+def _is_unknown(outcome: Single) -> bool:
+    return isinstance(getattr(outcome, "error", None), UnknownOutcome)
 
 
 def _anything() -> Any:

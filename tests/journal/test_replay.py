@@ -217,7 +217,7 @@ def test_time_goes_on_from_the_record_also_when_the_wall_clock_was_set_back(rig,
         def now(cls, tz=None):
             return datetime.now(tz).replace(year=moved)
 
-    monkeypatch.setattr("stepengine.journal.session.datetime", Later)
+    monkeypatch.setattr("stepengine.engine.planning.datetime", Later)
     for moved in (datetime.now(UTC).year + 10, 1990):
         journals.append(MemoryJournal(lines))
         _, second, forward = rig(agent).resume(journals[-1]).output

@@ -1,0 +1,198 @@
+"""
+A planted error in the recorder or the replayer that ship is found by `simulate`: its runs are recorded, resumed and repeated by them.
+"""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.messages import ToolResult
+from stepengine.data.outcomes import Value
+from stepengine.data.tools import ToolAnnotations
+from stepengine.data.yields import STEP, AgentCall, Parallel, Perform, ToolCall
+from stepengine.errors import StepEngineError
+from stepengine.journal import history, recorder
+from stepengine.journal.recorder import Recorder
+from stepengine.journal.records import Result
+from stepengine.journal.replayer import Replayer
+from stepengine.journal.session import Session
+from stepengine.testing import Fault, SimulationFailed, simulate, text
+from stepengine.tools import Tool
+
+SAFE = Tool("look", "", {}, lambda given: given, annotations=ToolAnnotations(read_only=True))
+KID = AgentDefinition("kid")
+
+
+def everyday(ctx):
+    yield ToolCall("look", {"n": 1})
+    yield STEP
+    yield Parallel(ToolCall("look", {"n": 2}), AgentCall("kid"))
+    try:
+        yield from Perform(print, "once")
+    except StepEngineError as error:
+        return str(error)
+    return "done"
+
+
+AGENT = AgentDefinition("everyday", tools=["look"], spawnable_agents=[KID], handle_steps=everyday)
+
+
+def simulated(*faults):
+    return simulate(AGENT, [1], tools=[SAFE], replies=[text("a"), text("b")], faults=faults)
+
+
+def test_the_recorder_and_the_replayer_that_ship_are_fine():
+    assert 1 == simulated(Fault(1, "crash"), Fault(4, "crash_inside")).runs
+    assert 200 == simulate(AGENT, range(200), tools=[SAFE]).runs
+
+
+@pytest.mark.parametrize(
+    "broken", [(Recorder, "perform"), (Recorder, "begin"), (Session, "append"), (Session, "start")]
+)
+def test_a_recorder_that_raises_lets_every_simulation_fail(broken, monkeypatch):
+    def mutant(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(*broken, mutant)
+    with pytest.raises(ZeroDivisionError):
+        simulated()
+
+
+@pytest.mark.parametrize("broken", ["answer", "meets", "result", "confirm"])
+def test_a_replayer_that_raises_lets_every_simulation_with_a_crash_fail(broken, monkeypatch):
+    def mutant(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Replayer, broken, mutant)
+    assert 1 == simulated().runs  # nothing is resumed, and this seed is not repeated
+    with pytest.raises(ZeroDivisionError):
+        simulated(Fault(4, "crash"))
+
+
+# --- wrong instead of raising -------------------------------------------------------------------------------------------
+
+
+def another_outcome(monkeypatch):
+    """
+    The replayer answers a tool call with another result than is recorded.
+    """
+    answer = Replayer.answer
+
+    def mutant(replayer, known, item):
+        outcome = answer(replayer, known, item)
+        is_result = isinstance(getattr(outcome, "value", None), ToolResult)
+        return attrs.evolve(outcome, value=ToolResult.text("another")) if is_result else outcome
+
+    monkeypatch.setattr(Replayer, "answer", mutant)
+
+
+def wrong_result_recorded(monkeypatch):
+    """
+    The journal is given another result than the run.
+    """
+    append = Session.append
+
+    def mutant(session, record):
+        if isinstance(record, Result) and isinstance(getattr(record.outcome, "value", None), ToolResult):
+            outcome = attrs.evolve(record.outcome, value=ToolResult.text("another"))
+            record = Result(record.path, record.seq, record.at, outcome)
+        append(session, record)
+
+    monkeypatch.setattr(Session, "append", mutant)
+
+
+def wrong_result_sent(monkeypatch):
+    """
+    The run is sent another result than what it did gave.
+    """
+    settled = Recorder._settled
+
+    def mutant(recorder, item, outcome, at):
+        outcome = settled(recorder, item, outcome, at)
+        return Value(ToolResult.text("another"), at) if isinstance(outcome.value, ToolResult) else outcome
+
+    monkeypatch.setattr(Recorder, "_settled", mutant)
+
+
+def nothing_recorded(monkeypatch):
+    """
+    Results are not written.
+    """
+    append = Session.append
+
+    def mutant(session, record):
+        if not isinstance(record, Result):
+            append(session, record)
+
+    monkeypatch.setattr(Session, "append", mutant)
+
+
+def done_twice(monkeypatch):
+    """
+    What may have happened before a crash is done again, whatever it is.
+    """
+    monkeypatch.setattr(recorder, "is_repeatable", lambda item: True)
+
+
+def never_begun(monkeypatch):
+    """
+    Nobody remembers what was begun.
+    """
+    monkeypatch.setattr(Replayer, "was_begun", lambda replayer, address: False)
+
+
+def all_unknown(monkeypatch):
+    """
+    What can be done again is called unknown.
+    """
+    monkeypatch.setattr(recorder, "is_repeatable", lambda item: False)
+
+
+def forgotten_input(monkeypatch):
+    """
+    Reading a journal loses messages that were sent to the run.
+    """
+    outcome_of = history.outcome_of
+    monkeypatch.setattr(history, "outcome_of", lambda form: attrs.evolve(outcome_of(form), inputs=()))
+
+
+CRASH = Fault(4, "crash")
+WRONG = {
+    another_outcome: ("I3", [CRASH]),
+    wrong_result_recorded: ("I3", [CRASH]),
+    wrong_result_sent: ("R1", []),
+    nothing_recorded: ("I11", [CRASH]),
+    done_twice: ("R3", [CRASH]),
+    never_begun: ("R3", [CRASH]),
+    all_unknown: ("R1", [Fault(1, "crash")]),
+    forgotten_input: ("I3", [Fault(0, "duplicate"), CRASH]),
+}
+
+
+@pytest.mark.spec("reliability:I3", "reliability:I11", "reliability:R3")
+@pytest.mark.parametrize("plant", WRONG, ids=lambda plant: plant.__name__)
+def test_a_recorder_or_replayer_that_is_wrong_is_told_under_its_row(plant, monkeypatch):
+    plant(monkeypatch)
+    row, faults = WRONG[plant]
+    with pytest.raises(SimulationFailed) as failed:
+        simulated(*faults)
+    assert row == failed.value.row
+
+
+def test_a_replayer_that_takes_every_effect_for_the_recorded_one_is_found(monkeypatch):
+    """
+    A handler that depends on more than its answers is not excused by it.
+    """
+    runs = []
+
+    def forgetful(ctx):
+        runs.append(1)
+        yield ToolCall("look", {"run": len(runs)})
+        yield STEP
+
+    monkeypatch.setattr("stepengine.journal.replayer.Past.equals", lambda past, known, asked: True)
+    agent = AgentDefinition("forgetful", tools=["look"], handle_steps=forgetful)
+    with pytest.raises(SimulationFailed, match="I3: after a crash 0 is tool look"):
+        simulate(agent, [1], faults=[Fault(1, "crash")])
