@@ -12,14 +12,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepengine.data.definition import AgentDefinition
+    from stepengine.data.definition import AgentDefinition, InputSchema
     from stepengine.data.hooks import Change, HookContext, Hooks, StepContext
     from stepengine.data.inputs import AnswerInput, Interrupt, RunInput, Shutdown, ToolResultInput, UserInput
     from stepengine.data.limits import Limits
-    from stepengine.data.messages import AssistantMessage, ToolMessage, ToolResult, UserMessage
-    from stepengine.data.models import ModelSettings, StopReason
-    from stepengine.data.questions import Answer, Decision, Question
+    from stepengine.data.messages import (
+        AssistantMessage,
+        DocumentPart,
+        ImagePart,
+        TextPart,
+        ThinkingPart,
+        ToolCallPart,
+        ToolMessage,
+        ToolResult,
+        UserMessage,
+    )
+    from stepengine.data.models import ModelSettings, StopReason, Thinking
+    from stepengine.data.questions import Answer, Decision, Interactor, Question
     from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
+    from stepengine.data.tools import ToolAnnotations
+    from stepengine.data.transcript import Transcript
     from stepengine.data.usage import Usage
     from stepengine.data.yields import (
         STEP,
@@ -57,10 +69,14 @@ __all__ = (
     "Complete",
     "Decision",
     "Depends",
+    "DocumentPart",
     "Engine",
     "GenerateN",
     "HookContext",
     "Hooks",
+    "ImagePart",
+    "InputSchema",
+    "Interactor",
     "Interrupt",
     "Limits",
     "LogObserver",
@@ -81,12 +97,18 @@ __all__ = (
     "StepWith",
     "Steps",
     "StopReason",
+    "TextPart",
+    "Thinking",
+    "ThinkingPart",
     "Tool",
+    "ToolAnnotations",
     "ToolCall",
+    "ToolCallPart",
     "ToolContext",
     "ToolMessage",
     "ToolResult",
     "ToolResultInput",
+    "Transcript",
     "Usage",
     "UserInput",
     "UserMessage",
@@ -100,14 +122,26 @@ __all__ = (
 )
 
 _PLACES = {
-    "definition": ("AgentDefinition",),
+    "definition": ("AgentDefinition", "InputSchema"),
     "hooks": ("Change", "HookContext", "Hooks", "StepContext"),
     "inputs": ("AnswerInput", "Interrupt", "RunInput", "Shutdown", "ToolResultInput", "UserInput"),
     "limits": ("Limits",),
-    "messages": ("AssistantMessage", "ToolMessage", "ToolResult", "UserMessage"),
-    "models": ("ModelSettings", "StopReason"),
-    "questions": ("Answer", "Decision", "Question"),
+    "messages": (
+        "AssistantMessage",
+        "DocumentPart",
+        "ImagePart",
+        "TextPart",
+        "ThinkingPart",
+        "ToolCallPart",
+        "ToolMessage",
+        "ToolResult",
+        "UserMessage",
+    ),
+    "models": ("ModelSettings", "StopReason", "Thinking"),
+    "questions": ("Answer", "Decision", "Interactor", "Question"),
     "state": ("AgentState", "ChildResult", "RunResult", "RunStatus"),
+    "tools": ("ToolAnnotations",),
+    "transcript": ("Transcript",),
     "usage": ("Usage",),
     "yields": (
         "STEP",
@@ -146,4 +180,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -21,7 +21,7 @@ from stepengine.data.questions import Question
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage
-from stepengine.errors import ChildError, StepEngineError
+from stepengine.errors import ChildError, DataError, StepEngineError
 
 __all__ = (
     "AgentState",
@@ -127,6 +127,35 @@ class AgentState:
 
         history = read_history(messages)
         return cls.from_messages(history.transcript, system_prompt=history.system_prompt, **fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """
+        Return this state as a JSON object, fit for ``json.dumps``; ``from_json`` reads it again.
+
+        The whole conversation is in it as it was said, secrets included: keep it where the conversation may be kept.
+
+        Raises:
+            DataError: when something in it cannot be stored, such as a number that is not finite, naming the place.
+        """
+        from stepengine.data.codec import to_json  # noqa: PLC0415
+
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> AgentState:
+        """
+        Return the state that ``to_json`` made *data* of, to be passed as ``previous=``.
+
+        Raises:
+            DataError: for what is no such object, or was made by a newer version; it names the place.
+        """
+        from stepengine.data.codec import from_json  # noqa: PLC0415
+
+        state = from_json(data)
+        if isinstance(state, AgentState):
+            return state
+        msg = f"AgentState.from_json reads what AgentState.to_json made, not a stored {type(state).__name__}"
+        raise DataError(msg)
 
 
 quick_state = maker_of(AgentState)

@@ -447,6 +447,12 @@ class StepResult:
         """The last tool result, or ``None`` when there is none."""
         return self.tool_results[-1] if self.tool_results else None
 
+    @property
+    def text(self) -> str:
+        """What the newest assistant message says, without thoughts and outer blanks; ``""`` for calls alone or none."""
+        history = reversed(self.agent_state.message_history)
+        return next((m.said.strip() for m in history if type(m) is AssistantMessage), "")
+
 
 quick_step_result = maker_of(StepResult)
 

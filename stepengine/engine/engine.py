@@ -94,7 +94,8 @@ class Engine:
             interactor, journal nor session, which nobody could go on with.
         dependency_overrides: Dependency factories of tools that replace others.
         pricing: What model replies cost; ``None`` switches it off.
-        default_model: The model of agents that name none.
+        default_model: The model of agents that name none; by default the ``default_model`` of the one ``Provider`` that
+            *models* is, if it has one.
         agent_models: Models in place of those that agents name, by agent id; that of ``""`` holds for all others. They are
             recorded with a run and hold for it again, unless there are other ones then. Models that a handler names in a
             yield stay.

@@ -292,10 +292,10 @@ class Launcher:
             return model
 
     def _default(self, models: Models, recorded: RecordedModels) -> str | None:
-        """Return the model of roots that name none: of a recorded run the one that it had."""
+        """Return the model of roots that name none: of a recorded run the one that it had, else the only provider's."""
         own = self.default_model
         if own is None or not recorded.models or own in recorded.models:
-            return own or recorded.default
+            return own or recorded.default or (None if recorded.is_whole else models.default_model)
         try:
             canonical = str(models.parse(own))
         except UnknownModel:

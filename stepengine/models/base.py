@@ -91,10 +91,13 @@ class Provider(ABC):
     Attributes:
         name: The provider's name; model strings that begin with it and a slash are its own.
         model_patterns: Regular expressions of the models that it serves when a model string names no provider.
+        default_model: The model of agents that name none, when an engine was given this provider alone and no
+            ``default_model`` of its own; ``None`` for none.
     """
 
     name: str
     model_patterns: tuple[str, ...] = ()
+    default_model: str | None = None
     _prefixes: tuple[str, ...] = ()
 
     def known_as(self, prefix: str) -> None:

@@ -72,6 +72,11 @@ class Models:
         self._load_entry_points()
         return tuple(self._sources) if self._only is None else (self._only.name,)
 
+    @property
+    def default_model(self) -> str | None:
+        """The ``default_model`` of the one provider that serves every model string; ``None`` when there are several."""
+        return None if self._only is None else self._only.default_model
+
     @classmethod
     def standard(
         cls,

@@ -106,7 +106,7 @@ class ScriptedModel(Provider):
     """
     A provider that plays *replies* in order and keeps what it was asked (requirements P4).
 
-    It answers every model string. Tasks and threads may share one: each request gets the next item, whole. Whoever asks
+    It answers every model string, and agents that name none ask it for ``"scripted/default"``. Tasks and threads may share one: each request gets the next item, whole. Whoever asks
     after the last item gets a ``ModelError`` of kind ``"script"`` that is not retried and shows the request.
 
     Args:
@@ -122,6 +122,7 @@ class ScriptedModel(Provider):
     """
 
     name = "scripted"
+    default_model = "scripted/default"
 
     def __init__(self, replies: Iterable[Script] = (), *, chunk: int = 4) -> None:
         self._script: tuple[Any, ...] = tuple([_item(item, index) for index, item in enumerate(replies)])

@@ -533,3 +533,14 @@ def test_a_tool_without_a_time_limit_is_stored():
     assert [ToolSpec("a", timeout=3.5), ToolSpec("b")] == [
         from_json(to_json(each)) for each in (ToolSpec("a", timeout=3.5), ToolSpec("b"))
     ]
+
+
+@pytest.mark.spec("requirements:B17")
+@given(strategies.states)
+def test_a_state_survives_json_by_its_own_methods(state: AgentState) -> None:
+    assert AgentState.from_json(json.loads(json.dumps(state.to_json(), allow_nan=False))) == state
+
+
+def test_what_is_no_stored_state_is_refused_with_what_it_is() -> None:
+    with pytest.raises(DataError, match="AgentState.from_json reads what AgentState.to_json made, not a stored Usage"):
+        AgentState.from_json(to_json(Usage()))

@@ -14,7 +14,7 @@ import pytest
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict
-from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolResult, UserMessage
+from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.yields import (
@@ -295,3 +295,13 @@ def test_sentinels_are_two_and_read_as_they_are_written() -> None:
 
 def test_every_error_of_an_author_is_one_of_ours() -> None:
     assert all(issubclass(e, StepEngineError) for e in (BadYield, ChildError, DataError, PerformError, ToolError))
+
+
+def test_the_text_of_a_step_is_what_the_newest_reply_says_without_thoughts() -> None:
+    call = ToolCallPart("c1", "look")
+    history = [UserMessage("q"), AssistantMessage(" <think>hm</think> said \n")]
+    called = [*history, AssistantMessage([call]), ToolMessage("c1", "look", "result")]
+
+    assert "said" == StepResult(AgentState.from_messages(history)).text
+    assert "said" == StepResult(AgentState.from_messages([*history, UserMessage("later")])).text
+    assert ("", "") == (StepResult(AgentState.from_messages(called)).text, StepResult(AgentState()).text)

@@ -270,13 +270,14 @@ async def test_a_missing_key_raises_before_the_run():
 
 
 @pytest.mark.spec("requirements:A5")
-async def test_an_agent_without_a_model_uses_the_default_or_fails_at_its_first_step():
+async def test_an_agent_without_a_model_uses_the_engine_s_then_the_one_provider_s_default_or_fails_at_its_first_step():
     scripted = ScriptedModel(["hi", "hi"])
     result = await Engine(models=scripted, default_model="test/d").run(AgentDefinition("x"), "go")
-    failed = await Engine(models=scripted).run(AgentDefinition("x"), "go")
+    await Engine(models=scripted).run(AgentDefinition("x"), "go")
+    failed = await Engine(models={"test": scripted}).run(AgentDefinition("x"), "go")
 
     assert RunStatus.COMPLETED is result.status
-    assert ["test/d"] == [c.model for c in scripted.calls]
+    assert ["test/d", "scripted/default"] == [c.model for c in scripted.calls]
     assert isinstance(failed.error, UnknownModel)
     assert "'x'" in str(failed.error)
 
