@@ -25,23 +25,28 @@ from stepengine.models._json import read_json
 from stepengine.models.keys import Credentials, printable
 
 __all__ = (
+    "GIVEN_UP",
     "INVALID_SIGNATURE",
     "MALFORMED_CALL",
     "ONCE",
     "Call",
     "body_failure",
+    "given_up",
     "malformed_call",
     "protocol_failure",
     "request_id_of",
     "sdk_failure",
     "transport_failure",
     "truncated",
+    "unsigned_call",
     "wait_of",
 )
 
+INPUTS_AND_NEW = "`inputs` tokens + `max_new_tokens` must be <="
 INVALID_SIGNATURE = "invalid_signature"
 MALFORMED_CALL = "malformed_call"
-ONCE = frozenset({INVALID_SIGNATURE, MALFORMED_CALL})
+GIVEN_UP = "given_up"
+ONCE = frozenset({GIVEN_UP, INVALID_SIGNATURE, MALFORMED_CALL})
 """Kinds of failure after which the same request is worth one more try and no third (MP60, EC97, EC109)."""
 
 RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 498})
@@ -73,11 +78,39 @@ STATUS_OF_TYPE = {
     "timeout_error": 504,
 }
 NO_CREDIT = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_reached"})
-OVERFLOW = re.compile(
-    r"prompt is too long|maximum context length|context.length.exceeded|context window|too many tokens"
-    r"|exceeds the available context|input token count.*exceeds the maximum|request_too_large",
-    re.IGNORECASE | re.DOTALL,
-)
+OVERFLOW = {
+    "prompt is too long": "Anthropic",
+    "`max_tokens` exceed context limit": "Anthropic",
+    "request_too_large": "Anthropic",
+    "maximum context length": "OpenAI, OpenRouter, DeepSeek, vLLM",
+    "context_length_exceeded": "OpenAI, Groq",
+    "context length exceeded": "OpenAI-compatible servers",
+    "context window": "OpenAI, MiniMax",
+    "too many tokens": "Mistral, Bedrock",
+    "exceeds the maximum number of tokens": "Gemini",
+    "maximum prompt length is": "xAI",
+    "reduce the length of the messages": "Groq",
+    INPUTS_AND_NEW: "Together, TGI",
+    "is longer than the model's context length": "Together",
+    "tokens to keep from the initial prompt is greater than the context length": "LM Studio",
+    "loaded with context length of only": "LM Studio",
+    "is longer than the maximum model length": "vLLM",
+    "exceeded model token limit": "Moonshot",
+    "prompt exceeds max length": "Z.ai",
+    "input is too long for requested model": "Bedrock",
+    "prompt token count of": "Copilot",
+    "range of input length should be": "Qwen",
+    "exceeded max context length": "Ollama",
+    "context size has been exceeded": "llama.cpp",
+    "exceeds the available context": "llama.cpp",
+    "exceeds the maximum allowed input length": "OpenRouter",
+    "token limit reached": "OpenRouter, in a stream",
+}
+"""What says, in lower case, that a request is longer than the model's window, and who says so."""
+
+PER_MINUTE = "tokens per minute"
+"""Groq's 413 for a request larger than a minute's allowance, which says nothing of the window."""
+
 SIGNATURE = re.compile(
     r"signature|bound to a different conversation|encrypted_content|encrypted content|thinking.{0,40}block",
     re.IGNORECASE,
@@ -190,9 +223,7 @@ def body_failure(
     fields: dict[str, Any] = {"status": status, "request_id": _request_id(headers, content), "kind": "http"}
     fields["usage"] = usage
     asked = wait_of(headers)
-    if status in OVERFLOW_STATUS and (
-        status == TOO_LARGE or "context_length_exceeded" in problem.words or OVERFLOW.search(problem.text)
-    ):
+    if status in OVERFLOW_STATUS and _is_overflow(problem, status, call):
         return ContextOverflow(message, **{**fields, "kind": "context_overflow"})
     if problem.words & NO_CREDIT or status == NO_MONEY:
         return ModelError(message, **{**fields, "kind": "no_credit"})
@@ -202,6 +233,23 @@ def body_failure(
         return ModelError(message, **{**fields, "kind": INVALID_SIGNATURE})
     retryable = _retryable(status, headers)
     return ModelError(message, retryable=retryable, retry_after=problem.wait if asked is None else asked, **fields)
+
+
+def _is_overflow(problem: _Problem, status: int | None, call: Call) -> bool:
+    """Return whether what was asked is longer than the model's window."""
+    text = problem.text.casefold()
+    if PER_MINUTE in text:
+        return False
+    if INPUTS_AND_NEW in text:
+        # Said of a prompt that is too long, and of a max_tokens that alone is more than the window.
+        limit = text.partition(INPUTS_AND_NEW)[2].split()[:1]
+        most = call.request.settings.max_tokens if call.request is not None else None
+        return not (most and limit and limit[0].rstrip(".,;").isdecimal() and most >= int(limit[0].rstrip(".,;")))
+    return (
+        status == TOO_LARGE
+        or not problem.words.isdisjoint({"context_length_exceeded", "1261"})
+        or any(words in text for words in OVERFLOW)
+    )
 
 
 @attrs.frozen
@@ -347,6 +395,18 @@ def malformed_call(call: Call, what: str, usage: Usage | None = None) -> ModelEr
     """Return the error for a reply in which the model broke its own call; worth one more try (EC97)."""
     msg = f"{call.model!r} of {call.provider} wrote a tool call that its provider could not read: {printable(what, MAX_MESSAGE)}"
     return ModelError(msg, retryable=True, kind=MALFORMED_CALL, usage=usage)
+
+
+def unsigned_call(call: Call, what: str, usage: Usage | None = None) -> ModelError:
+    """Return the error for a reply that wants signatures of earlier calls; asked again, made ones are sent (MP60)."""
+    msg = f"{call.model!r} of {call.provider} misses a thought signature: {printable(what, MAX_MESSAGE)}"
+    return ModelError(msg, retryable=True, kind=INVALID_SIGNATURE, usage=usage)
+
+
+def given_up(call: Call, what: str, usage: Usage | None = None) -> ModelError:
+    """Return the error for a reply that its provider broke off without a reason of ours; worth one more try (EC97)."""
+    msg = f"{call.provider} gave up on the reply of {call.model!r}: {printable(what, MAX_MESSAGE)}"
+    return ModelError(msg, retryable=True, kind=GIVEN_UP, usage=usage)
 
 
 def truncated(call: Call, what: str, usage: Usage | None = None) -> TruncatedReply:

@@ -41,6 +41,7 @@ class Preset:
         stream_usage: Whether usage must be asked for in a stream.
         nine_letter_ids: Whether call ids are exactly nine letters and digits.
         reasoning_with_calls: The member that every assistant message with calls must hold, even empty.
+        bridged: Models, as a regular expression, that refuse a message of the user right after a tool's result.
         plain_schemas: Models, as a regular expression, whose schemas must do without ``$ref``, ``const`` and null unions.
         cache_key: Whether to name the conversation, so that it meets the same prompt cache.
         encrypted_reasoning: Whether encrypted reasoning must be asked for (Responses).
@@ -68,6 +69,7 @@ class Preset:
     stream_usage: bool = True
     nine_letter_ids: bool = False
     reasoning_with_calls: str = ""
+    bridged: str = ""
     plain_schemas: str = ""
     cache_key: bool = False
     encrypted_reasoning: bool = False
@@ -97,6 +99,8 @@ OPENAI = attrs.evolve(
     stops=False,
 )
 
+MISTRAL_ELSEWHERE = r"mistralai/.*"
+
 PRESETS = {
     preset.name: preset
     for preset in (
@@ -106,6 +110,7 @@ PRESETS = {
             _service("openrouter", "https://openrouter.ai/api/v1"),
             thinking="openrouter",
             takes_files="all",
+            bridged=MISTRAL_ELSEWHERE,
             plain_schemas=r"google/.*",
         ),
         Preset(
@@ -114,7 +119,7 @@ PRESETS = {
             base_url_variable="OLLAMA_BASE_URL",
             no_key="ollama",
         ),
-        _service("vllm", "http://localhost:8000/v1", key_required=False),
+        attrs.evolve(_service("vllm", "http://localhost:8000/v1", key_required=False), bridged=MISTRAL_ELSEWHERE),
         attrs.evolve(
             _service("llamacpp", "http://localhost:8080/v1", key_required=False),
             named_choice=False,
@@ -135,6 +140,7 @@ PRESETS = {
             model_patterns=(r"(?:mistral|ministral|magistral|devstral|codestral|pixtral|open-mi[sx]tral)-.+",),
             required_word="any",
             stream_usage=False,
+            bridged=".*",
             nine_letter_ids=True,
         ),
         attrs.evolve(

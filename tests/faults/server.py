@@ -2,13 +2,14 @@
 A loopback provider that plays scripts of bytes and breaks them (ecosystem EC158, reliability K5).
 
 Each request takes the next script. A script is an ``Answer``: a status, headers, and items of the body: bytes to send, a
-float to wait, ``"rst"`` to reset the connection, ``"fin"`` to end the chunked body, ``"hang"`` to send nothing more.
+float to wait, ``"rst"`` to reset the connection, ``"fin"`` to end the chunked body, ``"hang"`` to send nothing more. In
+place of a script there may be a function of the request's body that gives one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -51,7 +52,7 @@ class FaultServer:
     """
 
     url: str
-    answers: list[Answer]
+    answers: list[Answer | Callable[[bytes], Answer]]
     requests: list[tuple[bytes, bytes]] = attrs.field(factory=list)
     asked: asyncio.Event = attrs.field(factory=asyncio.Event)
     closed: asyncio.Event = attrs.field(factory=asyncio.Event)
@@ -75,7 +76,8 @@ class FaultServer:
         """What a request gets: the next script, the last one for ever."""
         self.requests.append((head, body))
         self.asked.set()
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        script = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return script(body) if callable(script) else script
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -109,7 +111,7 @@ class FaultServer:
 
 
 @asynccontextmanager
-async def fault_server(*answers: Answer) -> AsyncIterator[FaultServer]:
+async def fault_server(*answers: Answer | Callable[[bytes], Answer]) -> AsyncIterator[FaultServer]:
     """Run a server that gives *answers* in order, the last one for ever."""
     state = FaultServer("", list(answers))
     server = await asyncio.start_server(state.handle, "127.0.0.1", 0)

@@ -155,6 +155,32 @@ def test_a_failed_response_is_the_matching_status(code, status, retryable):
         assert (caught.value.status, caught.value.retryable, caught.value.usage) == (status, retryable, Usage(3, 0))
 
 
+@pytest.mark.spec("ecosystem:EC97", "providers:PV72")
+@pytest.mark.parametrize(
+    ("raw", "kind"),
+    [
+        ("MALFORMED_FUNCTION_CALL", "malformed_call"),
+        ("UNEXPECTED_TOOL_CALL", "malformed_call"),
+        ("MISSING_THOUGHT_SIGNATURE", "invalid_signature"),
+        *[(word, "given_up") for word in ("MALFORMED_RESPONSE", "OTHER", "IMAGE_OTHER", "NO_IMAGE")],
+    ],
+)
+def test_gemini_is_asked_once_more_after_an_end_that_is_no_reply(raw, kind):
+    data = {"candidates": [{"content": {"parts": [{"text": "hi"}]}, "finishReason": raw, "finishMessage": "Hm."}]}
+    with pytest.raises(ModelError, match="Hm") as caught:
+        decode_google(data, made("google"), "m", None)
+    assert (caught.value.kind, caught.value.retryable) == (kind, True)
+
+
+@pytest.mark.spec("ecosystem:EC97", "providers:PV72")
+def test_a_call_of_a_tool_that_gemini_did_not_expect_is_a_call_all_the_same():
+    parts = [{"functionCall": {"name": "made_up", "args": {"a": 1}}}]
+    data = {"candidates": [{"content": {"parts": parts}, "finishReason": "UNEXPECTED_TOOL_CALL"}]}
+    reply = decode_google(data, made("google"), "m", None)
+    assert reply.stop_reason == "tool_use"
+    assert [(part.tool_name, part.input) for part in reply.content] == [("made_up", {"a": 1})]
+
+
 @pytest.mark.spec("ecosystem:EC76", "reliability:MP61")
 @pytest.mark.parametrize(
     ("raw", "usage"),
@@ -322,7 +348,8 @@ def test_gemini_takes_media_from_users_and_in_results_and_old_models_behind_them
         ("MAX_TOKENS", "max_tokens"),
         ("CONTINUATION", "max_tokens"),
         *[(word, "refusal") for word in ("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "LANGUAGE", "IMAGE_SAFETY", "MODEL_ARMOR", "ESCALATION")],
-        *[(word, "error") for word in ("UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE", "TOO_MANY_TOOL_CALLS", "MISSING_THOUGHT_SIGNATURE", "OTHER")],
+        ("TOO_MANY_TOOL_CALLS", "max_tokens"),
+        ("PUP_LIMITED_DISABLED", "error"),
         ("FROM_THE_FUTURE", "end_turn"),
     ],
 )  # fmt: skip

@@ -24,7 +24,7 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.usage import Usage
-from stepengine.models._failures import MAX_ID, Call, malformed_call, protocol_failure
+from stepengine.models._failures import MAX_ID, Call, given_up, malformed_call, protocol_failure, unsigned_call
 from stepengine.models._json import call_part, count_of, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import reply_of
@@ -52,20 +52,13 @@ STOPS = {
         ),
         StopReason.REFUSAL,
     ),
-    **dict.fromkeys(
-        (
-            "UNEXPECTED_TOOL_CALL",
-            "MALFORMED_RESPONSE",
-            "TOO_MANY_TOOL_CALLS",
-            "MISSING_THOUGHT_SIGNATURE",
-            "OTHER",
-            "IMAGE_OTHER",
-            "NO_IMAGE",
-        ),
-        StopReason.ERROR,
-    ),
+    "TOO_MANY_TOOL_CALLS": StopReason.MAX_TOKENS,
+    "UNEXPECTED_TOOL_CALL": StopReason.TOOL_USE,
+    "PUP_LIMITED_DISABLED": StopReason.ERROR,
 }
-MALFORMED = "MALFORMED_FUNCTION_CALL"
+MALFORMED = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"})
+UNSIGNED = "MISSING_THOUGHT_SIGNATURE"
+GIVEN_UP = frozenset({"MALFORMED_RESPONSE", "OTHER", "IMAGE_OTHER", "NO_IMAGE"})
 KEPT = ("finishMessage", "safetyRatings", "groundingMetadata", "citationMetadata", "urlContextMetadata")
 TEXT = frozenset({"text", "thought", "thoughtSignature"})
 CALL = frozenset({"functionCall", "thought", "thoughtSignature"})
@@ -86,8 +79,8 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         raise protocol_failure(call, "it holds no candidate", usage)
     candidate = candidates[0] if candidates else {}
     raw = text_at(candidate, "finishReason") or text_at(feedback, "blockReason") or None
-    if raw == MALFORMED:
-        raise malformed_call(call, text_at(candidate, "finishMessage") or raw, usage)
+    if candidates:
+        _refuse_unusable(candidate, raw, call, usage)
     mark: Json = {"provider": call.provider, "model": model}
     parts = objects_at(object_at(candidate, "content"), "parts")
     content = tuple([part for part in [_part(part, mark) for part in parts] if part is not None])
@@ -106,6 +99,22 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         request_id=request_id or printable(text_at(data, "responseId"), MAX_ID) or None,
         kept=kept,
     )
+
+
+def _refuse_unusable(candidate: Mapping[str, Any], raw: str | None, call: Call, usage: Usage | None) -> None:
+    """
+    Raise for a candidate that ended without a reply that counts (EC97).
+
+    A call of a tool that was not offered is a call all the same, when it came: it gets the result that says so.
+    """
+    said = text_at(candidate, "finishMessage") or raw or ""
+    parts = objects_at(object_at(candidate, "content"), "parts")
+    if raw in MALFORMED and not (raw == "UNEXPECTED_TOOL_CALL" and any("functionCall" in part for part in parts)):
+        raise malformed_call(call, said, usage)
+    if raw == UNSIGNED:
+        raise unsigned_call(call, said, usage)
+    if raw in GIVEN_UP:
+        raise given_up(call, said, usage)
 
 
 def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:

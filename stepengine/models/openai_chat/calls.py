@@ -58,6 +58,11 @@ class CallPieces:
         """Whether the arguments of every call are whole, or there are none."""
         return all(not slot.pieces or slot.complete for slot in self._slots)
 
+    @property
+    def whole(self) -> bool:
+        """Whether every call has arguments, and they are whole."""
+        return all(slot.complete for slot in self._slots)
+
     def take(self, entries: Sequence[Mapping[str, Any]]) -> list[ModelDelta]:
         """Take the entries of one chunk and return what they add."""
         deltas: list[ModelDelta] = []

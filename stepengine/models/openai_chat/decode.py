@@ -152,6 +152,7 @@ class ChatAccumulator(Accumulator):
         self._lists: dict[str, list[Any]] = {}
         self._calls = CallPieces()
         self._finished = False
+        self._chosen = False
 
     @property
     def usage(self) -> Usage | None:
@@ -166,8 +167,9 @@ class ChatAccumulator(Accumulator):
             ModelError: for a chunk that holds an error (reliability MP22).
         """
         if data.lstrip().startswith(b"[DONE]"):
-            self.done = self._finished
-            return []
+            # Some servers (Snowflake) never give a finish reason; whole calls and the marker say as much.
+            self.done = self._finished or (self._chosen and self._calls.whole)
+            return self._calls.end() if self.done and not self._finished else []
         chunk = read_json(data)
         if chunk.get("error") or name == "error":
             raise self._failed(chunk)
@@ -175,6 +177,7 @@ class ChatAccumulator(Accumulator):
         deltas: list[ModelDelta] = []
         for choice in objects_at(chunk, "choices"):
             if not choice.get("index"):
+                self._chosen = True
                 deltas += self._take(choice)
         return deltas
 
@@ -228,12 +231,12 @@ class ChatAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """
-        Return the reply. A finish reason and the end of the body are enough, ``[DONE]`` may be missing (MP21).
+        Return the reply. A finish reason and the end of the body are enough, and so is ``[DONE]`` behind whole calls.
 
         Raises:
-            TruncatedReply: without a finish reason, or when the connection broke while a call was incomplete.
+            TruncatedReply: without either, or when the connection broke while a call was incomplete (MP20, MP21).
         """
-        if not self._finished or not (clean or self.done or self._calls.complete):
+        if not (self.done or (self._finished and (clean or self._calls.complete))):
             self._truncated("its finish reason is missing")
         self.done = True
         message: Json = {name: "".join(pieces) for name, pieces in self._texts.items()}

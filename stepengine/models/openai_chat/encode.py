@@ -90,9 +90,13 @@ class Turn(BaseTurn):
 # --- joining --------------------------------------------------------------------------------------------------------
 
 
-def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
-    """Return the ``messages`` array: system prompt, history and tail."""
-    joiner = _Joiner(request.system_prompt)
+def encode_messages(request: ModelRequest, flags: Flags, *, bridged: bool = False) -> bytes:
+    """
+    Return the ``messages`` array: system prompt, history and tail.
+
+    *bridged* puts a short message of the assistant between a tool's result and a message of the user.
+    """
+    joiner = _Joiner(request.system_prompt, bridged=bridged)
     for turn in turns_of(request, flags, encode_message):
         joiner.add(turn)
     return joiner.joined(nudge=not is_paused(request))
@@ -101,7 +105,8 @@ def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
 class _Joiner:
     """Puts encoded messages in a row, merges user messages and moves media behind the results of a batch."""
 
-    def __init__(self, system_prompt: str) -> None:
+    def __init__(self, system_prompt: str, *, bridged: bool) -> None:
+        self._bridged = bridged
         self._out = [encoded({"role": "system", "content": system_prompt})] if system_prompt else []
         self._user: list[Turn] = []
         self._ids: Mapping[str, bytes] = {}
@@ -131,6 +136,8 @@ class _Joiner:
         turns = self._user
         if not turns:
             return
+        if self._bridged and self._role == "tool":
+            self._out.append(BRIDGE)
         if len(turns) == 1 and turns[0].plain:
             content = b'"' + _inside(turns[0].body) + b'"'
         else:
@@ -148,6 +155,8 @@ class _Joiner:
 
 
 TEXT = b'{"type":"text","text":"'
+# Mistral answers 400, code 3230, "Unexpected role 'user' after role 'tool'".
+BRIDGE = encoded({"role": "assistant", "content": "OK"})
 NUDGE_TURN = Turn("user", encoded(NUDGE))
 
 

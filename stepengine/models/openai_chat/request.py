@@ -4,6 +4,7 @@ Requests of Chat Completions: everything of the body but its messages. Pure: no 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +51,8 @@ def encode(
         **_thinking_members(request, preset),
     }
     members = members_of(request, optional, tools)
-    members["messages"] = encode_messages(request, Flags(preset, model if thinking else ""))
+    bridged = bool(preset.bridged and re.fullmatch(preset.bridged, model))
+    members["messages"] = encode_messages(request, Flags(preset, model if thinking else ""), bridged=bridged)
     return join_members(members)
 
 

@@ -1,0 +1,211 @@
+"""Rules of single providers, each enforced by a loopback server: a whole run keeps them, or the server refuses it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, RetryPolicy, tool
+from stepengine.data.messages import ImagePart, ToolResult
+from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
+from stepengine.models import Models, OpenAIChatProvider
+from stepengine.models._failures import OVERFLOW
+from tests.faults.scripts import WIRES, chat_reply, chat_stream, chunk, google_chunk
+from tests.faults.server import Answer, fault_server, json_answer, sse
+
+pytestmark = pytest.mark.anyio
+
+GOOGLE = next(wire for wire in WIRES if wire.name == "google")
+CHAT = next(wire for wire in WIRES if wire.name == "openai_chat")
+CALL = ("", [("look", '{"at": "it"}')], "tool_use")
+SAID = ("It is five.", [], "end_turn")
+
+
+@tool
+def look(at: str) -> ToolResult:
+    """
+    Look at something.
+
+    Args:
+        at: What.
+    """
+    return ToolResult([ImagePart(data=b"\x89PNG\r\n\x1a\n", mime_type="image/png")])
+
+
+async def ran(name: str, model: str, provider: Any, **fields: Any) -> Any:
+    agent = AgentDefinition("looker", tools=[look], model=f"{name}/{model}", **fields)
+    models = Models({name: provider})
+    async with Engine(agents=[agent], models=models, retry=RetryPolicy(attempts=2, base=0), pricing=None) as engine:
+        return await engine.run("looker", "What is it?")
+
+
+# --- the order of messages ------------------------------------------------------------------------------------------
+
+
+class Mistral:
+    """Refuses a message of the user after a result, as the service does (code 3230)."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+
+    def __call__(self, body: bytes) -> Answer:
+        data = json.loads(body)
+        self.bodies.append(data)
+        roles = [message["role"] for message in data["messages"]]
+        if ("tool", "user") in itertools.pairwise(roles):
+            problem = {"type": "invalid_request_message_order", "code": "3230"}
+            return json_answer(
+                json.dumps({"message": "Unexpected role 'user' after role 'tool'", **problem}).encode(), 400
+            )
+        return json_answer(chat_reply(*(CALL if len(self.bodies) == 1 else SAID)))
+
+
+@pytest.mark.spec("ecosystem:EC111", "providers:PV34")
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("mistral", "mistral-large-latest"),
+        ("openrouter", "mistralai/mistral-small"),
+        ("vllm", "mistralai/Mixtral-8x7B"),
+    ],
+)
+async def test_a_step_prompt_and_an_image_after_a_result_are_taken_by_mistral(name, model):
+    rule = Mistral()
+    async with fault_server(rule) as server:
+        provider = OpenAIChatProvider(name, api_key="k", base_url=server.url)
+        result = await ran(name, model, provider, step_prompt="Go on.")
+    assert result.unwrap() == "It is five."
+    roles = [message["role"] for message in rule.bodies[-1]["messages"]]
+    assert roles == ["user", "assistant", "tool", "assistant", "user"]
+    assert rule.bodies[-1]["messages"][3] == {"role": "assistant", "content": "OK"}
+
+
+@pytest.mark.spec("providers:PV34")
+async def test_no_word_is_put_between_where_the_server_takes_both():
+    bodies: list[Any] = []
+
+    def answer(body: bytes) -> Answer:
+        bodies.append(json.loads(body))
+        return json_answer(chat_reply(*(CALL if len(bodies) == 1 else SAID)))
+
+    async with fault_server(answer) as server:
+        provider = OpenAIChatProvider("groq", api_key="k", base_url=server.url)
+        await ran("groq", "llama", provider, step_prompt="Go on.")
+    assert [message["role"] for message in bodies[-1]["messages"]] == ["user", "assistant", "tool", "user"]
+
+
+# --- the end of a reply ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("providers:PV72")
+async def test_a_made_up_tool_of_gemini_gets_its_result_and_the_run_another_step():
+    made_up = google_chunk([{"functionCall": {"name": "default_api.find", "args": {}}}], "UNEXPECTED_TOOL_CALL")
+    answers = [json_answer(json.dumps(made_up).encode()), json_answer(GOOGLE.reply(*SAID))]
+    async with fault_server(*answers) as server:
+        result = await ran("google", "gemini-3-pro", GOOGLE.make(server.url))
+    assert result.unwrap() == "It is five."
+    (message,) = [message for message in result.state.message_history if message.role == "tool"]
+    assert message.is_error
+    assert "look" in message.text
+
+
+def unfinished(*events: bytes) -> list[bytes]:
+    """Events of a chat stream without its finish reason."""
+    return [event for event in events if CHAT.marker not in event]
+
+
+@pytest.mark.spec("providers:PV73", "reliability:MP20")
+@pytest.mark.parametrize("said", [SAID, CALL], ids=["text", "call"])
+async def test_a_chat_stream_without_a_finish_reason_ends_with_its_marker(said):
+    async with fault_server(sse(*unfinished(*chat_stream(*said)), "fin")) as server:
+        provider = CHAT.make(server.url)
+        *_, last = [delta async for delta in provider.stream(CHAT.request())]
+        await provider.close()
+    assert (last.reply.stop_reason, last.reply.raw_stop_reason) == (said[2], None)
+    assert last.reply.usage.total_tokens > 0
+
+
+@pytest.mark.spec("providers:PV73", "reliability:MP20", "reliability:MP22")
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param(unfinished(*chat_stream(*SAID))[:-1], id="without the marker"),
+        pytest.param([b'data: {"choices":[]}\n\n', b"data: [DONE]\n\n"], id="without a choice"),
+        pytest.param(unfinished(*chat_stream("", [("look", '{"at": "i')], "tool_use")), id="a call cut short"),
+        pytest.param(
+            [chunk({"content": "hi"}), b'data: {"error":{"code":502}}\n\n', b"data: [DONE]\n\n"], id="an error"
+        ),
+    ],
+)
+async def test_a_chat_stream_without_a_finish_reason_that_is_not_whole_is_no_reply(events):
+    async with fault_server(sse(*events, "fin")) as server:
+        provider = CHAT.make(server.url)
+        with pytest.raises(ModelError) as caught:
+            [delta async for delta in provider.stream(CHAT.request())]
+        await provider.close()
+    assert type(caught.value) is TruncatedReply or caught.value.status == 502
+
+
+# --- a full window --------------------------------------------------------------------------------------------------
+
+FULL = (
+    "input length and `max_tokens` exceed context limit: 197202 + 21333 > 200000",
+    "This model's maximum prompt length is 131072 but the request contains 136973 tokens.",
+    "Please reduce the length of the messages or completion.",
+    "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8193",
+    "The input (300 tokens) is longer than the model's context length (200 tokens).",
+    "tokens to keep from the initial prompt is greater than the context length",
+    "However, the model is loaded with context length of only 4096 tokens, which is not enough",
+    "The decoder prompt (length 8825) is longer than the maximum model length of 8192.",
+    "Your request exceeded model token limit: 262144 (requested: 291351)",
+    "Prompt exceeds max length",
+    "Input is too long for requested model",
+    "prompt token count of 5000 exceeds the limit of 4096",
+    "Range of input length should be [1, 30000]",
+    "prompt too long; exceeded max context length",
+    "context size has been exceeded",
+    "the request exceeds the maximum allowed input length",
+    "Token limit reached",
+    "prompt is too long: 208310 tokens > 200000 maximum",
+    "request_too_large",
+    "This model's maximum context length is 4096 tokens.",
+    "context_length_exceeded",
+    "Context length exceeded",
+    "The input exceeds the context window of this model",
+    "Too many tokens: 140000 > 131072",
+    "The input token count (1048577) exceeds the maximum number of tokens allowed (1048576).",
+    "the request exceeds the available context size",
+)
+
+
+async def refused(message: str, status: int = 400, **settings: Any) -> ModelError:
+    body = json.dumps({"error": {"type": "invalid_request_error", "message": message}}).encode()
+    async with fault_server(json_answer(body, status)) as server:
+        provider = CHAT.make(server.url)
+        with pytest.raises(ModelError) as caught:
+            await provider.complete(CHAT.request(**settings))
+        await provider.close()
+    return caught.value
+
+
+@pytest.mark.spec("providers:PV82", "providers:PV83")
+async def test_every_wording_of_a_full_window_is_an_overflow_and_every_entry_is_somebody_s_wording():
+    for message in FULL:
+        assert type(await refused(message)) is ContextOverflow, message
+    unheard = {words for words in OVERFLOW if not any(words in message.casefold() for message in FULL)}
+    assert unheard == set()
+
+
+@pytest.mark.spec("providers:PV82", "providers:PV83")
+async def test_what_only_sounds_like_a_full_window_is_none():
+    from stepengine import ModelSettings
+
+    rate = "Request too large for model `x` on tokens per minute (TPM): Limit 6000, Requested 8000"
+    assert type(await refused(rate, 413)) is ModelError
+    both = "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8193. Given: 20 and 9000"
+    assert type(await refused(both, settings=ModelSettings(max_tokens=9_000))) is ModelError
+    assert type(await refused(both, settings=ModelSettings(max_tokens=900))) is ContextOverflow
+    assert type(await refused("max_tokens is too large: 99999999")) is ModelError
