@@ -723,9 +723,15 @@ def test_a_model_that_is_missing_is_a_recorded_failure_like_any_other(rig):
         except UnknownModel as error:
             return error.message
 
+    def rigged():
+        lost = rig(agent)
+        lost.model.default_model = None
+        return lost
+
     agent = AgentDefinition("lost", handle_steps=handle_steps)
-    journal = recorded(rig, agent)
-    assert "no model" in rig(agent).replay(journal).output
+    journal = MemoryJournal()
+    rigged().record(journal)
+    assert "no model" in rigged().replay(journal).output
 
 
 def test_a_session_hides_events_of_what_was_recorded_when_it_goes_on(rig):

@@ -66,9 +66,9 @@ def test_chat_tool_calls_come_whole_from_whatever_pieces_servers_send(deltas, ca
 
 
 @pytest.mark.spec("requirements:G4", "reliability:MP20")
-def test_no_call_is_offered_when_the_finish_reason_never_comes():
+def test_no_call_is_offered_when_neither_the_finish_reason_nor_its_last_brace_comes():
     it = reader("openai_chat")
-    it.feed(chunk({"tool_calls": [piece("rm", '{"path": "/a"}', index=0, id="x")]}))
+    it.feed(chunk({"tool_calls": [piece("rm", '{"path": "/a"', index=0, id="x")]}))
     it.feed(b"data: [DONE]\n\n")
     with pytest.raises(TruncatedReply):
         it.finish()
