@@ -38,6 +38,7 @@ __all__ = (
     "sdk_failure",
     "transport_failure",
     "truncated",
+    "unanswerable",
     "unsigned_call",
     "wait_of",
 )
@@ -112,7 +113,8 @@ PER_MINUTE = "tokens per minute"
 """Groq's 413 for a request larger than a minute's allowance, which says nothing of the window."""
 
 SIGNATURE = re.compile(
-    r"signature|bound to a different conversation|encrypted_content|encrypted content|thinking.{0,40}block",
+    r"signature|bound to a different conversation|encrypted_content|encrypted content|thinking.{0,40}block"
+    r"|without its required",
     re.IGNORECASE,
 )
 """What providers say of thinking that they did not make or that was changed (reliability MP60, ecosystem EC98)."""
@@ -407,6 +409,16 @@ def given_up(call: Call, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that its provider broke off without a reason of ours; worth one more try (EC97)."""
     msg = f"{call.provider} gave up on the reply of {call.model!r}: {printable(what, MAX_MESSAGE)}"
     return ModelError(msg, retryable=True, kind=GIVEN_UP, usage=usage)
+
+
+def unanswerable(call: Call, kinds: list[str], usage: Usage | None = None) -> ModelError:
+    """Return the error for a reply that waits for an answer which nobody here can give."""
+    named = ", ".join(repr(printable(kind, MAX_WORD)) for kind in kinds)
+    msg = (
+        f"the reply of {call.model!r} from {call.provider} waits for its client: {named}; only calls of the agent's own "
+        "tools are answered, so leave such tools out of ModelSettings(extra=...)"
+    )
+    return ModelError(msg, kind="unanswerable", usage=usage)
 
 
 def truncated(call: Call, what: str, usage: Usage | None = None) -> TruncatedReply:

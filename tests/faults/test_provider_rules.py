@@ -8,10 +8,22 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, RetryPolicy, tool
-from stepengine.data.messages import ImagePart, ToolResult
+from stepengine import (
+    AgentDefinition,
+    AgentState,
+    AssistantMessage,
+    Engine,
+    ImagePart,
+    ModelSettings,
+    RetryPolicy,
+    TextPart,
+    ThinkingPart,
+    UserMessage,
+    tool,
+)
+from stepengine.data.messages import ToolResult
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
-from stepengine.models import Models, OpenAIChatProvider
+from stepengine.models import Models, OpenAIChatProvider, OpenAIProvider
 from stepengine.models._failures import OVERFLOW
 from tests.faults.scripts import WIRES, chat_reply, chat_stream, chunk, google_chunk
 from tests.faults.server import Answer, fault_server, json_answer, sse
@@ -19,6 +31,7 @@ from tests.faults.server import Answer, fault_server, json_answer, sse
 pytestmark = pytest.mark.anyio
 
 GOOGLE = next(wire for wire in WIRES if wire.name == "google")
+OPENAI = next(wire for wire in WIRES if wire.name == "openai")
 CHAT = next(wire for wire in WIRES if wire.name == "openai_chat")
 CALL = ("", [("look", '{"at": "it"}')], "tool_use")
 SAID = ("It is five.", [], "end_turn")
@@ -95,6 +108,114 @@ async def test_no_word_is_put_between_where_the_server_takes_both():
         provider = OpenAIChatProvider("groq", api_key="k", base_url=server.url)
         await ran("groq", "llama", provider, step_prompt="Go on.")
     assert [message["role"] for message in bodies[-1]["messages"]] == ["user", "assistant", "tool", "user"]
+
+
+class Responses:
+    """Refuses reasoning without the item that it was for, as the service does; *strict* refuses all reasoning."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.inputs: list[list[dict[str, Any]]] = []
+        self.strict = strict
+
+    def __call__(self, body: bytes) -> Answer:
+        items = json.loads(body)["input"]
+        self.inputs.append(items)
+        for item, after in zip(items, [*items[1:], {}], strict=True):
+            if item.get("type") == "reasoning" and (self.strict or not after.get("id")):
+                words = f"Item '{item['id']}' of type 'reasoning' was provided without its required following item."
+                return json_answer(
+                    json.dumps({"error": {"type": "invalid_request_error", "message": words}}).encode(), 400
+                )
+        return json_answer(OPENAI.reply(*SAID))
+
+
+OWN = {"provider": "openai", "model": "gpt-5"}
+REASONING = ThinkingPart(
+    "hm", provider_data={**OWN, "item": {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}}
+)
+
+
+def said_before(*parts: Any) -> AgentState:
+    return AgentState.from_messages([UserMessage("go"), AssistantMessage(parts)])
+
+
+async def went_on(rule: Any, *parts: Any) -> Any:
+    agent = AgentDefinition("thinker", model="openai/gpt-5")
+    async with fault_server(rule) as server:
+        provider = OpenAIProvider(api_key="k", base_url=server.url)
+        retry = RetryPolicy(attempts=2, base=0)
+        async with Engine(agents=[agent], models={"openai": provider}, retry=retry, pricing=None) as engine:
+            return await engine.run("thinker", "on", previous=said_before(*parts))
+
+
+@pytest.mark.spec("providers:PV28")
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param((REASONING,), id="a reply cut during reasoning"),
+        pytest.param((REASONING, TextPart("changed by a hook")), id="a text that a hook changed"),
+        pytest.param(
+            (REASONING, REASONING, TextPart("x", provider_data={**OWN, "model": "o3", "id": "m"})), id="foreign"
+        ),
+    ],
+)
+async def test_reasoning_whose_follower_is_gone_stays_at_home(parts):
+    result = await went_on(rule := Responses(), *parts)
+    assert result.unwrap() == "It is five."
+    assert not any(item.get("type") == "reasoning" for item in rule.inputs[0])
+
+
+@pytest.mark.spec("providers:PV28")
+async def test_reasoning_before_its_own_text_goes_back_and_a_refusal_of_it_is_followed_by_one_request_without():
+    text = TextPart("kept", provider_data={**OWN, "id": "msg_1"})
+    assert (await went_on(rule := Responses(), REASONING, text)).unwrap() == "It is five."
+    assert [item.get("type") for item in rule.inputs[0]] == [None, "reasoning", "message", None]
+    assert (await went_on(rule := Responses(strict=True), REASONING, text)).unwrap() == "It is five."
+    assert [any(item.get("type") == "reasoning" for item in items) for items in rule.inputs] == [True, False]
+
+
+@pytest.mark.spec("providers:PV29")
+async def test_the_phase_of_a_text_goes_back_with_an_item_id_and_without():
+    for more in ({}, {"id": "msg_1"}):
+        await went_on(rule := Responses(), TextPart("so far", provider_data={**OWN, "phase": "commentary", **more}))
+        assert rule.inputs[0][1]["phase"] == "commentary"
+
+
+@pytest.mark.parametrize("extra", [{"background": True}, {"body": {"background": True}}])
+async def test_a_reply_in_the_background_is_refused_before_it_is_asked_for(extra):
+    async with fault_server(json_answer(OPENAI.reply(*SAID))) as server:
+        provider = OpenAIProvider(api_key="k", base_url=server.url)
+        with pytest.raises(ModelError, match="not polled") as caught:
+            await provider.complete(OPENAI.request(settings=ModelSettings(extra=extra)))
+        await provider.close()
+    assert not caught.value.retryable
+    assert server.requests == []
+
+
+@pytest.mark.spec("providers:PV59")
+async def test_items_that_wait_for_the_client_end_the_run_with_their_names():
+    for item in (
+        {"type": "mcp_approval_request", "id": "m", "name": "x", "arguments": "{}", "server_label": "s"},
+        {"type": "computer_call", "id": "c", "call_id": "1", "action": {"type": "click"}},
+        {"type": "custom_tool_call", "id": "c", "call_id": "1", "name": "x", "input": "y"},
+        {"type": "local_shell_call", "id": "c", "call_id": "1", "action": {"type": "exec", "command": ["ls"]}},
+        {"type": "shell_call", "id": "c", "call_id": "1"},
+        {"type": "apply_patch_call", "id": "c", "call_id": "1"},
+        {"type": "tool_search_call", "id": "c", "call_id": None, "execution": "client", "arguments": {}},
+    ):
+        reply = {**json.loads(OPENAI.reply("", [], "end_turn")), "output": [item]}
+        result = await went_on(json_answer(json.dumps(reply).encode()), TextPart("so far"))
+        assert (result.status, result.error.kind, result.error.retryable) == ("failed", "unanswerable", False)
+        assert item["type"] in str(result.error)
+
+
+@pytest.mark.spec("providers:PV59")
+async def test_a_shell_of_the_provider_s_own_is_answered_by_it():
+    reply = json.loads(OPENAI.reply(*SAID))
+    call = {"type": "shell_call", "id": "c", "call_id": "1", "action": {}}
+    done = {"type": "shell_call_output", "id": "o", "call_id": "1", "output": []}
+    answer = {**reply, "output": [call, done, *reply["output"]]}
+    assert (await went_on(json_answer(json.dumps(answer).encode()), TextPart("so far"))).unwrap() == "It is five."
 
 
 # --- the end of a reply ---------------------------------------------------------------------------------------------
@@ -201,8 +322,6 @@ async def test_every_wording_of_a_full_window_is_an_overflow_and_every_entry_is_
 
 @pytest.mark.spec("providers:PV82", "providers:PV83")
 async def test_what_only_sounds_like_a_full_window_is_none():
-    from stepengine import ModelSettings
-
     rate = "Request too large for model `x` on tokens per minute (TPM): Limit 6000, Requested 8000"
     assert type(await refused(rate, 413)) is ModelError
     both = "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8193. Given: 20 and 9000"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.data.messages import AssistantMessage, ThinkingPart, UserMessage
+from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, UserMessage
 from stepengine.data.models import ModelRequest
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
@@ -49,7 +49,9 @@ def thought(wire: Wire) -> ThinkingPart:
     ],
 )
 async def test_after_a_refused_signature_the_next_attempt_leaves_the_thinking_out_and_is_the_last(wire, words):
-    history = Transcript([UserMessage("go"), AssistantMessage([thought(wire), "answer"]), UserMessage("on")])
+    own = {"provider": wire.name, "model": wire.model.partition("/")[2], "id": "msg_1"}
+    said = AssistantMessage([thought(wire), TextPart("answer", provider_data=own)])
+    history = Transcript([UserMessage("go"), said, UserMessage("on")])
     refused = json_answer(wire.error("invalid_request_error", words), 400)
     async with fault_server(refused, json_answer(wire.reply("fine", [], "end_turn"))) as server:
         provider = wire.make(server.url)

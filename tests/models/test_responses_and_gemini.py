@@ -124,7 +124,7 @@ def test_responses_takes_images_and_documents_from_users_and_in_results():
         ({"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}, "refusal", "content_filter"),
         ({"status": "incomplete", "incomplete_details": {"reason": "from_the_future"}}, "end_turn", "from_the_future"),
         ({"status": "cancelled"}, "error", "cancelled"),
-        ({"status": "queued"}, "pause", "queued"),
+        ({"status": "queued"}, "error", "queued"),
         ({}, "end_turn", None),
     ],
 )

@@ -28,6 +28,7 @@ STOPS = {
     "stop_sequence": StopReason.STOP_SEQUENCE,
     "refusal": StopReason.REFUSAL,
     "pause_turn": StopReason.PAUSE,
+    "compaction": StopReason.PAUSE,
 }
 OVERFLOW = "model_context_window_exceeded"
 KEPT = ("stop_sequence", "stop_details", "container", "context_management", "input_transformations")

@@ -23,7 +23,7 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call, body_failure, protocol_failure
+from stepengine.models._failures import Call, body_failure, protocol_failure, unanswerable
 from stepengine.models._json import call_part, index_at, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import kept_of, reply_of, usage_in_totals
@@ -34,8 +34,8 @@ STOPS = {
     "completed": StopReason.END_TURN,
     "failed": StopReason.ERROR,
     "cancelled": StopReason.ERROR,
-    "queued": StopReason.PAUSE,
-    "in_progress": StopReason.PAUSE,
+    "queued": StopReason.ERROR,
+    "in_progress": StopReason.ERROR,
 }
 INCOMPLETE = {
     "max_output_tokens": StopReason.MAX_TOKENS,
@@ -43,6 +43,10 @@ INCOMPLETE = {
     "content_filter": StopReason.REFUSAL,
 }
 KEPT = ("service_tier", "status", "incomplete_details", "conversation", "previous_response_id", "moderation")
+FOR_THE_CLIENT = frozenset({"computer_call", "custom_tool_call", "local_shell_call", "mcp_approval_request"})
+FOR_THE_CLIENT_OR_SERVER = frozenset({"apply_patch_call", "shell_call"})
+"""Those that the provider's own containers answer in the same reply, if they run there."""
+
 SAID: dict[str, type[TextChunk | ThinkingChunk] | None] = {
     "response.output_text.delta": TextChunk,
     "response.refusal.delta": TextChunk,
@@ -70,6 +74,8 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     if data.get("output") is None:
         raise protocol_failure(call, "it holds no output", usage)
     items = objects_at(data, "output")
+    if waiting := _waiting(items):
+        raise unanswerable(call, waiting, usage)
     mark: Json = {"provider": call.provider, "model": model}
     content = tuple([part for item in items for part in _parts(item, mark)])
     raw, stop = _stop(data)
@@ -84,6 +90,19 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         request_id=request_id,
         kept={"id": data.get("id"), "usage": data.get("usage"), **kept_of(data, *KEPT)},
     )
+
+
+def _waiting(items: list[Mapping[str, Any]]) -> list[str]:
+    """Return the kinds of those items that wait for an answer of the client other than a function's result."""
+    answered = {item.get("call_id") for item in items if text_at(item, "type").endswith("_output")}
+    return [
+        item["type"]
+        for item in items
+        if item["type"] in FOR_THE_CLIENT
+        or (item["type"] in FOR_THE_CLIENT_OR_SERVER and item.get("call_id") not in answered)
+        or (item["type"] == "tool_search_call" and item.get("execution") == "client")
+        or (item["type"] == "function_call" and item.get("async"))
+    ]
 
 
 def _stop(data: Mapping[str, Any]) -> tuple[str | None, StopReason | None]:

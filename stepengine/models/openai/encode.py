@@ -125,7 +125,23 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     items: list[Json] = []
     for part in message.content:
         _add(items, part, flags, ids)
+    items = _followed(items)
     return Turn("assistant", joined(items), ids={ours: encoded(theirs) for ours, theirs in ids.items()})
+
+
+def _followed(items: list[Json]) -> list[Json]:
+    """
+    Leave out reasoning whose follower is gone, such as that of a reply that was cut or of a text that was changed.
+
+    The API answers 400, "was provided without its required following item". Servers without item ids have no such rule.
+    """
+    kept: list[Json] = []
+    for item in reversed(items):
+        after = kept[-1] if kept else {}
+        if item.get("type") == "reasoning" and item.get("id") and not after.get("id"):
+            continue
+        kept.append(item)
+    return kept[::-1]
 
 
 def _add(items: list[Json], part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> None:
@@ -157,22 +173,23 @@ def _say(items: list[Json], part: TextPart | RefusalPart, content: Json, flags: 
     """Add a text to the message item that it came in, or to a plain message."""
     data = part.provider_data
     last = items[-1] if items else {}
-    if not is_own(data, flags.provider, flags.model) or not data.get("id"):
+    own = data if is_own(data, flags.provider, flags.model) else {}
+    phase = {"phase": own["phase"]} if own.get("phase") else {}
+    if not own.get("id"):
         if not part.text:
             return
-        if last.get("role") == "assistant" and "id" not in last:
+        if last.get("role") == "assistant" and "id" not in last and last.get("phase") == own.get("phase"):
             last["content"] += f"\n\n{part.text}"
         else:
-            items.append({"role": "assistant", "content": part.text})
+            items.append({"role": "assistant", "content": part.text, **phase})
         return
     if content["type"] == "output_text":
-        content["annotations"] = data.get("annotations") or []
-    if last.get("type") == "message" and last.get("id") == data["id"]:
+        content["annotations"] = own.get("annotations") or []
+    if last.get("type") == "message" and last.get("id") == own["id"]:
         last["content"].append(content)
         return
-    phase = {"phase": data["phase"]} if data.get("phase") else {}
     items.append(
-        {"type": "message", "id": data["id"], "role": "assistant", "status": "completed", "content": [content], **phase}
+        {"type": "message", "id": own["id"], "role": "assistant", "status": "completed", "content": [content], **phase}
     )
 
 

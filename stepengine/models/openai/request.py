@@ -9,6 +9,7 @@ from typing import Any
 
 from stepengine.data.models import ModelRequest
 from stepengine.data.tools import ToolSpec
+from stepengine.errors import ModelError
 from stepengine.models._wire import effort_of, join_members, members_of, schema_name, tool_choice_of
 from stepengine.models.openai.encode import Flags, encode_messages
 from stepengine.models.presets import Preset
@@ -34,8 +35,17 @@ def encode(
         tools: The encoded tools.
         stream: Whether the reply shall be a stream.
         thinking: Whether earlier reasoning goes back to the model that made it.
+
+    Raises:
+        ModelError: when the reply shall be made in the background, where it would have to be polled.
     """
     settings = request.settings
+    if settings.extra.get("background") or (settings.extra.get("body") or {}).get("background"):
+        msg = (
+            f"background replies are not polled, and {model!r} was asked for one by ModelSettings(extra=...); leave it "
+            "out: a reply may take as long as Timeouts of the provider say"
+        )
+        raise ModelError(msg, kind="request")
     optional = {
         **_shared(request, model),
         "store": False,
