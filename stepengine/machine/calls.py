@@ -44,6 +44,7 @@ __all__ = (
     "Performed",
     "ask_effect",
     "carry_out",
+    "conclude",
     "hook_call",
     "member_of",
     "named",
@@ -107,6 +108,11 @@ def _carried_out(member: Member) -> Flow[Any]:
         if run.must_prepare():
             yield from run.prepare(effect)
         outcomes = (run.receive((yield effect), effect),)
+    return conclude(member, outcomes)
+
+
+def conclude(member: Member, outcomes: Sequence[Single]) -> Any:
+    """Give a member that stands alone the outcomes of its effects; return its result, or raise as ``carry_out`` does."""
     stop = member.take(outcomes)
     if stop is not None:
         raise Stopped(stop)
