@@ -424,7 +424,8 @@ class RunState:
 
     def take_reply(self, outcome: Any, effect: CallModel) -> ModelReply:
         """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt (X45)."""
-        reply: ModelReply = self.unwrap(self.receive(outcome, effect))
+        received = self.receive(outcome, effect)
+        reply: ModelReply = received.value if type(received) is Value else self.unwrap(received)
         self.count_reply(effect, reply)
         used, request = reply.usage, effect.request
         if used is not None and used.prompt_tokens and effect.purpose in OF_A_STEP:
