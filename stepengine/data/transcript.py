@@ -183,13 +183,17 @@ class Transcript(Sequence[Message]):
         if not added:
             return self
         buffer, length = self._buffer, self._length
-        if not _is_one_call(added, buffer.calls, length):
+        answered = _one_call(added, buffer.calls, length)
+        if not answered:
             _check(added, buffer.calls, length)
         if not self._claim():
             buffer = self._fork(self._items(), length)
-        for index, message in enumerate(added, length):
-            if type(message) is ToolMessage:
-                buffer.calls[message.tool_call_id] = index
+        if answered:
+            buffer.calls[answered] = length + 1
+        else:
+            for index, message in enumerate(added, length):
+                if type(message) is ToolMessage:
+                    buffer.calls[message.tool_call_id] = index
         buffer.items.extend(added)
         longer = length + len(added)
         buffer.free.append(longer)
@@ -304,18 +308,18 @@ def _memoised(message: Message, key: Any, fn: Callable[[Message], T]) -> T:
     return value
 
 
-def _is_one_call(added: Sequence[Message], known: Mapping[str, int], length: int) -> bool:
-    """Return whether *added* is one new call and its result, the most frequent step by far."""
+def _one_call(added: Sequence[Message], known: Mapping[str, int], length: int) -> str:
+    """Return the id of the call when *added* is one new call and its result, the most frequent step by far; else ``""``."""
     if len(added) != 2:  # noqa: PLR2004 - a message and a result
-        return False
+        return ""
     message, result = added
     if type(message) is not AssistantMessage or type(result) is not ToolMessage or len(message.content) != 1:
-        return False
+        return ""
     (call,) = message.content
     call_id = result.tool_call_id
-    if type(call) is not ToolCallPart or call.tool_call_id != call_id or not call_id:
-        return False
-    return known.get(call_id, length) >= length
+    if type(call) is not ToolCallPart or call.tool_call_id != call_id:
+        return ""
+    return call_id if known.get(call_id, length) >= length else ""
 
 
 def _check(added: Sequence[Message], known: Mapping[str, int], length: int) -> None:

@@ -87,7 +87,7 @@ def tool_name_of(tool: str | ToolLike) -> str:
 
 
 def _input(value: Mapping[str, Any]) -> JsonDict:
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         return freeze_object({**value, "messages": _stored(value["messages"])} if "messages" in value else value)
     msg = f"the input of a ToolCall is an object such as {{'path': 'a.py'}}, not {value!r}"
     raise BadYield(msg)

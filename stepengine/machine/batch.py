@@ -20,7 +20,7 @@ from stepengine.data.questions import NOBODY, REMEMBERED, Answer, Decision, Ques
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
-from stepengine.machine.calls import Call, Member, ask_effect, carry_out, named, unavailable
+from stepengine.machine.calls import Call, Member, ask_effect, carry_out, conclude, named, unavailable
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.state import RunState
@@ -68,26 +68,10 @@ def run_batch(run: RunState, members: Sequence[Member], asked: Parallel[object] 
         LimitReached: when a budget was spent in one of the calls, after all have their results.
         StepEngineError: what is wrong with a handler's own call.
     """
-    calls: Sequence[Call] = members if asked is None else [m for m in members if type(m) is Call]  # type: ignore[assignment]
-    before = run.limit
-    try:
-        if asked is not None:
-            yield from _together(run, members, calls, fail_fast=asked.fail_fast, concurrency=asked.concurrency)
-        elif len(calls) > 1 and _is_parallel(calls):
-            yield from _together(run, members, calls)
-        else:
-            yield from _in_turn(run, calls)
-    except Stopped as stopped:
-        for call in calls:
-            if call.result is None:
-                call.close(stopped.stop)
-        raise
-    finally:
-        for call in calls:
-            call.log()
-    limit = run.limit
-    if limit is not None and limit is not before and asked is None:
-        raise LimitReached(limit)
+    if asked is not None:
+        return _in_passes(run, members, [m for m in members if type(m) is Call], asked)
+    calls: Sequence[Call] = members  # type: ignore[assignment]
+    return _in_passes(run, calls, calls) if len(calls) > 1 and _is_parallel(calls) else _in_turn(run, calls)
 
 
 def _is_parallel(calls: Sequence[Call]) -> bool:
@@ -96,32 +80,79 @@ def _is_parallel(calls: Sequence[Call]) -> bool:
 
 
 def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
+    """Run calls one after another; one of an ordinary tool that no hook looks at takes no generator of its own."""
     why, before = "", run.limit
-    for call in calls:
-        if why and call.result is None:
-            call.skip(f"Skipped: {why} before this call.")
-        try:
-            if call.result is None and _is_valid(call) and run.plan.hooks.pre_tool:
-                yield from _asked(run, (yield from _judged(call)), together=False)
-            yield from _passed_on(call)
-        except LimitReached:
-            why = SPENT
-        except StepEngineError:
-            if call.source != "model":
-                raise
-        why = _why_over(call, before) or why
+    is_judged = bool(run.plan.hooks.pre_tool or run.plan.hooks.post_tool)
+    try:
+        for call in calls:
+            try:
+                if not _may_run(call, why):
+                    yield from call.show()
+                elif is_judged or call.how != "ordinary":
+                    yield from _passed_on(call)
+                else:
+                    (effect,) = call.effects()
+                    if run.must_prepare():
+                        yield from run.prepare(effect)
+                    conclude(call, (run.receive((yield effect), effect),))
+            except LimitReached:
+                why = SPENT
+            except StepEngineError as error:
+                _raise_to_author(call, error)
+            why = _why_over(call, before) or why
+    except Stopped as stopped:
+        _close(calls, stopped.stop)
+        raise
+    finally:
+        _log(calls)
+    _raise_spent(run, before)
+
+
+def _may_run(call: Call, why: str) -> bool:
+    """Return whether a call is valid and has no result yet; *why*, if anything, none of the batch is carried out any more."""
+    if call.result is not None:
+        return False
+    if why:
+        call.skip(f"Skipped: {why} before this call.")
+        return False
+    return _is_valid(call)
 
 
 def _passed_on(call: Call) -> Flow[None]:
-    """Carry out a call that may run and let the hooks look at it; only show one that has its result."""
+    """Judge a valid call, carry it out where it may run, and let the hooks look at it; only show one that has its result."""
+    run = call.run
+    if run.plan.hooks.pre_tool:
+        yield from _asked(run, (yield from _judged(call)), together=False)
     if call.result is not None:
-        return call.show()
-    return _looked_at(call) if call.run.plan.hooks.post_tool else carry_out(call)
-
-
-def _looked_at(call: Call) -> Flow[None]:
+        yield from call.show()
+        return
     yield from carry_out(call)
     yield from _after(call)
+
+
+def _raise_to_author(call: Call, error: StepEngineError) -> None:
+    """Raise what failed a call of the author's; a model is told by the result."""
+    if call.source != "model":
+        raise error
+
+
+def _close(calls: Sequence[Call], stop: Stop) -> None:
+    """Give the calls that have no result yet one that says why."""
+    for call in calls:
+        if call.result is None:
+            call.close(stop)
+
+
+def _log(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call.log()
+
+
+def _raise_spent(run: RunState, before: LimitExceeded | None) -> None:
+    """Raise when a budget was spent since *before*."""
+    limit = run.limit
+    if limit is not None and limit is not before:
+        raise LimitReached(limit)
 
 
 def _why_over(call: Call, before: LimitExceeded | None) -> str:
@@ -132,15 +163,26 @@ def _why_over(call: Call, before: LimitExceeded | None) -> str:
     return SPENT if limit is not None and limit is not before and limit.kind == "denials" else ""
 
 
-def _together(
-    run: RunState,
-    members: Sequence[Member],
-    calls: Sequence[Call],
-    *,
-    fail_fast: bool = False,
-    concurrency: int | None = None,
+def _in_passes(
+    run: RunState, members: Sequence[Member], calls: Sequence[Call], asked: Parallel[object] | None = None
 ) -> Flow[None]:
     """Run a batch in four passes; whatever stops it, finished members keep their results."""
+    before = run.limit
+    try:
+        yield from _together(run, members, calls, asked)
+    except Stopped as stopped:
+        _close(calls, stopped.stop)
+        raise
+    finally:
+        _log(calls)
+    if asked is None:
+        _raise_spent(run, before)
+
+
+def _together(
+    run: RunState, members: Sequence[Member], calls: Sequence[Call], asked: Parallel[object] | None
+) -> Flow[None]:
+    fail_fast, concurrency = (False, None) if asked is None else (asked.fail_fast, asked.concurrency)
     asking: list[_Asking] = []
     for call in calls:
         if call.result is None and _is_valid(call) and run.plan.hooks.pre_tool:

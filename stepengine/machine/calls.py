@@ -44,6 +44,7 @@ __all__ = (
     "Performed",
     "ask_effect",
     "carry_out",
+    "conclude",
     "hook_call",
     "member_of",
     "named",
@@ -107,6 +108,11 @@ def _carried_out(member: Member) -> Flow[Any]:
         if run.must_prepare():
             yield from run.prepare(effect)
         outcomes = (run.receive((yield effect), effect),)
+    return conclude(member, outcomes)
+
+
+def conclude(member: Member, outcomes: Sequence[Single]) -> Any:
+    """Give a member that stands alone the outcomes of its effects; return its result, or raise as ``carry_out`` does."""
     stop = member.take(outcomes)
     if stop is not None:
         raise Stopped(stop)
@@ -371,7 +377,6 @@ class Call(Member):
         "how",
         "is_closed",
         "is_fault",
-        "is_gathered",
         "source",
     )
 
@@ -381,15 +386,19 @@ class Call(Member):
         self.source: Source = source
         self.binding = binding
         self.how: How | None = None if binding is None else binding.runs.how
-        self.is_gathered = self.how == "spawns"
         self.handed_out: Sequence[Leaf] = ()
         self.result: ToolResult | None = None
         self.failure = None
         self.edits = 0
         self.is_closed = self.is_fault = False
         self._validated: Validated | None = None
-        self._children: list[ef.Spawn | ChildResult[Any]] = []
+        self._children: Sequence[ef.Spawn | ChildResult[Any]] = ()
         self._started = self._duration = 0
+
+    @property
+    def is_gathered(self) -> bool:  # type: ignore[override]  # of most members it is known without looking
+        """Whether its effects go out as one ``Gather``: those of a call that spawns do."""
+        return self.how == "spawns"
 
     @property
     def spec(self) -> ToolSpec | None:
@@ -465,12 +474,11 @@ class Call(Member):
 
     def effects(self) -> Sequence[Leaf]:
         """Return what the call needs: nothing for control tools, which are done here, one effect per child for those that spawn."""
-        run, asked, validated = self.run, self.asked, self._validated
-        assert self.binding is not None  # noqa: S101
-        assert validated is not None  # noqa: S101
+        run, asked, validated, binding = self.run, self.asked, self._validated, self.binding
+        assert binding is not None and validated is not None  # noqa: S101, PT018
         self._started = run.now
-        run.allow(self.binding.spec.name)
-        match self.binding.runs:
+        run.allow(binding.spec.name)
+        match binding.runs:
             case Ordinary():
                 self.handed_out = (self._call_tool(validated),)
             case Control(action):

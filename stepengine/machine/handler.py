@@ -150,13 +150,14 @@ def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[Call
 
     Only calls of tools that the model knows enter the history (generator-contract G31).
     """
-    kept = [
-        (call.asked, call.result)
-        for call, of in zip(calls, asked, strict=True)
-        if call.result is not None and of.include_tool_call and of.tool in run.offered
-    ]
-    if kept:
-        run.history.commit(quick_assistant(tuple([part for part, _ in kept])), [result for _, result in kept])
+    parts: list[ToolCallPart] = []
+    results: list[ToolResult] = []
+    for call, of in zip(calls, asked, strict=True):
+        if call.result is not None and of.include_tool_call and of.tool in run.offered:
+            parts.append(call.asked)
+            results.append(call.result)
+    if parts:
+        run.history.commit(quick_assistant(tuple(parts)), results)
 
 
 def _parallel(run: RunState, asked: y.Parallel[Any]) -> Answer:

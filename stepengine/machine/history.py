@@ -30,6 +30,7 @@ from stepengine.data.transcript import Transcript
 
 __all__ = ("History", "Sides", "left_by")
 
+LOOKED_AT = 50
 EXPIRED = "[This result is no longer shown; call the tool again if you need it.]"
 
 
@@ -144,12 +145,16 @@ class History:
         """Return the message of ``end_turn``, else what the last assistant message of this run says that says anything."""
         if self.last_word:
             return self.last_word
-        for index in range(len(self.record) - 1, self.start - 1, -1):
-            message = self.record[index]
-            if type(message) is AssistantMessage:
-                said = message.said
-                if said.strip():
-                    return said
+        record, end = self.record, len(self.record)
+        while end > self.start:
+            # What was said last stands near the end, as a rule; a run of nothing but calls says nothing anywhere.
+            begin = max(self.start, end - LOOKED_AT)
+            for message in reversed(record[begin:end]):
+                if type(message) is AssistantMessage and not _is_one_call(message):
+                    said = message.said
+                    if said.strip():
+                        return said
+            end = begin
         return ""
 
     # --- what stays beside it ---------------------------------------------------------------------------------------
@@ -212,6 +217,8 @@ class History:
 
     def expire_results(self) -> None:
         """Replace results of ephemeral tools in the view by a placeholder, all but the newest of each."""
+        if not self._keeps:
+            return
         expired: dict[str, ToolResult] = {}
         for name, shown in self._shown_results.items():
             while len(shown) > self._keeps[name]:
@@ -265,6 +272,11 @@ def left_by(state: AgentState, opening: Sequence[Message]) -> AgentState:
 
 def _less(messages: Transcript, gone: Sequence[Message]) -> Transcript:
     return _kept(messages, [m for m in messages if not any(m is g for g in gone)])
+
+
+def _is_one_call(message: AssistantMessage) -> bool:
+    """Return whether a message holds a call and nothing else, as most do."""
+    return len(message.content) == 1 and type(message.content[0]) is ToolCallPart
 
 
 def _kept(messages: Transcript, kept: list[Message]) -> Transcript:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import attrs
 
@@ -47,6 +47,7 @@ from stepengine.machine.signals import Stopped
 
 __all__ = ("RunState", "SideEvents", "Spent", "is_spent", "raised")
 
+MAX_TOKENS = StopReason.MAX_TOKENS
 OF_A_STEP = ("step", "final_answer")
 ZERO = Decimal(0)
 
@@ -215,7 +216,8 @@ class RunState:
         known, history = self._frozen, self.history
         if known is not None and known.message_history is history.record and known.view is history.view:
             return known
-        start, sums, children = self._start, self.spent.sums(), self.spent.children
+        start, spent = self._start, self.spent
+        children = spent.children
         self._frozen = value = quick_state(
             run_id=start.run_id,
             agent_id=start.agent_id,
@@ -229,9 +231,9 @@ class RunState:
             output=self.output,
             steps_remaining=self.steps_remaining,
             step_index=self.step_index,
-            usage=sums.usage,
-            cost=sums.cost,
-            credits_used=sums.credits_used,
+            usage=spent.usage(),
+            cost=spent.cost(),
+            credits_used=spent.credits_used(),
             context=self._context,
             pending=self.pending,
             next_call=self._next_call,
@@ -422,7 +424,8 @@ class RunState:
 
     def take_reply(self, outcome: Any, effect: CallModel) -> ModelReply:
         """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt (X45)."""
-        reply: ModelReply = self.unwrap(self.receive(outcome, effect))
+        received = self.receive(outcome, effect)
+        reply: ModelReply = received.value if type(received) is Value else self.unwrap(received)
         self.count_reply(effect, reply)
         used, request = reply.usage, effect.request
         if used is not None and used.prompt_tokens and effect.purpose in OF_A_STEP:
@@ -503,6 +506,11 @@ class RunState:
         self.has_asked = True
         return self.steps_remaining > 0 and self.limit is None
 
+    def begin_step(self) -> None:
+        """Make room for a step: results that expired go, what was sent meanwhile stands in its place."""
+        self.history.expire_results()
+        self.take_inbox()
+
     def use_step(self) -> None:
         """Take a step from the budget that is none of the turn: candidates."""
         self.steps_remaining -= 1
@@ -514,7 +522,7 @@ class RunState:
         self.step_index += 1
         self._frozen = None
         self.stop_reason = reason
-        self.truncated = reason is StopReason.MAX_TOKENS
+        self.truncated = reason is MAX_TOKENS
         self.only_thoughts = self.only_thoughts + 1 if only_thoughts else 0
         return self.only_thoughts
 
@@ -750,30 +758,20 @@ def _json_or_what(data: Any) -> Any:
         return f"<{type(data).__name__} that is not JSON>"
 
 
-class Sums(NamedTuple):
-    """What a run and its children spent: tokens, US dollars (``None`` when a part is unknown), and credits."""
-
-    usage: Usage
-    cost: Decimal | None
-    credits_used: float
-
-
 class Spent:
     """Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability I4)."""
 
-    __slots__ = ("_by_model", "_children", "_own_cost", "_own_credits", "_sums", "children")
+    __slots__ = ("_by_model", "_children", "_own_cost", "_own_credits", "children")
 
     def __init__(self) -> None:
         self._by_model: dict[str, _Tally] = {}
         self._own_cost: Decimal | None = ZERO
         self._own_credits: float = 0
-        self._sums: Sums | None = None
         self.children: list[ChildResult[Any]] = []
         self._children = NOTHING
 
     def count(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
         """Add what one attempt of a model call used; *requests* is 1 when it gave a reply, else 0."""
-        self._sums = None
         tally = self._by_model.get(model)
         if tally is None:
             tally = self._by_model[model] = _Tally()
@@ -782,12 +780,10 @@ class Spent:
 
     def count_credits(self, credits_used: float) -> None:
         """Add credits that a tool reported."""
-        self._sums = None
         self._own_credits += credits_used
 
     def count_child(self, child: ChildResult[Any]) -> None:
         """Add a child and what it spent."""
-        self._sums = None
         self.children.append(child)
         self._children = self._children + child.spending
 
@@ -797,16 +793,17 @@ class Spent:
             return only.usage()
         return sum([tally.usage() for tally in self._by_model.values()], Usage())
 
-    def sums(self) -> Sums:
-        """Return what the run and its children spent."""
-        if self._sums is None:
-            own, others = self._own_usage(), self._children
-            if self.children:
-                cost = add_cost(self._own_cost, others.cost)
-                self._sums = Sums(own + others.usage, cost, self._own_credits + others.credits_used)
-            else:
-                self._sums = Sums(own, self._own_cost, self._own_credits)
-        return self._sums
+    def usage(self) -> Usage:
+        """Return the tokens that the run and its children used."""
+        return self._own_usage() + self._children.usage if self.children else self._own_usage()
+
+    def cost(self) -> Decimal | None:
+        """Return what they cost in US dollars, ``None`` when a part is unknown."""
+        return add_cost(self._own_cost, self._children.cost) if self.children else self._own_cost
+
+    def credits_used(self) -> float:
+        """Return the credits that they used."""
+        return self._own_credits + self._children.credits_used
 
     def total(self, agent_id: str) -> Spending:
         """Return everything, by agent and by model; *agent_id* is the run's own agent."""

@@ -8,7 +8,7 @@ together -> ``post_step`` hooks -> end decision. The open step is held outside t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import attrs
 
@@ -46,6 +46,8 @@ __all__ = ("PLAIN", "budgeted_step", "reopened_step", "run_turn", "step_prompt",
 MAX_CONTINUES = 5
 MAX_THOUGHTS = 3
 PLAIN = StepWith()
+PAUSE, ERROR, MAX_TOKENS = StopReason.PAUSE, StopReason.ERROR, StopReason.MAX_TOKENS
+Purpose: TypeAlias = Literal["step", "final_answer"]
 CUT_OFF = "Not executed: the reply was cut off at the output limit."
 
 
@@ -124,29 +126,54 @@ def _final_answer(run: RunState) -> Flow[None]:
 
 
 def _step(run: RunState, over: StepWith) -> Flow[bool]:
-    points, path, spent = run.plan.hooks, run.plan.path, None
+    plan, spent = run.plan, None
+    points = plan.hooks
     try:
-        if run.plan.watched():
-            event = ev.StepStarted(path=path, seq=run.seq, step=run.step, steps_remaining=run.steps_remaining)
-            yield from run.notify(event)
-        reply, calls = yield from _ask_model(run, over)
+        if plan.watched():
+            yield from run.notify(_started(run))
+        run.begin_step()
+        request = step_request(run, over, (yield from _tail(run)) if points.pre_step else step_prompt(run))
+        effect = quick_call_model(run.number(), request, "step", run.coming_call_id)
+        if run.must_prepare():
+            yield from run.prepare(effect)
+        try:
+            model = run.take_reply((yield effect), effect)
+            if model.stop_reason is PAUSE or model.stop_reason is ERROR:
+                model = yield from _whole(run, request, "step", model)
+        except ContextOverflow as error:
+            request = yield from _shorter(run, over, error)
+            model = yield from _ask(run, request, "step")
+        reply, calls = _taken(run, model, request)
         if reply.has_words or not calls:
             yield from _heard(run, reply)
         spent = yield from _run_tools(run, reply, calls)
         if points.post_step:
             yield from hooks.post_step(run, reply.model)
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
-        if ended:
-            run.let_stop()
-            take_last_word(run, calls)
-        if run.plan.watched():
-            usage = run.spent.sums().usage
-            yield from run.notify(ev.StepFinished(path=path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage))
+        if plan.watched():
+            yield from run.notify(_finished(run, ended=ended))
     finally:
         run.end_step()
+    return _over(run, calls, spent, ended=ended)
+
+
+def _over(run: RunState, calls: Sequence[Call], spent: LimitReached | None, *, ended: bool) -> bool:
+    """Take note of how a step ended; return whether the turn is complete, or raise that a limit was spent in it."""
+    if ended:
+        run.let_stop()
+        take_last_word(run, calls)
     if spent:
         raise spent
     return run.end_turn(complete=ended)
+
+
+def _started(run: RunState) -> ev.Event:
+    return ev.StepStarted(path=run.plan.path, seq=run.seq, step=run.step, steps_remaining=run.steps_remaining)
+
+
+def _finished(run: RunState, *, ended: bool) -> ev.Event:
+    usage = run.spent.usage()
+    return ev.StepFinished(path=run.plan.path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage)
 
 
 def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[ToolMessage]) -> Flow[bool]:
@@ -194,20 +221,15 @@ def step_prompt(run: RunState) -> Sequence[Message]:
     return (UserMessage(system_reminder(text), ("STEP_PROMPT",)),) if text else ()
 
 
-def _ask_model(run: RunState, over: StepWith) -> Flow[tuple[Reply, list[Call]]]:
-    run.history.expire_results()
-    if run.inbox:
-        run.take_inbox()
-    tail: Sequence[Message] = ()
-    if run.plan.hooks.pre_step:
-        tail = yield from hooks.pre_step(run)
-        run.take_inbox()
-    request = step_request(run, over, (*tail, *step_prompt(run)))
-    try:
-        model = yield from _ask(run, request, "step")
-    except ContextOverflow as error:
-        request = yield from _shorter(run, over, error)
-        model = yield from _ask(run, request, "step")
+def _tail(run: RunState) -> Flow[Sequence[Message]]:
+    """Return what stands at the end of this step's request alone: what the ``pre_step`` hooks add, and the step prompt."""
+    tail = yield from hooks.pre_step(run)
+    run.take_inbox()
+    return (*tail, *step_prompt(run))
+
+
+def _taken(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[Reply, list[Call]]:
+    """Count the step that a reply makes; return the reply and its calls."""
     row = run.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
     if row >= MAX_THOUGHTS:
         run.cut_turn(f"the turn was ended after {row} replies in a row that were only thoughts")
@@ -235,24 +257,31 @@ def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[Mode
     return step_request(run, over, [*tail, *step_prompt(run)])
 
 
-def _ask(run: RunState, request: ModelRequest, purpose: Any) -> Flow[ModelReply]:
+def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelReply]:
     """Call the model; a reply that the provider paused is continued (reliability MP56)."""
-    reply = None
-    for _ in range(1 + MAX_CONTINUES):
-        whole = (
-            request if reply is None else attrs.evolve(request, tail=(*request.tail, AssistantMessage(reply.content)))
-        )
-        effect = quick_call_model(
-            run.number(), whole, purpose, run.coming_call_id if reply is None else _after(run, reply)
-        )
+    effect = quick_call_model(run.number(), request, purpose, run.coming_call_id)
+    if run.must_prepare():
+        yield from run.prepare(effect)
+    reply = run.take_reply((yield effect), effect)
+    return (yield from _whole(run, request, purpose, reply))
+
+
+def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
+    """
+    Return a reply to its end: one that the provider paused is continued (reliability MP56).
+
+    Raises:
+        ModelError: when the reply ended with an error.
+    """
+    for _ in range(MAX_CONTINUES):
+        if reply.stop_reason is not PAUSE:
+            break
+        longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(reply.content)))
+        effect = quick_call_model(run.number(), longer, purpose, _after(run, reply))
         if run.must_prepare():
             yield from run.prepare(effect)
-        more = run.take_reply((yield effect), effect)
-        reply = more if reply is None else _joined(reply, more)
-        if reply.stop_reason is not StopReason.PAUSE:
-            break
-    assert reply is not None  # noqa: S101
-    if reply.stop_reason is StopReason.ERROR:
+        reply = _joined(reply, run.take_reply((yield effect), effect))
+    if reply.stop_reason is ERROR:
         msg = (
             f"the model {request.model!r} ended its reply with an error ({reply.raw_stop_reason or 'no reason given'})"
         )
@@ -285,7 +314,7 @@ def _numbered(run: RunState, reply: ModelReply) -> Reply:
     for index, part in enumerate(reply.content):
         if type(part) is not ToolCallPart:
             parts.append(part)
-        elif index == last and reply.stop_reason is StopReason.MAX_TOKENS:
+        elif index == last and reply.stop_reason is MAX_TOKENS:
             parts.append(TextPart(f"[cut off: {part.tool_name} {part.raw_input or compact(part.input)}]"))
         else:
             call = quick_call(
