@@ -25,7 +25,10 @@ from stepengine.errors import DataError, DefinitionError, ToolInputError
 if TYPE_CHECKING:
     from jsonschema_rs import ValidationError, Validator
 
-__all__ = ("NAMED_SCHEMAS", "SCHEMAS", "JsonSchema", "SchemaInputs", "check_providers", "refusal")
+__all__ = (
+    "NAMED_SCHEMAS", "SCHEMAS", "STRING", "JsonSchema", "SchemaInputs", "check_providers", "described", "object_schema",
+    "refusal", "validator",
+)  # fmt: skip
 
 NAMED_SCHEMAS = frozenset(
     {"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"}
@@ -53,7 +56,7 @@ MOST_ISSUES = 100
 MOST_DEPTH = 250
 MOST_WORK = 500_000
 """Of about a microsecond each, for one value: once to decide whether it fits, once to say what is wrong."""
-SHOWN_CHARS = 1_000
+SHOWN_CHARS, SHORT_CHARS = 1_000, 100
 CLASS, STEPS = 10, 500
 
 LIMITS = {
@@ -121,14 +124,20 @@ class JsonSchema:
         except ValueError as error:
             _refuse(where, "#", f"{error}; one with fewer levels would be fine")
 
-    def issues(self, value: JsonValue) -> list[str]:
-        """Return what is wrong with *value*: one sentence for each offending place, at most a hundred, none when it fits."""
+    def issues(self, value: JsonValue, path: str = "") -> list[str]:
+        """
+        Return what is wrong with a value: one sentence for each offending place, at most a hundred, none when it fits.
+
+        Args:
+            value: The value.
+            path: What its place is called.
+        """
         call = self._calls.now = _Call()
         try:
             problem = self._problem("#", value)
             if problem is None:
                 return []
-            return [f": {TOO_LONG}"] if call.is_spent else self._told(value)
+            return [f"{path}: {TOO_LONG}"] if call.is_spent else self._told(value, path)
         finally:
             del self._calls.now
 
@@ -137,7 +146,7 @@ class JsonSchema:
     def _problem(self, place: str, value: Any) -> str | None:
         """Return why a value does not fit the schema at *place*, in a word; ``None`` when it does."""
         call: _Call = self._calls.now
-        key = (place, repr(value))
+        key = (place, repr(value) if self._outline.places else "")
         if key in call.known:
             return call.known[key]
         weight = _weight(value)
@@ -169,14 +178,14 @@ class JsonSchema:
 
     # --- what is wrong with one that does not
 
-    def _told(self, value: Any) -> list[str]:
+    def _told(self, value: Any, path: str) -> list[str]:
         call: _Call = self._calls.now
         call.left = MOST_WORK
         try:
-            found = list(dict.fromkeys(self._sentences("#", value, "")))
+            found = list(dict.fromkeys(self._sentences("#", value, path)))
         except RecursionError:
-            return [": does not fit its schema, and is nested too deeply to say where"]
-        return [f": {TOO_LONG}"] if call.is_spent else _ended(found)
+            return [f"{path}: does not fit its schema, and is nested too deeply to say where"]
+        return [f"{path}: {TOO_LONG}"] if call.is_spent else _ended(found)
 
     def _sentences(self, place: str, value: Any, path: str) -> Sequence[str]:
         """Return what is wrong with the value at *path*, of which the schema at *place* says that it does not fit."""
@@ -208,7 +217,7 @@ class JsonSchema:
             schema = self._outline.schema_at(place, error.schema_path[:-1])
             yield from self._sentences(self._outline.places[schema[self._reference]], error.instance, path)
         elif word in {"anyOf", "oneOf"} and all(kind.context):
-            tries = [[s for e in form for s in self._of_error(e, place, above)] for form in kind.context]
+            tries = [[said for one in form for said in self._of_error(one, place, above)] for form in kind.context]
             yield _fits_none(path, tries)
         elif word == "oneOf":
             fitting = sum(not form for form in kind.context)
@@ -512,7 +521,7 @@ def _refuse(where: str, at: str, problem: str) -> NoReturn:
 
 def _misfit(error: ValidationError) -> str:
     """Return the sentence for what stands in a schema and is none."""
-    given, last = _start(repr(error.instance), MOST_ISSUES), error.instance_path[-1:]
+    given, last = _start(repr(error.instance), SHORT_CHARS), error.instance_path[-1:]
     if last == ["type"]:
         return f"{given} is no type; the types are: array, boolean, integer, null, number, object, string"
     if error.schema_path == ["type"]:
@@ -531,7 +540,8 @@ def _ended(sentences: Sequence[str]) -> list[str]:
 
 def _fits_none(path: str, tries: Sequence[Sequence[str]]) -> str:
     """Return the sentence for a value that fits none of several forms; it may hold others like it, so it has an end."""
-    nearest: Sequence[str] = min(tries, key=len)
+    here = f"{path}: should be "  # a form that wants another value altogether is far away
+    nearest = min(tries, key=lambda said: (any(one.startswith(here) for one in said), len(said)))
     return f"{path}: fits none of the {len(tries)} allowed forms; the nearest one says: {_start('; '.join(nearest))}"
 
 
@@ -542,13 +552,18 @@ def _sentence(path: str, word: str, kind: Any, error: ValidationError) -> str:
     if word == "required":
         return f"{below(path, kind.property)}: is required"
     if word in LIMITS:
-        return f"{path}: {LIMITS[word].format(kind.limit)}"
+        given = "" if isinstance(error.instance, str | list | Mapping) else f", not {error.instance}"
+        return f"{path}: {LIMITS[word].format(kind.limit)}{given}"
     if word in {"enum", "const"}:
-        allowed = kind.options if word == "enum" else [kind.expected_value]
-        return f"{path}: should be one of {_start(', '.join(map(canonical, allowed)))}"
+        allowed = ", ".join(map(canonical, kind.options if word == "enum" else [kind.expected_value]))
+        return f"{path}: should be one of {_start(allowed)}; not {_start(_shown(error.instance), SHORT_CHARS)}"
     if word == "multipleOf":
         return f"{path}: should be a multiple of {kind.multiple_of}"
     return f"{path}: {OTHERS.get(word) or _start(error.message)}"
+
+
+def _shown(value: Any) -> str:
+    return canonical(value) if isinstance(value, str) else repr(value)
 
 
 def _kind_of(value: Any) -> str:
@@ -566,6 +581,41 @@ def refusal(tool_name: str, issues: Sequence[str], given: Mapping[str, Any]) -> 
         shown = f"{shown[:SHOWN_CHARS]}... ({len(shown):,} characters in all)"
     msg = f"Invalid parameters for {tool_name}: {'; '.join(issues)}\nThe input was: {shown}"
     return ToolInputError(msg, tool_name=tool_name, issues=tuple(issues))
+
+
+# --- the tools of the engine itself ---------------------------------------------------------------------------------
+
+STRING = {"type": "string"}
+
+
+def object_schema(required: tuple[str, ...] = (), **properties: Any) -> JsonDict:
+    """Return the schema of an object that has these members and no others."""
+    schema = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+    return freeze_object(schema)
+
+
+def described(schema: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return *schema* with a description."""
+    return {**schema, "description": text}
+
+
+def validator(
+    tool_name: str, schema: JsonDict, also: Callable[[JsonDict], Iterator[str]] | None = None
+) -> Callable[[JsonDict], Validated]:
+    """
+    Return a function that checks a tool's inputs, and raises ``ToolInputError``; its schema is compiled at the first call.
+
+    *also* looks at inputs that fit and gives what else is wrong.
+    """
+    compiled = functools.cache(lambda: JsonSchema(f"input_schema of tool {tool_name!r}", schema))
+
+    def validate(value: JsonDict) -> Validated:
+        issues = compiled().issues(value)
+        if also is not None and not issues:
+            issues.extend(also(value))
+        return _judged(tool_name, issues, value)
+
+    return validate
 
 
 # --- the input of a tool --------------------------------------------------------------------------------------------
@@ -603,10 +653,13 @@ class SchemaInputs:
         Raises:
             ToolInputError: listing every field with its problem.
         """
-        issues = self._checked.issues(value)
-        if issues:
-            raise refusal(self._name, [i.removeprefix(": ") for i in issues], value)
-        return Validated(value, value)
+        return _judged(self._name, self._checked.issues(value), value)
+
+
+def _judged(tool_name: str, issues: Sequence[str], value: JsonDict) -> Validated:
+    if issues:
+        raise refusal(tool_name, [issue.removeprefix(": ") for issue in issues], value)
+    return Validated(value, value)
 
 
 def check_providers(tool_name: str, schema: Mapping[str, Any]) -> None:
