@@ -39,7 +39,7 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.visible import visible
 from stepengine.data.wire import from_dicts
 from stepengine.engine import load_agent
-from stepengine.errors import StepEngineError
+from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal.lines import Line, Source, glimpsed, members_of
 from stepengine.journal.reading import read_lines, strict_members
 from stepengine.journal.records import check_place, checked
@@ -71,8 +71,7 @@ from stepengine.tools.files.paths import shown
 from stepengine.tools.files.rules import PROTECTED, SECRETS, PathRules
 from stepengine.tools.files.text import decode, stream_lines
 from stepengine.tools.repair import repairer
-from stepengine.tools.schema_values import issues_of
-from stepengine.tools.schemas import Compiler
+from stepengine.tools.schemas import JsonSchema
 from stepengine.tools.search.fallback import _line_test
 from stepengine.tools.search.finding import ranked
 from stepengine.tools.search.flags import Flags, parse_flags
@@ -186,8 +185,7 @@ def fallback(pattern: str) -> Callable[[str], Any]:
 
 def schema_pattern(pattern: str) -> Callable[[str], Any]:
     schema = {"type": "string", "pattern": pattern}
-    check = Compiler("take", schema).compiled("#")
-    return lambda text: issues_of(check, text)
+    return JsonSchema("take", schema).issues
 
 
 def mended_input(text: str) -> Any:
@@ -314,6 +312,12 @@ def offered(schema: dict[str, Any]) -> None:
     made = schema_tool(schema)
     plain_schema(made.spec.input_schema)
     give(made, {"x": {"x": 1}})
+
+
+def refused_reference(text: str) -> None:
+    """Give a schema that leads out of itself; it is refused with the place of its reference, and nothing is fetched."""
+    with pytest.raises(DefinitionError, match=r"at #/properties/x/\$ref: "):
+        schema_tool({"properties": {"x": {"$ref": text}}})
 
 
 def give(made: Tool[..., Any], value: Any) -> None:
@@ -631,14 +635,13 @@ PLACES = (
             f"pattern {pattern} of a schema",
             schema_pattern(pattern),
             (of("a"), of("a", "", "!"), of("ab")),
-            ("tools/schemas.py:Compiler._regex",),
             most=1 << 22,
         )
         for pattern in ("^(a+)+$", "(a|aa)+$", "(.*)*x", "a{0,50}b", "(a{200}){100}", r"(\w{0,9}\d){0,5}b")
     ),
     Place(
         "patterns in a schema",
-        lambda text: Compiler("x", {"pattern": text}).compiled("#"),
+        lambda text: JsonSchema("x", {"pattern": text}),
         (
             of("("),
             of("{"),
@@ -660,8 +663,14 @@ PLACES = (
             wide_schema(lambda i: {"anyOf": [{"$ref": "#"}] * 2}),
             wide_schema(lambda i: {"$ref": "#/properties/a0"}),
             wide_schema(lambda i: {"enum": [*range(9)]}),
+            wide_schema(lambda i: {"items": {"$ref": f"#/properties/a{i // 2}"}, "unevaluatedItems": False}),
         ),
         most=1 << 18,
+    ),
+    Place(
+        "references out of a schema",
+        refused_reference,
+        (of("http://a.test/"), of("file:///"), of("a#"), of("#/a"), of("#%41"), of("//a.test/"), of("urn:a:")),
     ),
     *(
         Place(
@@ -1106,7 +1115,8 @@ APART: dict[str, str] = {
     "tools/files/atomic.py:_umask": "the kernel's status of this process",
     "tools/writes.py:_content_form": "UTF-8 of at most 4 MiB",
     "tools/repair.py:_camel": "names in a tool's schema; two characters",
-    "tools/schema_inputs.py:PROPERTY_NAME": "at most 64 characters",
+    "tools/schemas.py:OLD_DRAFTS": "matches a whole text of fixed length",
+    "tools/schemas.py:PROPERTY_NAME": "at most 64 characters",
     "tools/search/ripgrep.py:Ripgrep._events": "lines of ripgrep's, about files of at most 4 MiB; ended with the search",
     "tools/search/ripgrep.py:Ripgrep.problems": "at most 16,000 bytes",
     "tools/search/ripgrep.py:_text": "UTF-8 of a line of ripgrep's",

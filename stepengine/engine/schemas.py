@@ -13,6 +13,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, freeze, thaw
 from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
 from stepengine.tools.arguments import without_titles
+from stepengine.tools.schemas import JsonSchema
 
 __all__ = ("Compiled", "Params", "compiled")
 
@@ -79,16 +80,11 @@ def _model(schema: Any, where: str) -> Any:
 
 
 def _checker(schema: Mapping[str, Any], where: str) -> Callable[[Any], list[str]]:
-    from stepengine.tools.schema_values import issues_of
-    from stepengine.tools.schemas import Compiler
-
     try:
-        check = Compiler(where, schema).compiled("$")
+        return JsonSchema(where, schema).issues
     except DefinitionError as error:
         msg = f"{where} cannot be checked: {error.message}"
         raise DefinitionError(msg) from error
-
-    return lambda value: issues_of(check, value)
 
 
 def _params(agent_id: str, schema: Any) -> Callable[[Any], Params]:

@@ -14,7 +14,7 @@ from stepengine.data.json import JsonDict, JsonList, compact, freeze, freeze_obj
 from stepengine.data.tools import Validated, quick_validated
 from stepengine.errors import DataError, DefinitionError
 from stepengine.tools.places import place_of
-from stepengine.tools.refusals import refusal
+from stepengine.tools.schemas import NAMED_SCHEMAS, SCHEMAS, refusal
 from stepengine.tools.signatures import Signature
 
 if TYPE_CHECKING:
@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 __all__ = ("FunctionInputs", "without_titles")
 
 SCALARS = frozenset({str, int, float, bool, type(None)})
-NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
-"""Keywords of JSON Schema whose value is an object of schemas by name."""
-SCHEMAS = frozenset(
-    {
-        *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
-        *("additionalProperties", "unevaluatedProperties", "propertyNames"),
-        *("anyOf", "oneOf", "allOf", "not", "if", "then", "else"),
-    }
-)
-"""Keywords of JSON Schema whose value is a schema, or a list of schemas; whatever else stands in a schema is data."""
 IN_SCHEMA_ORDER = inspect.Parameter.KEYWORD_ONLY
 
 

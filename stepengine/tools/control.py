@@ -21,8 +21,8 @@ from stepengine.data.wire import from_dicts
 from stepengine.errors import DataError, TranscriptError
 from stepengine.machine.control import HANDLER_ONLY
 from stepengine.tools.definition import Tool
-from stepengine.tools.flat import STRING, described, issues_of, object_schema, validator
 from stepengine.tools.repair import Aliases, repairer
+from stepengine.tools.schemas import STRING, described, object_schema, validator
 
 __all__ = ("ALIASES", "CONTROL_TOOLS", "LOOKUP", "ask_user_tool", "checked", "control_tools", "set_output_binding")
 
@@ -124,7 +124,7 @@ FREE_OUTPUT = JsonDict(
 
 
 def checked(spec: ToolSpec, runs: Runs, also: Callable[[JsonDict], Iterator[str]] | None = None) -> Tool[..., Any]:
-    """Return a tool that a run carries out: inputs are checked by its flat schema and *also*, a model's are mended first."""
+    """Return a tool that a run carries out: inputs are checked by its schema and *also*, a model's are mended first."""
     validate = validator(spec.name, spec.input_schema, also)
     return Tool.of_run(ToolBinding(spec, validate, repairer(spec.input_schema, ALIASES), runs=runs))
 
@@ -138,12 +138,8 @@ def _message_issues(value: JsonDict) -> Iterator[str]:
 
 def _question_issues(value: JsonDict) -> Iterator[str]:
     for index, question in enumerate(value["questions"]):
-        options, path = question.get("options", ()), f"questions[{index}].options"
-        if len(options) == 1:
-            yield f"{path}: none or at least two, not one"
-        for position, option in enumerate(options):
-            if not isinstance(option, str):
-                yield from issues_of(_OPTION, option, f"{path}[{position}]")
+        if len(question.get("options", ())) == 1:
+            yield f"questions.{index}.options: none or at least two, not one"
 
 
 def _control(

@@ -14,7 +14,7 @@ from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool, ToolOptions, check_name
 from stepengine.tools.docs import read_docstring
 from stepengine.tools.places import outer_names, place_of
-from stepengine.tools.schema_inputs import check_providers
+from stepengine.tools.schemas import check_providers
 from stepengine.tools.signatures import read_signature
 
 __all__ = ("tool",)

@@ -21,7 +21,7 @@ from stepengine.tools.depends import Overrides
 from stepengine.tools.encoding import encode
 from stepengine.tools.execution import execute
 from stepengine.tools.repair import Aliases, repairer
-from stepengine.tools.schema_inputs import SchemaInputs
+from stepengine.tools.schemas import SchemaInputs
 from stepengine.tools.signatures import Body, Signature, body_of
 from stepengine.tools.typed import decode
 

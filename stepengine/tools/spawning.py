@@ -7,6 +7,7 @@ tool (generator-contract L28 to L30).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -20,8 +21,8 @@ from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInp
 from stepengine.tools.arguments import without_titles
 from stepengine.tools.control import ALIASES, CONTROL_TOOLS, LOOKUP, ask_user_tool, checked
 from stepengine.tools.definition import Tool, check_name
-from stepengine.tools.flat import STRING, described, issues_of, object_schema, validator
 from stepengine.tools.repair import repairer
+from stepengine.tools.schemas import STRING, JsonSchema, described, object_schema, validator
 
 __all__ = (
     "BUILT_IN",
@@ -349,11 +350,16 @@ def _child_entry(value: JsonDict) -> Entry:
     return Entry(value["agent_type"], value.get("prompt", ""), value.get("params"))
 
 
+@functools.cache
+def _agent_schema() -> JsonSchema:
+    return JsonSchema("an entry of tool 'spawn_agents'", _AGENT)
+
+
 def _child_entries(value: JsonDict) -> list[Entry]:
     """Return what the objects of ``agents`` ask for, each judged for itself (generator-contract L3)."""
     entries: list[Entry] = []
     for index, given in enumerate(value["agents"]):
-        issues = tuple(issues_of(_AGENT, given, f"agents[{index}]"))
+        issues = tuple(_agent_schema().issues(given, f"agents.{index}"))
         if issues:
             wanted = given.get("agent_type") if isinstance(given, Mapping) else None
             error = ToolInputError(f"not started: {'; '.join(issues)}", tool_name="spawn_agents", issues=issues)

@@ -165,10 +165,10 @@ async def test_what_is_wrong_in_one_entry_is_told_in_its_place_and_the_others_ru
     assert ["echo-one", "echo-one", "", "", "echo-one", "echo-one"] == [e["agent_type"] for e in said.data]
     assert ["b/{}", "e/{}"] == [e["output"] for e in said.data if "error" not in e]
     assert [
-        "not started: agents[0].model: unknown; known are ['agent_type', 'params', 'prompt']",
-        "not started: agents[2].agent_type: missing",
-        "not started: agents[3]: expected an object, not str",
-        "not started: agents[4].prompt: expected text, not a list",
+        "not started: agents.0.model: is not a parameter; the parameters are: agent_type, params, prompt",
+        "not started: agents.2.agent_type: is required",
+        "not started: agents.3: should be object, not string",
+        "not started: agents.4.prompt: should be string, not array",
     ] == [e["error"] for e in said.data if "error" in e]
     assert not said.is_error
     if by == "handler":
@@ -441,7 +441,7 @@ async def test_the_task_tool_lists_its_agents_and_gives_the_final_text():
     assert "- talker: Talks.\n- echo-one: Repeats what it is told." in made.spec.description
     assert 2 == made.spec.description.count('Use {"agent": ')
     assert ("I said it", False) == (result.tool_calls[0].result.text, result.tool_calls[0].result.is_error)
-    assert "agent: expected one of ['talker', 'echo-one'], not 'crash'" in result.tool_calls[1].result.text
+    assert 'agent: should be one of "talker", "echo-one"; not "crash"' in result.tool_calls[1].result.text
     assert ["say"] == [m.text for m in scripted.calls[1].messages]
 
     with pytest.raises(DefinitionError, match=r"no agent has a description.*'crash'"):

@@ -9,6 +9,7 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.events import ToolFinished, ToolStarted
 from stepengine.data.hooks import Change, Hooks
+from stepengine.data.json import compact
 from stepengine.data.messages import AssistantMessage, ThinkingPart, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.state import RunStatus
 from stepengine.data.tools import Action, Asking, Control, Spawning
@@ -75,7 +76,7 @@ def test_add_message_appends_in_place_and_is_never_recorded():
     def handler(ctx):
         yield y.ToolCall("add_message", {"role": "user", "content": "note"})
         yield y.ToolCall("add_message", {"role": "assistant", "content": "noted"})
-        with pytest.raises(ToolInputError, match=r"role: expected one of \['user', 'assistant'\], not 'system'"):
+        with pytest.raises(ToolInputError, match='role: should be one of "user", "assistant"; not "system"'):
             yield y.ToolCall("add_message", {"role": "system", "content": "x"})
 
     assert play(agent(handler)).shown == ["user: go", "user: note", "assistant: noted"]
@@ -123,7 +124,7 @@ def test_set_messages_replaces_the_history_and_later_ids_skip_what_it_holds(form
             "needs role 'user', 'assistant', 'tool', 'system' or 'developer', not 'robot'",
         ),
         ([{"role": "system", "content": "x"}], "holds no system message"),
-        ("text", "messages: expected a list, not str"),
+        ("text", "messages: should be array, not string"),
         ([5], "needs role 'user', 'assistant', 'tool', 'system' or 'developer', not None"),
     ],
 )
@@ -138,21 +139,22 @@ def test_a_history_that_cannot_be_is_refused_and_nothing_changes(messages, issue
 
 
 WRONG = {
-    "missing": ("think_deeply", {}, "thought: missing"),
-    "unknown": ("end_turn", {"why": 1}, "why: unknown; known are ['message']"),
+    "missing": ("think_deeply", {}, "thought: is required"),
+    "unknown": ("end_turn", {"why": 1}, "why: is not a parameter; the parameters are: message"),
     "no truth": (
         "write_todos",
         {"todos": [{"task": "a", "completed": 1}]},
-        "todos[0].completed: expected true or false, not int",
+        "todos.0.completed: should be boolean, not integer",
     ),
-    "inner": ("write_todos", {"todos": [{"task": "a"}]}, "todos[0].completed: missing"),
+    "inner": ("write_todos", {"todos": [{"task": "a"}]}, "todos.0.completed: is required"),
 }
 
 
+@pytest.mark.spec("generator-contract:T4")
 @pytest.mark.parametrize(("name", "value", "issue"), WRONG.values(), ids=WRONG)
 def test_wrong_input_of_a_control_tool_names_every_issue(name, value, issue):
     played = play(agent(tools=[name]), World(replies=[reply(call(name, value)), reply("x")]))
-    assert played.history[2].text == f"Invalid parameters for {name}: {issue}"
+    assert played.history[2].text == f"Invalid parameters for {name}: {issue}\nThe input was: {compact(value)}"
 
 
 def test_a_history_passed_on_keeps_what_only_its_provider_understands():

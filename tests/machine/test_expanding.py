@@ -8,6 +8,7 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.effects import AskPerson, Gather, Spawn
 from stepengine.data.hooks import Change, Hooks
+from stepengine.data.json import compact
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Answer, Question
@@ -161,23 +162,27 @@ def test_ask_user_asks_all_its_questions_as_one():
 WRONG = {
     "one option": (
         {"questions": [{"question": "?", "options": ["a"]}]},
-        "questions[0].options: none or at least two, not one",
+        "questions.0.options: none or at least two, not one",
     ),
     "no label": (
         {"questions": [{"question": "?", "options": ["a", {"text": "b"}]}]},
-        "questions[0].options[1].label: missing; questions[0].options[1].text: unknown; known are ['description', 'label']",
+        (
+            "questions.0.options.1: fits none of the 2 allowed forms; the nearest one says: questions.0.options.1.text: is not a "
+            "parameter; the parameters are: description, label; questions.0.options.1.label: is required"
+        ),
     ),
-    "none": ({"questions": []}, "questions: at least 1 needed"),
-    "no list": ({"questions": "why"}, "questions: expected a list, not str"),
-    "no object": ({"questions": ["why"]}, "questions[0]: expected an object, not str"),
-    "no text": ({"questions": [{"question": 1}]}, "questions[0].question: expected text, not int"),
+    "none": ({"questions": []}, "questions: should have at least 1 items"),
+    "no list": ({"questions": "why"}, "questions: should be array, not string"),
+    "no object": ({"questions": ["why"]}, "questions.0: should be object, not string"),
+    "no text": ({"questions": [{"question": 1}]}, "questions.0.question: should be string, not integer"),
 }
 
 
+@pytest.mark.spec("generator-contract:T4")
 @pytest.mark.parametrize(("value", "issues"), WRONG.values(), ids=WRONG)
 def test_wrong_input_of_ask_user_is_refused(value, issues):
     played = run(reply(call("ask_user", value)), reply("x"), tools=["ask_user"])
-    assert played.history[2].text == f"Invalid parameters for ask_user: {issues}"
+    assert played.history[2].text == f"Invalid parameters for ask_user: {issues}\nThe input was: {compact(value)}"
 
 
 @pytest.mark.spec("generator-contract:T31")

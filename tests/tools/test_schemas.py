@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -51,12 +54,37 @@ CASES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ),
     ({"propertyNames": {"maxLength": 1}}, [{"a": 1}], [{"ab": 1}]),
     ({"$ref": "#/$defs/tree"}, [{"kids": [{"kids": []}]}], [{"kids": [{"x": 1}]}]),
+    ({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, [{}, {"a": 1, "b": 1}], [{"a": 1}]),
+    ({"contains": {"const": 1}, "minContains": 2}, [[1, 1]], [[1], []]),
+    ({"dependentRequired": {"a": ["b"]}}, [{"b": 1}, {"a": 1, "b": 1}], [{"a": 1}]),
+    (
+        {"$ref": "#/$defs/tree", "properties": {"x": {}}, "unevaluatedProperties": False},
+        [{"kids": []}],
+        [{"y": 1}],
+    ),
+    ({"$ref": "#twig"}, ["a"], [1]),
+    ({"const": {"$ref": "https://example.com/x"}}, [{"$ref": "https://example.com/x"}], [{}]),
+    ({"type": "string", "nullable": True, "example": "a"}, ["a"], [None]),
     (False, [], [1]),  # type: ignore[list-item]
 ]
 
+DRAFT_7 = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "properties": {
+        "v": {"items": [{"$ref": "#/definitions/name"}, {"type": "integer"}], "additionalItems": False},
+        "w": {"dependencies": {"a": ["b"]}},
+    },
+    "definitions": {"name": {"type": "string"}},
+}
+
 
 def tool_for(schema: Any) -> Tool[..., Any]:
-    return Tool("t", "", {"properties": {"v": schema}, "$defs": {"tree": TREE}}, lambda value: value)
+    return Tool(
+        "t",
+        "",
+        {"properties": {"v": schema}, "$defs": {"tree": TREE, "twig": {"$anchor": "twig", "type": "string"}}},
+        lambda value: value,
+    )
 
 
 def fits(made: Tool[..., Any], value: Any) -> bool:
@@ -77,6 +105,51 @@ def test_what_fits_a_schema_is_accepted_and_what_does_not_is_refused_with_its_pl
     assert (good, []) == ([v for v in good if fits(made, v)], [v for v in bad if fits(made, v)])
 
 
+@pytest.mark.spec("requirements:E2")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"v": ["a", 1], "w": {"a": 1, "b": 1}}, ()),
+        ({"v": [1]}, ("v.0: should be string, not integer",)),
+        ({"v": ["a", "b"]}, ("v.1: should be integer, not string",)),
+        ({"w": {"a": 1}}, ("w.b: is required",)),
+    ],
+)
+def test_a_schema_of_an_old_draft_is_read_as_it_says(given: Any, said: tuple[str, ...]) -> None:
+    made = Tool("t", "", DRAFT_7, lambda value: value)
+    issues: tuple[str, ...] = ()
+    try:
+        made.binding().validate(freeze_object(given))
+    except ToolInputError as error:
+        issues = error.issues
+
+    assert said == issues
+
+
+@pytest.mark.spec("ecosystem:EC28")
+def test_the_validator_is_imported_for_the_first_raw_schema_and_not_before() -> None:
+    program = (
+        "import sys, stepengine, stepengine.tools\n"
+        "stepengine.Engine()\n"
+        "@stepengine.tool\ndef add(a: int) -> int:\n    '''Add.'''\n    return a\n"
+        "before = 'jsonschema_rs' in sys.modules\n"
+        "stepengine.Tool('t', '', {}, lambda value: value)\n"
+        "print(before, 'jsonschema_rs' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert "False True" == told.stdout.strip()
+
+
+def test_one_tool_checks_inputs_on_several_threads_at_once() -> None:
+    made = tool_for({"items": {"$ref": "#/$defs/tree"}})
+
+    with ThreadPoolExecutor(4) as pool:
+        told = list(pool.map(lambda n: fits(made, [{"kids": []} if n % 2 else {"x": 1}] * 50), range(40)))
+
+    assert [n % 2 == 1 for n in range(40)] == told
+
+
 def test_a_misfit_deep_inside_is_named_by_its_path() -> None:
     made = tool_for({"type": "array", "items": {"properties": {"x": {"type": "integer"}}}})
 
@@ -88,15 +161,21 @@ def test_a_misfit_deep_inside_is_named_by_its_path() -> None:
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ({"if": {}, "then": {}}, "'if' cannot be checked"),
-        ({"$ref": "https://example.com/x"}, "points outside"),
+        ({"$ref": "https://example.com/x"}, r"at #/properties/v/\$ref: 'https://example.com/x' points outside"),
+        ({"$ref": "file:///etc/passwd"}, "points outside"),
+        ({"$ref": "other.json#/a"}, "points outside"),
+        (
+            {"items": {"$dynamicRef": "https://example.com/x"}},
+            r"at #/properties/v/items/\$dynamicRef: .* is not followed",
+        ),
         ({"$ref": "#/$defs/nothing"}, "does not exist"),
         ({"type": "text"}, "is no type"),
         ({"pattern": "("}, "no regular expression"),
         ({"pattern": "(?=a)"}, "without look-around"),
-        ({"pattern": 3}, "no regular expression"),
-        ({"minimum": "1"}, "is a number"),
-        ({"anyOf": []}, "list of schemas"),
+        ({"patternProperties": {"(?=a)": {}}}, "without look-around"),
+        ({"pattern": 3}, "at #/properties/v/pattern: 3 does not fit the keyword"),
+        ({"minimum": "1"}, "at #/properties/v/minimum: '1' does not fit the keyword"),
+        ({"anyOf": []}, r"at #/properties/v/anyOf: \[\] does not fit the keyword"),
         (3, "a schema is an object"),
     ],
 )
@@ -188,14 +267,42 @@ def test_a_reference_that_leads_back_without_an_end_fits_nothing() -> None:
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
-        ({"items": {"enum": [*range(2_000)]}}, [-1] * 1_000),
-        ({"items": {"allOf": [{"minimum": n} for n in range(2_000)]}}, [9_999] * 1_000),
+        ({"items": {"enum": [*range(2_000)]}}, [-1] * 100_000),
+        ({"items": {"allOf": [{"minimum": n} for n in range(2_000)]}}, [9_999] * 100_000),
+        ({"items": {"pattern": "^(a{200}){50}$"}}, ["a" * 10_000] * 100),
+        ({"patternProperties": {"^(a{200}){50}$": {}}}, {"a" * 100_000: 1}),
         ({"pattern": "^(a{200}){50}$"}, "a" * 100_000),
     ],
 )
 def test_what_takes_too_long_to_be_compared_is_refused(schema: Any, value: Any) -> None:
     with pytest.raises(ToolInputError, match="takes too long"):
         tool_for(schema).binding().validate(freeze_object({"v": value}))
+
+
+@pytest.mark.spec("reliability:R23")
+def test_what_is_wrong_deep_inside_of_forms_that_refer_to_themselves_is_told_at_its_place() -> None:
+    kinds = [
+        {"required": ["kind"], "properties": {"kind": {"const": k}, "of": {"$ref": "#/$defs/tree"}}} for k in "abcd"
+    ]
+    schema = {"properties": {"v": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": {"oneOf": kinds}}}
+    bad: Any = {"kind": "e"}
+    for _ in range(20):
+        bad = {"kind": "d", "of": bad}
+
+    with pytest.raises(ToolInputError, match=r"the nearest one says: v\.of\.of\.of\.of") as caught:
+        Tool("t", "", schema, lambda value: value).binding().validate(freeze_object({"v": bad}))
+
+    assert 5_000 > len(str(caught.value))
+
+
+@pytest.mark.spec("reliability:R23")
+def test_a_long_way_through_references_is_refused_and_not_a_crash() -> None:
+    row = {f"A{n}": {"$ref": f"#/$defs/A{n + 1}"} for n in range(2_000)}
+    schema = {"properties": {"v": {"$ref": "#/$defs/A0"}}, "$defs": {**row, "A2000": {}}}
+    made = Tool("t", "", schema, lambda value: value)
+
+    with pytest.raises(ToolInputError, match="takes too long"):
+        made.binding().validate(freeze_object({"v": 1}))
 
 
 def test_of_very_many_problems_a_hundred_are_told() -> None:
@@ -212,6 +319,17 @@ def test_of_very_many_problems_a_hundred_are_told() -> None:
         ({"pattern": "(a{1000}){100}"}, "too large"),
         ({"properties": {f"a{n}": {"pattern": r"\w{90}"} for n in range(60)}}, "too large"),
         ({"allOf": [True] * 20_000}, "more than 10,000 schemas"),
+        (
+            {
+                "unevaluatedProperties": False,
+                "$ref": "#/properties/v/$defs/A0",
+                "$defs": {
+                    **{f"A{n}": {"anyOf": [{"$ref": f"#/properties/v/$defs/A{n + 1}"}] * 2} for n in range(20)},
+                    "A20": {},
+                },
+            },
+            "on more than 1,000 ways",
+        ),
     ],
 )
 def test_a_schema_that_would_take_too_long_is_refused_at_construction(schema: Any, said: str) -> None:
