@@ -41,7 +41,7 @@ class LineWriter(Writer):
             blobs=tuple(self.history.blobs),
             stable=journal.stable,
         )
-        self._lines: deque[list[bytes]] = deque()
+        self._lines: deque[bytes] = deque()
         # One commit after the other: lines are chained, and a file has one end.
         self._storing = threading.Lock()
         self._broken: JournalError | None = None
@@ -63,7 +63,7 @@ class LineWriter(Writer):
         """
         self._check()
         try:
-            self._lines.append(self._encoder.lines(record))
+            self._lines.extend(self._encoder.lines(record))
         except (JournalError, DataError) as error:
             # What comes next would be chained to a line that does not exist.
             self._broken = self._failed(str(error))
@@ -76,9 +76,10 @@ class LineWriter(Writer):
         Raises:
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
-        self._check()  # before the lock too: a thread that a fork left behind may hold it for ever
+        self._check()  # before the lock: a thread that a fork left behind may hold it for ever
         with self._storing:
-            self._check()
+            if self._broken is not None:
+                raise self._broken
             self._flush()
 
     def close(self) -> None:
@@ -98,7 +99,7 @@ class LineWriter(Writer):
         """Store the lines that wait; those before a record that could not be made are whole, those after a lost one are not."""
         lines: list[bytes] = []
         while self._lines:
-            lines += self._lines.popleft()
+            lines.append(self._lines.popleft())
         if not lines or self._is_lost:
             return
         try:
@@ -112,7 +113,7 @@ class LineWriter(Writer):
         return os.getpid() != self._pid
 
     def _check(self) -> None:
-        if self._is_forked():
+        if os.getpid() != self._pid:
             why = f"the run belongs to process {self._pid}, and this one ({os.getpid()}) was forked from it"
             raise self._failed(why)
         if self._broken is not None:
