@@ -537,11 +537,14 @@ class _Bases:
 
     def __init__(self, prints: Fingerprints) -> None:
         self._prints = prints
-        self._known: dict[str, deque[tuple[Address, Transcript]]] = {}
+        self._known: dict[str, deque[tuple[Address, Transcript, int]]] = {}
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Keep a request; handlers that ask beside the conversation must not push the conversation out at once."""
-        self._known.setdefault(path, deque(maxlen=KEPT_BASES)).append(((path, seq), transcript))
+        kept = self._known.get(path)
+        if kept is None:
+            kept = self._known[path] = deque(maxlen=KEPT_BASES)
+        kept.append(((path, seq), transcript, len(transcript)))
 
     def difference(self, address: Address, transcript: Transcript) -> list[Any]:
         """Return *transcript* as slices of earlier requests, which are objects, and messages."""
@@ -557,13 +560,7 @@ class _Bases:
 
     def _best(self, path: str, transcript: Transcript) -> tuple[Address, Transcript, int] | None:
         """Return the request that most of *transcript* is known to come from; a child may have begun with its parent's."""
-        if path in self._known and transcript:
-            kept = self._known[path]
-            address, known = kept[-1]
-            shared = known.shared_prefix(transcript)
-            if shared == len(known) >= max([len(other) for _, other in kept]):
-                return address, known, shared  # none of the others can share more
-        candidates: list[tuple[Address, Transcript]] = []
+        candidates: list[tuple[Address, Transcript, int]] = []
         while True:
             candidates += reversed(self._known.get(path, ()))
             if candidates or not path:
@@ -571,7 +568,14 @@ class _Bases:
             path = path.rpartition(".")[0]
         if not candidates or not transcript:
             return None
-        found = [(address, known, known.shared_prefix(transcript)) for address, known in candidates]
+        address, known, length = candidates[0]
+        shared = known.shared_prefix(transcript)
+        for _, _, other in candidates:
+            if shared < length or other > length:
+                break
+        else:
+            return address, known, shared  # none of the others can share more
+        found = [(address, known, known.shared_prefix(transcript)) for address, known, _ in candidates]
         return max(found, key=lambda base: (base[2], len(base[1])))
 
     def _matched(
