@@ -9,7 +9,6 @@ are field names. Storing and loading are strict: an unknown type, an unknown fie
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -285,7 +284,7 @@ def _encode_slowly(value: Any, shape: _Shape) -> dict[str, Any]:
 
 
 def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any:
-    name = data.get("type") if isinstance(data, (dict, Mapping)) else None
+    name = data.get("type") if type(data) is dict or isinstance(data, Mapping) else None
     if not isinstance(name, str):
         msg = f"expected an object with a 'type', not {shown(data)}"
         raise fault(msg)
@@ -296,8 +295,10 @@ def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any
         raise fault(msg)
     shape = _SHAPES.get(cls) or _shape(cls)
     if shape.decode is not None and type(data) is dict:
-        with contextlib.suppress(DataError):
+        try:
             return shape.decode(data)
+        except DataError:
+            pass
     return _decode_slowly(data, cls, shape)
 
 

@@ -143,13 +143,14 @@ class History:
 
     def _take(self, record: Record) -> str:
         """Take a record in; return what is wrong with it, if anything."""
-        if (self.head is None) != (type(record) is Head):
+        kind = type(record)
+        if (self.head is None) != (kind is Head):
             return "the head stands first and only there"
+        if kind is Intent:
+            return self._take_intent(cast("Intent", record))
+        if kind is Result:
+            return self._take_result(cast("Result", record))
         match record:
-            case Intent():
-                return self._take_intent(record)
-            case Result():
-                return self._take_result(record)
             case Head():
                 self.head = record
             case Input():
@@ -178,18 +179,20 @@ class History:
 
     def _take_intent(self, record: Intent) -> str:
         path, seq = record.path, record.seq
-        if record.type not in EFFECTS:
-            return f"{record.type[:80]!r} is no effect"
+        kind = record.type
+        if kind not in EFFECTS:
+            return f"{kind[:80]!r} is no effect"
         if (path, seq) == ROOT:
             if self.intents:
                 return "the root run starts twice"
-        elif self.is_complete:
+        elif ROOT in self.results:
             return "the root run has ended before it"
         else:
-            start = parent_of(path)
-            if start not in self.intents:
-                return f"no Spawn started a run at path {path!r}"
-            expected = self._next.get(path, 0)
+            expected = self._next.get(path)
+            if expected is None:
+                if parent_of(path) not in self.intents:
+                    return f"no Spawn started a run at path {path!r}"
+                expected = 0
             if seq != expected:
                 return f"the next effect of path {path!r} is {shown_address(path, expected)}, not #{seq}"
             if not self._may_follow(record):
