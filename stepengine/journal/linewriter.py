@@ -18,6 +18,19 @@ from stepengine.journal.store import Journal, Writer
 __all__ = ("LineWriter",)
 
 
+_this_process = os.getpid()
+
+
+def _forked() -> None:
+    global _this_process  # noqa: PLW0603 - it is a fact of the process
+    _this_process = os.getpid()
+
+
+# Asked of the system at every record, who we are would cost as much as the record's checksum.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 class LineWriter(Writer):
     """
     A writer that keeps lines until they are committed.
@@ -47,7 +60,7 @@ class LineWriter(Writer):
         self._broken: JournalError | None = None
         self._is_lost = False
         self._closed = False
-        self._pid = os.getpid()
+        self._pid = _this_process
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Let later requests be stored as differences to one that is in the journal already."""
@@ -110,11 +123,11 @@ class LineWriter(Writer):
 
     def _is_forked(self) -> bool:
         """Tell whether this is a copy in a child process, which shares the open file, and its lock, with the owner."""
-        return os.getpid() != self._pid
+        return self._pid != _this_process
 
     def _check(self) -> None:
-        if os.getpid() != self._pid:
-            why = f"the run belongs to process {self._pid}, and this one ({os.getpid()}) was forked from it"
+        if self._pid != _this_process:
+            why = f"the run belongs to process {self._pid}, and this one ({_this_process}) was forked from it"
             raise self._failed(why)
         if self._broken is not None:
             raise self._broken
