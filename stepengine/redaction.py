@@ -474,7 +474,10 @@ class Redactor:
 
     def suspicious(self, text: str) -> bool:
         """Return whether *text*, plain or JSON, may hold something to replace; cheap, and true too often."""
-        forms = self._forms()
+        keys = self._keys
+        if keys is not None and keys.count != self._count:
+            self._catch_up()
+        forms = self._written
         if not (self._key or forms):
             return False
         rules = self.rules

@@ -9,7 +9,6 @@ are field names. Storing and loading are strict: an unknown type, an unknown fie
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ import attrs
 from stepengine import errors
 from stepengine.data import hooks, limits, messages, models, outcomes, questions, state, tools, usage
 from stepengine.data.fields import ENDLESS, RAW, SCALARS, Codec, Style, fault, literal, mapping, sequence, shown, within
-from stepengine.data.json import JsonDict, mended
+from stepengine.data.json import JsonDict, mended, quoted
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
 
@@ -231,6 +230,11 @@ class _Member(NamedTuple):
     default: Any
     computed: Callable[[Any], Any] | None = None
 
+    @property
+    def has_default(self) -> bool:
+        """Whether the field may be left out."""
+        return self.computed is not None or self.default is not attrs.NOTHING
+
 
 class _Shape(NamedTuple):
     """
@@ -280,7 +284,7 @@ def _encode_slowly(value: Any, shape: _Shape) -> dict[str, Any]:
 
 
 def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any:
-    name = data.get("type") if isinstance(data, (dict, Mapping)) else None
+    name = data.get("type") if type(data) is dict or isinstance(data, Mapping) else None
     if not isinstance(name, str):
         msg = f"expected an object with a 'type', not {shown(data)}"
         raise fault(msg)
@@ -291,8 +295,10 @@ def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any
         raise fault(msg)
     shape = _SHAPES.get(cls) or _shape(cls)
     if shape.decode is not None and type(data) is dict:
-        with contextlib.suppress(DataError):
+        try:
             return shape.decode(data)
+        except DataError:
+            pass
     return _decode_slowly(data, cls, shape)
 
 
@@ -367,22 +373,39 @@ def _writer_of(
     """Return what makes the text of that object."""
     if name == "Transcript":
         return lambda value: style.json(_encode_transcript(value))
-    known: dict[str, Any] = {"style": style}
-    lines = ["text = '{'"]
+    known: dict[str, Any] = {"style": style, "json": style.json, "quoted": quoted, "JsonDict": JsonDict}
+    lines, literal_text = ["text = ''"], "{"
     names = [field for field in ("type", *members) if field not in without]
     for number, field in enumerate(sorted(names) if style.is_sorted else names):
         if field == "type":
-            lines.append(f"""text += '"type":"{name}",'""")
+            literal_text += f'"type":"{name}",'
             continue
-        known[f"write{number}"] = members[field].codec.writer
-        then = f"""text += '"{field}":' + write{number}(item, style) + ','"""
+        codec = members[field].codec
+        known[f"write{number}"] = codec.writer
+        then = f"text += {literal_text!r}"
+        if members[field].has_default:
+            lines.append(then)
+            then, literal_text = f"""text += '"{field}":' + {_written_by(number, codec)} + ','""", ""
+        else:
+            # What is there whatever the value is becomes one literal.
+            then, literal_text = f"""text += {f'{literal_text}"{field}":'!r} + {_written_by(number, codec)}""", ","
         lines += _unless_usual(number, field, members[field], known, then)
-    return _function("value", [*lines, "return text[:-1] + '}'"], known)
+    end = f"text + {literal_text[:-1]!r} + '}}'" if literal_text else "text[:-1] + '}'"
+    return _function("value", [*lines, f"return {end}"], known)
+
+
+def _written_by(number: int, codec: Codec) -> str:
+    """Return the expression for the text of ``item``; ASCII texts and frozen objects, of which there are most, need no call."""
+    if codec is SCALARS[str]:
+        return f"(quoted(item) if type(item) is str and item.isascii() else write{number}(item, style))"
+    if codec is SCALARS[JsonDict]:
+        return f"(json(item) if type(item) is JsonDict else write{number}(item, style))"
+    return f"write{number}(item, style)"
 
 
 def _unless_usual(number: int, field: str, member: _Member, known: dict[str, Any], then: str) -> list[str]:
     """Return lines that do *then* with a field of ``value``, unless it has its default."""
-    if member.computed is None and member.default is attrs.NOTHING:
+    if not member.has_default:
         return [f"item = value.{field}", then]
     known[f"usual{number}"] = member.default if member.computed is None else member.computed
     usual = f"usual{number}" if member.computed is None else f"usual{number}(value)"

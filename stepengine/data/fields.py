@@ -203,6 +203,8 @@ def sequence(item: Codec) -> Codec:
     def text(values: Any, style: Style) -> str:
         if type(values) is not tuple:
             return style.json(each(values, item.encode))
+        if len(values) == 1:
+            return f"[{write(values[0], style)}]"
         return f"[{','.join([write(value, style) for value in values])}]"
 
     return Codec(lambda values: each(values, item.encode), lambda data: tuple(each(data, item.decode)), text)

@@ -255,6 +255,8 @@ class Transcript(Sequence[Message]):
 
         Versions that grew from one another know it exactly; for strangers the answer is 0 though they may be equal.
         """
+        if other._buffer is self._buffer:
+            return min(self._length, other._length)
         theirs = dict(other._buffer.ancestry(other._length))
         return max([min(n, theirs.get(token, 0)) for token, n in self._buffer.ancestry(self._length)])
 

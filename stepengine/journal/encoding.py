@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import is_
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, assert_never, cast
 
 import attrs
@@ -234,6 +233,43 @@ Shared: TypeAlias = "tuple[str, str, Any]"
 VOLATILE = frozenset({"created", "id", "service_tier", "system_fingerprint"})
 
 
+@attrs.define(eq=False)
+class _Frame:
+    """
+    What stands around the messages of a request.
+
+    Attributes:
+        request: One of the requests that it belongs to.
+        shared: What the line names by fingerprints.
+        before: The text before the messages.
+        after: The text after them.
+        is_shared: Whether the journal has the blobs of what is shared.
+    """
+
+    request: ModelRequest | None
+    shared: tuple[Shared, ...] = ()
+    before: str = ""
+    after: str = ""
+    is_shared: bool = False
+
+    def is_of(self, request: ModelRequest) -> bool:
+        """Return whether it stands around the messages of *request* too."""
+        known = self.request
+        return (
+            known is not None
+            and known.tools is request.tools
+            and known.system_prompt is request.system_prompt
+            and known.model is request.model
+            and known.settings is request.settings
+            and known.tool_choice is request.tool_choice
+            and known.tail is request.tail
+        )
+
+
+NO_FRAME = _Frame(None, is_shared=True)
+"""Of whatever is no request."""
+
+
 class Encoder:
     """
     Makes the lines of one journal, in order.
@@ -256,7 +292,7 @@ class Encoder:
         self._blobs = set(blobs)
         self._stable = stable
         self._bases = _Bases(self.prints)
-        self._last_frame: tuple[tuple[Any, ...], tuple[str, str]] | None = None
+        self._last_frame: _Frame | None = None
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Let later requests be stored as differences to one that is in the journal already."""
@@ -270,36 +306,35 @@ class Encoder:
             JournalWriteFailed: when the line would be longer than 16 MiB.
             SecretFound: when shapes are looked for and one is left.
         """
-        made: list[bytes] = []
-        for members in self._all_members(record):
-            line, crc = to_line(members, self._previous)
-            if len(line) > MAX_LINE:
-                where = shown_address(getattr(record, "path", ""), getattr(record, "seq", -1))
-                msg = f"the {record.kind} of {where} has {len(line)} bytes; a record has at most {MAX_LINE}"
-                raise JournalWriteFailed(msg)
-            self._previous = crc if self._link else 0
-            made.append(line)
-        return made
+        return [self._line(members, record) for members in self._all_members(record)]
 
-    def _all_members(self, record: Record) -> Iterator[Mapping[str, Any] | str]:
-        """Give the members of each line, or its text where that was made already."""
-        if isinstance(record, Blob):
-            self._blobs.add(record.fp)
+    def _line(self, members: Mapping[str, Any] | str, record: Record) -> bytes:
+        line, crc = to_line(members, self._previous)
+        if len(line) > MAX_LINE:
+            where = shown_address(getattr(record, "path", ""), getattr(record, "seq", -1))
+            msg = f"the {record.kind} of {where} has {len(line)} bytes; a record has at most {MAX_LINE}"
+            raise JournalWriteFailed(msg)
+        self._previous = crc if self._link else 0
+        return line
+
+    def _all_members(self, record: Record) -> Iterable[Mapping[str, Any] | str]:
+        """Return the members of each line, or its text where that was made already."""
+        kind = type(record)
+        if kind is Blob:
+            self._blobs.add(cast("Blob", record).fp)
         line = record.line
         if line is not None:
-            yield {name: value for name, value in line.items() if name != "crc"}
-            return
-        shared = self._shared(record.live.request) if type(record) is Intent and record.live is not None else []
-        text = self._text(record, shared)
-        if len(text) <= MAX_INLINE and text.count('"$') == len(shared) and not self._redactor.suspicious(text):
-            yield from self._share(shared)
-            yield text
-        else:
-            yield from self._packed(record, json.loads(text), shared)
+            return ({name: value for name, value in line.items() if name != "crc"},)
+        frame = self._frame(record.live.request) if kind is Intent and record.live is not None else NO_FRAME  # type: ignore[union-attr]
+        text = self._text(record, frame)
+        if len(text) <= MAX_INLINE and text.count('"$') == len(frame.shared) and not self._redactor.suspicious(text):
+            # In a run the first request brings the blobs, and nothing else has any.
+            return (text,) if frame.is_shared else (*self._share(frame), text)
+        return self._packed(record, json.loads(text), frame)
 
-    def _packed(self, record: Record, members: dict[str, Any], shared: Sequence[Shared]) -> Iterator[Mapping[str, Any]]:
+    def _packed(self, record: Record, members: dict[str, Any], frame: _Frame) -> Iterator[Mapping[str, Any]]:
         """Give what stands in lines without secrets and long texts."""
-        for name, _, _ in shared:
+        for name, _, _ in frame.shared:
             members["effect"]["request"][name] = None
         text = to_text(members)
         if self._redactor.suspicious(text):
@@ -310,9 +345,9 @@ class Encoder:
             members = packed(members, blobs)
             for fp, data in blobs.items():
                 yield from self._new_blob(fp, data)
-        for name, fp, _ in shared:
+        for name, fp, _ in frame.shared:
             members["effect"]["request"][name] = {"$blob": fp}
-        yield from self._share(shared)
+        yield from self._share(frame)
         yield members
 
     def _cleaned(self, members: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -330,9 +365,10 @@ class Encoder:
             shared.append(("tools", self.prints.tools(request.tools), request.tools))
         return shared
 
-    def _share(self, shared: Sequence[Shared]) -> Iterator[Mapping[str, Any]]:
+    def _share(self, frame: _Frame) -> Iterator[Mapping[str, Any]]:
         """Give the blobs of what the members name by fingerprints."""
-        for name, fp, value in shared:
+        frame.is_shared = True
+        for name, fp, value in frame.shared:
             if fp not in self._blobs:
                 data = value if name == "system_prompt" else [offered_tool(t) for t in value]
                 clean = self._redactor.value(data) if self._redactor.suspicious(to_text(data)) else data
@@ -343,11 +379,11 @@ class Encoder:
             self._blobs.add(fp)
             yield {"kind": "blob", "fp": fp, "data": data}
 
-    def _text(self, record: Record, shared: Sequence[Shared]) -> str:
-        """Return the text of a record, in which fingerprints stand for what is *shared*."""
+    def _text(self, record: Record, frame: _Frame) -> str:
+        """Return the text of a record, in which fingerprints stand for what is shared."""
         match record:
             case Intent():
-                return self._intent(record, shared)
+                return self._intent(record, frame)
             case Result():
                 return self._quick_result(record) or to_text(self._result(record))
             case Head():
@@ -358,11 +394,12 @@ class Encoder:
             case Blob():
                 return to_text({"kind": "blob", "fp": record.fp, "data": record.data})
 
-    def _intent(self, record: Intent, shared: Sequence[Shared]) -> str:
+    def _intent(self, record: Intent, frame: _Frame) -> str:
         effect = record.effect
         record.fp = record.fp or self.prints.of(effect)
         if type(effect) is CallModel:
-            request = self._request(record, effect, {name: fp for name, fp, _ in shared})
+            messages = self._messages(record, effect.request.messages)
+            request = f"{frame.before}[{messages}]{frame.after}"
             form = f'{{"type":"CallModel","purpose":{quoted(effect.purpose)},"request":{request}}}'
         else:
             stored = cast("Mapping[str, Any]", effect)
@@ -373,31 +410,21 @@ class Encoder:
         together = "" if record.gather is None else f',"gather":{record.gather}'
         return for_line(f'{_address(record)},"fp":"{record.fp}","effect":{form}{together}}}')
 
-    def _request(self, record: Intent, effect: CallModel, shared: Mapping[str, str]) -> str:
-        request = effect.request
-        items = self._bases.difference((record.path, record.seq), request.messages)
-        self._bases.remember(record.path, record.seq, request.messages)
-        messages = ",".join([PLAIN.json(i) if type(i) is dict else written(i, PLAIN) for i in items])
-        before, after = self._frame(request, shared)
-        return f"{before}[{messages}]{after}"
+    def _messages(self, record: Intent, transcript: Transcript) -> str:
+        items = self._bases.difference((record.path, record.seq), transcript)
+        self._bases.remember(record.path, record.seq, transcript)
+        return ",".join([PLAIN.json(i) if type(i) is dict else written(i, PLAIN) for i in items])
 
-    def _frame(self, request: ModelRequest, shared: Mapping[str, str]) -> tuple[str, str]:
-        """Return the text of a request before its messages, and after them; in a run it is nearly always the same."""
-        parts = (
-            request.model,
-            request.system_prompt,
-            request.tools,
-            request.tool_choice,
-            request.settings,
-            request.tail,
-        )
+    def _frame(self, request: ModelRequest) -> _Frame:
+        """Return what stands around the messages of a request; in a run it is nearly always the same."""
         known = self._last_frame
-        if known is not None and all(map(is_, known[0], parts)):
-            return known[1]
-        members = request_members(request, (), whole=False) | {name: {"$blob": fp} for name, fp in shared.items()}
-        before, _, after = PLAIN.json(members).partition('"messages":[]')
-        self._last_frame = (parts, (f'{before}"messages":', after))
-        return self._last_frame[1]
+        if known is None or not known.is_of(request):
+            shared = tuple(self._shared(request))
+            blobs = {name: {"$blob": fp} for name, fp, _ in shared}
+            members = request_members(request, (), whole=False) | blobs
+            before, _, after = PLAIN.json(members).partition('"messages":[]')
+            known = self._last_frame = _Frame(request, shared, f'{before}"messages":', after)
+        return known
 
     def _quick_result(self, record: Result) -> str:
         """Return the text of a result without attempts, writes and messages, of which there are most; ``""`` for any other one."""
@@ -510,11 +537,14 @@ class _Bases:
 
     def __init__(self, prints: Fingerprints) -> None:
         self._prints = prints
-        self._known: dict[str, deque[tuple[Address, Transcript]]] = {}
+        self._known: dict[str, deque[tuple[Address, Transcript, int]]] = {}
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Keep a request; handlers that ask beside the conversation must not push the conversation out at once."""
-        self._known.setdefault(path, deque(maxlen=KEPT_BASES)).append(((path, seq), transcript))
+        kept = self._known.get(path)
+        if kept is None:
+            kept = self._known[path] = deque(maxlen=KEPT_BASES)
+        kept.append(((path, seq), transcript, len(transcript)))
 
     def difference(self, address: Address, transcript: Transcript) -> list[Any]:
         """Return *transcript* as slices of earlier requests, which are objects, and messages."""
@@ -530,7 +560,7 @@ class _Bases:
 
     def _best(self, path: str, transcript: Transcript) -> tuple[Address, Transcript, int] | None:
         """Return the request that most of *transcript* is known to come from; a child may have begun with its parent's."""
-        candidates: list[tuple[Address, Transcript]] = []
+        candidates: list[tuple[Address, Transcript, int]] = []
         while True:
             candidates += reversed(self._known.get(path, ()))
             if candidates or not path:
@@ -538,11 +568,14 @@ class _Bases:
             path = path.rpartition(".")[0]
         if not candidates or not transcript:
             return None
-        address, known = candidates[0]
+        address, known, length = candidates[0]
         shared = known.shared_prefix(transcript)
-        if shared == len(known) >= max([len(other) for _, other in candidates]):
+        for _, _, other in candidates:
+            if shared < length or other > length:
+                break
+        else:
             return address, known, shared  # none of the others can share more
-        found = [(address, known, known.shared_prefix(transcript)) for address, known in candidates]
+        found = [(address, known, known.shared_prefix(transcript)) for address, known, _ in candidates]
         return max(found, key=lambda base: (base[2], len(base[1])))
 
     def _matched(

@@ -180,7 +180,7 @@ class FileWriter(LineWriter):
             os.close(self._fd)
             raise
         status = os.fstat(self._fd)
-        self._identity = (status.st_dev, status.st_ino)
+        self._file, self._inode, self._device = str(journal.path), status.st_ino, status.st_dev
         self._is_new = not self._size
 
     def _repaired(self, journal: FileJournal) -> Reading:
@@ -215,7 +215,8 @@ class FileWriter(LineWriter):
             why = f"the disk refused to sync ({said(error)}), so its last records may be lost"
             raise self._failed(why) from error
         self._size += len(data)
-        self._sync_name()
+        if self._is_new:
+            self._sync_name()
 
     def _sync_name(self) -> None:
         """Make the name of a new file durable, once; with its first records, and so where waiting for the disk is expected."""
@@ -232,10 +233,11 @@ class FileWriter(LineWriter):
             raise self._failed(said(error)) from error
 
     def _write_all(self, data: bytes) -> None:
+        written = self._write(self._fd, data)
         view = memoryview(data)
-        while view:
-            written = self._write(self._fd, view)  # type: ignore[arg-type]
+        while written < len(view):
             view = view[written:]
+            written = self._write(self._fd, view)  # type: ignore[arg-type]
 
     def _back(self) -> None:
         """Cut off what was written of a record that did not fit (reliability JR11)."""
@@ -245,10 +247,10 @@ class FileWriter(LineWriter):
     def _check_file(self) -> None:
         # A path object takes its time, and this is done at each commit.
         try:
-            status = os.stat(self._journal.name)  # noqa: PTH116
+            status = os.stat(self._file)  # noqa: PTH116
         except OSError:
             status = None
-        if status is None or (status.st_dev, status.st_ino) != self._identity:
+        if status is None or status.st_ino != self._inode or status.st_dev != self._device:
             why = "the file was moved, deleted or replaced during the run"
             raise self._failed(why)
         if status.st_size != self._size:

@@ -92,13 +92,19 @@ class Fingerprints:
 
     def of_request(self, request: ModelRequest) -> str:
         """Return the fingerprint of a model call."""
-        parts = (request.model, request.system_prompt, request.tools, request.tool_choice, request.settings)
         # What is kept by its identity is kept alive, so that nothing else can get the same.
-        key = tuple(map(id, parts))
+        key = (
+            id(request.model),
+            id(request.system_prompt),
+            id(request.tools),
+            id(request.tool_choice),
+            id(request.settings),
+        )
         known = self._frames.get(key)
         if known is None:
             if len(self._frames) >= KEPT:
                 self._frames.clear()
+            parts = (request.model, request.system_prompt, request.tools, request.tool_choice, request.settings)
             known = self._frames[key] = (parts, self._frame(request))
         # In canonical JSON the member "messages" is the first.
         return _digits(f'{{"messages":"{self.messages(request)}",{known[1]}')

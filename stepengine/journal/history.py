@@ -145,11 +145,12 @@ class History:
         """Take a record in; return what is wrong with it, if anything."""
         if (self.head is None) != (type(record) is Head):
             return "the head stands first and only there"
+        # Of these two there are most; a `match` would ask of each what it is not.
+        if isinstance(record, Intent):
+            return self._take_intent(record)
+        if isinstance(record, Result):
+            return self._take_result(record)
         match record:
-            case Intent():
-                return self._take_intent(record)
-            case Result():
-                return self._take_result(record)
             case Head():
                 self.head = record
             case Input():
@@ -177,26 +178,30 @@ class History:
             self._next[record.path] = record.seq
 
     def _take_intent(self, record: Intent) -> str:
-        path, seq = record.path, record.seq
-        if record.type not in EFFECTS:
-            return f"{record.type[:80]!r} is no effect"
+        path, seq, kind = record.path, record.seq, record.type
+        if kind not in EFFECTS:
+            return f"{kind[:80]!r} is no effect"
         if (path, seq) == ROOT:
-            if self.intents:
-                return "the root run starts twice"
-        elif self.is_complete:
-            return "the root run has ended before it"
+            problem = "the root run starts twice" if self.intents else ""
         else:
-            start = parent_of(path)
-            if start not in self.intents:
-                return f"no Spawn started a run at path {path!r}"
-            expected = self._next.get(path, 0)
-            if seq != expected:
-                return f"the next effect of path {path!r} is {shown_address(path, expected)}, not #{seq}"
-            if not self._may_follow(record):
-                return f"{shown_address(path, seq - 1)} before it has no result"
+            problem = self._out_of_place(record)
         self._next[path] = seq + 1
         self.intents[path, seq] = record
-        return ""
+        return problem
+
+    def _out_of_place(self, record: Intent) -> str:
+        """Return why an effect cannot have begun here, if it cannot."""
+        path, seq = record.path, record.seq
+        if ROOT in self.results:
+            return "the root run has ended before it"
+        expected = self._next.get(path)
+        if expected is None:
+            expected = 0
+            if parent_of(path) not in self.intents:
+                return f"no Spawn started a run at path {path!r}"
+        if seq != expected:
+            return f"the next effect of path {path!r} is {shown_address(path, expected)}, not #{seq}"
+        return "" if self._may_follow(record) else f"{shown_address(path, seq - 1)} before it has no result"
 
     def _may_follow(self, record: Intent) -> bool:
         """Return whether the effect before, and all that began together with it, have results, or this began with them."""

@@ -18,6 +18,19 @@ from stepengine.journal.store import Journal, Writer
 __all__ = ("LineWriter",)
 
 
+_this_process = os.getpid()
+
+
+def _forked() -> None:
+    global _this_process  # noqa: PLW0603 - it is a fact of the process
+    _this_process = os.getpid()
+
+
+# Asked of the system at every record, who we are would cost as much as the record's checksum.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 class LineWriter(Writer):
     """
     A writer that keeps lines until they are committed.
@@ -41,13 +54,13 @@ class LineWriter(Writer):
             blobs=tuple(self.history.blobs),
             stable=journal.stable,
         )
-        self._lines: deque[list[bytes]] = deque()
+        self._lines: deque[bytes] = deque()
         # One commit after the other: lines are chained, and a file has one end.
         self._storing = threading.Lock()
         self._broken: JournalError | None = None
         self._is_lost = False
         self._closed = False
-        self._pid = os.getpid()
+        self._pid = _this_process
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Let later requests be stored as differences to one that is in the journal already."""
@@ -63,7 +76,7 @@ class LineWriter(Writer):
         """
         self._check()
         try:
-            self._lines.append(self._encoder.lines(record))
+            self._lines.extend(self._encoder.lines(record))
         except (JournalError, DataError) as error:
             # What comes next would be chained to a line that does not exist.
             self._broken = self._failed(str(error))
@@ -76,9 +89,10 @@ class LineWriter(Writer):
         Raises:
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
-        self._check()  # before the lock too: a thread that a fork left behind may hold it for ever
+        self._check()  # before the lock: a thread that a fork left behind may hold it for ever
         with self._storing:
-            self._check()
+            if self._broken is not None:
+                raise self._broken
             self._flush()
 
     def close(self) -> None:
@@ -98,7 +112,7 @@ class LineWriter(Writer):
         """Store the lines that wait; those before a record that could not be made are whole, those after a lost one are not."""
         lines: list[bytes] = []
         while self._lines:
-            lines += self._lines.popleft()
+            lines.append(self._lines.popleft())
         if not lines or self._is_lost:
             return
         try:
@@ -109,11 +123,11 @@ class LineWriter(Writer):
 
     def _is_forked(self) -> bool:
         """Tell whether this is a copy in a child process, which shares the open file, and its lock, with the owner."""
-        return os.getpid() != self._pid
+        return self._pid != _this_process
 
     def _check(self) -> None:
-        if self._is_forked():
-            why = f"the run belongs to process {self._pid}, and this one ({os.getpid()}) was forked from it"
+        if self._pid != _this_process:
+            why = f"the run belongs to process {self._pid}, and this one ({_this_process}) was forked from it"
             raise self._failed(why)
         if self._broken is not None:
             raise self._broken

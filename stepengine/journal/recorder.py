@@ -170,19 +170,24 @@ class Recorder:
                 lasts = lasts or must_last(item)
         if fresh and not self._has_begun:
             self._has_begun = lasts = True
-        return self._begin_lasting(fresh) if lasts and session.waits else self._inner.begin(fresh)
+        waiting = self._lasting() if lasts and session.waits else None
+        return self._inner.begin(fresh) if waiting is None else self._begin_after(waiting, fresh)
 
-    async def _begin_lasting(self, batch: Sequence[Item]) -> None:
+    def _lasting(self) -> asyncio.Future[None] | None:
         """
-        Begin effects that must not happen twice, or may be undone: that they were begun must outlive a power cut (JR41).
+        Commit the intents of effects that must not happen twice, or may be undone: that they were begun must outlive a power cut (JR41).
 
         So must what people are asked: who has seen a question may answer it, whatever became of the process that asked.
         The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed.
         """
         try:
-            waiting = self._session.durable()
-            if waiting is not None:
-                await waiting
+            return self._session.durable()
+        except StepEngineError as error:
+            raise self._session.fail(error) from error.__cause__
+
+    async def _begin_after(self, waiting: asyncio.Future[None], batch: Sequence[Item]) -> None:
+        try:
+            await waiting
         except StepEngineError as error:
             raise self._session.fail(error) from error.__cause__
         await self._inner.begin(batch)
@@ -303,7 +308,9 @@ class Recorder:
 
     def _settled(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
         """Return an outcome as it will be read back, so that recording and replay see the same (replay K14)."""
-        if type(outcome) is Failure:
+        if outcome.at == at and type(outcome) is Value:
+            pass  # The run's clock started with this process, as it does in nearly every run.
+        elif type(outcome) is Failure:
             outcome = Failure(storable(outcome.error), at, outcome.inputs)
         else:
             outcome = Value(cast("Value", outcome).value, at, outcome.inputs)
