@@ -102,7 +102,7 @@ class Engine:
         resources: Live objects for tools, by type.
         workspace: Where agents work: a folder, or a ``Workspace``.
         logger: Where log lines go; the standard logger ``stepengine`` by default.
-        clock: Time and sleep.
+        clock: Date, time and sleep: an object with ``now()``, ``now_ms()`` and ``sleep(seconds)``; see ``Clock``.
         retry: How failed model calls are tried again.
         rate_limits: What each provider may be asked, by all runs together: one ``RateLimit`` that holds for each provider
             by itself, or limits by provider prefix; none by default.

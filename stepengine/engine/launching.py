@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -78,7 +77,6 @@ class Launcher:
         headless: Whether what needs a person's approval is denied.
         sessions: Where conversations are kept between runs.
         seed: The seed of every run that is not recorded; ``None`` for another one for each.
-        created: When every run that is not recorded was created (UTC); ``None`` for the time at which it is.
         allowed: The file that keeps what people allow for good; ``None`` where the engine's memory does.
         active: The runs under way.
         handles: The handles of those in the background, in the order in which they were made.
@@ -95,7 +93,6 @@ class Launcher:
     headless: bool = False
     sessions: Sessions | None = None
     seed: str | None = None
-    created: datetime | None = None
     allowed: PolicyFile | None = None
     active: set[EngineRun] = attrs.field(factory=set, init=False)
     handles: dict[RunHandle[Any], None] = attrs.field(factory=dict, init=False)
@@ -248,7 +245,7 @@ class Launcher:
             window,
             keep_names=override.keep_names if override.models else self.keep_names,
             seed=self.seed,
-            created=self.created,
+            created=self.services.clock.now(),
             watched=hub.is_watched,
             opened=hub.opened,
             recorded=recorded,

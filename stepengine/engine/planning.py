@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
 from random import Random
@@ -179,7 +179,7 @@ class Planner:
         window: Gives a model's context length, when somebody may want to know it.
         keep_names: Whether model strings stay as written, because one provider serves them all.
         seed: What the randomness of the run depends on; by default its id, which is random.
-        created: When the root run was created (UTC); by default now.
+        created: When the root run is created, which is now.
         watched: Says whether anybody is shown events.
         opened: Told where the history of the root run can be looked up, when it has begun.
         recorded: What a record tells of models.
@@ -197,8 +197,8 @@ class Planner:
         window: Callable[[str], int | None],
         *,
         keep_names: bool,
+        created: datetime,
         seed: str | None = None,
-        created: datetime | None = None,
         watched: Callable[[], bool] = bool,
         opened: Callable[[Callable[[], Transcript]], None] | None = None,
         recorded: RecordedModels = NOTHING_RECORDED,
@@ -237,7 +237,7 @@ class Planner:
             params=request.params,
             model=self._asked_model(agent) or self._model(self._default_model),
             limits=agent.limits if request.limits is None else request.limits.over(agent.limits),
-            created=self._created or datetime.now(UTC),
+            created=self._created,
             info=request.info,
         )
         return plan, _continued(plan, agent, request.previous)

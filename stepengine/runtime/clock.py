@@ -1,9 +1,10 @@
-"""The clock of a run: monotonic milliseconds and sleep. Tests and simulators bring their own."""
+"""The clock of a run: the date, monotonic milliseconds, and sleep. Tests bring their own."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime
 from typing import Protocol
 
 __all__ = ("Clock", "SystemClock")
@@ -11,6 +12,9 @@ __all__ = ("Clock", "SystemClock")
 
 class Clock(Protocol):
     """Where a run gets its time from."""
+
+    def now(self) -> datetime:
+        """Return the date and time in UTC; a run that begins is created then. It may be set back."""
 
     def now_ms(self) -> int:
         """Return milliseconds that never go back; only differences mean anything."""
@@ -20,7 +24,11 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's monotonic clock, so that a wall clock that jumps changes nothing (reliability MP32)."""
+    """The machine's clocks; within a process only the monotonic one counts, so that a date that jumps changes nothing (MP32)."""
+
+    def now(self) -> datetime:
+        """Return the date and time in UTC."""
+        return datetime.now(UTC)
 
     def now_ms(self) -> int:
         """Return the monotonic time in milliseconds."""

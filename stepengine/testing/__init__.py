@@ -19,7 +19,7 @@ from stepengine.testing.walk import Walk
 
 if TYPE_CHECKING:
     from stepengine.testing.clients import Clients
-    from stepengine.testing.engines import EngineFactory, JumpingClock
+    from stepengine.testing.engines import Clock, EngineFactory
     from stepengine.testing.journals import TestJournal
     from stepengine.testing.prefixes import assert_prefix_stable
     from stepengine.testing.recordings import TestCassette
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 LATER = {
     "Clients": "clients",
+    "Clock": "engines",
     "EngineFactory": "engines",
-    "JumpingClock": "engines",
     "RecordTransport": "transport",
     "ReplayTransport": "transport",
     "TestCassette": "recordings",
@@ -41,9 +41,9 @@ __all__ = (
     "CassetteMiss",
     "CassetteUnused",
     "Clients",
+    "Clock",
     "EngineFactory",
     "Fault",
-    "JumpingClock",
     "RecordTransport",
     "ReplayTransport",
     "ScriptedModel",

@@ -1,10 +1,10 @@
-"""Engines for tests: providers behind a cassette, a clock that jumps, and the same chance every time (replay Y5, C43)."""
+"""Engines for tests: providers behind a cassette, a clock that tests set, and the same chance every time (replay Y5, C43)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -15,36 +15,66 @@ from stepengine.models import Models, Provider
 from stepengine.models.keys import Secret, find_key
 from stepengine.testing.recordings import TestCassette
 
-__all__ = ("EngineFactory", "JumpingClock", "TestEngine", "recorded_models")
+__all__ = ("Clock", "EngineFactory", "TestEngine", "recorded_models")
 
 SEED = "0"
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class JumpingClock:
-    """A clock whose time passes only in ``sleep``, which does not wait: back-off and rate limits cost a test nothing."""
+class Clock:
+    """
+    The clock of a test: time passes in ``advance``, and in ``sleep``, which does not wait.
 
-    def __init__(self) -> None:
+    Back-off and rate limits cost a test nothing, and hours between two runs are one line:
+    ``clock = Clock(); engine = Engine([agent], clock=clock); engine.run_sync(...); clock.advance(minutes=45)``. Give its
+    ``now`` to what takes a function for the date, such as ``MemorySessions(clock=clock.now)``.
+
+    Args:
+        start: The date and time at the start; 2026-01-01 UTC by default.
+    """
+
+    def __init__(self, start: datetime = CREATED) -> None:
+        self._start = start
         self._ms = 0
 
+    def __repr__(self) -> str:
+        return f"<Clock at {self.now().isoformat()}>"
+
+    def now(self) -> datetime:
+        """Return the date and time; a run that begins now is created then."""
+        return self._start + timedelta(milliseconds=self._ms)
+
     def now_ms(self) -> int:
-        """Return the milliseconds that were slept so far."""
+        """Return the milliseconds that have passed."""
         return self._ms
 
+    def advance(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
+        """
+        Let time pass, also in the middle of a run.
+
+        Raises:
+            ValueError: when it would go back.
+        """
+        passed = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        if passed < timedelta():
+            msg = f"the clock would go back by {-passed}; time only passes, so begin with an earlier Clock(start)"
+            raise ValueError(msg)
+        self._ms += passed // timedelta(milliseconds=1)
+
     async def sleep(self, seconds: float) -> None:
-        """Let time pass, and other tasks run."""
+        """Let this much time pass, and other tasks run."""
         self._ms += round(seconds * 1000)
         await asyncio.sleep(0)
 
 
 class TestEngine(Engine):
-    """An ``Engine`` whose runs are created at one fixed time and draw the same random numbers every time."""
+    """An ``Engine`` whose runs draw the same random numbers every time."""
 
     __test__ = False
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._launcher.seed, self._launcher.created = SEED, CREATED
+        self._launcher.seed = SEED
 
 
 def recorded_models(transport: Callable[[], Any], key: str | None) -> Models:
@@ -103,9 +133,9 @@ class EngineFactory:
             agents: The agents.
             tools: The tools.
             models: The models; by default the package's adapters, which use the test's cassette.
-            options: As for ``Engine``; the clock jumps unless another one is given.
+            options: As for ``Engine``; the clock is a ``Clock()`` unless another one is given.
         """
-        options.setdefault("clock", JumpingClock())
+        options.setdefault("clock", Clock())
         if models is None and self._cassette is not None:
             cassette = self._cassette
             models = recorded_models(cassette.transport, "replay" if cassette.replaying else None)

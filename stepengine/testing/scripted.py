@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from decimal import Decimal, InvalidOperation
+from inspect import iscoroutine, iscoroutinefunction, isgenerator, isgeneratorfunction
 from typing import Any, TypeAlias
 
 import attrs
 
 from stepengine.data.json import compact, freeze_object
-from stepengine.data.messages import AssistantPart, TextPart, ThinkingPart, ToolCallPart, quick_call
+from stepengine.data.messages import (
+    AssistantPart,
+    OpaquePart,
+    RefusalPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    quick_call,
+)
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -28,10 +38,12 @@ from stepengine.data.models import (
 from stepengine.data.tools import ToolLike
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, ModelError
+from stepengine.models._json import call_part
 from stepengine.models.base import Provider, deltas_of
 
 __all__ = ("Failing", "Script", "ScriptedModel", "failure", "text", "thinking", "tool_call", "tool_calls")
 
+ASSISTANT_PARTS = (TextPart, ThinkingPart, RefusalPart, ToolCallPart, OpaquePart)
 SHOWN_MESSAGES = 3
 SHOWN_CHARACTERS = 200
 
@@ -55,33 +67,79 @@ Script: TypeAlias = "Play | Callable[[ModelRequest], Play]"
 """One item of a script: a reply, the text of one, a failure, or a function from the request to one of these."""
 
 
-def text(content: str, *, usage: Usage | None = None, stop_reason: StopReason | str | None = None) -> ModelReply:
+Cost: TypeAlias = "Decimal | float | str | None"
+"""US dollars, such as ``"0.0125"``; ``None`` for what nobody knows."""
+
+
+def text(
+    content: str, *, usage: Usage | None = None, cost: Cost = None, stop_reason: StopReason | str | None = None
+) -> ModelReply:
     """Return a reply that says *content*; it ends the turn unless *stop_reason* says otherwise."""
-    return _reply((TextPart(content),), usage, stop_reason)
+    return _reply((TextPart(content),), usage, cost, stop_reason)
 
 
 def tool_call(
     tool: str | ToolLike,
-    input: Mapping[str, Any] | None = None,
+    input: Mapping[str, Any] | str | None = None,
     *,
     text: str = "",
     usage: Usage | None = None,
+    cost: Cost = None,
     stop_reason: StopReason | str | None = None,
 ) -> ModelReply:
-    """Return a reply with one call of *tool*, after *text* if there is some; join several with ``tool_calls``."""
+    """
+    Return a reply with one call of *tool*, after *text* if there is some; join several with ``tool_calls``.
+
+    Args:
+        tool: The tool, or its name.
+        input: The arguments; or the text that the model wrote for them, which is read as that of a provider's model is, so
+            that ``'{"path": "a'`` is a call whose arguments nobody can read.
+        text: What the model says before it.
+        usage: What the reply used.
+        cost: What it cost in US dollars, where not the price list says that.
+        stop_reason: Why it ends; that it called a tool, by default.
+    """
     name = tool if isinstance(tool, str) else tool.spec.name
-    call = quick_call("", name, freeze_object(input or {}))
-    return _reply((TextPart(text), call) if text else (call,), usage, stop_reason)
+    if isinstance(input, str):
+        call = attrs.evolve(call_part(name, input, {}), provider_data=None)
+    else:
+        call = quick_call("", name, freeze_object(input or {}))
+    return _reply((TextPart(text), call) if text else (call,), usage, cost, stop_reason)
 
 
 def tool_calls(
-    *calls: ModelReply, text: str = "", usage: Usage | None = None, stop_reason: StopReason | str | None = None
+    *parts: ModelReply | str,
+    text: str = "",
+    usage: Usage | None = None,
+    cost: Cost = None,
+    stop_reason: StopReason | str | None = None,
 ) -> ModelReply:
-    """Return one reply with the calls of several ``tool_call(...)`` in order, after *text* if there is some."""
-    parts: list[AssistantPart] = [TextPart(text)] if text else []
-    for call in calls:
-        parts.extend(call.content)
-    return _reply(tuple(parts), usage, stop_reason)
+    """
+    Return one reply with the calls of several ``tool_call(...)`` in order, and with texts where they stand.
+
+    ``tool_calls("First I look.", tool_call("look"), "Then I write.", tool_call("write"), "Done.")`` is one reply of five
+    parts. Usage and cost of the parts do not count.
+
+    Args:
+        parts: Replies, of which the contents are joined, and texts.
+        text: A text before all others.
+        usage: What the reply used.
+        cost: What it cost in US dollars.
+        stop_reason: Why it ends; by default that it called a tool, if it did.
+
+    Raises:
+        DataError: when a part is neither a reply nor a text.
+    """
+    content: list[AssistantPart] = [TextPart(text)] if text else []
+    for part in parts:
+        if isinstance(part, str):
+            content.append(TextPart(part))
+        elif isinstance(part, ModelReply):
+            content.extend(part.content)
+        else:
+            msg = f"tool_calls joins tool_call(...), other replies and texts into one reply, not {part!r}"
+            raise DataError(msg)
+    return _reply(tuple(content), usage, cost, stop_reason)
 
 
 def thinking(thought: str, reply: ModelReply | str = "") -> ModelReply:
@@ -95,11 +153,26 @@ def failure(error: BaseException, *, after: str = "") -> Failing:
     return Failing(error, after)
 
 
-def _reply(content: tuple[AssistantPart, ...], usage: Usage | None, stop_reason: StopReason | str | None) -> ModelReply:
+def _reply(
+    content: tuple[AssistantPart, ...], usage: Usage | None, cost: Cost, stop_reason: StopReason | str | None
+) -> ModelReply:
+    dollars = None if cost is None else _dollars(cost)
     if stop_reason is None:
         calls = any(type(part) is ToolCallPart for part in content)
-        return quick_reply(content, usage=usage, stop_reason=StopReason.TOOL_USE if calls else StopReason.END_TURN)
-    return ModelReply(content, usage=usage, stop_reason=StopReason(stop_reason))
+        reason = StopReason.TOOL_USE if calls else StopReason.END_TURN
+        return quick_reply(content, usage=usage, cost=dollars, stop_reason=reason)
+    return ModelReply(content, usage=usage, cost=dollars, stop_reason=StopReason(stop_reason))
+
+
+def _dollars(cost: Decimal | float | str) -> Decimal:
+    try:
+        dollars = Decimal(str(cost))
+    except InvalidOperation:
+        dollars = Decimal("NaN")
+    if dollars.is_finite() and dollars >= 0:
+        return dollars
+    msg = f"cost={cost!r} is no amount of US dollars; give a number or a text such as '0.0125', or None when it is unknown"
+    raise DataError(msg)
 
 
 class ScriptedModel(Provider):
@@ -110,7 +183,8 @@ class ScriptedModel(Provider):
     after the last item gets a ``ModelError`` of kind ``"script"`` that is not retried and shows the request.
 
     Args:
-        replies: ``ModelReply``, str, ``failure(exc)``, or functions from the request to one of these, each used once.
+        replies: A list of ``ModelReply``, str, ``failure(exc)``, and functions from the request to one of these, each used
+            once; or one such function, which answers every request.
         chunk: How many characters one delta of a stream holds.
 
     Attributes:
@@ -118,20 +192,29 @@ class ScriptedModel(Provider):
             (``--stepengine-record=extend`` or ``new``) those that its record answered.
 
     Raises:
-        DataError: when an item is none of these.
+        DataError: when an item is none of these; from a function's request on when it returns none.
     """
 
     name = "scripted"
     default_model = "scripted/default"
 
-    def __init__(self, replies: Iterable[Script] = (), *, chunk: int = 4) -> None:
-        self._script: tuple[Any, ...] = tuple([_item(item, index) for index, item in enumerate(replies)])
+    def __init__(self, replies: Iterable[Script] | Callable[[ModelRequest], Play] = (), *, chunk: int = 4) -> None:
+        self._always = replies if callable(replies) else None
+        if self._always is not None:
+            _item(self._always, 0)
+            self._script: tuple[Any, ...] = ()
+        elif isinstance(replies, str | Mapping) or not isinstance(replies, Iterable):
+            msg = f"a script is a list of replies, or one function that answers every request, not {replies!r}"
+            raise DataError(msg)
+        else:
+            self._script = tuple([_item(item, index) for index, item in enumerate(replies)])
         self._chunk = max(1, chunk)
         self._lock = threading.Lock()
         self.calls: list[ModelRequest] = []
 
     def __repr__(self) -> str:
-        return f"ScriptedModel({len(self._script)} replies, {len(self.calls)} calls)"
+        script = f"{len(self._script)} replies" if self._always is None else _name_of(self._always)
+        return f"ScriptedModel({script}, {len(self.calls)} calls)"
 
     @property
     def unused(self) -> tuple[Script, ...]:
@@ -153,14 +236,14 @@ class ScriptedModel(Provider):
     def answered(self, request: ModelRequest) -> None:
         """Pass over the next reply: the record of the test holds it, and what comes live is what follows in the script."""
         with self._lock:
-            if len(self.calls) < len(self._script):
+            if self._always is not None or len(self.calls) < len(self._script):
                 self.calls.append(request)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """Give the next reply in deltas of a few characters, then the reply itself."""
         item = self._next(request)
         if callable(item):
-            item = _item(item(request))
+            item = _item(item(request), asked=item)
         if type(item) is Failing:
             for piece in _pieces(item.after, self._chunk):
                 yield TextChunk(piece)
@@ -171,11 +254,13 @@ class ScriptedModel(Provider):
 
     def assert_complete(self) -> None:
         """
-        Check that every reply was asked for, and nothing beyond them.
+        Check that every reply was asked for, and nothing beyond them; of a function that answers every request, nothing.
 
         Raises:
             AssertionError: listing the replies that are left, or the requests that came too late.
         """
+        if self._always is not None:
+            return
         asked, written = len(self.calls), len(self._script)
         if asked < written:
             rest = "".join(f"\n  {index}: {_shown(item)}" for index, item in enumerate(self.unused, asked))
@@ -190,6 +275,8 @@ class ScriptedModel(Provider):
         with self._lock:
             index = len(self.calls)
             self.calls.append(request)
+        if self._always is not None:
+            return self._always
         if index < len(self._script):
             return self._script[index]
         raise _exhausted(request, len(self._script), index)
@@ -197,22 +284,49 @@ class ScriptedModel(Provider):
 
 def _played(item: Any, request: ModelRequest) -> ModelReply:
     if callable(item):
-        item = _item(item(request))
+        item = _item(item(request), asked=item)
     if type(item) is Failing:
         raise item.error
     reply: ModelReply = item
     return reply
 
 
-def _item(item: Any, index: int | None = None) -> Any:
+def _item(item: Any, index: int | None = None, *, asked: Any = None) -> Any:
+    """Return an item of a script, or what the function *asked* returned, as it is played."""
     if isinstance(item, str):
         return ModelReply(item)
-    if isinstance(item, ModelReply | Failing) or (index is not None and callable(item) and not isinstance(item, type)):
+    if isinstance(item, ModelReply | Failing):
         return item
-    where = "a function of the script returned" if index is None else f"item {index} of the script is"
-    hint = "; wrap an exception in failure(...)" if isinstance(item, BaseException | type) else ""
-    msg = f"{where} {item!r}; a script holds replies, strings, failure(exc) and functions from a request to one of these{hint}"
+    is_function = callable(item) and not isinstance(item, type)
+    if index is not None and is_function and not (iscoroutinefunction(item) or isgeneratorfunction(item)):
+        return item
+    if iscoroutine(item):
+        item.close()
+    where = (
+        f"item {index} of the script is" if asked is None else f"a function of the script, {_name_of(asked)}, returned"
+    )
+    msg = (
+        f"{where} {item!r}; a script holds replies, strings, failure(exc) and functions from a request to one of these"
+        f"{_hint_for(item)}"
+    )
     raise DataError(msg)
+
+
+def _hint_for(item: Any) -> str:
+    """Return what is meant, most likely, by what no script can play."""
+    if isinstance(item, BaseException) or (isinstance(item, type) and issubclass(item, BaseException)):
+        return "; wrap an exception in failure(...)"
+    if iscoroutinefunction(item) or isgeneratorfunction(item) or iscoroutine(item) or isgenerator(item):
+        return "; such a function is a plain def that returns one reply"
+    if isinstance(item, list | tuple):
+        return "; several calls and texts become one reply with tool_calls(...)"
+    if isinstance(item, ASSISTANT_PARTS):
+        return "; parts become a reply with ModelReply([...])"
+    return "; calls of tools are written tool_call(name, input)" if isinstance(item, Mapping) else ""
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__qualname__", repr(function))
 
 
 def _exhausted(request: ModelRequest, written: int, index: int) -> ModelError:

@@ -19,7 +19,7 @@ from stepengine.data.json import JsonDict, freeze
 from stepengine.data.messages import AssistantMessage, ToolResult
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.questions import Question, answered
-from stepengine.data.state import AgentState, ChildResult
+from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.yields import (
     YIELDABLES,
     AgentCall,
@@ -34,8 +34,14 @@ from stepengine.data.yields import (
     StepWith,
     ToolCall,
 )
-from stepengine.errors import DataError, DefinitionError, PerformError, ReplayDivergence
-from stepengine.machine.author import describe_yield, site
+from stepengine.errors import (
+    DataError,
+    DefinitionError,
+    PerformError,
+    ReplayDivergence,
+    StepEngineError,
+)
+from stepengine.machine.author import blamed, describe_yield, site
 
 __all__ = ("NOTHING", "Exchange", "Finished", "Handler", "Note", "Walk", "answer_to", "is_same_yield")
 
@@ -75,8 +81,39 @@ def _gathered(asked: Parallel[Any], answer: Any, state: AgentState) -> StepResul
     answers = _items(asked, answer)
     if len(answers) != len(asked.calls):
         raise _misfit(asked, answer, f"a list with one answer for each of its {len(asked.calls)} members")
-    value = tuple([_member(call, given) for call, given in zip(asked.calls, answers, strict=True)])
+    value = tuple([_entry(call, given) for call, given in zip(asked.calls, answers, strict=True)])
     return StepResult(state, tuple([v for v in value if isinstance(v, ToolResult)]), value=value)
+
+
+def _entry(asked: Any, answer: Any) -> Any:
+    """Return the entry of a member of a ``Parallel``, in which an error is a value: that of what failed."""
+    if not isinstance(answer, Exception):
+        return _member(asked, answer)
+    if isinstance(asked, ToolCall):
+        return ToolResult.error(str(answer), tool_name=asked.tool)
+    if isinstance(asked, AgentCall):
+        return ChildResult(agent_id=asked.agent_id, status=RunStatus.FAILED, error=_as_known(answer))
+    if isinstance(asked, Perform):
+        return _as_performed(asked, answer)
+    raise _misfit(asked, answer, "an answer, since a question does not fail")
+
+
+def _as_known(error: Exception) -> StepEngineError:
+    """Return *error* as the error of a child whose handler let it out."""
+    if isinstance(error, StepEngineError):
+        return error
+    known = blamed("the child's handler", error)
+    known.__cause__ = error
+    return known
+
+
+def _as_performed(asked: Perform[Any], error: Exception) -> PerformError:
+    if isinstance(error, PerformError):
+        return error
+    kind = type(error).__name__
+    failed = PerformError(f"Perform({asked.name}) raised {kind}: {error}", kind=kind)
+    failed.__cause__ = error
+    return failed
 
 
 def _member(asked: Any, answer: Any) -> Any:
@@ -108,6 +145,8 @@ def _block_result(answer: Any) -> ToolResult:
 def _child(asked: AgentCall[Any], answer: Any) -> ChildResult[Any]:
     if isinstance(answer, ChildResult):
         return answer
+    if isinstance(answer, BaseException):
+        raise _misfit(asked, answer, "a ChildResult, or its output; throw an error that ends it")
     return ChildResult(agent_id=asked.agent_id, output=answer, text=answer if isinstance(answer, str) else "")
 
 
@@ -304,7 +343,8 @@ class Walk:
         - ``Ask``: a string, bool or ``Answer``;
         - ``GenerateN``: the texts;
         - ``Complete``: a string or ``ModelReply``;
-        - ``Parallel``: a list with one shorthand per member.
+        - ``Parallel``: a list with one shorthand per member; an exception for a member is what its entry then holds: a failed
+          ``ToolResult`` or ``ChildResult``, or a ``PerformError``.
 
         Raises:
             DataError: when *answer* does not fit what was asked.

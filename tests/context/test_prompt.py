@@ -12,9 +12,8 @@ import pytest
 
 from stepengine import AgentDefinition, Engine, UserMessage
 from stepengine.context import Environment, SystemPrompt
-from stepengine.engine import planning
 from stepengine.journal import MemoryJournal
-from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.testing import Clock, ScriptedModel, text, tool_call
 from tests.context.worlds import MODEL, NOW, Worker, context, digging, engine
 
 SECTIONS = {
@@ -82,9 +81,7 @@ def test_the_environment_block_has_a_line_for_each_value(given: dict[str, Any], 
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:I22", "requirements:A8")
-async def test_the_date_is_that_of_the_recorded_run_also_when_it_is_replayed_on_another_day(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_date_is_that_of_the_recorded_run_also_when_it_is_replayed_on_another_day() -> None:
     prompt = SystemPrompt("You help.", environment=Environment())
     agent, journal = AgentDefinition("helper", model=MODEL, system_prompt=prompt), MemoryJournal()
     model = ScriptedModel([text("hi")])
@@ -97,14 +94,9 @@ async def test_the_date_is_that_of_the_recorded_run_also_when_it_is_replayed_on_
 
     lines = journal.lines()
 
-    class Tomorrow(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:
-            return datetime.now(tz) + timedelta(days=1)
-
-    monkeypatch.setattr(planning, "datetime", Tomorrow)
-    again = await engine(ScriptedModel([])).replay(MemoryJournal(lines), agent=agent)
-    other = await engine(ScriptedModel([text("hi")])).run(agent, "hello")
+    clock = Clock(datetime.now(UTC) + timedelta(days=1))
+    again = await engine(ScriptedModel([]), clock=clock).replay(MemoryJournal(lines), agent=agent)
+    other = await engine(ScriptedModel([text("hi")]), clock=clock).run(agent, "hello")
 
     assert again.state == result.state
     assert other.state.system_prompt != result.state.system_prompt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -26,6 +27,9 @@ class JumpingClock:
     def __init__(self) -> None:
         self.ms = 0
         self.sleeps: list[float] = []
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
 
     def now_ms(self) -> int:
         return self.ms

@@ -15,7 +15,7 @@ import stepengine.models.anthropic
 import stepengine.models.google
 import stepengine.models.openai
 import stepengine.models.openai_chat
-from stepengine.testing import Cassette, JumpingClock, ReplayTransport, TestCassette
+from stepengine.testing import Cassette, Clock, ReplayTransport, TestCassette
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 from stepengine.testing.clients import Clients
 
@@ -209,7 +209,7 @@ def test_model_calls_that_pass_the_cassette_by_fail_a_recording_test(run, monkey
 
 @pytest.mark.anyio
 async def test_the_clock_of_a_test_jumps():
-    clock = JumpingClock()
+    clock = Clock()
     await clock.sleep(3600)
     assert 3_600_000 == clock.now_ms()
 

@@ -38,7 +38,7 @@ from stepengine.data.outcomes import Value
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import StepEngineError
 from stepengine.models import Provider
-from stepengine.testing import JumpingClock
+from stepengine.testing import Clock
 from stepengine.testing.world import Canned
 
 RUN_ID = re.compile("[0-9a-f]{12}")
@@ -220,7 +220,7 @@ class Stage(Engine):
 
     def __init__(self, agent: AgentDefinition[Any], seed: int = 0, **options: Any) -> None:
         super().__init__(
-            [agent], models=Voice(seed), pricing=None, default_model="test/model", clock=JumpingClock(), **options
+            [agent], models=Voice(seed), pricing=None, default_model="test/model", clock=Clock(), **options
         )
         self.deeds = Deeds()
         services = self._launcher.services

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepengine import AgentDefinition, Engine, tool
 from stepengine.data.json import compact
 from stepengine.data.messages import RefusalPart, TextPart, ThinkingPart, ToolCallPart, UserMessage
 from stepengine.data.models import (
@@ -183,18 +186,147 @@ def test_threads_share_a_script_without_losing_or_doubling_replies():
     model.assert_complete()
 
 
-@pytest.mark.parametrize("item", [None, 3, ValueError("boom"), ValueError, {"text": "hi"}])
-def test_an_item_that_is_no_reply_is_refused_when_the_script_is_written(item):
+async def later(_):
+    return "hi"
+
+
+def one_by_one(_):
+    yield "hi"
+
+
+@pytest.mark.spec("requirements:P4")
+@pytest.mark.parametrize(
+    ("item", "hint"),
+    [
+        (None, ""),
+        (3, ""),
+        (ValueError("boom"), "; wrap an exception in failure(...)"),
+        (ValueError, "; wrap an exception in failure(...)"),
+        ({"text": "hi"}, "; calls of tools are written tool_call(name, input)"),
+        (later, "; such a function is a plain def that returns one reply"),
+        (one_by_one, "; such a function is a plain def that returns one reply"),
+        ([text("a"), text("b")], "; several calls and texts become one reply with tool_calls(...)"),
+        (TextPart("hi"), "; parts become a reply with ModelReply([...])"),
+    ],
+)
+async def test_what_cannot_be_played_is_refused_with_what_was_meant_as_an_item_and_from_a_function(item, hint):
     """
-    The error names the item's place; an exception is told about `failure`.
+    An item is refused when the script is written, what a function returns when it is asked.
     """
-    with pytest.raises(DataError, match=r"item 1 of the script is .*failure\(exc\)"):
+    with pytest.raises(DataError, match=r"item 1 of the script is .*failure\(exc\)") as written:
         ScriptedModel(["fine", item])
+    assert written.value.message.endswith(f"a request to one of these{hint}")
+    if not callable(item):
+        with pytest.raises(DataError, match=r"a function of the script, .*<lambda>, returned") as asked:
+            await ScriptedModel([lambda _: item]).complete(asking())
+        assert asked.value.message.endswith(f"a request to one of these{hint}")
 
 
-async def test_a_function_that_gives_no_reply_is_refused_when_it_is_asked():
+@pytest.mark.parametrize("script", ["hi", text("hi"), {"a": "b"}, 3, None])
+def test_a_script_is_a_list_or_a_function(script):
+    with pytest.raises(
+        DataError, match="a script is a list of replies, or one function that answers every request, not"
+    ):
+        ScriptedModel(script)
+
+
+async def test_a_coroutine_out_of_a_plain_function_is_refused_and_closed():
     """
-    What a scripted function returns is held to the same rule as the script.
+    Nothing is left that was never awaited: warnings are errors here.
     """
-    with pytest.raises(DataError, match="a function of the script returned 7"):
-        await ScriptedModel([lambda _: 7]).complete(asking())
+
+    def hasty(request):
+        return later(request)
+
+    with pytest.raises(DataError, match="a plain def that returns one reply"):
+        await ScriptedModel(hasty).complete(asking())
+
+
+@pytest.mark.spec("requirements:P4")
+async def test_one_function_answers_every_request():
+    """
+    It is asked anew each time, streamed or not; what it answers with may differ, and nothing can be left over.
+    """
+
+    def parrot(request):
+        said = request.messages[0].text
+        return failure(ValueError(said)) if said == "boom" else f"you said {said}"
+
+    model = ScriptedModel(parrot)
+    assert ["you said a", "you said b"] == [(await model.complete(asking(said))).text for said in "ab"]
+    assert "you said c" == (await deltas_of(model, asking("c")))[-1].reply.text
+    with pytest.raises(ValueError, match="boom"):
+        await model.complete(asking("boom"))
+    assert "ScriptedModel(test_one_function_answers_every_request.<locals>.parrot, 4 calls)" == repr(model)
+    assert () == model.unused
+    model.assert_complete()
+    model.answered(asking("d"))
+    assert ["a", "b", "c", "boom", "d"] == [request.messages[0].text for request in model.calls]
+
+
+# --- what a reply can be --------------------------------------------------------------------------------------------------
+
+
+def test_texts_stand_before_between_and_after_the_calls_of_one_reply():
+    reply = tool_calls("First.", tool_call("look", text="Hm."), "Then.", tool_call("look"), text("Done."), text="Well.")
+
+    call = ToolCallPart("", "look")
+    said = [TextPart(said) for said in ("Well.", "First.", "Hm.", "Then.", "Done.")]
+    assert [*said[:3], call, said[3], call, said[4]] == list(reply.content)
+    assert StopReason.TOOL_USE is reply.stop_reason
+    assert StopReason.END_TURN is tool_calls("only", "words").stop_reason
+    with pytest.raises(
+        DataError, match=r"tool_calls joins tool_call\(\.\.\.\), other replies and texts into one reply, not 7"
+    ):
+        tool_calls(tool_call("look"), 7)
+
+
+@pytest.mark.parametrize(
+    "make", [partial(text, "hi"), partial(tool_call, "add"), partial(tool_calls, tool_call("add"))]
+)
+def test_a_reply_says_what_it_cost(make):
+    assert [Decimal("0.0125")] * 3 == [make(cost=cost).cost for cost in (Decimal("0.0125"), 0.0125, "0.0125")]
+    assert None is make().cost
+    for wrong in ("much", -1, "NaN", float("inf")):
+        with pytest.raises(DataError, match="is no amount of US dollars"):
+            make(cost=wrong)
+
+
+@tool
+def add(a: int, b: int = 0) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@pytest.mark.spec("requirements:P4")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_agent_lives_through_arguments_that_nobody_can_read(stream):
+    """
+    The call is answered with an error, the model is asked again, and the cost of the replies is that of the run.
+    """
+    script = [
+        tool_calls(
+            "Let me see.", tool_call(add, '{"a": 1,'), "Or so:", tool_call(add, '{"a": 1}'), "There.", cost="0.5"
+        ),
+        text("1", cost="0.25"),
+    ]
+    model = ScriptedModel(script)
+    seen = []
+    agent = AgentDefinition("adder", model="any/model", tools=[add])
+    async with Engine([agent], models=model, observers=[seen.append] if stream else ()) as engine:
+        result = await engine.run("adder", "1 + 0")
+
+    broken, fine = [message for message in model.calls[1].messages if message.role == "tool"]
+    assert "the arguments are not a JSON object" in broken.text
+    assert ("error", "1") == (broken.status, fine.text)
+    assert "Let me see.Or so:There." == model.calls[1].messages[1].text
+    assert ("1", Decimal("0.75")) == (result.text, result.cost)
+    assert bool(seen) == stream
+
+
+def test_a_text_of_arguments_is_read_as_a_provider_reads_it():
+    (call,) = tool_call("add", '{"a": 1}').content
+    assert ({"a": 1}, None, None, None) == (call.input, call.raw_input, call.input_error, call.provider_data)
+    (broken,) = tool_call("add", "[1]").content
+    assert ({}, "[1]") == (broken.input, broken.raw_input)
+    assert broken.input_error

@@ -19,7 +19,7 @@ from stepengine.models.anthropic import AnthropicProvider
 from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 from stepengine.testing.clients import Clients
-from stepengine.testing.engines import JumpingClock
+from stepengine.testing.engines import Clock
 
 JSON = (("content-type", "application/json"),)
 ANTHROPIC = "https://api.anthropic.com/v1/messages"
@@ -184,7 +184,7 @@ async def test_a_replayed_outage_costs_no_time_since_the_engine_waits_on_its_clo
             return self.interactions[len(asked) - 1]
 
     script = [talk(ANTHROPIC, 429, (*JSON, ("retry-after", "25"))), talk(ANTHROPIC, 529), talk(ANTHROPIC)]
-    clock = JumpingClock()
+    clock = Clock()
     provider = AnthropicProvider("replay", transport=ReplayTransport(Script(script)))
     started = time.monotonic()
     async with Engine(models={"anthropic": provider}, clock=clock) as engine:

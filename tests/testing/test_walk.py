@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import pydantic
 import pytest
 
+from stepengine import Engine
 from stepengine.data.definition import AgentDefinition, InputSchema
 from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.models import ModelReply
@@ -41,8 +42,9 @@ from stepengine.errors import (
     ReplayDivergence,
     ToolError,
 )
-from stepengine.testing import Walk, tool_call
+from stepengine.testing import ScriptedModel, Walk, run_with, tool_call
 from stepengine.testing.walk import Exchange, Finished, Note
+from stepengine.tools import Tool
 
 
 def planner(ctx):
@@ -270,6 +272,64 @@ def test_a_handler_that_depends_on_more_than_its_answers_cannot_be_forked():
         past.fork()
     assert "after 1 answers it first asked ToolCall(" in caught.value.message
     assert f"({__file__}:{handler.__code__.co_firstlineno + 2})" in caught.value.message
+
+
+class Burst(Exception):
+    pass
+
+
+def burst(*_):
+    raise Burst("a pipe")
+
+
+def leaky(ctx):
+    found = yield from Parallel(ToolCall("look"), AgentCall("kid"), Perform(burst), Perform(double, 2))
+    look, kid, performed, four = found
+    try:
+        kid.unwrap()
+    except ChildError as error:
+        raised = type(error.__cause__).__name__
+    return [
+        [look.is_error, "a pipe" in look.text],
+        [kid.is_error, kid.status.value, kid.error.kind, kid.output, "a pipe" in kid.why, raised],
+        [type(performed).__name__, performed.kind, "Perform(burst) raised Burst: a pipe" in performed.message],
+        four,
+    ]
+
+
+@pytest.mark.spec("requirements:P5")
+def test_an_exception_for_a_member_of_a_parallel_is_its_failure_as_in_a_run():
+    """
+    Tool, child and `Perform` each fail within their own entry; the handler sees in a walk what it sees in a run.
+    """
+    kid = AgentDefinition("kid", model="test/model", handle_steps=lambda ctx: (burst(), (yield STEP))[1])
+    look = Tool("look", "", {}, burst)
+    agent = AgentDefinition("leaky", tools=[look], spawnable_agents=[kid], handle_steps=leaky)
+    with Engine([agent], models=ScriptedModel()) as engine:
+        run = engine.run_sync("leaky")
+    error = Burst("a pipe")
+    walk = Walk(leaky).send([error, error, error, 4])
+
+    assert RunStatus.COMPLETED is run.status
+    assert [True, "failed", "Burst", None, True, "HandlerError"] == walk.returned[1]
+    assert run.output == walk.returned == run_with(leaky, [(Parallel, [error, error, error, 4])])
+
+
+def test_the_errors_of_a_run_stay_as_they_are_as_failures_of_members():
+    spent, lost = LimitExceeded("no tokens left", kind="tokens"), PerformError("gone", kind="OSError")
+    walk = Walk(lambda ctx: (yield Parallel(AgentCall("kid"), Perform(double, 2))).value).send([spent, lost])
+    child, performed = walk.returned
+
+    assert (RunStatus.FAILED, True, True) == (child.status, spent is child.error, lost is performed)
+
+
+@pytest.mark.parametrize(("asked", "answer"), [(AgentCall("kid"), Burst("x")), (Parallel(Ask("ok?")), [Burst("x")])])
+def test_an_exception_is_no_output_of_a_child_and_no_answer_of_a_person(asked, answer):
+    def handler(ctx):
+        yield asked
+
+    with pytest.raises(DataError, match="is no answer to"):
+        Walk(handler).send(answer)
 
 
 def test_lambdas_that_a_handler_makes_anew_do_not_stop_a_fork():
