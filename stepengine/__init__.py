@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     )
     from stepengine.engine import Engine, load_agent, load_agents
     from stepengine.helpers import best_of, call, map_agents, retry
-    from stepengine.runtime import ChildRun, LogObserver, RateLimit, RetryPolicy, RunHandle
+    from stepengine.runtime import ChildRun, EventFile, LogObserver, RateLimit, RetryPolicy, RunHandle
     from stepengine.tools import Depends, Tool, ToolContext, tool
 
 __all__ = (
@@ -71,6 +71,7 @@ __all__ = (
     "Depends",
     "DocumentPart",
     "Engine",
+    "EventFile",
     "GenerateN",
     "HookContext",
     "Hooks",
@@ -163,7 +164,9 @@ _HOME = {
     **{name: f"stepengine.data.{module}" for module, names in _PLACES.items() for name in names},
     **dict.fromkeys(("Engine", "load_agent", "load_agents"), "stepengine.engine"),
     **dict.fromkeys(("best_of", "call", "map_agents", "retry"), "stepengine.helpers"),
-    **dict.fromkeys(("ChildRun", "LogObserver", "RateLimit", "RetryPolicy", "RunHandle"), "stepengine.runtime"),
+    **dict.fromkeys(
+        ("ChildRun", "EventFile", "LogObserver", "RateLimit", "RetryPolicy", "RunHandle"), "stepengine.runtime"
+    ),
     **dict.fromkeys(("Depends", "Tool", "ToolContext", "tool"), "stepengine.tools"),
 }
 """Where each public name comes from."""

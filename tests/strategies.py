@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
+import attrs
 from hypothesis import strategies as st
 
 from stepengine import errors
@@ -183,7 +184,24 @@ usages = some(
     at_least=st.booleans(),
 )
 usage_maps = st.dictionaries(names, usages, max_size=2)
-spendings = some(Spending, usage=usages, cost=costs, credits_used=counts, by_agent=usage_maps, by_model=usage_maps)
+
+
+@st.composite
+def spending_values(draw: st.DrawFn) -> Spending:
+    """
+    What was spent, by agents and models whose costs are known or not.
+    """
+    spent = draw(
+        some(Spending, usage=usages, cost=costs, credits_used=counts, by_agent=usage_maps, by_model=usage_maps)
+    )
+    known = [
+        {name: cost for name, usage in used.items() if usage != Usage() and (cost := draw(costs)) is not None}
+        for used in (spent.by_agent, spent.by_model)
+    ]
+    return attrs.evolve(spent, agent_costs=known[0], model_costs=known[1])
+
+
+spendings = spending_values()
 side_effects = some(SideEffect, names, target=text, details=json_values())
 changes = st.deferred(
     lambda: some(

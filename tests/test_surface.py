@@ -102,6 +102,7 @@ MODULES = {
     "stepengine.models": ["Models", "Provider", "ModelRequest", "ModelReply", "ModelDelta", "fallback"],
     "stepengine.permissions": ["Policy", "Rule"],
     "stepengine.sessions": ["FileSessions", "SqliteSessions", "MemorySessions"],
+    "stepengine.otel": ["Tracing"],
     "stepengine.events": ["TextDelta", "ToolStarted", "ToolFinished", "AgentFinished", "RunFinished"],
     "stepengine.errors": ["StepEngineError", "ToolError", "ModelError", "LimitExceeded", "LimitReached"],
 }

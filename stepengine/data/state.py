@@ -25,6 +25,7 @@ from stepengine.errors import ChildError, DataError, StepEngineError
 
 __all__ = (
     "AgentState",
+    "Bill",
     "ChildResult",
     "Ended",
     "RunInfo",
@@ -231,8 +232,50 @@ class RunInfo:
     metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
 
 
+class Bill:
+    """What a run spent, under the same names for its caller and for its parent."""
+
+    __slots__ = ()
+    spending: Spending
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens, children and failed attempts included."""
+        return self.spending.usage
+
+    @property
+    def cost(self) -> Decimal | None:
+        """US dollars; ``None`` when a part is unknown."""
+        return self.spending.cost
+
+    @property
+    def credits_used(self) -> float:
+        """Credits that tools reported."""
+        return self.spending.credits_used
+
+    @property
+    def usage_by_agent(self) -> Mapping[str, Usage]:
+        """Usage per agent id."""
+        return self.spending.by_agent
+
+    @property
+    def usage_by_model(self) -> Mapping[str, Usage]:
+        """Usage per model string."""
+        return self.spending.by_model
+
+    @property
+    def cost_by_agent(self) -> Mapping[str, Decimal | None]:
+        """US dollars per agent id; ``None`` where a part is unknown."""
+        return self.spending.cost_by_agent
+
+    @property
+    def cost_by_model(self) -> Mapping[str, Decimal | None]:
+        """US dollars per model string; ``None`` where a part is unknown."""
+        return self.spending.cost_by_model
+
+
 @attrs.frozen(kw_only=True)
-class ChildResult(Generic[Out]):
+class ChildResult(Bill, Generic[Out]):
     """
     How a child run ended, as its parent sees it (requirements J6).
 
@@ -244,7 +287,7 @@ class ChildResult(Generic[Out]):
             or its last reply was cut, else ``None``.
         text: What it said or set as its output, when that is text; see ``RunResult.text``.
         error: Why it failed, or the limit that ended it as ``max_steps``.
-        spending: What it and its own children spent.
+        spending: What it and its own children spent; ``usage``, ``cost`` and the others are those of ``RunResult``.
         questions: Its open questions when it is suspended.
         left: Of an inline child, the state that it leaves to its parent; never stored.
     """
@@ -286,7 +329,7 @@ class ChildResult(Generic[Out]):
 
 
 @attrs.frozen(kw_only=True, weakref_slot=False)
-class Ended(Generic[Out]):
+class Ended(Bill, Generic[Out]):
     """How a run ended, as the machine that ran it and its caller both see it; ``RunResult`` says what the fields are."""
 
     status: RunStatus
@@ -337,31 +380,6 @@ class RunResult(Ended[Out]):
     journal: Any = attrs.field(default=None, repr=False, eq=False)
     leaked: tuple[str, ...] = attrs.field(default=(), eq=False)
     session_saved: bool | None = None
-
-    @property
-    def usage(self) -> Usage:
-        """Tokens, children and failed attempts included."""
-        return self.spending.usage
-
-    @property
-    def cost(self) -> Decimal | None:
-        """US dollars; ``None`` when a part is unknown."""
-        return self.spending.cost
-
-    @property
-    def credits_used(self) -> float:
-        """Credits that tools reported."""
-        return self.spending.credits_used
-
-    @property
-    def usage_by_agent(self) -> Mapping[str, Usage]:
-        """Usage per agent id."""
-        return self.spending.by_agent
-
-    @property
-    def usage_by_model(self) -> Mapping[str, Usage]:
-        """Usage per model string."""
-        return self.spending.by_model
 
     def __repr__(self) -> str:
         """Return one line: ``asyncio`` formats what a task returned, however long a history is."""

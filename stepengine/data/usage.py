@@ -11,7 +11,7 @@ import attrs
 from stepengine.data.json import JsonDict
 from stepengine.data.makers import maker_of
 
-__all__ = ("Spending", "Usage", "add_cost", "quick_spending", "quick_usage")
+__all__ = ("Spending", "Usage", "add_cost", "known_costs", "quick_spending", "quick_usage")
 
 
 @attrs.frozen(weakref_slot=False)
@@ -89,6 +89,8 @@ class Spending:
         credits_used: Credits that tools reported, never money.
         by_agent: Usage per agent id.
         by_model: Usage per model string.
+        agent_costs: US dollars per agent id, of those that used something whose cost is known; see ``cost_by_agent``.
+        model_costs: The same per model string; see ``cost_by_model``.
     """
 
     usage: Usage = Usage()
@@ -96,16 +98,32 @@ class Spending:
     credits_used: float = 0
     by_agent: Mapping[str, Usage] = attrs.field(factory=JsonDict, converter=_mapping)
     by_model: Mapping[str, Usage] = attrs.field(factory=JsonDict, converter=_mapping)
+    # Only what is known is held: a cost that nobody knows adds nothing to what journals store.
+    agent_costs: Mapping[str, Decimal] = attrs.field(factory=JsonDict, converter=_mapping)
+    model_costs: Mapping[str, Decimal] = attrs.field(factory=JsonDict, converter=_mapping)
+
+    @property
+    def cost_by_agent(self) -> Mapping[str, Decimal | None]:
+        """US dollars per agent id of ``by_agent``; ``None`` where a part is unknown."""
+        return JsonDict(_costs(self.by_agent, self.agent_costs))
+
+    @property
+    def cost_by_model(self) -> Mapping[str, Decimal | None]:
+        """US dollars per model string of ``by_model``; ``None`` where a part is unknown."""
+        return JsonDict(_costs(self.by_model, self.model_costs))
 
     def __add__(self, other: Spending) -> Spending:
         if type(other) is not Spending:
             return NotImplemented
+        by_agent, by_model = _merged(self.by_agent, other.by_agent), _merged(self.by_model, other.by_model)
         return Spending(
             self.usage + other.usage,
             add_cost(self.cost, other.cost),
             self.credits_used + other.credits_used,
-            _merged(self.by_agent, other.by_agent),
-            _merged(self.by_model, other.by_model),
+            by_agent,
+            by_model,
+            known_costs(by_agent, self.cost_by_agent, other.cost_by_agent),
+            known_costs(by_model, self.cost_by_model, other.cost_by_model),
         )
 
 
@@ -119,3 +137,23 @@ def _merged(a: Mapping[str, Usage], b: Mapping[str, Usage]) -> Mapping[str, Usag
     for key, usage in b.items():
         merged[key] = merged[key] + usage if key in merged else usage
     return JsonDict(merged)
+
+
+def _costs(used: Mapping[str, Usage], known: Mapping[str, Decimal]) -> dict[str, Decimal | None]:
+    """Return what each of *used* cost: what used nothing cost nothing."""
+    return {key: known.get(key, None if usage != NOTHING_USED else Decimal(0)) for key, usage in used.items()}
+
+
+def known_costs(used: Mapping[str, Usage], *costs: Mapping[str, Decimal | None]) -> JsonDict:
+    """Return the sums of costs for each of *used*, without what is unknown, and without what used nothing."""
+    known = {}
+    for key, usage in used.items():
+        cost: Decimal | None = Decimal(0)
+        for table in costs:
+            cost = add_cost(cost, table.get(key, Decimal(0)))
+        if cost is not None and usage != NOTHING_USED:
+            known[key] = cost
+    return JsonDict(known)
+
+
+NOTHING_USED = Usage()

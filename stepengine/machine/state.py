@@ -28,7 +28,7 @@ from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunPhase, quick_state
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.data.usage import Spending, Usage, add_cost, quick_spending, quick_usage
+from stepengine.data.usage import Spending, Usage, add_cost, known_costs, quick_spending, quick_usage
 from stepengine.errors import (
     AgentError,
     BadYield,
@@ -775,7 +775,7 @@ class Spent:
         tally = self._by_model.get(model)
         if tally is None:
             tally = self._by_model[model] = _Tally()
-        tally.add(usage, requests)
+        tally.add(usage, requests, cost)
         self._own_cost = None if cost is None or self._own_cost is None else self._own_cost + cost
 
     def count_credits(self, credits_used: float) -> None:
@@ -808,7 +808,10 @@ class Spent:
     def total(self, agent_id: str) -> Spending:
         """Return everything, by agent and by model; *agent_id* is the run's own agent."""
         own, by_model = self._own_usage(), JsonDict({model: tally.usage() for model, tally in self._by_model.items()})
-        mine = quick_spending(own, self._own_cost, self._own_credits, JsonDict({agent_id: own}), by_model)
+        by_agent = JsonDict({agent_id: own})
+        agent_costs = known_costs(by_agent, {agent_id: self._own_cost})
+        model_costs = known_costs(by_model, {model: tally.cost for model, tally in self._by_model.items()})
+        mine = quick_spending(own, self._own_cost, self._own_credits, by_agent, by_model, agent_costs, model_costs)
         return mine + self._children if self.children else mine
 
 
@@ -816,17 +819,19 @@ NOTHING = Spending()
 
 
 class _Tally:
-    """A running sum of ``Usage``; the value is made when somebody looks."""
+    """A running sum of ``Usage`` and cost; the value is made when somebody looks."""
 
-    __slots__ = ("_at_least", "_numbers", "_value")
+    __slots__ = ("_at_least", "_numbers", "_value", "cost")
 
     def __init__(self) -> None:
+        self.cost: Decimal | None = ZERO
         self._numbers = [0, 0, 0, 0, 0, 0]
         self._at_least = False
         self._value: Usage | None = None
 
-    def add(self, usage: Usage | None, requests: int) -> None:
+    def add(self, usage: Usage | None, requests: int, cost: Decimal | None) -> None:
         self._value = None
+        self.cost = None if cost is None or self.cost is None else self.cost + cost
         numbers = self._numbers
         numbers[5] += requests
         if usage is None:

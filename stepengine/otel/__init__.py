@@ -1,10 +1,479 @@
 """
-Spans and metrics from run events.
+Spans and metrics from run events, under OpenTelemetry's conventions for generative AI.
 
-What lives here: an observer that turns events into OpenTelemetry spans and metrics under the GenAI conventions. The package
-`opentelemetry` is imported only here, on first use.
+What lives here: an observer. The package `opentelemetry` (its API alone) is imported only here, on first use. The names of the
+conventions are in development, so they are copied and not imported.
 
 What must not: setting up exporters (the application chooses the SDK), and any influence on a run.
 """
 
-__all__: tuple[str, ...] = ()
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+
+from stepengine.data.codec import plain
+from stepengine.data.events import (
+    AgentFinished,
+    AgentSpawned,
+    Compacted,
+    Event,
+    ModelFinished,
+    ModelRetry,
+    ModelStarted,
+    PermissionDecided,
+    PermissionRequested,
+    QuestionAsked,
+    RateLimited,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+    StepStarted,
+    TextDelta,
+    ThinkingDelta,
+    ToolFinished,
+    ToolInputDelta,
+    ToolStarted,
+)
+from stepengine.data.messages import Message, TextPart, ThinkingPart, ToolCallPart, ToolMessage
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.state import RunStatus
+from stepengine.data.usage import Usage
+from stepengine.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import Span, TracerProvider
+
+__all__ = ("Tracing",)
+
+NAME = "stepengine"
+OTHER = "_OTHER"
+PROVIDERS = {
+    "google": "gcp.gemini",
+    "mistral": "mistral_ai",
+    "xai": "x_ai",
+    "azure": "azure.ai.openai",
+    "moonshot": "moonshot_ai",
+}
+"""The conventions' names of providers whose prefix in model strings is another one."""
+SECONDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
+TOKENS = [1, 4, 16, 64, 256, 1_024, 4_096, 16_384, 65_536, 262_144, 1_048_576, 4_194_304, 16_777_216, 67_108_864]
+
+Attributes: TypeAlias = dict[str, Any]
+
+
+@attrs.define(eq=False)
+class _Open:
+    """A span that has not ended, what is opened below it, and when it began in seconds of no particular clock."""
+
+    span: Span
+    context: Context
+    began: float = attrs.field(factory=time.perf_counter)
+    told: Attributes = attrs.field(factory=dict)
+    has_chunk: bool = False
+
+
+@attrs.define(eq=False)
+class _Run:
+    """The open spans of one run of a tree; *calls* are those of its model calls by ``seq``, and of its tools by call id."""
+
+    own: _Open
+    step: _Open | None = None
+    calls: dict[int | str, _Open] = attrs.field(factory=dict)
+
+    @property
+    def innermost(self) -> _Open:
+        return self.step or self.own
+
+
+class Tracing:
+    """
+    An observer that makes spans and metrics: ``Engine(observers=[Tracing()])``; it needs the extra ``otel``.
+
+    A run is a span ``invoke_agent AGENT``, each of its steps one ``stepengine.step N``, each model call ``chat MODEL``, each tool
+    call ``execute_tool TOOL``, nested as they happened: a root run below the span that is current where it was called, a child
+    below the tool call or the step that spawned it. Every span has ``stepengine.run_id`` (the root's) and ``stepengine.path``. A
+    resumed run has spans of what it does itself, none of what is recorded.
+
+    Without an SDK, or another provider than the API's own, all of it does nothing.
+
+    Args:
+        tracer_provider: Where spans go; the global provider by default.
+        meter_provider: Where metrics go (``gen_ai.client.operation.duration``, ``.time_to_first_chunk`` and ``.token.usage``);
+            the global provider by default.
+        content: Whether spans hold what was said: prompts, replies, inputs and results of tools, messages of errors.
+        steps: Whether steps have spans; without, model calls and tools stand directly below their run.
+
+    Raises:
+        DefinitionError: when ``opentelemetry`` is not installed.
+    """
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        *,
+        content: bool = False,
+        steps: bool = True,
+    ) -> None:
+        try:
+            from opentelemetry import context, metrics, trace
+        except ImportError:
+            msg = "Tracing needs the package opentelemetry-api: pip install 'stepengine[otel]'"
+            raise DefinitionError(msg) from None
+        self._trace, self._here = trace, context.get_current
+        self._tracer = trace.get_tracer(NAME, tracer_provider=tracer_provider)
+        meter = metrics.get_meter(NAME, meter_provider=meter_provider)
+        self._tokens = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            unit="{token}",
+            description="Tokens of a model call",
+            explicit_bucket_boundaries_advisory=TOKENS,
+        )
+        self._duration = meter.create_histogram(
+            "gen_ai.client.operation.duration",
+            unit="s",
+            description="How long a model call took",
+            explicit_bucket_boundaries_advisory=SECONDS,
+        )
+        self._first_chunk = meter.create_histogram(
+            "gen_ai.client.operation.time_to_first_chunk",
+            unit="s",
+            description="How long a model call took until its first piece",
+            explicit_bucket_boundaries_advisory=SECONDS,
+        )
+        self._content = content
+        self._steps = steps
+        self._trees: dict[str, dict[str, _Run]] = {}
+
+    def on_event(self, event: Event) -> None:
+        """Begin or end the span that *event* tells of."""
+        told = TOLD.get(type(event))
+        if told is not None:
+            told(self, event)
+
+    # --- runs and steps -----------------------------------------------------------------------------------------------
+
+    def _run_started(self, event: RunStarted) -> None:
+        tree = self._trees.setdefault(event.run_id, {})
+        run = tree.get(event.path) or self._begin_run(
+            event, event.path, event.agent_id, self._parent_of(tree, event.path)
+        )
+        run.own.span.set_attribute("stepengine.own_run_id", event.own_id)
+
+    def _agent_spawned(self, event: AgentSpawned) -> None:
+        parent = self._run(event)
+        if parent is not None:
+            caller = parent.calls.get(event.tool_call_id, parent.innermost)
+            self._begin_run(event, event.child_path, event.agent_id, caller.context, name=event.display_name)
+
+    def _begin_run(self, event: Event, path: str, agent_id: str, context: Context | None, *, name: str = "") -> _Run:
+        about = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.id": agent_id,
+            "gen_ai.agent.name": name or agent_id,
+        }
+        run = _Run(self._open(event, f"invoke_agent {name or agent_id}", about, context, path=path))
+        self._trees.setdefault(event.run_id, {})[path] = run
+        return run
+
+    def _parent_of(self, tree: Mapping[str, _Run], path: str) -> Context | None:
+        above = tree.get(path.rpartition(".")[0]) if path else None
+        return self._here() if above is None else above.innermost.context
+
+    def _step_started(self, event: StepStarted) -> None:
+        run = self._run(event)
+        if run is None or not self._steps:
+            return
+        if run.step is not None:
+            self._close(run.step)
+        about = {"stepengine.step": event.step}
+        run.step = self._open(event, f"stepengine.step {event.step}", about, run.own.context)
+
+    def _step_finished(self, event: StepFinished) -> None:
+        run = self._run(event)
+        if run is not None and run.step is not None:
+            run.step.span.set_attribute("stepengine.ended_turn", event.ended_turn)
+            self._close(run.step)
+            run.step = None
+
+    def _run_failed(self, event: RunFailed) -> None:
+        run = self._run(event)
+        if run is not None:
+            self._failed(run.own.span, event.kind, event.error)
+
+    def _agent_finished(self, event: AgentFinished) -> None:
+        self._end_run(event, event.child_path, event.status, event.usage)
+
+    def _run_finished(self, event: RunFinished) -> None:
+        result, tree = event.result, self._trees.get(event.run_id, {})
+        root = tree.get("")
+        if root is not None and result.session_id is not None:
+            root.own.span.set_attribute("gen_ai.conversation.id", result.session_id)
+        if root is not None and result.cost is not None:
+            root.own.span.set_attribute("operation.cost", float(result.cost))
+        # The deepest first: what is left of children was cut off with the run.
+        for path in sorted(tree, key=len, reverse=True):
+            self._end_run(event, path, result.status, result.usage if not path else None)
+        self._trees.pop(event.run_id, None)
+
+    def _end_run(self, event: Event, path: str, status: RunStatus, usage: Usage | None) -> None:
+        run = self._trees.get(event.run_id, {}).pop(path, None)
+        if run is None:
+            return
+        for call in reversed(run.calls.values()):
+            self._close(call)
+        if run.step is not None:
+            self._close(run.step)
+        span = run.own.span
+        span.set_attribute("stepengine.status", status.value)
+        if usage is not None:
+            span.set_attributes(_used(usage))
+        if status is RunStatus.FAILED:
+            span.set_status(self._trace.StatusCode.ERROR)
+        self._close(run.own)
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def _model_started(self, event: ModelStarted) -> None:
+        run = self._run(event)
+        if run is None:
+            return
+        provider, model = _split(event.model)
+        told: Attributes = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": PROVIDERS.get(provider, provider),
+            "gen_ai.request.model": model,
+        }
+        about = {**told, "stepengine.purpose": event.purpose}
+        if event.request is not None:
+            about |= _asked(event.request)
+            about |= _shown_request(event.request) if self._content else {}
+        name = f"chat {model}"
+        call = self._open(event, name, about, run.innermost.context, kind=self._trace.SpanKind.CLIENT)
+        call.told = told
+        run.calls[event.seq] = call
+
+    def _chunk(self, event: TextDelta | ThinkingDelta | ToolInputDelta) -> None:
+        run = self._run(event)
+        call = None if run is None else run.calls.get(event.seq)
+        if call is not None and not call.has_chunk:
+            call.has_chunk = True
+            seconds = time.perf_counter() - call.began
+            call.span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
+            self._first_chunk.record(seconds, call.told)
+
+    def _model_finished(self, event: ModelFinished) -> None:
+        run = self._run(event)
+        call = None if run is None else run.calls.pop(event.seq, None)
+        if call is None:
+            return
+        reply = event.reply
+        if reply is not None:
+            self._replied(call, reply)
+        else:
+            call.told["error.type"] = OTHER
+            self._failed(call.span, OTHER, event.error)
+        self._duration.record(event.duration_ms / 1_000, call.told)
+        self._close(call)
+
+    def _replied(self, call: _Open, reply: ModelReply) -> None:
+        span = call.span
+        model = call.told["gen_ai.request.model"] if reply.model is None else _split(reply.model)[1]
+        call.told["gen_ai.response.model"] = model
+        span.set_attribute("gen_ai.response.model", model)
+        span.set_attribute("gen_ai.response.finish_reasons", [reply.raw_stop_reason or reply.stop_reason.value])
+        if reply.request_id is not None:
+            span.set_attribute("stepengine.request_id", reply.request_id)
+        if reply.cost is not None:
+            span.set_attribute("operation.cost", float(reply.cost))
+        if reply.usage is not None:
+            span.set_attributes(_used(reply.usage))
+            self._tokens.record(reply.usage.prompt_tokens, {**call.told, "gen_ai.token.type": "input"})
+            self._tokens.record(reply.usage.completion_tokens, {**call.told, "gen_ai.token.type": "output"})
+        if self._content:
+            said = {**_role("assistant", reply.content), "finish_reason": reply.stop_reason.value}
+            span.set_attribute("gen_ai.output.messages", _text([said]))
+
+    def _tool_started(self, event: ToolStarted) -> None:
+        run = self._run(event)
+        if run is None:
+            return
+        about: Attributes = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": event.tool_name,
+            "gen_ai.tool.type": "function",
+            "gen_ai.tool.call.id": event.tool_call_id,
+            "stepengine.source": event.source,
+        }
+        if self._content:
+            about["gen_ai.tool.call.arguments"] = _text(plain(event.input))
+        run.calls[event.tool_call_id] = self._open(
+            event, f"execute_tool {event.tool_name}", about, run.innermost.context
+        )
+
+    def _tool_finished(self, event: ToolFinished) -> None:
+        run = self._run(event)
+        call = None if run is None else run.calls.pop(event.tool_call_id, None)
+        if call is None:
+            return
+        result = event.result
+        call.span.set_attribute("stepengine.status", result.status)
+        if self._content:
+            call.span.set_attribute("gen_ai.tool.call.result", result.text)
+        if result.is_error:
+            self._failed(call.span, result.status, result.text)
+        self._close(call)
+
+    # --- what happens within a span -----------------------------------------------------------------------------------
+
+    def _within_call(self, event: ModelRetry | RateLimited) -> None:
+        run = self._run(event)
+        if run is not None:
+            wait: Attributes = {} if event.wait is None else {"wait": event.wait}
+            about: Attributes = (
+                {"attempt": event.attempt, **wait} if isinstance(event, ModelRetry) else {"limit": event.limit, **wait}
+            )
+            run.calls.get(event.seq, run.innermost).span.add_event(f"stepengine.{event.type}", about)
+
+    def _within_run(self, event: Event) -> None:
+        run = self._run(event)
+        if run is None:
+            return
+        about: Attributes = {}
+        match event:
+            case QuestionAsked(question=question):
+                about = {"question_id": question.id}
+            case PermissionRequested(question=question):
+                about = {"question_id": question.id, "tool_name": event.tool_name}
+            case PermissionDecided():
+                about = {"tool_name": event.tool_name, "decision": event.decision, "rule_id": event.rule_id or ""}
+            case Compacted():
+                about = {"by": event.by, "tokens_before": event.tokens_before, "tokens_after": event.tokens_after}
+            case _:
+                pass
+        run.innermost.span.add_event(f"stepengine.{event.type}", about)
+
+    # --- spans --------------------------------------------------------------------------------------------------------
+
+    def _run(self, event: Event) -> _Run | None:
+        return self._trees.get(event.run_id, {}).get(event.path)
+
+    def _open(
+        self,
+        event: Event,
+        name: str,
+        about: Attributes,
+        context: Context | None,
+        *,
+        path: str | None = None,
+        kind: Any = None,
+    ) -> _Open:
+        place = {"stepengine.run_id": event.run_id, "stepengine.path": event.path if path is None else path}
+        kind = self._trace.SpanKind.INTERNAL if kind is None else kind
+        span = self._tracer.start_span(name, context=context, kind=kind, attributes={**about, **place})
+        return _Open(span, self._trace.set_span_in_context(span, context))
+
+    def _failed(self, span: Span, kind: str, message: str) -> None:
+        span.set_attribute("error.type", kind)
+        span.set_status(self._trace.StatusCode.ERROR, message if self._content else None)
+
+    def _close(self, opened: _Open) -> None:
+        opened.span.end()
+
+
+TOLD: Mapping[type[Event], Callable[[Tracing, Any], None]] = {
+    RunStarted: Tracing._run_started,  # noqa: SLF001
+    AgentSpawned: Tracing._agent_spawned,  # noqa: SLF001
+    AgentFinished: Tracing._agent_finished,  # noqa: SLF001
+    RunFailed: Tracing._run_failed,  # noqa: SLF001
+    RunFinished: Tracing._run_finished,  # noqa: SLF001
+    StepStarted: Tracing._step_started,  # noqa: SLF001
+    StepFinished: Tracing._step_finished,  # noqa: SLF001
+    ModelStarted: Tracing._model_started,  # noqa: SLF001
+    ModelFinished: Tracing._model_finished,  # noqa: SLF001
+    ModelRetry: Tracing._within_call,  # noqa: SLF001
+    RateLimited: Tracing._within_call,  # noqa: SLF001
+    TextDelta: Tracing._chunk,  # noqa: SLF001
+    ThinkingDelta: Tracing._chunk,  # noqa: SLF001
+    ToolInputDelta: Tracing._chunk,  # noqa: SLF001
+    ToolStarted: Tracing._tool_started,  # noqa: SLF001
+    ToolFinished: Tracing._tool_finished,  # noqa: SLF001
+    QuestionAsked: Tracing._within_run,  # noqa: SLF001
+    PermissionRequested: Tracing._within_run,  # noqa: SLF001
+    PermissionDecided: Tracing._within_run,  # noqa: SLF001
+    Compacted: Tracing._within_run,  # noqa: SLF001
+}
+"""What is done at each kind of event; the others make no spans."""
+
+
+def _split(model: str) -> tuple[str, str]:
+    """Return provider and name of a model string, whose first slash or colon stands between them."""
+    at = min([place for place in (model.find("/"), model.find(":")) if place >= 0], default=-1)
+    return (OTHER, model) if at < 0 else (model[:at], model[at + 1 :])
+
+
+def _used(usage: Usage) -> Attributes:
+    """Return the tokens of a call or a run; the conventions count cached ones as input, and thinking as output."""
+    return {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
+        "gen_ai.usage.cache_creation.input_tokens": usage.cache_write_tokens,
+        "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
+    }
+
+
+def _asked(request: ModelRequest) -> Attributes:
+    settings = request.settings
+    told = {
+        "gen_ai.request.max_tokens": settings.max_tokens,
+        "gen_ai.request.temperature": settings.temperature,
+        "gen_ai.request.top_p": settings.top_p,
+        "gen_ai.request.stop_sequences": list(settings.stop_sequences) or None,
+        "gen_ai.output.type": None if settings.response_schema is None else "json",
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _shown_request(request: ModelRequest) -> Attributes:
+    shown = {"gen_ai.input.messages": _text([_message(message) for message in request.all_messages])}
+    if request.system_prompt:
+        shown["gen_ai.system_instructions"] = _text([{"type": "text", "content": request.system_prompt}])
+    return shown
+
+
+def _message(message: Message) -> dict[str, Any]:
+    if isinstance(message, ToolMessage):
+        response = {"type": "tool_call_response", "id": message.tool_call_id, "response": message.text}
+        return {"role": "tool", "parts": [response]}
+    return _role(message.role, message.content)
+
+
+def _role(role: str, parts: Any) -> dict[str, Any]:
+    return {"role": role, "parts": [_part(part) for part in ((TextPart(parts),) if isinstance(parts, str) else parts)]}
+
+
+def _part(part: Any) -> dict[str, Any]:
+    """Return a part in the form of the conventions; pictures and documents without their bytes."""
+    match part:
+        case TextPart():
+            return {"type": "text", "content": part.text}
+        case ThinkingPart():
+            return {"type": "reasoning", "content": part.text}
+        case ToolCallPart():
+            call = {"id": part.tool_call_id, "name": part.tool_name, "arguments": plain(part.input)}
+            return {"type": "tool_call", **call}
+        case _:
+            return {"type": type(part).__name__}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -9,7 +9,7 @@ from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.driver import drive
 from stepengine.runtime.handle import ChildRun, RunHandle
 from stepengine.runtime.hub import Hub, Observer
-from stepengine.runtime.logs import LogObserver
+from stepengine.runtime.logs import EventFile, LogObserver
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
 from stepengine.runtime.rates import RateLimit, RateLimits
 from stepengine.runtime.retry import RetryPolicy
@@ -19,6 +19,7 @@ __all__ = (
     "IO",
     "ChildRun",
     "Clock",
+    "EventFile",
     "Hub",
     "Item",
     "LogObserver",

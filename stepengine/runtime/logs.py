@@ -6,15 +6,23 @@ Every record carries the run's id, agent, path and step (requirements O1, O4).
 
 from __future__ import annotations
 
+import inspect
+import json
 import logging
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import attrs
 
 from stepengine.data.events import Event, ModelStarted, RunFinished, StepStarted, ToolFinished, ToolStarted
+from stepengine.data.state import AgentState, RunResult
+from stepengine.redaction import KNOWN
 
-__all__ = ("LOGGER", "Lines", "LogObserver", "write")
+__all__ = ("LOGGER", "EventFile", "Lines", "LogObserver", "write")
 
+OWNER_ONLY = 0o600
 LOGGER = logging.getLogger("stepengine")
 LOGGER.addHandler(logging.NullHandler())
 
@@ -55,17 +63,24 @@ class Lines(ABC):
 
 def write(logger: Any, level: str, message: str, context: Mapping[str, Any], data: Any = None) -> None:
     """
-    Write one line.
+    Write one line, whatever the signature of the logger's methods: none is lost.
 
     Args:
-        logger: A ``logging.Logger``, or an object with the methods ``debug``, ``info``, ``warning`` (or ``warn``) and
-            ``error``, each taking the message and keywords.
+        logger: A ``logging.Logger`` or ``logging.LoggerAdapter``, whose records get the members of *context* and ``data`` as
+            attributes; or an object with the methods ``debug``, ``info``, ``warning`` (or ``warn``) and ``error``. One that
+            takes keywords gets the members of a mapping and of *context* as keywords, one that takes a second argument
+            (or ``data=``) gets them as one mapping, one that takes the message alone gets that.
         level: The level's name; an unknown one counts as ``"info"``.
         message: The line; it is never used as a format string.
         context: ``run_id``, ``agent_id``, ``path`` and ``step``.
         data: What the author added: a mapping, any JSON value, or ``None``.
     """
     number = LEVELS.get(level, logging.INFO)
+    if isinstance(logger, logging.LoggerAdapter):
+        # What the adapter makes of a line, in place of its own `log`, which would drop our fields.
+        message, more = logger.process(message, {})
+        write(logger.logger, level, message, {**(more.get("extra") or {}), **context}, data)
+        return
     if isinstance(logger, logging.Logger):
         if logger.isEnabledFor(number):
             logger.log(number, "%s", message, extra={**context, "data": data})
@@ -73,12 +88,40 @@ def write(logger: Any, level: str, message: str, context: Mapping[str, Any], dat
     name = "warning" if number == logging.WARNING else level
     method = getattr(logger, name if name in LEVELS else "info", None) or logger.warn
     extra = data if isinstance(data, Mapping) else {} if data is None else {"data": data}
-    method(message, **{**extra, **context})
+    told = {**extra, **context}
+    match _takes(method):
+        case "keywords":
+            method(message, **told)
+        case "data":
+            method(message, data=told)
+        case "second":
+            method(message, told)
+        case _:
+            method(message)
+
+
+def _takes(method: Callable[..., Any]) -> Literal["keywords", "data", "second", "message"]:
+    """Return how a logger's method is told more than a message; one whose signature is not known takes keywords."""
+    try:
+        parameters = list(inspect.signature(method).parameters.values())
+    except (TypeError, ValueError):
+        return "keywords"
+    kinds = [parameter.kind for parameter in parameters]
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return "keywords"
+    if any(p.name == "data" and p.kind is not inspect.Parameter.POSITIONAL_ONLY for p in parameters):
+        return "data"
+    places = [kind for kind in kinds if kind is not inspect.Parameter.KEYWORD_ONLY]
+    return "second" if len(places) > 1 or inspect.Parameter.VAR_POSITIONAL in places else "message"
 
 
 class LogObserver:
     """
     An observer that calls those of four methods that an object has, such as a log provider (requirements O2).
+
+    A standard logger has none of them: it gets a line for each, with ``run_id``, ``path`` and ``data`` as attributes of the
+    record, at the level ``DEBUG``; how a run ended at ``INFO``. What was said, and what tools were given and gave, is not in
+    them.
 
     Give it to ``Engine(observers=[LogObserver(logger)])``. The methods are plain functions, called for every run of a tree;
     what they raise is logged, and the run goes on:
@@ -98,8 +141,11 @@ class LogObserver:
         match event:
             case ToolStarted():
                 self._call("on_tool_call", event.tool_name, event.input)
+                self._line(event, "debug", "tool call", tool_name=event.tool_name, tool_call_id=event.tool_call_id)
             case ToolFinished():
                 self._call("on_tool_result", event.tool_name, event.result)
+                call = {"tool_name": event.tool_name, "tool_call_id": event.tool_call_id}
+                self._line(event, "debug", "tool result", **call, status=event.result.status, ms=event.duration_ms)
             case StepStarted():
                 self._steps[event.run_id, event.path] = event.step
             case ModelStarted(purpose="step", request=request) if request is not None:
@@ -107,14 +153,77 @@ class LogObserver:
                 step = self._steps.pop((event.run_id, event.path), None)
                 if step is not None:
                     self._call("on_step", step, request.messages)
+                    self._line(event, "debug", "step", step=step, model=event.model, messages=len(request.messages))
             case RunFinished():
                 for place in [place for place in self._steps if place[0] == event.run_id]:
                     del self._steps[place]
                 self._call("on_complete", event.result)
+                self._line(event, "info", "run ended", **_ending(event.result))
             case _:
                 pass
+
+    def _line(self, event: Event, level: str, message: str, **data: Any) -> None:
+        if isinstance(self._logger, logging.Logger | logging.LoggerAdapter):
+            write(self._logger, level, message, {"run_id": event.run_id, "path": event.path}, data)
 
     def _call(self, name: str, *arguments: Any) -> None:
         method = getattr(self._logger, name, None)
         if method is not None:
             method(*arguments)
+
+
+def _ending(result: RunResult[Any]) -> dict[str, Any]:
+    """Return how a run ended, in numbers and names."""
+    return {
+        "agent_id": result.state.agent_id,
+        "status": result.status.value,
+        "input_tokens": result.usage.prompt_tokens,
+        "output_tokens": result.usage.completion_tokens,
+        "cost_usd": None if result.cost is None else str(result.cost),
+        "error": "" if result.error is None else type(result.error).__name__,
+    }
+
+
+class EventFile:
+    """
+    An observer that appends every event to a file as one line of JSON: ``Engine(observers=[EventFile("events.jsonl")])``.
+
+    Each line is ``event.to_json()``, whole when ``on_event`` returns; several engines and processes may append to one file.
+    Text in it is what events hold, so the file is made readable by its owner alone. Keys that this process gives to
+    providers are not in it.
+
+    Args:
+        path: The file; it is made when the first event comes.
+        full: Whether the requests of model calls and the final state of runs are in it, which hold whole conversations.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, full: bool = False) -> None:
+        self._path = path
+        self._full = full
+
+    def on_event(self, event: Event) -> None:
+        """Append *event*."""
+        line = json.dumps(self._of(event), ensure_ascii=True, separators=(",", ":")) + "\n"
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
+        try:
+            left = memoryview(line.encode("ascii"))
+            while left:
+                left = left[os.write(file, left) :]
+        finally:
+            os.close(file)
+
+    def _of(self, event: Event) -> dict[str, Any]:
+        if isinstance(event, RunFinished):
+            # The hub shows the result as its caller gets it, which may hold a key.
+            told: dict[str, Any] = KNOWN.value((event if self._full else _brief(event)).to_json())
+            return told
+        return (
+            attrs.evolve(event, request=None) if isinstance(event, ModelStarted) and not self._full else event
+        ).to_json()
+
+
+def _brief(event: RunFinished) -> RunFinished:
+    """Return *event* without the conversation that the result holds."""
+    result = event.result
+    state = AgentState(run_id=result.state.run_id, agent_id=result.state.agent_id)
+    return attrs.evolve(event, result=attrs.evolve(result, state=state, tool_calls=(), thinking=()))

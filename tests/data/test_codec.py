@@ -279,6 +279,7 @@ WRONG: dict[str, list[Any]] = {
     "RunStatus": [None, 1, True, "done", [], {}],
     "Mapping[str, ToolSpec]": [None, [], "a", {"a": 1}, {"a": {}}, {"a": {"type": "Usage"}}],
     "Mapping[str, Usage]": [None, [], "a", {"a": 1}, {"a": {}}, {"a": {"type": "Spending"}}],
+    "Mapping[str, Decimal]": [None, [], "a", {"a": 1}, {"a": None}, {"a": "NaN"}, {"a": {}}],
 }
 """For every annotation of a field, JSON values that do not fit it."""
 OBJECTS = [1, True, "a", [1], {}, {"type": "Foreign"}, {"type": 5}, {"type": "Hooks"}]

@@ -86,6 +86,10 @@ def test_spendings_add_like_numbers(a: Spending, b: Spending, c: Spending) -> No
         assert set(getattr(a, table)) | set(getattr(b, table)) == set(merged)
         parts = [*getattr(a, table).values(), *getattr(b, table).values()]
         assert reduce(Usage.__add__, parts, Usage()) == reduce(Usage.__add__, merged.values(), Usage())
+    for table in ("cost_by_agent", "cost_by_model"):
+        mine, others, both = getattr(a, table), getattr(b, table), getattr(a + b, table)
+        assert set(mine) | set(others) == set(both)
+        assert {name: add_cost(mine.get(name, Decimal(0)), others.get(name, Decimal(0))) for name in both} == both
     with pytest.raises(TypeError):
         (a + b).by_agent["x"] = Usage()  # type: ignore[index]
 

@@ -5,6 +5,7 @@ The tools by which models run agents: what is asked for, what comes back, and wh
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pydantic
@@ -21,10 +22,12 @@ from stepengine import (
     Limits,
     RunStatus,
     ToolCall,
+    Usage,
     tool,
 )
 from stepengine.errors import DefinitionError, LimitExceeded, LimitReached
 from stepengine.events import AgentFinished, AgentSpawned, RunStarted
+from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools import agent_tool, ask_user_tool, control_tools, spawn_tools, task_tool
 from tests.engine.sums import add
@@ -567,3 +570,30 @@ async def test_what_a_child_returned_after_its_tokens_were_spent_reaches_its_par
     assert (RunStatus.FAILED, {"so far": 3}) == (alone.status, alone.output)
     with pytest.raises(LimitExceeded):
         alone.unwrap()
+
+
+@pytest.mark.spec("requirements:D15", "requirements:J6")
+async def test_a_run_and_a_child_tell_what_was_spent_under_the_same_names():
+    def reply(words, cost, model=None):
+        return ModelReply(words, usage=Usage(10, 5), cost=None if cost is None else Decimal(cost), model=model)
+
+    def handler(ctx):
+        yield AgentCall("kid", prompt="go")
+        yield STEP
+
+    kid = AgentDefinition("kid", model="m/small")
+    boss = AgentDefinition("boss", model="m/big", spawnable_agents=[kid], handle_steps=handler)
+    for costs, known in ((("0.5", "2"), "2.5"), (("0.5", None), None)):
+        replies = [reply("kid", costs[0]), reply("boss", costs[1])]
+        result = await Engine([boss], models=ScriptedModel(replies), pricing=None).run("boss", "go")
+        (child,) = result.children
+        own = costs[1] and Decimal(costs[1])
+        assert {"boss": own, "kid": Decimal("0.5")} == result.cost_by_agent
+        assert {"m/big": own, "m/small": Decimal("0.5")} == result.cost_by_model
+        assert (known and Decimal(known)) == result.cost
+        assert (Decimal("0.5"), {"kid": Decimal("0.5")}, {"m/small": Decimal("0.5")}) == (
+            child.cost, child.cost_by_agent, child.cost_by_model,
+        )  # fmt: skip
+        assert (Usage(10, 5, requests=1), {"kid": child.usage}, {"m/small": child.usage}) == (
+            child.usage, child.usage_by_agent, child.usage_by_model,
+        )  # fmt: skip

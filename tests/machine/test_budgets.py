@@ -235,7 +235,13 @@ def test_everything_that_was_spent_is_counted():
         assert result.agent_state.credits_used == 2.5
 
     spent = Spending(
-        Usage(9, requests=1), Decimal("0.5"), 1, {"helper": Usage(9, requests=1)}, {"m": Usage(9, requests=1)}
+        Usage(9, requests=1),
+        Decimal("0.5"),
+        1,
+        {"helper": Usage(9, requests=1)},
+        {"m": Usage(9, requests=1)},
+        {"helper": Decimal("0.5")},
+        {"m": Decimal("0.5")},
     )
     world = World(
         replies=[
@@ -255,6 +261,10 @@ def test_everything_that_was_spent_is_counted():
     assert total.by_agent == {"tester": Usage(22, requests=4), "helper": Usage(9, requests=1)}
     assert total.by_model["test/model"] == Usage(7 + 3 + 4, requests=2)
     assert (total.by_model["test/small"], total.by_model["test/other"]) == (Usage(5, requests=1), Usage(3, requests=1))
+    assert total.cost_by_agent == {"tester": None, "helper": Decimal("0.5")}
+    assert total.cost_by_model == {
+        "test/model": None, "test/small": Decimal(1), "test/other": Decimal(1), "m": Decimal("0.5"),
+    }  # fmt: skip
 
 
 @pytest.mark.spec("reliability:I4")
