@@ -177,8 +177,8 @@ MUTANTS = (
     Mutant(
         "credits of children are not added",
         "stepengine/machine/state.py",
-        "self._own_credits + others.credits_used",
-        "self._own_credits",
+        "return self._own_credits + self._children.credits_used",
+        "return self._own_credits",
         TOOL_CONTEXTS,
     ),
     # --- logs -------------------------------------------------------------------------------------------------------
@@ -422,8 +422,8 @@ MUTANTS = (
     Mutant(
         "a call without result has none when the run is stopped",
         "stepengine/machine/batch.py",
-        "            if call.result is None:\n                call.close(stopped.stop)\n",
-        "            pass\n",
+        "        if call.result is None:\n            call.close(stop)\n",
+        "        pass\n",
         ("tests/machine/test_stops.py",),
     ),
     Mutant(
