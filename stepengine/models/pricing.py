@@ -7,44 +7,88 @@ Rules: requirements G17 and G18, ecosystem EC77 and EC78.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any, ClassVar, NamedTuple
 
+from stepengine.data.json import freeze, thaw
+from stepengine.data.messages import OpaquePart
+from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.models.base import ModelInfo
 from stepengine.models.routing import route_of
 
-__all__ = ("cost_of", "info_of", "nearest_names")
+__all__ = ("ListPrices", "cost_of", "info_of", "nearest_names")
 
 PRICE_LISTS = {"openai_chat": "openai", "xai": "x-ai"}
 """Our prefix to the name under which ``genai_prices`` lists the provider, where they differ."""
+FLAVORS = {"openai": "responses", "xai": "responses"}
+"""The form of usage, by the name that ``genai_prices`` gives it, where it is not that of chat completions."""
+DEFAULT_FLAVORS = frozenset({"anthropic", "google", "groq", "mistral"})
+ORDINARY = frozenset(
+    {
+        *("input_tokens", "output_tokens", "total_tokens", "prompt_tokens", "completion_tokens", "cached_tokens"),
+        *("cache_read_input_tokens", "cache_creation_input_tokens", "ephemeral_5m_input_tokens", "cache_write_tokens"),
+        *(
+            "reasoning_tokens",
+            "thinking_tokens",
+            "text_tokens",
+            "accepted_prediction_tokens",
+            "rejected_prediction_tokens",
+        ),
+        *("prompt_cache_hit_tokens", "prompt_cache_miss_tokens", "promptTokenCount", "candidatesTokenCount"),
+        *("totalTokenCount", "cachedContentTokenCount", "thoughtsTokenCount", "toolUsePromptTokenCount", "tokenCount"),
+    }
+)
+"""Counts that every price of tokens takes in; any other count is looked at by the library of prices."""
+TIERS = frozenset({"fast", "flex", "priority"})
+WEB_SEARCH = {"anthropic": Decimal("0.01"), "openai": Decimal("0.01")}
+"""US dollars for a search where the price list of a model has none, as the providers' price pages say."""
+FILE_SEARCH = Decimal("0.0025")
+GOOGLE_QUERY, GOOGLE_PROMPT = Decimal("0.014"), Decimal("0.035")
+"""A search of Gemini 3 and later, and a prompt of earlier models that led to any."""
 MILLION = 1_000_000
 REMEMBERED = 1_000
 
 
-def cost_of(model: str, usage: Usage | None, at: datetime) -> Decimal | None:
+class ListPrices:
     """
-    Return what *usage* of *model* cost at the time *at*, in US dollars.
+    What model calls cost by the packaged price lists, in US dollars; ``None`` when a price or the usage is not known.
 
-    Args:
-        model: The model string, ``provider/model``.
-        usage: Tokens; ``None`` when unknown.
-        at: When the call was made; prices change.
-
-    Returns:
-        The cost, or ``None`` when the price or the usage is not known.
+    Called with a model string ``provider/model``, a usage and a time (prices change), it gives the cost of those tokens as
+    text that nothing special was done with. ``of_reply`` looks at all that the provider reported.
     """
-    if usage is None:
-        return None
-    route = route_of(model)
-    if route is not None:
-        # Before a call nobody knows which model will answer: the dearest is the bound. A reply names its own.
-        costs = [cost_of(name, usage, at) for name in route.models]
-        known = [cost for cost in costs if cost is not None]
-        return max(known) if len(known) == len(costs) else None
-    return _Book.current().cost(model, usage, at)
+
+    def __call__(self, model: str, usage: Usage | None, at: datetime) -> Decimal | None:
+        """Return what *usage* of *model* costs at the time *at*, or ``None``."""
+        if usage is None:
+            return None
+        route = route_of(model)
+        if route is not None:
+            # Before a call nobody knows which model will answer: the dearest is the bound. A reply names its own.
+            costs = [self(name, usage, at) for name in route.models]
+            known = [cost for cost in costs if cost is not None]
+            return max(known) if len(known) == len(costs) else None
+        return _Book.current().cost(model, usage, at)
+
+    def of_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
+        """
+        Return what *reply* cost that *model* was asked for at the time *at*, or ``None``.
+
+        Counted beside its tokens are images and audio, how long a cache holds, the service tier, searches, and what else
+        the provider ran for it. A gateway that answers under a name of its own is priced by the name that was asked.
+        """
+        if reply.usage is None:
+            return None
+        names = [name for name in (reply.model, model) if name and route_of(name) is None]
+        costs = (_Book.current().cost_of_reply(name, reply, at) for name in names)
+        return next((cost for cost in costs if cost is not None), None)
+
+
+cost_of = ListPrices()
+"""The prices that an engine goes by when it is given no others."""
 
 
 def info_of(model: str) -> ModelInfo:
@@ -120,6 +164,46 @@ class _Book:
         self._models[model] = found
         return found
 
+    def cost_of_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
+        """Return what *reply* of *model* cost, with all that was reported of it, or ``None``."""
+        data: Mapping[str, Any] = reply.provider_data or {}
+        raw, provider = data.get("usage"), str(data.get("provider") or "")
+        tokens = None if reply.usage is None else self.cost(model, reply.usage, at)
+        if tokens is None or not isinstance(raw, Mapping):
+            return tokens
+        context = _context_of(data, raw)
+        if not context and not _is_special(raw):
+            return tokens + _searches_of(reply, provider, model)
+        whole = self._reported(model, provider, raw, context, at)
+        if whole is None:
+            return None if context else tokens
+        for entry in _run_beside(raw):
+            beside = self._reported(
+                f"{provider}/{entry['model']}" if entry.get("model") else model, provider, entry, {}, at
+            )
+            if beside is None:
+                return None
+            whole += beside
+        return whole + _searches_of(reply, provider, model)
+
+    def _reported(
+        self, model: str, provider: str, raw: Mapping[str, Any], context: Mapping[str, str], at: datetime
+    ) -> Decimal | None:
+        """Return what the library makes of the usage in the provider's own words, or ``None``."""
+        known, name = self.model(model), model.partition("/")[2]
+        listed = PRICE_LISTS.get(provider, provider)
+        flavor = FLAVORS.get(provider, "default" if provider in DEFAULT_FLAVORS else "chat")
+        named = {"usage": raw, "usageMetadata": raw, "model": name, "modelVersion": name}
+        try:
+            extracted = self.snapshot.extract_usage(thaw(freeze(named)), listed, None, flavor).usage
+            total = self.snapshot.calc(extracted, name, listed, None, at, context or None).total_price
+        except (LookupError, ValueError):
+            return None
+        searches = vars(extracted).get("web_searches") or 0
+        if searches and getattr(known.get_prices(at), "web_searches_kcount", None) is None:
+            total += WEB_SEARCH.get(provider, Decimal(0)) * searches
+        return Decimal(total)
+
     def cost(self, model: str, usage: Usage, at: datetime) -> Decimal | None:
         """Return what *usage* of *model* cost at the time *at*, or ``None``."""
         known = self.model(model)
@@ -179,3 +263,49 @@ def _rates_of(prices: Any, prompt_tokens: int) -> _Rates | None:
         )
     except (LookupError, ValueError):
         return None
+
+
+# --- what a reply reports beside its tokens ---------------------------------------------------------------------------
+
+
+def _is_special(raw: Any) -> bool:
+    """Return whether a usage counts anything that is priced otherwise than as text."""
+    if isinstance(raw, Mapping):
+        return any(
+            _is_special(value)
+            if isinstance(value, Mapping | list | tuple)
+            else (bool(value) and type(value) is int and name not in ORDINARY)
+            or (name == "modality" and value != "TEXT")
+            for name, value in raw.items()
+        )
+    return any(_is_special(entry) for entry in raw)
+
+
+def _context_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tier and the speed at which a reply was made, as far as prices may hang on them."""
+    tier = str(data.get("service_tier") or raw.get("service_tier") or raw.get("serviceTier") or "").lower()
+    context = {"service_tier": tier} if tier in TIERS else {}
+    return {**context, "speed": "fast"} if raw.get("speed") == "fast" else context
+
+
+def _run_beside(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the usage of what Anthropic ran beside the message: compactions, advisors and models that stood in."""
+    entries = raw.get("iterations")
+    return [entry for entry in entries or () if isinstance(entry, Mapping) and entry.get("type") != "message"]
+
+
+def _searches_of(reply: ModelReply, provider: str, model: str) -> Decimal:
+    """Return what the searches of *reply* cost that no usage reports."""
+    kinds = [part.data for part in reply.content if type(part) is OpaquePart]
+    web = sum(
+        item.get("type") == "web_search_call" and (item.get("action") or {}).get("type") == "search" for item in kinds
+    )
+    files = sum(item.get("type") == "file_search_call" for item in kinds)
+    total: Decimal = WEB_SEARCH.get(provider, Decimal(0)) * web + FILE_SEARCH * files
+    data: Mapping[str, Any] = reply.provider_data or {}
+    grounding = data.get("groundingMetadata")
+    queries = grounding.get("webSearchQueries") if isinstance(grounding, Mapping) else None
+    if queries:
+        newer = not model.partition("/")[2].removeprefix("models/").startswith(("gemini-1", "gemini-2"))
+        total += GOOGLE_QUERY * len(queries) if newer else GOOGLE_PROMPT
+    return total

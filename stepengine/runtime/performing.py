@@ -191,7 +191,7 @@ class Innermost:
             raise ModelError(msg, kind="provider")
         usage, cost = reply.usage, reply.cost
         if cost is None and usage is not None:
-            cost = self._cost(reply.model or model, usage)
+            cost = self._cost_of_reply(model, reply)
         if spent is not None:
             cost = add_cost(cost, self._cost(model, spent) if spent.total_tokens else Decimal(0))
             usage = spent + (usage or Usage(at_least=True))
@@ -199,10 +199,22 @@ class Innermost:
             return reply
         return attrs.evolve(reply, usage=usage, cost=cost)
 
+    def _cost_of_reply(self, model: str, reply: ModelReply) -> Decimal | None:
+        """Return what a reply cost; a gateway's own name that has no price is priced by the name that was asked."""
+        pricing, usage = self._services.pricing, reply.usage or Usage()
+        whole: Callable[[str, ModelReply, datetime], Decimal | None] | None = getattr(pricing, "of_reply", None)
+        if whole is not None:
+            return self._guarded(model, lambda: whole(model, reply, self._tree.now()))
+        cost = self._cost(reply.model or model, usage)
+        return self._cost(model, usage) if cost is None and reply.model is not None else cost
+
     def _cost(self, model: str, usage: Usage) -> Decimal | None:
         pricing = self._services.pricing
+        return None if pricing is None else self._guarded(model, lambda: pricing(model, usage, self._tree.now()))
+
+    def _guarded(self, model: str, price: Callable[[], Decimal | None]) -> Decimal | None:
         try:
-            return None if pricing is None else pricing(model, usage, self._tree.now())
+            return price()
         except Exception as error:  # noqa: BLE001
             LOGGER.warning("the pricing of %r raised, so its cost is unknown", model, exc_info=error)
             return None
@@ -358,7 +370,11 @@ def _because(error: PerformError, cause: BaseException) -> PerformError:
 # --- what model calls need ---------------------------------------------------------------------------------------------
 
 Pricing: TypeAlias = Callable[[str, Usage, datetime], "Decimal | None"]
-"""Returns US dollars for a model string, what was used and when; ``None`` when the price is unknown."""
+"""
+Returns US dollars for a model string, what was used and when; ``None`` when the price is unknown.
+
+A callable that also has a method ``of_reply(model, reply, at)`` is asked that for replies.
+"""
 
 
 class ModelProvider(Protocol):

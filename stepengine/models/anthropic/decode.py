@@ -83,7 +83,11 @@ def _part(block: Mapping[str, Any], provider: str, model: str) -> AssistantPart:
 
 
 def usage_of(raw: Any) -> Usage | None:
-    """Return the API's usage in our buckets (EC76); ``None`` when it does not say."""
+    """
+    Return the API's usage in our buckets (EC76); ``None`` when it does not say.
+
+    What ran beside the message (a compaction, an advisor) stands in ``iterations`` only and is counted, too.
+    """
     if not isinstance(raw, Mapping) or (raw.get("input_tokens") is None and raw.get("output_tokens") is None):
         return None
     figures = [
@@ -95,4 +99,8 @@ def usage_of(raw: Any) -> Usage | None:
     thought = count_of(details.get("thinking_tokens")) if isinstance(details, Mapping) else None
     reasoning = min(output, thought or 0)
     unsure = any(figure is not None and count_of(figure) is None for figure in figures) or None in figures[:2]
-    return Usage(fresh, output - reasoning, read, written, reasoning, at_least=unsure)
+    usage = Usage(fresh, output - reasoning, read, written, reasoning, at_least=unsure)
+    for entry in objects_at(raw, "iterations"):
+        if entry.get("type") != "message":
+            usage += usage_of(entry) or Usage(at_least=True)
+    return usage
