@@ -80,6 +80,7 @@ def w1(bench: Bench, sizes: list[int], verdicts: list[str]) -> None:
         rows,
     )
     judge_steps(measured, max(sizes), verdicts)
+    judge_machine(bench, verdicts)
     if max(sizes) >= LONG:
         growth(bench, verdicts)
 
@@ -95,6 +96,15 @@ def judge_steps(measured: dict[str, dict[int, float]], largest: int, verdicts: l
         verdicts.append(verdict("Q2", "the same, a handler yielding every step", stepping / fast[1_000], 0.35))
     if 10 in ours and 10 in fast:
         verdicts.append(verdict("Q2", "W1 at N=10 against bu-agent-sdk", ours[10] / fast[10], 1.1))
+
+
+def judge_machine(bench: Bench, verdicts: list[str]) -> None:
+    """Measure and judge the machine alone."""
+    whats = {"plain": "a run without a handler", "step": "a handler's STEP", "call": "a handler's ToolCall"}
+    for kind, what in whats.items():
+        got = bench.worker(kind, "machine", 1_000)
+        if got is not None:
+            verdicts.append(verdict("Q2", f"pure machine, us per step, {what}", got["us_per_step"], 12))
 
 
 def growth(bench: Bench, verdicts: list[str]) -> None:

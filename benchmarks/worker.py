@@ -4,7 +4,8 @@ Measures one thing in a fresh process and prints it as one JSON line; ``python -
 KIND ``steps``: CPU microseconds per step of one run of N steps, the best of three after a warm-up, for short runs the median
 of many. KIND ``long``: the same with the collector off, for runs whose histories it would walk again and again. KIND ``runs``:
 CPU seconds of N concurrent runs of 5 steps, and the memory that they leave behind per run. KIND ``children``: CPU
-microseconds of each of N children of one parent.
+microseconds of each of N children of one parent. KIND ``plain``, ``step`` and ``call``: CPU microseconds per step of the
+machine alone; ENGINE is ``machine``.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ def main() -> None:
         measured = per_step(module.run, count)
     elif kind == "children":
         measured = {"us_per_child": asyncio.run(module.children(count)) / count * 1e6}
+    elif kind in ("plain", "step", "call"):
+        measured = {"us_per_step": module.cost(kind, count) / count * 1e6}
     elif kind == "runs":
         measured = concurrent(module.run, count)
     else:

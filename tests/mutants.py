@@ -177,8 +177,8 @@ MUTANTS = (
     Mutant(
         "credits of children are not added",
         "stepengine/machine/state.py",
-        "return self._own_credits + self._children.credits_used",
-        "return self._own_credits",
+        "        self.credits_used = self._own_credits + others.credits_used\n",
+        "        self.credits_used = self._own_credits\n",
         TOOL_CONTEXTS,
     ),
     # --- logs -------------------------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ maker; at every door of the package the constructor stands.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import attrs
 
-__all__ = ("maker_of",)
+__all__ = ("changer_of", "maker_of")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,18 +33,9 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
         TypeError: for a class that has no such maker.
     """
     frozen = cast("type[Any]", cls)
-    # `Generic` has no fields, and from Python 3.12 on no `__slots__` that would say so.
-    classes = [base for base in frozen.__mro__ if base not in {object, Generic}]
-    slots = [slot for base in classes for slot in base.__dict__.get("__slots__", ("__dict__",))]
-    fields = attrs.fields(frozen)
-    if set(slots) != {field.name for field in fields}:
-        msg = f"{frozen.__qualname__} has no quick maker: it needs slots for its fields and for nothing else (weakref_slot=False)"
-        raise TypeError(msg)
-    open_ = {"__slots__": frozen.__slots__, "__init__": object.__init__, "__setattr__": object.__setattr__}
-    twin = type(f"Open{frozen.__name__}", frozen.__bases__, open_)
-    known: dict[str, Any] = {"_twin": twin, "_frozen": frozen}
-    required, optional, lines = [], [], ["    made = _twin()"]
-    for field in fields:
+    known: dict[str, Any] = {"_twin": _twin_of(frozen), "_frozen": frozen}
+    required, optional, lines = [], [], []
+    for field in attrs.fields(frozen):
         default: Any = field.default
         depends = isinstance(default, attrs.Factory) and default.takes_self  # type: ignore[arg-type]
         value = field.alias if field.init else f"_default_{field.name}{'(made)' if depends else ''}"
@@ -56,12 +47,47 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
             required.append(field.alias)
         elif field.init:
             optional.append(f"{field.alias}=_default_{field.name}")
+    made: Callable[P, T] = _compiled([*required, *optional], lines, known)
+    return made
+
+
+def changer_of(cls: type[T], *names: str) -> Callable[..., T]:
+    """
+    Return a function of an instance of a frozen attrs class and of new values of the fields *names*, given by name.
+
+    What it gives is a copy with these values, unconverted and unchecked; every other field is as it was, also where it was made
+    of one that is changed.
+
+    Raises:
+        TypeError: for a class that has no quick maker.
+    """
+    known: dict[str, Any] = {"_twin": _twin_of(cls), "_frozen": cls}
+    fields = [field.name for field in attrs.fields(cls)]  # type: ignore[arg-type]
+    lines = [f"    made.{name} = {name if name in names else f'_of.{name}'}" for name in fields]
+    changed: Callable[..., T] = _compiled(["_of", "*", *names], lines, known)
+    return changed
+
+
+def _twin_of(frozen: type[Any]) -> type[Any]:
+    # `Generic` has no fields, and from Python 3.12 on no `__slots__` that would say so.
+    classes = [base for base in frozen.__mro__ if base not in {object, Generic}]
+    slots = [slot for base in classes for slot in base.__dict__.get("__slots__", ("__dict__",))]
+    fields = attrs.fields(frozen)
+    if set(slots) != {field.name for field in fields}:
+        msg = f"{frozen.__qualname__} has no quick maker: it needs slots for its fields and for nothing else (weakref_slot=False)"
+        raise TypeError(msg)
+    open_ = {"__slots__": frozen.__slots__, "__init__": object.__init__, "__setattr__": object.__setattr__}
+    return type(f"Open{frozen.__name__}", frozen.__bases__, open_)
+
+
+def _compiled(parameters: Sequence[str], lines: Sequence[str], known: dict[str, Any]) -> Any:
+    """Return the function that fills a twin by *lines*."""
     source = [
-        f"def make({', '.join([*required, *optional])}):",
+        f"def make({', '.join(parameters)}):",
+        "    made = _twin()",
         *lines,
         "    made.__class__ = _frozen",
         "    return made",
     ]
     exec("\n".join(source), known)  # noqa: S102 - the source is made of the names of a class's own fields, as attrs does it
-    made: Callable[P, T] = known["make"]
-    return made
+    return known["make"]

@@ -52,6 +52,7 @@ __all__ = (
     "quick_result",
     "quick_text",
     "quick_tool",
+    "quick_user",
     "result_parts",
     "strings",
     "system_reminder",
@@ -409,7 +410,7 @@ def _memo_slot() -> Any:
     return attrs.field(init=False, default=None, eq=False, repr=False)
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class UserMessage:
     """
     What a person, or the engine on a person's behalf, says to the model (requirements B11).
@@ -430,6 +431,9 @@ class UserMessage:
     def text(self) -> str:
         """The text parts joined."""
         return joined_text(self.content)
+
+
+quick_user = maker_of(UserMessage)
 
 
 @attrs.frozen(weakref_slot=False)

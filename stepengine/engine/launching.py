@@ -44,7 +44,7 @@ from stepengine.permissions import PolicyFile
 from stepengine.runtime.asking import Remembered
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.hub import Hub, Watcher
-from stepengine.runtime.tree import RunTree, Services
+from stepengine.runtime.tree import RunTree, Services, lent
 from stepengine.sessions.session import check_id
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class Launcher:
             chosen=self.agent_models or recorded.chosen,
         )
         plan, state = planner.root(request)
-        services = attrs.evolve(
+        services = lent(
             self.services,
             models=models,
             tools=override.over(self.services.tools),

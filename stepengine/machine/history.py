@@ -58,6 +58,7 @@ class History:
 
     __slots__ = (
         "_keeps",
+        "_said",
         "_shown_results",
         "_times",
         "last_word",
@@ -80,6 +81,7 @@ class History:
         self.open_step: tuple[AssistantMessage, tuple[ToolMessage, ...]] | None = None
         self._times = {message.ttl for message in record if message.ttl is not None}
         """The times-to-live that messages may have, so that looking costs nothing while there are none."""
+        self._said: tuple[Transcript, str] | None = None
         self._keeps = keeps
         self._shown_results: dict[str, deque[str]] = {}
         """The calls of ephemeral tools whose results are in the view, oldest first."""
@@ -145,6 +147,11 @@ class History:
         """Return the message of ``end_turn``, else what the last assistant message of this run says that says anything."""
         if self.last_word:
             return self.last_word
+        if self._said is None or self._said[0] is not self.record:
+            self._said = (self.record, self._look_back())
+        return self._said[1]
+
+    def _look_back(self) -> str:
         record, end = self.record, len(self.record)
         while end > self.start:
             # What was said last stands near the end, as a rule; a run of nothing but calls says nothing anywhere.

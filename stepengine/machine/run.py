@@ -15,7 +15,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import Notify
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
-from stepengine.data.messages import UserMessage
+from stepengine.data.messages import TextPart, UserMessage, quick_user
 from stepengine.data.outcomes import Stop
 from stepengine.data.state import AgentState, RunPhase, RunStatus
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError
@@ -137,7 +137,7 @@ def _open(run: RunState) -> None:
     added: list[UserMessage] = []
     content = "\n\n".join([t for t in (plan.prompt, _shown_params(plan)) if t])
     if content:
-        added.append(UserMessage(content, ("USER_PROMPT",)))
+        added.append(quick_user((TextPart(content),), ("USER_PROMPT",)))
     if run.waiting and run.agent.handle_steps is None and run.reopen_step(added):
         # The instructions stand before it; what is said now follows the answer.
         return

@@ -232,8 +232,8 @@ class RunState:
             steps_remaining=self.steps_remaining,
             step_index=self.step_index,
             usage=spent.usage(),
-            cost=spent.cost(),
-            credits_used=spent.credits_used(),
+            cost=spent.cost,
+            credits_used=spent.credits_used,
             context=self._context,
             pending=self.pending,
             next_call=self._next_call,
@@ -759,33 +759,49 @@ def _json_or_what(data: Any) -> Any:
 
 
 class Spent:
-    """Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability I4)."""
+    """
+    Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability I4).
 
-    __slots__ = ("_by_model", "_children", "_own_cost", "_own_credits", "children")
+    Attributes:
+        children: The children, in the order in which they ended.
+        cost: What the run and its children cost in US dollars; ``None`` when a part is unknown.
+        credits_used: The credits that they used.
+    """
+
+    __slots__ = ("_by_model", "_children", "_own_cost", "_own_credits", "_usage", "children", "cost", "credits_used")
 
     def __init__(self) -> None:
         self._by_model: dict[str, _Tally] = {}
         self._own_cost: Decimal | None = ZERO
         self._own_credits: float = 0
+        self._usage: Usage | None = None
+        self.cost: Decimal | None = ZERO
+        self.credits_used: float = 0
         self.children: list[ChildResult[Any]] = []
         self._children = NOTHING
 
     def count(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
         """Add what one attempt of a model call used; *requests* is 1 when it gave a reply, else 0."""
+        self._usage = None
         tally = self._by_model.get(model)
         if tally is None:
             tally = self._by_model[model] = _Tally()
         tally.add(usage, requests, cost)
-        self._own_cost = None if cost is None or self._own_cost is None else self._own_cost + cost
+        own = self._own_cost = None if cost is None or self._own_cost is None else self._own_cost + cost
+        self.cost = add_cost(own, self._children.cost) if self.children else own
 
     def count_credits(self, credits_used: float) -> None:
         """Add credits that a tool reported."""
         self._own_credits += credits_used
+        self.credits_used = self._own_credits + self._children.credits_used
 
     def count_child(self, child: ChildResult[Any]) -> None:
         """Add a child and what it spent."""
         self.children.append(child)
-        self._children = self._children + child.spending
+        others = self._children = self._children + child.spending
+        self._usage = None
+        self.cost = add_cost(self._own_cost, others.cost)
+        self.credits_used = self._own_credits + others.credits_used
 
     def _own_usage(self) -> Usage:
         if len(self._by_model) == 1:
@@ -795,15 +811,10 @@ class Spent:
 
     def usage(self) -> Usage:
         """Return the tokens that the run and its children used."""
-        return self._own_usage() + self._children.usage if self.children else self._own_usage()
-
-    def cost(self) -> Decimal | None:
-        """Return what they cost in US dollars, ``None`` when a part is unknown."""
-        return add_cost(self._own_cost, self._children.cost) if self.children else self._own_cost
-
-    def credits_used(self) -> float:
-        """Return the credits that they used."""
-        return self._own_credits + self._children.credits_used
+        if self._usage is None:
+            own = self._own_usage()
+            self._usage = own + self._children.usage if self.children else own
+        return self._usage
 
     def total(self, agent_id: str) -> Spending:
         """Return everything, by agent and by model; *agent_id* is the run's own agent."""

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Awaitable, Generator
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.effects import AskPerson, CallTool, Effect, Gather, Notify, Spawn
+from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Effect, Gather, Notify, Spawn
 from stepengine.data.outcomes import Gathered, Outcome, Single, Stop, Value
 from stepengine.errors import StepEngineError
 from stepengine.machine.plan import Finished
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ("RunTask", "drive")
 
+BARE = (CallModel, CallTool, CallFunction)
+"""What a bare run hands to the innermost performer at once; children and questions are everybody's business."""
 BREATH = 64
 """After so many effects other tasks get their turn: a scripted run would starve the loop."""
 
@@ -188,10 +190,18 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
             if (run.stopping is not None or run.tree.deadlines) and run.must_stop():
                 outcome = run.refuse(effect)
                 continue
-            if type(effect) is Gather:
-                outcome = await _gather(run, effect)
+            if run.is_bare and type(effect) in BARE and not run.tree.hub.watched:
+                item = Item(run.path, effect, run.plan)
+                run.busy = True
+                try:
+                    outcome = await run.tree.innermost.perform(item, run.tree)
+                    run.notice_cancel()
+                except BaseException as error:  # noqa: BLE001
+                    outcome = _instead(run, item, error, alone=True)
+                finally:
+                    run.busy = False
             else:
-                outcome = await _alone(run, Item(run.path, effect, run.plan))
+                outcome = await _performed(run, effect)
             count += 1
             if count % BREATH == 0:
                 await _breathe(run)
@@ -202,6 +212,10 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
         machine.close()
 
 
+def _performed(run: RunTask, effect: Any) -> Awaitable[Gathered | Single]:
+    return _gather(run, effect) if type(effect) is Gather else _alone(run, Item(run.path, effect, run.plan))
+
+
 async def _alone(run: RunTask, item: Item) -> Single:
     """Perform one effect in the run's own task, and show it; whatever happens is an outcome."""
     tree, kind = run.tree, type(item.effect)
@@ -210,16 +224,12 @@ async def _alone(run: RunTask, item: Item) -> Single:
     outcome: Single
     run.busy = True
     try:
-        if not shows and run.is_bare and kind is not Spawn:
-            outcome = await tree.innermost.perform(item, tree)
-        else:
-            await tree.performer.begin((item,))
-            if shows and began is None:
-                # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
-                began = _show_start(tree, item)
-            outcome = await tree.performer.perform(item, tree)
-        if run.task.cancelling():  # type: ignore[union-attr]
-            run.notice_cancel()
+        await tree.performer.begin((item,))
+        if shows and began is None:
+            # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
+            began = _show_start(tree, item)
+        outcome = await tree.performer.perform(item, tree)
+        run.notice_cancel()
     except BaseException as error:  # noqa: BLE001
         outcome = _instead(run, item, error, alone=True)
     finally:

@@ -407,7 +407,8 @@ class Hub:
             self._pass_on(clean)
         if not self.goes_on:
             self._last = event
-        self._show(event)
+        if self.watched:
+            self._show(event)
         self.end()
 
     def end(self) -> None:
@@ -441,6 +442,8 @@ class Hub:
             for event in self._ring.after(-1 if index is None else index):
                 subscription.put(event)
         elif self._last is not None:
+            if not self._last.epoch:
+                self._stamp(self._last)  # it was not made known yet
             subscription.put(self._last)
         if self._is_over:
             subscription.end()
@@ -469,13 +472,16 @@ class Hub:
             self._subscriptions.remove(subscription)
             self.watched = bool(self._watchers or self._subscriptions) or self._ring is not None
 
-    def _show(self, event: Event) -> None:
+    def _stamp(self, event: Event) -> None:
         # The event was made for this moment and nobody has seen it yet, so it is stamped and not copied.
         stamp = object.__setattr__
         stamp(event, "run_id", self.run_id)
         stamp(event, "epoch", self._epoch or self.epoch)
         stamp(event, "index", self._index)
         self._index += 1
+
+    def _show(self, event: Event) -> None:
+        self._stamp(event)
         if self._ring is not None:
             self._ring.put(event)
         for watcher in self._watchers:

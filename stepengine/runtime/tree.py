@@ -18,6 +18,7 @@ import attrs
 
 from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, PhaseChanged, RunFailed
+from stepengine.data.makers import changer_of
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Failure, Outcome, Stop
 from stepengine.data.questions import AnswerLike, Interactor, Question
@@ -42,7 +43,7 @@ from stepengine.tools.context import Belongings
 if TYPE_CHECKING:
     from stepengine.tools.writes import FileWrite
 
-__all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services")
+__all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services", "lent")
 
 MachineMaker = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
 """Makes the machine of a run; ``stepengine.machine.run_agent`` is one."""
@@ -59,7 +60,7 @@ def _no_window(_: str) -> int | None:
     return None
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class Services:
     """
     What an engine lends to the trees of its runs.
@@ -97,6 +98,10 @@ class Services:
     middlewares: Sequence[Middleware] = ()
     outermost: Sequence[Middleware] = ()
     keep_write: Callable[[str, int, FileWrite], None] | None = None
+
+
+lent = changer_of(Services, "models", "tools", "window", "planner", "remembered", "seed")
+"""What one tree is lent of the services of an engine: these are its own."""
 
 
 class _Wrapping(NamedTuple):

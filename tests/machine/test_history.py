@@ -8,7 +8,7 @@ from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, T
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import TranscriptError
-from stepengine.machine.history import EXPIRED, History, left_by
+from stepengine.machine.history import EXPIRED, LOOKED_AT, History, left_by
 from tests.machine.world import lines
 
 
@@ -89,6 +89,24 @@ def test_the_last_word_holds_until_something_is_said_after_it():
     past.commit(calling("c1"), [result("c1")])
     assert past.last_said() == "bye"
     past.commit(calling("c2", text="more"), [result("c2")])
+    assert past.last_said() == "more"
+
+
+@pytest.mark.parametrize("calls", [0, 1, LOOKED_AT - 1, LOOKED_AT, 3 * LOOKED_AT])
+def test_what_was_said_last_is_found_behind_any_number_of_calls_but_not_before_the_run(calls):
+    past = history(AssistantMessage("before the run"))
+
+    def work(word):
+        for n in range(calls):
+            past.commit(calling(f"{word}{n}"), [result(f"{word}{n}")])
+
+    work("a")
+    assert past.last_said() == ""
+    past.add([AssistantMessage("thinking aloud"), AssistantMessage(" ")])
+    work("b")
+    assert past.last_said() == past.last_said() == "thinking aloud"
+    past.commit(calling("c", text="more"), [result("c")])
+    work("d")
     assert past.last_said() == "more"
 
 

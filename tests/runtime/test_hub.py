@@ -68,6 +68,14 @@ async def test_the_end_is_shown_once_and_to_those_who_come_late():
     assert ["run_finished"] == [e.type for e in late]
 
 
+async def test_an_end_that_nobody_saw_has_one_id_for_all_who_come_late():
+    hub = Hub()
+    hub.finish(the_end())
+    (first,), (second,) = await read(hub.subscribe()), await read(hub.subscribe())
+
+    assert f"{hub.epoch}-0" == first.id == second.id
+
+
 @pytest.mark.spec("requirements:N7", "reliability:GN34")
 async def test_a_slow_subscriber_loses_deltas_first_and_is_told():
     hub = Hub()
