@@ -165,7 +165,7 @@ def _resume(options: Options, answers: Iterable[str], how: GoingOn) -> Exit:
 
 
 def _replay(options: Options, live: Sequence[str], speed: float | None) -> Exit:
-    from stepengine.journal import live_kinds
+    from stepengine.journal.replayer import live_kinds
 
     with _as_usage():
         live_kinds(live)
