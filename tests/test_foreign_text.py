@@ -1108,7 +1108,6 @@ APART: dict[str, str] = {
     "tools/search/ripgrep.py:Ripgrep._events": "lines of ripgrep's, about files of at most 4 MiB; ended with the search",
     "tools/search/ripgrep.py:Ripgrep.problems": "at most 16,000 bytes",
     "tools/search/ripgrep.py:_text": "UTF-8 of a line of ripgrep's",
-    "tools/shell/environment.py:SECRET_NAME": "names of the process's own variables",
     "tools/shell/process.py:Process._told": "lines of the supervisor, a program of this package",
     "tools/typed.py:_validated": "JSON that was just made, of a result that was capped",
     "tools/typed.py:decode_result": "`decode` of a tool",
