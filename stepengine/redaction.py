@@ -32,6 +32,9 @@ __all__ = (
     "GIVEN",
     "KNOWN",
     "MIN_KNOWN",
+    "SECRET_HEADERS",
+    "SECRET_PARAMETERS",
+    "SECRET_REPLY_HEADERS",
     "Field",
     "Header",
     "Keys",
@@ -45,6 +48,8 @@ __all__ = (
     "Trickle",
     "Value",
     "digest_of",
+    "is_secret_header",
+    "is_secret_variable",
     "json_in",
     "known_in",
     "redactor_for",
@@ -53,11 +58,31 @@ __all__ = (
 Redact: TypeAlias = Literal["known", "all", "off"]
 """``"known"`` replaces known values only, ``"all"`` shapes and telling members too, ``"off"`` nothing (replay K13)."""
 
+# --- names of secrets: one list for each kind of place -----------------------------------------------------------------
+
 SECRET_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+"""How variables end whose values are taken out of whatever is written."""
+SECRET_PARTS = frozenset(
+    {"APIKEY", "APIKEYS", "CREDENTIAL", "CREDENTIALS", "KEY", "PASSWD", "PASSWORD", "SECRET", "TOKEN"}
+)
+"""What between underscores makes a variable one that no command is to see: more than those above, since refusing costs little."""
+SECRET_HEADERS = frozenset({"api-key", "authorization", "cookie", "proxy-authorization", "x-api-key", "x-goog-api-key"})
+"""Headers of requests, in lower case."""
+SECRET_HEADER_ENDINGS = ("-key", "-token", "-secret", "-password", "-authorization")
+"""How headers end that a user gives to a provider and that are secret too."""
+SECRET_REPLY_HEADERS = frozenset({"set-cookie", "set-cookie2", "www-authenticate", "authorization", "x-auth-token"})
+"""Headers of replies, in lower case."""
+SECRET_PARAMETERS = (
+    ("key",), ("token",), ("secret",), ("password",), ("passwd",), ("sig",), ("signature",), ("auth",), ("code",),
+    ("api", "key"), ("access", "token"), ("refresh", "token"), ("id", "token"), ("client", "secret"),
+    ("private", "key"), ("access", "key"),
+)  # fmt: skip
+"""Parameters of addresses and forms, as words that one spells together, with ``-``, with ``_`` or in camel case."""
 SECRET_MEMBERS = frozenset({
     "accesstoken", "apikey", "authorization", "clientsecret", "cookie", "idtoken", "passwd", "password", "privatekey",
     "refreshtoken", "secret",
 })  # fmt: skip
+"""Members of JSON objects, in lower case and without ``-`` and ``_``."""
 MIN_KNOWN = 8
 ORDINARY_KEYS = frozenset({
     "dummy-key", "fake-key", "lm-studio", "local-key", "no-key-needed", "not-needed", "not-required", "placeholder",
@@ -300,6 +325,18 @@ NO_RULES = Rules()
 def known_in(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the values of variables that are named like secrets, each with its variable's name (replay K6)."""
     return {v: n for n, v in environment.items() if n.upper().endswith(SECRET_SUFFIXES) and len(v) >= MIN_KNOWN}
+
+
+def is_secret_variable(name: str) -> bool:
+    """Return whether a variable is named like one whose value nobody else should see, in whatever case."""
+    upper = name.upper()
+    return not SECRET_PARTS.isdisjoint(upper.split("_")) or "_API_KEYS_" in f"_{upper}_"
+
+
+def is_secret_header(name: str) -> bool:
+    """Return whether a header that a provider is given is named like a secret, in whatever case."""
+    low = name.lower()
+    return low in SECRET_HEADERS or low.endswith(SECRET_HEADER_ENDINGS)
 
 
 def forms_of(value: str) -> Iterator[str]:

@@ -40,8 +40,7 @@ from stepengine.data.visible import visible
 from stepengine.data.wire import from_dicts
 from stepengine.engine import load_agent
 from stepengine.errors import DefinitionError, StepEngineError
-from stepengine.journal.lines import Line, Source, glimpsed, members_of
-from stepengine.journal.reading import read_lines, strict_members
+from stepengine.journal.reading import Line, Source, glimpsed, members_of, read_lines, strict_members
 from stepengine.journal.records import check_place, checked
 from stepengine.journal.scanning import scan
 from stepengine.journal.show import clean_tree
@@ -826,10 +825,10 @@ PLACES = (
         lambda line: (members_of(line, "x"), strict_members(line, "x")),
         JSON_SHAPES,
         (
-            "journal/lines.py:members_of",
-            "journal/lines.py:_decoded",
-            "journal/lines.py:SURROGATE",
-            "journal/lines.py:_DECODER",
+            "journal/reading.py:members_of",
+            "journal/reading.py:_decoded",
+            "journal/reading.py:SURROGATE",
+            "journal/reading.py:_DECODER",
             "journal/reading.py:strict_members",
         ),
     ),
@@ -843,11 +842,11 @@ PLACES = (
             ofb(',"crc":"0'),
         ),
         (
-            "journal/lines.py:INTENT_FORM",
-            "journal/lines.py:RESULT_FORM",
-            "journal/lines.py:GATHER_FORM",
-            "journal/lines.py:glimpsed",
-            "journal/lines.py:_shared",
+            "journal/reading.py:INTENT_FORM",
+            "journal/reading.py:RESULT_FORM",
+            "journal/reading.py:GATHER_FORM",
+            "journal/reading.py:glimpsed",
+            "journal/reading.py:_shared",
             "journal/records.py:TAIL_FORM",
         ),
     ),
@@ -1074,7 +1073,7 @@ APART: dict[str, str] = {
     "journal/encoding.py:Encoder._all_members": "JSON that was just made",
     "journal/places.py:_owner": "the kernel's list of locks",
     "journal/mend.py:_parsed": "UTF-8 of a line that was read already",
-    "journal/session.py:Session.writes_of": "Latin-1 of at most 4 MiB, for the redactor's search, which takes linear time",
+    "journal/journaled_run.py:JournaledRun.writes_of": "Latin-1 of at most 4 MiB, for the redactor's search, which takes linear time",
     "journal/sqlite.py:RUN_ID": "at most 64 characters",
     "models/_reading.py:Exchange.json": "at most 200 bytes",
     "models/_wire.py:base64_of": "base64 that was just made",
@@ -1120,7 +1119,6 @@ APART: dict[str, str] = {
     "tools/search/ripgrep.py:Ripgrep._events": "lines of ripgrep's, about files of at most 4 MiB; ended with the search",
     "tools/search/ripgrep.py:Ripgrep.problems": "at most 16,000 bytes",
     "tools/search/ripgrep.py:_text": "UTF-8 of a line of ripgrep's",
-    "tools/shell/environment.py:SECRET_NAME": "names of the process's own variables",
     "tools/shell/process.py:Process._told": "lines of the supervisor, a program of this package",
     "tools/typed.py:_validated": "JSON that was just made, of a result that was capped",
     "tools/typed.py:decode_result": "`decode` of a tool",

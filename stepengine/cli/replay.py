@@ -72,7 +72,7 @@ def replay_command(options: Options, live: Sequence[str] = (), speed: float | No
 
 
 def _replay(options: Options, live: Sequence[str], speed: float | None) -> Exit:
-    from stepengine.journal import live_kinds
+    from stepengine.journal.replayer import live_kinds
 
     with as_usage():
         live_kinds(live)

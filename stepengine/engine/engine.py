@@ -64,7 +64,8 @@ from stepengine.tools.context import ResourceMap, Workspace
 from stepengine.tools.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from stepengine.journal import JournalLike, Session
+    from stepengine.journal import JournalLike
+    from stepengine.journal.journaled_run import JournaledRun
 
 __all__ = ("Engine",)
 
@@ -348,11 +349,11 @@ class Engine:
             MissingKey: when the run goes on and there is no key for its model.
             ReplayDivergence: when the handler does something else than is recorded.
         """
-        from stepengine import journal as journals
+        from stepengine.journal import runs
 
         asked = given("resume", ResumeOptions, options)
         launch = partial(self._launch, agent=asked.pop("agent", None), limits=asked.pop("limits", None))
-        return await journals.resume(journal, launch, **asked)
+        return await runs.resume(journal, launch, **asked)
 
     async def replay(self, journal: JournalLike, **options: Unpack[ReplayOptions]) -> RunResult[Any]:
         """
@@ -371,10 +372,10 @@ class Engine:
             JournalError: when the journal is damaged, of a newer version, or holds no run.
             ReplayDivergence: at the first effect that is not what was recorded; it names step, file, line and fields.
         """
-        from stepengine import journal as journals
+        from stepengine.journal import runs
 
         asked = given("replay", ReplayOptions, options)
-        return await journals.replay(journal, partial(self._launch, agent=asked.pop("agent", None)), **asked)
+        return await runs.replay(journal, partial(self._launch, agent=asked.pop("agent", None)), **asked)
 
     async def extend(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult[Any]:
         """
@@ -393,11 +394,11 @@ class Engine:
                 that changed the world would be repeated.
             MissingKey: when there is no key for the model.
         """
-        from stepengine import journal as journals
+        from stepengine.journal import runs
 
         asked = given("extend", ExtendOptions, options)
         launch = partial(self._launch, agent=asked.pop("agent", None), limits=asked.pop("limits", None))
-        return await journals.extend(journal, launch, **asked)
+        return await runs.extend(journal, launch, **asked)
 
     def extend_sync(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult[Any]:
         """Do what ``extend`` does for synchronous code."""
@@ -418,12 +419,12 @@ class Engine:
                 changed the world would be repeated.
             ReplayDivergence: when the kept part does not fit the code.
         """
-        from stepengine import journal as journals
+        from stepengine.journal import as_journal, runs
 
         asked = given("fork", ForkOptions, options)
-        source = journals.as_journal(journal)
+        source = as_journal(journal)
         other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
-        return await journals.fork(source, partial(self._launch, **other, forked=source), at=at, **asked)
+        return await runs.fork(source, partial(self._launch, **other, forked=source), at=at, **asked)
 
     async def start_resume(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunHandle[Any]:
         """
@@ -431,24 +432,24 @@ class Engine:
 
         What is recorded shows no events. A divergence is raised by ``handle.result()``.
         """
-        from stepengine import journal as journals
+        from stepengine.journal import runs
 
         asked = given("resume", ResumeOptions, options)
         other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
         launch = BackgroundLaunch(self._launcher, other, raises=asked.get("on_divergence", "raise") == "raise")
-        return await launch.handle(journals.resume(journal, launch, **asked))
+        return await launch.handle(runs.resume(journal, launch, **asked))
 
     async def start_fork(
         self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]
     ) -> RunHandle[Any]:
         """Go on from the middle of a recorded run in the background; arguments and errors are those of ``fork``."""
-        from stepengine import journal as journals
+        from stepengine.journal import as_journal, runs
 
         asked = given("fork", ForkOptions, options)
-        source = journals.as_journal(journal)
+        source = as_journal(journal)
         other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
         launch = BackgroundLaunch(self._launcher, {**other, "forked": source}, raises=True)
-        return await launch.handle(journals.fork(source, launch, at=at, **asked))
+        return await launch.handle(runs.fork(source, launch, at=at, **asked))
 
     def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult[Any]:
         """Do what ``resume`` does for synchronous code."""
@@ -462,7 +463,7 @@ class Engine:
         """Do what ``fork`` does for synchronous code."""
         return self._loop_thread.run(lambda: self.fork(journal, at=at, **options))
 
-    async def _launch(self, session: Session, **changes: Any) -> RunResult[Any]:
+    async def _launch(self, session: JournaledRun, **changes: Any) -> RunResult[Any]:
         """Run the session of a recorded run to its end; *changes* are those of ``Launcher.again``."""
         return await self._launcher.again(session, **changes)()
 

@@ -19,7 +19,7 @@ from stepengine.runtime.handle import RunHandle, Turns
 
 if TYPE_CHECKING:
     from stepengine.engine.launching import Launcher
-    from stepengine.journal import Session
+    from stepengine.journal.journaled_run import JournaledRun
 
 __all__ = ("BackgroundLaunch", "end", "in_background", "named", "need_loop")
 
@@ -48,7 +48,7 @@ class BackgroundLaunch:
         self._raises = raises
         self._started: asyncio.Future[RunHandle[Any]] = asyncio.get_running_loop().create_future()
 
-    async def __call__(self, session: Session) -> RunResult[Any]:
+    async def __call__(self, session: JournaledRun) -> RunResult[Any]:
         """Run the session in the background, to its end."""
         live = self._launcher.again(session, **self._options)
         session.raises = self._raises

@@ -48,7 +48,8 @@ from stepengine.runtime.tree import RunTree, Services, lent
 from stepengine.sessions.session import check_id
 
 if TYPE_CHECKING:
-    from stepengine.journal import Journal, JournalLike, Session
+    from stepengine.journal import Journal, JournalLike
+    from stepengine.journal.journaled_run import JournaledRun
 
 __all__ = ("Launcher", "StepRun")
 
@@ -148,7 +149,7 @@ class Launcher:
         request = reopening(request)
         if journal is None:
             return self.ready(request, into=into)
-        from stepengine.journal import begin
+        from stepengine.journal.runs import begin
 
         session = begin(journal, answers)
         if session.past is None:
@@ -159,7 +160,7 @@ class Launcher:
 
     def again(
         self,
-        session: Session,
+        session: JournaledRun,
         into: EngineRun | None = None,
         *,
         agent: AgentLike | None = None,
@@ -188,7 +189,7 @@ class Launcher:
 
     def ready_with(
         self,
-        session: Session,
+        session: JournaledRun,
         request: Request,
         recorded: RecordedModels = NOTHING_RECORDED,
         into: EngineRun | None = None,
@@ -397,7 +398,7 @@ class StepRun:
         self._step = yield STEP
 
 
-def _at_least_spent(limits: Limits, session: Session) -> Limits:
+def _at_least_spent(limits: Limits, session: JournaledRun) -> Limits:
     """Return *limits* with room for what is recorded: new ones hold for what is live, spent is spent (reliability JR29)."""
     assert session.past is not None  # noqa: S101 - only recorded runs are started again
     own = [i for (path, seq), i in session.past.history.intents.items() if not path and seq >= 0]
@@ -407,7 +408,7 @@ def _at_least_spent(limits: Limits, session: Session) -> Limits:
     return attrs.evolve(limits, **{n: max(v, spent[n]) for n, v in given.items() if v is not None})
 
 
-def _recorded_models(session: Session, forked: Journal | None) -> RecordedModels:
+def _recorded_models(session: JournaledRun, forked: Journal | None) -> RecordedModels:
     """Return what the journal of *session* tells of models, or the one that it was forked from."""
     assert session.past is not None  # noqa: S101 - only recorded runs are started again
     history = session.past.history if forked is None else forked.history()
@@ -418,8 +419,6 @@ def _recorded_models(session: Session, forked: Journal | None) -> RecordedModels
     root = history.root.get("model") or next((model for model, path in models.items() if not path), None)
     if root is not None:
         models.setdefault(root, "")
-    is_whole = (session.mode == "replay" and not session.past.is_loose) or (
-        session.mode == "resume" and session.past.history.is_complete
-    )
+    is_whole = session.mode.is_closed(session.past.history) and not session.past.leeway.is_loose
     chosen = history.root.get("models") or {}
     return RecordedModels(frozenset([*models, *chosen.values()]), root, chosen, is_whole)

@@ -23,7 +23,7 @@ from stepengine.runtime.tree import MachineMaker, RunTree
 
 if TYPE_CHECKING:
     from stepengine.engine.session_turns import Turn
-    from stepengine.journal import Session
+    from stepengine.journal.journaled_run import JournaledRun
 
 __all__ = ("EngineRun", "failing", "streamed", "unbegun", "until_ended", "warn_of")
 
@@ -49,7 +49,7 @@ class EngineRun:
 
     def __init__(self, tree: RunTree, active: set[EngineRun]) -> None:
         self.tree = tree
-        self.session: Session | None = None
+        self.session: JournaledRun | None = None
         self.turn: Turn | None = None
         self.handle: RunHandle[Any] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None

@@ -45,8 +45,8 @@ from stepengine.sessions.around import AnyStore, left
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal, JournalLike
-    from stepengine.journal import Session as Recording
     from stepengine.journal.history import History
+    from stepengine.journal.journaled_run import JournaledRun
 
 __all__ = ("Sessions", "Turn")
 
@@ -382,9 +382,9 @@ class Turn:
             return given or {}
         return {self._waiting[0].id: said}
 
-    def _answered(self) -> Recording | None:
+    def _answered(self) -> JournaledRun | None:
         """Return the record of the run that waits, to go on from there with the answer; ``None`` where there is none."""
-        from stepengine.journal import Session as Recording
+        from stepengine.journal.journaled_run import JournaledRun
 
         name, state = self._before.journal, self._before.state
         if name is None or state is None or self._journals is None or not self._waiting:
@@ -401,12 +401,12 @@ class Turn:
             )
             raise SessionError(msg)
         asked = self._request.on_divergence
-        recording = Recording.resume(journal, self._answers(), keep=asked == "keep")
+        recording = JournaledRun.resume(journal, self._answers(), keep=asked == "keep")
         recording.raises = asked != "stop"
         self._name = name
         return recording
 
-    def _agent(self, recording: Recording) -> AgentDefinition[Any] | None:
+    def _agent(self, recording: JournaledRun) -> AgentDefinition[Any] | None:
         """Return the definition of a recorded run's agent where the caller gave it; else the engine knows it by its id."""
         own, opening = self._request.agent.definition, recording.opening
         return own if opening is not None and opening.agent_id == own.id else None
@@ -478,10 +478,10 @@ class Turn:
         ]
 
     async def _save_again(self, name: str) -> None:
-        from stepengine.journal import Session as Recording
+        from stepengine.journal.journaled_run import JournaledRun
 
         assert self._journals is not None  # noqa: S101
-        recording = Recording.resume(self._journals.journal(name))
+        recording = JournaledRun.resume(self._journals.journal(name))
         opening = recording.opening
         if opening is None or (name != self._before.journal and not self._follows(opening.previous)):
             recording.close()

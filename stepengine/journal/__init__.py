@@ -1,8 +1,11 @@
 """
 Recording, resuming, replaying, forking and comparing runs.
 
-What lives here: the journal's stores (memory, file, SQLite), its records and their codec, sessions that record, resume and
-replay, and what compares, checks, cleans and mends journals. Sessions wrap the performer from outside.
+What lives here: the journal's stores (memory, file, SQLite), its records and their codec, the runs that are recorded,
+resumed and replayed, and what compares, checks, cleans and mends journals. They wrap the performer from outside.
+
+What users need is exported here: the stores, what is done with journals, and the rules about secrets. An engine and the
+test kit open runs with ``runs`` and ``journaled_run``.
 
 What must not: anything that the driver would have to know. The floors below have never heard of journals.
 """
@@ -10,12 +13,10 @@ What must not: anything that the driver would have to know. The floors below hav
 from stepengine.journal.comparing import Difference, diff
 from stepengine.journal.files import FileJournal
 from stepengine.journal.finding import JournalLike, as_journal
-from stepengine.journal.forks import branch
 from stepengine.journal.mend import Edit, Report, Sealed, check, repair, scrub, sealed
-from stepengine.journal.replayer import live_kinds
-from stepengine.journal.runs import Deciding, Launch, OnDivergence, begin, extend, fork, record, replay, resume
+from stepengine.journal.questions import InDoubt
+from stepengine.journal.runs import OnDivergence
 from stepengine.journal.scanning import Leak, scan
-from stepengine.journal.session import InDoubt, Session
 from stepengine.journal.show import machine_data
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.store import Journal, MemoryJournal
@@ -23,7 +24,6 @@ from stepengine.journal.undoing import Undone, undo
 from stepengine.redaction import Field, Header, Pattern, Redactor, SecretFound, Value
 
 __all__ = (
-    "Deciding",
     "Difference",
     "Edit",
     "Field",
@@ -32,7 +32,6 @@ __all__ = (
     "InDoubt",
     "Journal",
     "JournalLike",
-    "Launch",
     "Leak",
     "MemoryJournal",
     "OnDivergence",
@@ -41,23 +40,14 @@ __all__ = (
     "Report",
     "Sealed",
     "SecretFound",
-    "Session",
     "SqliteJournal",
     "Undone",
     "Value",
     "as_journal",
-    "begin",
-    "branch",
     "check",
     "diff",
-    "extend",
-    "fork",
-    "live_kinds",
     "machine_data",
-    "record",
     "repair",
-    "replay",
-    "resume",
     "scan",
     "scrub",
     "sealed",

@@ -17,7 +17,6 @@ from typing import Any, Literal, get_args
 from stepengine.errors import JournalError
 from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
-from stepengine.journal.linewriter import LineWriter
 from stepengine.journal.places import (
     Reserve,
     check_place,
@@ -33,7 +32,7 @@ from stepengine.journal.places import (
 )
 from stepengine.journal.reading import Reading, read_file
 from stepengine.journal.records import Record
-from stepengine.journal.store import Journal, Writer
+from stepengine.journal.store import Journal, LineWriter, Writer
 
 __all__ = ("FileJournal", "Sync")
 

@@ -18,8 +18,7 @@ from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.fingerprints import Fingerprints, fingerprint
 from stepengine.journal.history import History
-from stepengine.journal.lines import members_of
-from stepengine.journal.reading import Reading, read_lines, strict_members
+from stepengine.journal.reading import Reading, members_of, read_lines, strict_members
 from stepengine.journal.records import (
     TAIL,
     TAIL_FORM,

@@ -1,22 +1,248 @@
 """
-Bytes to records: lines, checksums, the torn tail (replay J1, J9, J30, J34, reliability JR01-JR06, JR18).
+Bytes to records: lines, checksums, the torn tail (replay J1, J9, J30, J34, J40, reliability JR01-JR06, JR18, JR38).
+
+Opening a journal reads its lines once for their checksums, and of an intent or a result no more than its address and what
+else is in front; such a record stays where it stands until somebody needs it. So a replay never parses the effects that it
+compares, and a long journal costs its index, not its text.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import weakref
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from stepengine.errors import JournalCorrupt, JournalError
-from stepengine.journal.lines import FileSource, Line, Source, glimpsed, members_of
+from stepengine.journal.encoding import unpacked
 from stepengine.journal.places import opened
-from stepengine.journal.records import UNREADABLE, Head, Record, checked, file_of, record_of, to_text
+from stepengine.journal.records import (
+    TAIL,
+    UNREADABLE,
+    Head,
+    Intent,
+    Record,
+    Result,
+    checked,
+    file_of,
+    record_of,
+    to_text,
+)
 
-__all__ = ("Reading", "read_file", "read_lines", "strict_members")
+__all__ = (
+    "FileSource",
+    "Line",
+    "Reading",
+    "Source",
+    "glimpsed",
+    "members_of",
+    "read_file",
+    "read_lines",
+    "strict_members",
+)
+
+# How we write intents and results: enough of a line to find it again without reading it whole.
+INTENT_FORM = re.compile(
+    rb'\{"kind":"intent","path":"((?:[0-9]{1,9}(?:\.[0-9]{1,9})*)?)","seq":(-1|[0-9]{1,9}),"fp":"([0-9a-f]{32})","effect":\{"type":"([A-Za-z]+)"'
+    rb'(?:(?:,"purpose":"[a-z_]+","request":\{"model"|,"tool_name"):"([ !#-\[\]-~]*)")?'
+)
+RESULT_FORM = re.compile(
+    rb'\{"kind":"result","path":"((?:[0-9]{1,9}(?:\.[0-9]{1,9})*)?)","seq":(-1|[0-9]{1,9}),"at":([0-9]{1,13}),"(attempts|writes|value|error)":'
+)
+GATHER_FORM = re.compile(rb'\},"gather":([0-9]{1,9}),"crc":"[0-9a-f]{8}"\}\Z')
+GATHER_TAIL = 40
+AHEAD = 256 * 1024
+PLAIN_RESULT = {"kind", "path", "seq", "at", "value", "crc"}
+MAX_TIME = 10**13
+# We never write it, but a line that was edited and sealed may hold it.
+ESCAPED_DOLLAR = rb"\u0024"
+
+
+def _no_number(name: str) -> Any:
+    msg = f"{name} is no number of JSON"
+    raise ValueError(msg)
+
+
+# Half a pair of surrogates is no text: nobody could write it down again. We never write the escape.
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_DECODER: Any = json.JSONDecoder(parse_constant=_no_number)
+
+
+class Source:
+    """
+    The bytes of a journal in memory.
+
+    Args:
+        data: All of them.
+        name: The journal's name, for errors.
+    """
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self._data = data
+        self.name = name
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the bytes from *start* to *end*."""
+        return self._data[start:end]
+
+
+class FileSource(Source):
+    """
+    The bytes of a journal in a file, which stay there.
+
+    Args:
+        descriptor: The open file; it is closed with this.
+        name: The journal's name, for errors.
+    """
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        super().__init__(b"", name)
+        self._descriptor = descriptor
+        self._window = (0, b"")
+        weakref.finalize(self, os.close, descriptor)
+
+    def read(self, start: int, end: int) -> bytes:
+        """
+        Return the bytes from *start* to *end*.
+
+        Who repeats a run reads on from there, so more is read than was asked for, and kept until it does not serve.
+
+        Raises:
+            JournalCorrupt: when they are not there any more.
+        """
+        begin, window = self._window
+        if start < begin or end > begin + len(window):
+            begin, window = self._window = start, os.pread(self._descriptor, max(end - start, AHEAD), start)
+        data = window[start - begin : end - begin]
+        if len(data) != end - start:
+            msg = f"{self.name} was cut off at byte {start + len(data)} while it was read"
+            raise JournalCorrupt(msg)
+        return data
+
+
+class Line:
+    """
+    Where a record stands; it is read when somebody needs it.
+
+    Args:
+        source: The journal's bytes.
+        start: Where the line begins.
+        end: Where it ends, without its newline.
+        number: Its number in the journal, from 1.
+    """
+
+    __slots__ = ("_end", "_number", "_source", "_start")
+
+    def __init__(self, source: Source, start: int, end: int, number: int) -> None:
+        self._source = source
+        self._number = number
+        self._start = start
+        self._end = end
+
+    def members(self) -> Mapping[str, Any]:
+        """
+        Return what stands in the line.
+
+        Raises:
+            JournalCorrupt: when that is no record.
+        """
+        return self._parsed(self._source.read(self._start, self._end))
+
+    def filled(self, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """
+        Return what stands in the line with its blobs put in; most lines have none.
+
+        Raises:
+            JournalCorrupt: when that is no record.
+            KeyError: when a blob is missing.
+        """
+        line = self._source.read(self._start, self._end)
+        members = self._parsed(line)
+        return unpacked(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
+
+    def __str__(self) -> str:
+        return f"record {self._number} (byte {self._start}) of {self._source.name}"
+
+    def _parsed(self, line: bytes) -> Mapping[str, Any]:
+        members = members_of(line, self)
+        if not _is_plain(members):
+            record_of(members, self)
+        return members
+
+
+def _is_plain(members: Mapping[str, Any]) -> bool:
+    """Return whether members are those of nearly every result, which need no closer look: only time and value are used."""
+    at = members.get("at")
+    return members.keys() == PLAIN_RESULT and members["kind"] == "result" and type(at) is int and 0 <= at <= MAX_TIME
+
+
+def members_of(line: bytes, where: object) -> Mapping[str, Any]:
+    """
+    Return the members of a line; *where* is the text, or has the text, that an error begins with.
+
+    Raises:
+        JournalCorrupt: when it is no JSON object.
+    """
+    try:
+        # What begins like this is UTF-8, and need not be looked at to find that out.
+        is_ours = line.startswith(b'{"')
+        members = _decoded(line.decode()) if is_ours else json.loads(line, parse_constant=_no_number)
+        if b"\\u" in line and SURROGATE.search(line):
+            to_text(members).encode()
+    except (ValueError, RecursionError) as error:
+        msg = f"{where} is not JSON: {error}"
+        raise JournalCorrupt(msg) from error
+    if not isinstance(members, dict):
+        msg = f"{where} is no JSON object"
+        raise JournalCorrupt(msg)
+    return members
+
+
+def _decoded(text: str) -> Any:
+    """Return what JSON text without spaces around it says; ``decode`` would look for these, which takes its time."""
+    try:
+        value, end = _DECODER.scan_once(text, 0)
+    except StopIteration:
+        value, end = None, -1
+    return value if end == len(text) else _DECODER.decode(text)
+
+
+def glimpsed(line: bytes, place: Line) -> Intent | Result | None:
+    """
+    Return the record of a line that looks as we write intents and results, without reading it whole.
+
+    ``None`` for any other line, which has to be read.
+    """
+    found = INTENT_FORM.match(line)
+    if found is not None:
+        gather = GATHER_FORM.search(line, len(line) - GATHER_TAIL - TAIL) if b',"gather":' in line else None
+        if gather is None and line[-TAIL - 1 : -TAIL] != b"}":
+            return None
+        path, seq, fp, kind, subject = found.groups()
+        together = None if gather is None else int(gather[1])
+        named = None if subject is None else _shared(subject)
+        return Intent(_shared(path), int(seq), None, fp.decode(), together, place, _shared(kind), named)
+    found = RESULT_FORM.match(line)
+    if found is None:
+        return None
+    path, seq, at, first = found.groups()
+    attempts = None if first == b"attempts" else ()
+    writes = None if first in (b"attempts", b"writes") else ()  # they stand after the attempts
+    return Result(_shared(path), int(seq), int(at), None, attempts, place, writes)
+
+
+@lru_cache(maxsize=1024)
+def _shared(text: bytes) -> str:
+    """Return a path or a name as text, many records sharing one."""
+    return text.decode()
+
+
+# --- a whole journal --------------------------------------------------------------------------------------------------
 
 MAX_HELD = 4 * 1024 * 1024
 

@@ -31,7 +31,7 @@ from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import IO, Item, Performer
 
 if TYPE_CHECKING:
-    from stepengine.journal.session import Session
+    from stepengine.journal.journaled_run import JournaledRun
 
 __all__ = (
     "Pace",
@@ -136,13 +136,13 @@ class Recorder:
 
     Args:
         inner: What performs live.
-        session: The run tree's session.
+        run: The run, with its journal.
     """
 
-    def __init__(self, inner: Performer, session: Session) -> None:
+    def __init__(self, inner: Performer, run: JournaledRun) -> None:
         self._inner = inner
-        self._session = session
-        self._replayer = session.replayer
+        self._run = run
+        self._replayer = run.replayer
         self._next: dict[str, int] = {}
         self._has_begun = False
 
@@ -154,9 +154,9 @@ class Recorder:
             ReplayDivergence: when one is not what was recorded at its address.
             JournalWriteFailed: when an intent cannot be written; then nothing of the batch happens.
         """
-        session, replayer = self._session, self._replayer
-        if session.fatal is not None:
-            raise session.fatal
+        run, replayer = self._run, self._replayer
+        if run.fatal is not None:
+            raise run.fatal
         lasts = False
         fresh: list[Item] = []
         for item in batch:
@@ -170,7 +170,7 @@ class Recorder:
                 lasts = lasts or must_last(item)
         if fresh and not self._has_begun:
             self._has_begun = lasts = True
-        waiting = self._lasting() if lasts and session.waits else None
+        waiting = self._lasting() if lasts and run.waits else None
         return self._inner.begin(fresh) if waiting is None else self._begin_after(waiting, fresh)
 
     def _lasting(self) -> asyncio.Future[None] | None:
@@ -181,36 +181,36 @@ class Recorder:
         The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed.
         """
         try:
-            return self._session.durable()
+            return self._run.durable()
         except StepEngineError as error:
-            raise self._session.fail(error) from error.__cause__
+            raise self._run.fail(error) from error.__cause__
 
     async def _begin_after(self, waiting: asyncio.Future[None], batch: Sequence[Item]) -> None:
         try:
             await waiting
         except StepEngineError as error:
-            raise self._session.fail(error) from error.__cause__
+            raise self._run.fail(error) from error.__cause__
         await self._inner.begin(batch)
 
     def _note(self, intent: Intent) -> None:
         """Write an intent; numbers that the machine gave to effects which it then did not ask for are told."""
         path, seq = intent.path, intent.seq
         if seq != self._next.get(path, 0):
-            self._append(Input(path, seq, self._session.timing.last, {"type": "Gap"}))
+            self._append(Input(path, seq, self._run.timing.last, {"type": "Gap"}))
         self._next[path] = seq + 1
         self._append(intent)
 
     def _append(self, record: Intent | Input) -> None:
         try:
-            self._session.append(record)
+            self._run.append(record)
         except StepEngineError as error:
-            raise self._session.fail(error) from error.__cause__
+            raise self._run.fail(error) from error.__cause__
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Answer an effect from the record, or perform and record it."""
-        session, replayer = self._session, self._replayer
-        if session.fatal is not None:
-            return self._stopped(session.fatal)
+        run, replayer = self._run, self._replayer
+        if run.fatal is not None:
+            return self._stopped(run.fatal)
         if type(item.effect) is Spawn:
             return self._spawn(item, io)
         if replayer is not None:
@@ -227,12 +227,12 @@ class Recorder:
     # --- from the record ----------------------------------------------------------------------------------------------
 
     async def _stopped(self, error: StepEngineError) -> Single:
-        return Stop("diverged", self._session.timing.last, error)
+        return Stop("diverged", self._run.timing.last, error)
 
     async def _answered(self, known: Result, item: Item) -> Single:
         assert self._replayer is not None  # noqa: S101 - it found the result
-        if self._session.pace is not None:
-            await self._session.pace.reach(known.at)
+        if self._run.pace is not None:
+            await self._run.pace.reach(known.at)
         return self._replayer.answer(known, item)
 
     async def _again(self, known: Result, item: Item, io: IO) -> Single:
@@ -249,7 +249,7 @@ class Recorder:
 
     async def _spawn(self, item: Item, io: IO) -> Single:
         """Run a child over its own records; what its parent's record says of it is a check (design 10)."""
-        session, replayer = self._session, self._replayer
+        run, replayer = self._run, self._replayer
         address = (item.path, item.effect.seq)
         refused = replayer.refused_child(address, item) if replayer is not None else None
         if refused is not None:
@@ -257,8 +257,8 @@ class Recorder:
         begun = replayer is not None and replayer.has_begun(address)
         outcome = await self._inner.perform(item._replace(has_begun=True) if begun else item, io)
         child = _child(outcome)
-        if session.fatal is not None:
-            return Stop("diverged", session.timing.last, session.fatal, child=child)
+        if run.fatal is not None:
+            return Stop("diverged", run.timing.last, run.fatal, child=child)
         known = replayer.result(address) if replayer is not None else None
         confirmed = replayer.confirm(known, outcome, item) if replayer is not None and known is not None else None
         if confirmed is not None:
@@ -275,8 +275,8 @@ class Recorder:
         if is_repeatable(item):
             lost = {"error": bare(UnknownOutcome("the process ended before the reply was recorded"))}
             return await self._live(item, io, [lost] if type(item.effect) is CallModel else [], again=True)
-        session = self._session
-        decided = decision_about(item, session.in_doubt, session.decisions, 0)
+        run = self._run
+        decided = decision_about(item, run.in_doubt, run.decisions, 0)
         if decided is None:
             return await self._live(item, io, [], again=True)
         return await self._kept(item, decided, [])
@@ -288,22 +288,22 @@ class Recorder:
 
     async def _kept(self, item: Item, outcome: Single, attempts: Sequence[Any], *, again: bool = False) -> Single:
         """Return an outcome that is durable; several that finish together share one commit."""
-        session, path, seq = self._session, item.path, item.effect.seq
-        at = session.timing.of(path, seq, outcome.at)
-        session.timing.came_by(at)
-        writes = session.writes_of(item, again=again) if session.has_writes else ()
+        run, path, seq = self._run, item.path, item.effect.seq
+        at = run.timing.of(path, seq, outcome.at)
+        run.timing.came_by(at)
+        writes = run.writes_of(item, again=again) if run.has_writes else ()
         if type(outcome) is Stop:
             self._keep_answers(item, outcome, at)
             return attrs.evolve(outcome, at=at)
         settled = self._settled(item, cast("Value | Failure", outcome), at)
         try:
-            session.append(Result(path, seq, at, settled, tuple(attempts), writes=writes))
-            if session.waits:
-                waiting = session.durable()
+            run.append(Result(path, seq, at, settled, tuple(attempts), writes=writes))
+            if run.waits:
+                waiting = run.durable()
                 if waiting is not None:
                     await _to_the_end(waiting)
         except StepEngineError as error:
-            raise session.fail(_with_outcome(error, item, settled)) from error.__cause__
+            raise run.fail(_with_outcome(error, item, settled)) from error.__cause__
         return settled
 
     def _settled(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
@@ -314,7 +314,7 @@ class Recorder:
             outcome = Failure(storable(outcome.error), at, outcome.inputs)
         else:
             outcome = Value(cast("Value", outcome).value, at, outcome.inputs)
-        redactor = self._session.source.redactor
+        redactor = self._run.source.redactor
         if not redactor.shapes or type(item.effect) is Spawn:
             return outcome
         members = outcome_members(outcome)
@@ -323,13 +323,13 @@ class Recorder:
 
     def _keep_answers(self, item: Item, stop: Stop, at: int) -> None:
         """Keep what was answered while other questions of the same effect stay open: no answer is lost."""
-        session = self._session
+        run = self._run
         effect = item.effect
         if type(effect) is not AskPerson or stop.kind != "suspended":
             return
         waiting = {question.id for question in stop.questions}
         for question in effect.questions:
-            given = session.answers.get(question.id, session.answers.get(question.text))
+            given = run.answers.get(question.id, run.answers.get(question.text))
             if question.id not in waiting and given is not None:
                 said = {"question_id": question.id, "answer": bare(answered(given, question))}
                 self._append(Input(item.path, effect.seq, at, {"type": "Answered", **said}))

@@ -28,7 +28,7 @@ from stepengine.data.state import AgentState, ChildResult
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 
 if TYPE_CHECKING:
-    from stepengine.journal.lines import Line
+    from stepengine.journal.reading import Line
 
 __all__ = (
     "EFFECTS",

@@ -8,13 +8,14 @@ Spawn that leads to ``p`` and everything after it. What began together with that
 
 from __future__ import annotations
 
+import enum
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Leaf
+from stepengine.data.effects import AskPerson, CallModel
 from stepengine.data.json import JsonDict
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
@@ -40,10 +41,13 @@ from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import Item, child_path
 
 if TYPE_CHECKING:
-    from stepengine.journal.session import Session
+    from stepengine.journal.journaled_run import JournaledRun
 
 __all__ = (
+    "NO_LEEWAY",
     "Cut",
+    "Leeway",
+    "Mode",
     "Past",
     "Replayer",
     "address_of",
@@ -170,6 +174,82 @@ def check_repeats(history: History, cut: Cut, act: str, *, undone: bool = False)
         raise JournalError(msg)
 
 
+KINDS = {"call_model": "CallModel", "call_tool": "CallTool", "perform": "CallFunction"}
+
+
+def live_kinds(names: Collection[str]) -> frozenset[str]:
+    """
+    Return the types of effects that a replay is to perform for real.
+
+    Raises:
+        JournalError: when a name is none of theirs.
+    """
+    given = (names,) if isinstance(names, str) else names
+    wrong = [name for name in given if name not in KINDS]
+    if wrong:
+        msg = f"live={wrong[0]!r} is no kind of effect that a replay can perform; those are: {', '.join(KINDS)}"
+        raise JournalError(msg)
+    return frozenset([KINDS[name] for name in given])
+
+
+class Mode(enum.Enum):
+    """How a run is opened on its journal; one journal, one mode, from start to end."""
+
+    RECORD = "record"
+    """A new run is recorded."""
+    RESUME = "resume"
+    """A recorded run goes on in its journal."""
+    REPLAY = "replay"
+    """A recorded run is repeated, and nothing is performed."""
+    EXTEND = "extend"
+    """A recorded run is repeated as far as it holds, then goes on live; its journal is replaced."""
+    NEW = "new"
+    """A recorded run is repeated, and what is not recorded is performed; its journal is replaced when something came."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether what is repeated is written anew, into a journal beside the one that was given."""
+        return self in (Mode.REPLAY, Mode.EXTEND, Mode.NEW)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the journal that was given is replaced at the end."""
+        return self in (Mode.EXTEND, Mode.NEW)
+
+    def is_closed(self, history: History) -> bool:
+        """Return whether nothing is performed that is not recorded."""
+        return self is Mode.REPLAY or (self is Mode.RESUME and history.is_complete)
+
+
+@attrs.frozen
+class Leeway:
+    """
+    What a run that is recorded may do differently this time; by default nothing.
+
+    Attributes:
+        live: The types of effects that are performed for real (replay D12). Results of tools must be the recorded ones;
+            with models, whatever they say, tools answer what they did to an equal call, wherever in the run that was.
+        may_leave: Whether it may end before its record does.
+        may_repeat: Whether effects that changed the world may be cut off, and so happen again.
+        keeps: Whether any effect of the recorded kind is answered with its outcome (requirements X58).
+        accepts: Says whether one that is not quite the recorded one is (replay D14).
+    """
+
+    live: frozenset[str] = frozenset()
+    may_leave: bool = False
+    may_repeat: bool = False
+    keeps: bool = False
+    accepts: Callable[[ReplayDivergence], bool] | None = None
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether models answer anew, so that not everything recorded will be asked for again."""
+        return "CallModel" in self.live
+
+
+NO_LEEWAY = Leeway()
+
+
 class Past:
     """
     The recorded part of a run.
@@ -180,22 +260,18 @@ class Past:
 
     Attributes:
         cut: Where the record does not hold any more.
-        is_loose: Whether models answer anew, so that not everything recorded will be asked for again.
+        leeway: What may be different this time.
         grew: Whether the run asked for something that is not recorded, and got it.
-        may_leave: Whether the run may end before its record does.
-        may_repeat: Whether effects that changed the world may be cut off, and so happen again.
         refused: Why nothing was cut off, if that was asked for and is not allowed.
         answered: How many effects were answered from the record.
     """
 
-    def __init__(self, history: History, prints: Fingerprints) -> None:
+    def __init__(self, history: History, prints: Fingerprints, leeway: Leeway = NO_LEEWAY) -> None:
         self.history = history
         self.prints = prints
+        self.leeway = leeway
         self.cut = Cut(history.last_together)
         self.grew = False
-        self.is_loose = False
-        self.may_leave = False
-        self.may_repeat = False
         self.refused: JournalError | None = None
         self.answered = 0
         self._handler = ""
@@ -221,7 +297,7 @@ class Past:
         """
         self.cut.at(address)
         try:
-            if not self.may_repeat:
+            if not self.leeway.may_repeat:
                 check_repeats(
                     self.history, self.cut, f"extending {self.history.name} from {shown_address(*address)} on"
                 )
@@ -373,7 +449,7 @@ class Past:
 
     def unused(self, agent_id: str) -> ReplayDivergence | None:
         """Return the error for records that the run did not come by, if there are any (reliability JR26)."""
-        if len(self._used) == len(self.history.intents) or self.cut or self.is_loose or self.may_leave:
+        if len(self._used) == len(self.history.intents) or self.cut or self.leeway.is_loose or self.leeway.may_leave:
             return None
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)
         said = f"the run ended, but {verb(left.effect)} was recorded here"
@@ -430,62 +506,27 @@ def is_refused(value: Any) -> bool:
     return isinstance(value, ChildResult) and not value.run_id
 
 
-KINDS: Mapping[str, type[Leaf]] = {"call_model": CallModel, "call_tool": CallTool, "perform": CallFunction}
-
-
-def live_kinds(names: Collection[str]) -> frozenset[type[Leaf]]:
-    """
-    Return the types of effects that a replay is to perform for real.
-
-    Raises:
-        JournalError: when a name is none of theirs.
-    """
-    given = (names,) if isinstance(names, str) else names
-    wrong = [name for name in given if name not in KINDS]
-    if wrong:
-        msg = f"live={wrong[0]!r} is no kind of effect that a replay can perform; those are: {', '.join(KINDS)}"
-        raise JournalError(msg)
-    return frozenset([KINDS[name] for name in given])
-
-
 class Replayer:
     """
-    The part of a session that deals with what was recorded.
+    The part of a run that deals with what was recorded.
 
     Args:
-        session: The session.
+        run: The run.
         past: What was recorded.
-
-    Attributes:
-        accepts: Says whether an effect that is not quite the recorded one is answered with its outcome (replay D14).
-        keeps: Whether any effect of the recorded kind is, because the run goes on after an edit (requirements X58).
     """
 
-    def __init__(self, session: Session, past: Past) -> None:
-        self._session = session
+    def __init__(self, run: JournaledRun, past: Past) -> None:
+        self._run = run
         self._past = past
-        self._copies = session.mode != "resume"
-        self._closed = session.mode == "replay" or (session.mode == "resume" and past.history.is_complete)
-        self._live: frozenset[type[Leaf]] = frozenset()
-        self.accepts: Callable[[ReplayDivergence], bool] | None = None
-        self.keeps = False
+        self._leeway = past.leeway
+        self._is_loose = past.leeway.is_loose
+        self._closed = run.mode.is_closed(past.history) and not self._is_loose
         # Where the results of effects stand that are answered although they have another address now.
         self._elsewhere: dict[Address, Address] = {}
 
-    def perform_live(self, kinds: frozenset[type[Leaf]]) -> None:
-        """
-        Let effects of these types be performed for real (replay D12).
-
-        The results of tools must be the recorded ones. With models, whatever they say, tools answer what they did to an
-        equal call, wherever in the run that was.
-        """
-        self._live = kinds
-        self._past.is_loose = CallModel in kinds
-        self._closed = self._closed and not self._past.is_loose
-
     def is_performed(self, item: Item) -> bool:
         """Return whether an effect that is recorded is performed nevertheless, to see if its result is still the same."""
-        return type(item.effect) in self._live and type(item.effect) is not CallModel
+        return type(item.effect).__name__ in self._leeway.live and type(item.effect) is not CallModel
 
     def meets(self, item: Item, asked: Intent) -> bool:
         """
@@ -494,19 +535,19 @@ class Replayer:
         Raises:
             ReplayDivergence: when it is not what was recorded, or a run that is recorded to its end goes on.
         """
-        session, past = self._session, self._past
+        run, past = self._run, self._past
         address = (item.path, item.effect.seq)
-        if past.is_loose:
+        if self._is_loose:
             return self._meets_anywhere(address, asked, item)
         known = past.intent(address)
         if known is None:
             ended = self._end_of(item.path)
             over = self._closed and past.history.is_complete if ended is None else self._stop_in(ended) is None
-            if over and session.mode == "extend":
+            if over and run.mode is Mode.EXTEND:
                 self._cut_off(address)
                 return False
             if over:
-                raise session.fail(past.beyond(asked, item, session.machines.get(item.path)))
+                raise run.fail(past.beyond(asked, item, run.machines.get(item.path)))
             ends = self._closed or ended is not None
             past.grew = past.grew or not ends
             return ends
@@ -515,23 +556,23 @@ class Replayer:
             self._cut_off(address)
             return False
         past.use(address)
-        if self._copies:
-            session.append(asked)
+        if self._run.mode.copies:
+            run.append(asked)
         elif is_equal:
-            session.remember(asked)
+            run.remember(asked)
         return True
 
     def _serves(self, known: Intent, asked: Intent, item: Item) -> bool:
         """Return whether an effect is answered with the outcome of another one; if not, the record ends before it."""
-        session, past, address = self._session, self._past, (asked.path, asked.seq)
+        run, past, address = self._run, self._past, (asked.path, asked.seq)
         if past.was_kept(address, asked.fp):
             return True
-        if session.mode == "extend":
+        if run.mode is Mode.EXTEND:
             return False
-        if self.keeps and known.type == asked.type and not self._approves_another(address, item):
-            session.keep(address, asked.fp)
+        if self._leeway.keeps and known.type == asked.type and not self._approves_another(address, item):
+            run.keep(address, asked.fp)
         else:
-            self._accept(past.changed(known, asked, item, session.machines.get(item.path)))
+            self._accept(past.changed(known, asked, item, run.machines.get(item.path)))
         return True
 
     def _approves_another(self, address: Address, item: Item) -> bool:
@@ -545,7 +586,7 @@ class Replayer:
             return False
         known = self.result(address)
         if known is None:
-            return any(key in self._session.answers for q in effect.questions for key in (q.id, q.text))
+            return any(key in self._run.answers for q in effect.questions for key in (q.id, q.text))
         answers: Any = getattr(self._past.history.outcome(known), "value", ())
         return any(answer.agrees for answer in answers) and not self._past.has_run(item.path, effect.tool_call_id)
 
@@ -558,37 +599,37 @@ class Replayer:
         """
         if self._past.was_kept(ROOT, asked.fp):
             return
-        if not self.keeps:
+        if not self._leeway.keeps:
             raise self._past.other_start(asked)
-        self._session.keep(ROOT, asked.fp)
+        self._run.keep(ROOT, asked.fp)
 
     def _cut_off(self, address: Address) -> None:
         try:
             self._past.cut_off(address)
         except JournalError as error:
-            raise self._session.fail(error) from None
+            raise self._run.fail(error) from None
 
     def _accept(self, error: ReplayDivergence) -> None:
         """Raise *error* unless the effect is of the recorded kind, and the caller says that its recorded outcome serves."""
-        if error.kind != "changed" or self.accepts is None or not self.accepts(error):
-            raise self._session.fail(error)
+        if error.kind != "changed" or self._leeway.accepts is None or not self._leeway.accepts(error):
+            raise self._run.fail(error)
 
     def _meets_anywhere(self, address: Address, asked: Intent, item: Item) -> bool:
         """Return whether an effect is recorded, at this address or at another one; models and children are new."""
-        session, past = self._session, self._past
+        run, past = self._run, self._past
         if asked.type in ("CallModel", "Spawn"):
             return False
         place = past.same_elsewhere(asked)
         if place is None:
-            raise session.fail(past.not_recorded(asked, item, session.machines.get(item.path)))
+            raise run.fail(past.not_recorded(asked, item, run.machines.get(item.path)))
         past.use(place)
         self._elsewhere[address] = place
-        session.append(asked)
+        run.append(asked)
         return True
 
     def result(self, address: Address) -> Result | None:
         """Return the recorded result at an address."""
-        if self._past.is_loose:
+        if self._is_loose:
             place = self._elsewhere.get(address)
             return None if place is None else self._past.result(place)
         return self._past.result(address)
@@ -614,17 +655,17 @@ class Replayer:
 
     def was_begun(self, address: Address) -> bool:
         """Return whether an effect was begun by a process that ended before it had a result."""
-        return not self._past.is_loose and self._past.intent(address) is not None
+        return not self._is_loose and self._past.intent(address) is not None
 
     def answer(self, known: Result, item: Item) -> Value | Failure:
         """Return the recorded outcome of an effect."""
-        session = self._session
+        run = self._run
         try:
             outcome = self._past.history.outcome(known)
         except JournalCorrupt as error:
-            raise session.fail(self._past.undecodable(error.message, item, session.machines.get(item.path))) from error
+            raise run.fail(self._past.undecodable(error.message, item, run.machines.get(item.path))) from error
         if type(item.effect) is CallModel:
-            session.tell(item.effect.request, 1 + len(known.attempts))
+            run.tell(item.effect.request, 1 + len(known.attempts))
         self._came_by(known, outcome, item)
         return outcome
 
@@ -635,21 +676,21 @@ class Replayer:
         Raises:
             ReplayDivergence: when it had another one.
         """
-        session, past = self._session, self._past
+        run, past = self._run, self._past
         recorded = self.answer(known, item)
         if isinstance(outcome, Stop):
             return outcome
         if not past.same_result(recorded, outcome):
-            raise session.fail(past.other_result(recorded, outcome, item, session.machines.get(item.path)))
+            raise run.fail(past.other_result(recorded, outcome, item, run.machines.get(item.path)))
         return recorded
 
     def _came_by(self, known: Result, outcome: Value | Failure, item: Item) -> None:
-        self._session.timing.came_by(known.at)
+        self._run.timing.came_by(known.at)
         self._past.answered += 1
-        if self._copies:
+        if self._run.mode.copies:
             writes = [write.form() for write in self._past.history.writes(known)] if known.writes else ()
             made = Result(item.path, item.effect.seq, known.at, outcome, known.attempts, writes=writes)
-            self._session.append(made)
+            self._run.append(made)
 
     def refused_child(self, address: Address, item: Item) -> Single | None:
         """Return the recorded result of a child that never started; it must not start now."""
@@ -663,7 +704,7 @@ class Replayer:
     def has_begun(self, address: Address) -> bool:
         """Return whether a child is recorded as one that ran, whatever would refuse it now."""
         past = self._past
-        return not past.is_loose and (past.result(address) or past.intent((child_path(*address), 0))) is not None
+        return not self._is_loose and (past.result(address) or past.intent((child_path(*address), 0))) is not None
 
     def confirm(self, known: Result, outcome: Single, item: Item) -> Single | None:
         """
@@ -672,42 +713,42 @@ class Replayer:
         Raises:
             ReplayDivergence: when it ended in another way than it is recorded.
         """
-        session, past = self._session, self._past
+        run, past = self._run, self._past
         recorded: Any = past.history.outcome(known)
         if type(outcome) is Value and past.same_child(recorded, outcome.value):
             self._came_by(known, recorded, item)
             return Value(outcome.value, known.at, recorded.inputs)
-        if session.mode == "extend":
+        if run.mode is Mode.EXTEND:
             self._cut_off((item.path, item.effect.seq + 1))
             return None
         return self._other_end(known, recorded, outcome, item)
 
     def _other_end(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
         """Return the recorded end of a child that ended in another way now, where that serves nevertheless."""
-        session, past, address = self._session, self._past, (item.path, item.effect.seq)
-        error = past.other_child(recorded, outcome, item, session.machines.get(item.path))
+        run, past, address = self._run, self._past, (item.path, item.effect.seq)
+        error = past.other_child(recorded, outcome, item, run.machines.get(item.path))
         child: Any = outcome.value if type(outcome) is Value else None
         if not isinstance(child, ChildResult):
-            raise session.fail(error)
+            raise run.fail(error)
         fp = past.end_print(child)
         if not past.was_kept(address, fp):
-            if self.keeps:
-                session.keep(address, fp)
+            if self._leeway.keeps:
+                run.keep(address, fp)
             else:
                 self._accept(error)
-        decode = session.decoders.get(child_path(*address), _as_it_is)
+        decode = run.decoders.get(child_path(*address), _as_it_is)
         was: ChildResult[Any] = recorded.value
         try:
             output = None if was.output is None else decode(was.output)
         except Exception as cause:  # the type is the author's, and may be another one by now
-            raise session.fail(error) from cause
+            raise run.fail(error) from cause
         self._came_by(known, recorded, item)
         ended = attrs.evolve(child, status=was.status, output=output, text=was.text, error=was.error)
         return Value(ended, known.at, recorded.inputs)
 
     def halt(self, path: str, questions: tuple[Question, ...]) -> Stop:
         """Return how a run stops where its record does: as the recorded one did."""
-        at = self._session.timing.last
+        at = self._run.timing.last
         ended = self._end_of(path)
         stop = None if ended is None else self._stop_in(ended)
         if stop is not None:

@@ -1,8 +1,8 @@
 """
-Resuming, replaying, extending and forking runs, for whoever can start one: *launch* runs a session to its end.
+Recording, resuming, replaying, extending and forking runs, for whoever can start one: *launch* brings a run to its end.
 
-An engine gives its own: it builds plan and services from ``session.opening``, and runs them with ``session.start`` and
-``session.wrap``.
+An engine gives its own: it builds plan and services from ``run.opening``, and runs them with ``run.start`` and
+``run.wrap``.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from stepengine.data.state import RunResult
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.forks import branch
-from stepengine.journal.questions import sorted_answers
+from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.questions import InDoubt, sorted_answers
 from stepengine.journal.recorder import Pace
-from stepengine.journal.replayer import live_kinds
-from stepengine.journal.session import InDoubt, Session
+from stepengine.journal.replayer import Leeway, live_kinds
 from stepengine.journal.store import Journal
 from stepengine.journal.undoing import Roots
 
 __all__ = ("Accepting", "Deciding", "Launch", "OnDivergence", "begin", "extend", "fork", "record", "replay", "resume")
 
-Launch: TypeAlias = Callable[[Session], Awaitable[RunResult[Any]]]
+Launch: TypeAlias = Callable[[JournaledRun], Awaitable[RunResult[Any]]]
 OnDivergence: TypeAlias = Literal["raise", "stop", "keep"]
 Accepting: TypeAlias = Callable[[ReplayDivergence], bool]
 
@@ -36,19 +36,19 @@ class Deciding(Journal):
     """A journal that decides itself what a run does that is given it, such as that of a test, which records or repeats."""
 
     @abc.abstractmethod
-    def session(self, answers: Mapping[str, AnswerLike] | None = None) -> Session:
-        """Return the session of the run."""
+    def opened(self, answers: Mapping[str, AnswerLike] | None = None) -> JournaledRun:
+        """Return the run that is given this journal."""
 
 
-def begin(journal: JournalLike, answers: Mapping[str, AnswerLike] | None = None) -> Session:
+def begin(journal: JournalLike, answers: Mapping[str, AnswerLike] | None = None) -> JournaledRun:
     """
-    Return the session of a run that is given *journal*: it records, unless the journal decides otherwise.
+    Return the run that is given *journal*: it records, unless the journal decides otherwise.
 
     Raises:
         JournalError: for what is no journal.
     """
     made = as_journal(journal)
-    return made.session(answers) if isinstance(made, Deciding) else Session.record(made, answers)
+    return made.opened(answers) if isinstance(made, Deciding) else JournaledRun.record(made, answers)
 
 
 async def record(journal: JournalLike, launch: Launch, *, answers: Mapping[str, AnswerLike] | None = None) -> Any:
@@ -58,7 +58,7 @@ async def record(journal: JournalLike, launch: Launch, *, answers: Mapping[str, 
     Raises:
         JournalError: when the journal cannot be used, or holds a run already.
     """
-    return await _run(Session.record(as_journal(journal), answers), launch, "stop")
+    return await _run(JournaledRun.record(as_journal(journal), answers), launch, "stop")
 
 
 async def resume(
@@ -76,7 +76,7 @@ async def resume(
 
     Args:
         journal: The journal, or the path of its file.
-        launch: Runs a session to its end.
+        launch: Brings a run to its end.
         answers: Answers to the open questions, by question id or text.
         in_doubt: What becomes of an effect that was begun, has no result, and is not idempotent: ``"fail"`` throws
             ``UnknownOutcome`` at the handler's yield, ``"retry"`` does it again, ``"ask"`` suspends with a question.
@@ -90,8 +90,8 @@ async def resume(
     """
     _check_choice("in_doubt", in_doubt, get_args(InDoubt))
     _check_choice("on_divergence", on_divergence, get_args(OnDivergence))
-    session = Session.resume(as_journal(journal), answers, in_doubt, keep=on_divergence == "keep")
-    return await _run(session, launch, on_divergence)
+    run = JournaledRun.resume(as_journal(journal), answers, in_doubt, keep=on_divergence == "keep")
+    return await _run(run, launch, on_divergence)
 
 
 async def replay(
@@ -110,7 +110,7 @@ async def replay(
 
     Args:
         journal: The journal, or the path of its file.
-        launch: Runs a session to its end.
+        launch: Brings a run to its end.
         live: Kinds of effects that are performed for real: ``"call_tool"`` and ``"perform"``, whose results must be the
             recorded ones; ``"call_model"``, for a new model against the recorded tools (replay D12).
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast; ``None`` all at once.
@@ -126,17 +126,10 @@ async def replay(
     if not callable(on_divergence):
         _check_choice("on_divergence", on_divergence, get_args(OnDivergence))
     kinds, pace = live_kinds(live), None if speed is None else Pace(speed)
-    session = Session.replay(as_journal(journal))
-    assert session.replayer is not None  # noqa: S101 - there is one for everything recorded
-    assert session.past is not None  # noqa: S101
-    session.replayer.perform_live(kinds)
-    session.pace, session.past.may_leave = pace, not complete
-    if not callable(on_divergence):
-        if on_divergence == "keep":
-            session.keep_all()
-        return await _run(session, launch, on_divergence)
-    session.replayer.accepts = on_divergence
-    return await _run(session, launch, "raise")
+    accepts = on_divergence if callable(on_divergence) else None
+    leeway = Leeway(live=kinds, may_leave=not complete, keeps=on_divergence == "keep", accepts=accepts)
+    run = JournaledRun.replay(as_journal(journal), leeway=leeway, pace=pace)
+    return await _run(run, launch, "raise" if callable(on_divergence) else on_divergence)
 
 
 async def extend(
@@ -153,16 +146,16 @@ async def extend(
 
     Args:
         journal: The journal, or the path of its file.
-        launch: Runs a session to its end.
+        launch: Brings a run to its end.
         answers: Answers to questions that the run will ask, by question id or text.
         allow_repeat: Go on although effects that do not hold any more have changed the world and may happen again.
 
     Raises:
         JournalError: when the journal is damaged, of a newer version, or cannot be written, or something would be repeated.
     """
-    session = Session.extend(as_journal(journal), answers, allow_repeat=allow_repeat)
-    result = await _run(session, launch, "stop")
-    refused = None if session.past is None else session.past.refused
+    run = JournaledRun.extend(as_journal(journal), answers, leeway=Leeway(may_repeat=allow_repeat))
+    result = await _run(run, launch, "stop")
+    refused = None if run.past is None else run.past.refused
     if refused is not None:
         raise refused
     return result
@@ -192,12 +185,12 @@ async def fork(
     made = branch(journal, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files)
     waiting = made.history().open_questions()
     texts = {question.text for _, question in waiting.values()}
-    session = Session.resume(made, {key: answer for key, answer in given.items() if key in waiting or key in texts})
+    asked = {key: answer for key, answer in given.items() if key in waiting or key in texts}
     # What is asked only after the fork may be answered up front, as in a new run.
-    session.answers = {**given, **session.answers}
+    run = JournaledRun.resume(made, asked, ahead=given)
     branched = len(made.records())
     try:
-        return await _run(session, launch, "raise")
+        return await _run(run, launch, "raise")
     except StepEngineError as error:
         # It could not start, for want of a model or a key: nothing is left in the way of the next try.
         if not isinstance(error, ReplayDivergence) and len(made.records()) == branched:
@@ -211,11 +204,11 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise JournalError(msg)
 
 
-async def _run(session: Session, launch: Launch, on_divergence: OnDivergence) -> RunResult[Any]:
+async def _run(run: JournaledRun, launch: Launch, on_divergence: OnDivergence) -> RunResult[Any]:
     try:
-        result = await launch(session)
+        result = await launch(run)
     finally:
-        session.close()
+        run.close()
     if on_divergence != "stop" and isinstance(result.error, ReplayDivergence):
         raise result.error
-    return attrs.evolve(result, journal=session.journal)
+    return attrs.evolve(result, journal=run.journal)

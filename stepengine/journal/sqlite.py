@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from stepengine.errors import JournalError, JournalWriteFailed
 from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
-from stepengine.journal.linewriter import LineWriter
 from stepengine.journal.places import (
     check_place,
     lock_file,
@@ -30,7 +29,7 @@ from stepengine.journal.places import (
 )
 from stepengine.journal.reading import read_lines
 from stepengine.journal.records import Record
-from stepengine.journal.store import Journal, Writer
+from stepengine.journal.store import Journal, LineWriter, Writer
 
 if TYPE_CHECKING:
     import sqlite3

@@ -25,7 +25,7 @@ from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._json import utf8
-from stepengine.models.keys import SECRET_HEADERS
+from stepengine.redaction import SECRET_HEADERS
 
 __all__ = (
     "NUDGE",

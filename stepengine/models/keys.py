@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import attrs
 
 from stepengine.errors import MissingKey
-from stepengine.redaction import ANY, GIVEN
+from stepengine.redaction import ANY, GIVEN, is_secret_header
 
 __all__ = (
     "KEY_HOSTS",
@@ -33,8 +33,6 @@ __all__ = (
 
 KEY_HOSTS = "STEPENGINE_KEY_HOSTS"
 
-SECRET_HEADERS = frozenset({"authorization", "x-api-key", "x-goog-api-key", "api-key", "proxy-authorization", "cookie"})
-SECRET_ENDINGS = ("-key", "-token", "-secret", "-password", "-authorization")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 HIDDEN = "Secret(...)"
 
@@ -180,10 +178,9 @@ def given_to(provider: str, key: Secret | None, member: str = "api_key") -> None
 def headers_given_to(provider: str, headers: Mapping[str, str]) -> None:
     """Let nothing that is written hold what of *headers* is secret by its name."""
     for name, value in headers.items():
-        low = name.lower()
-        if low in SECRET_HEADERS or low.endswith(SECRET_ENDINGS):
-            given_to(provider, Secret(value), low)
-            given_to(provider, Secret(value.partition(" ")[2]), low)
+        if is_secret_header(name):
+            given_to(provider, Secret(value), name.lower())
+            given_to(provider, Secret(value.partition(" ")[2]), name.lower())
 
 
 def password_given_to(provider: str, url: str) -> None:

@@ -20,12 +20,11 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import attrs
 
-from stepengine.redaction import ANY, MIN_KNOWN, Redactor, SecretFound, Span, json_in
+from stepengine.redaction import ANY, MIN_KNOWN, SECRET_HEADERS, Redactor, SecretFound, Span, json_in
 from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_stream
 
 __all__ = (
     "KEPT_REQUEST_HEADERS",
-    "SECRET_HEADERS",
     "SHAPES",
     "Cleaner",
     "SecretFound",
@@ -129,7 +128,6 @@ KEPT_RESPONSE_HEADERS = frozenset({
     "retry-after-ms", "x-should-retry",
 })  # fmt: skip
 KEPT_PREFIXES = ("anthropic-ratelimit-", "x-ratelimit-")
-SECRET_HEADERS = frozenset({"api-key", "authorization", "cookie", "proxy-authorization", "x-api-key", "x-goog-api-key"})
 METADATA_HOSTS = frozenset({
     "100.100.100.200", "169.254.169.254", "169.254.170.2", "fd00:ec2::254", "metadata.google.internal", "metadata.internal",
     "oauth2.googleapis.com",

@@ -13,13 +13,18 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Value
 from stepengine.data.questions import AnswerLike
 from stepengine.errors import JournalError
-from stepengine.journal import Deciding, FileJournal, Journal, MemoryJournal, Session
+from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.journal.history import History
+from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.records import ROOT, Record, Result
+from stepengine.journal.replayer import Leeway
+from stepengine.journal.runs import Deciding
 from stepengine.journal.store import Writer
 from stepengine.testing.modes import Account, Mode, replays, shown_path
 
@@ -78,7 +83,7 @@ class TestJournal(Deciding):
         self._keeps = keeps
         self.existed = path.exists()
         self.problem: BaseException | None = None
-        self.begun: Session | None = None
+        self.begun: JournaledRun | None = None
         self._fresh: MemoryJournal | None = None
         self._others: dict[str, TestJournal] = {}
 
@@ -109,9 +114,9 @@ class TestJournal(Deciding):
 
     # --- for the engine -----------------------------------------------------------------------------------------------
 
-    def session(self, answers: Mapping[str, AnswerLike] | None = None) -> Session:
+    def opened(self, answers: Mapping[str, AnswerLike] | None = None) -> JournaledRun:
         """
-        Return the session of the test's run: it records or repeats, as the mode says.
+        Return the test's run: it records or repeats, as the mode says.
 
         Raises:
             AssertionError: when there is no record and none is to be made, or for a second run in one journal.
@@ -128,19 +133,20 @@ class TestJournal(Deciding):
                 f"  to record it: {self._command} --stepengine-record=once"
             )
             raise self._refused(msg)
-        self.begun = session = self._made(answers)
-        if session.past is not None:
-            session.past.may_leave = self.allow_unused
-        session.raises = session.tells = True
-        return session
+        self.begun = run = self._made(answers)
+        run.raises = run.tells = True
+        return run
 
-    def _made(self, answers: Mapping[str, AnswerLike] | None) -> Session:
+    def _made(self, answers: Mapping[str, AnswerLike] | None) -> JournaledRun:
+        leeway = Leeway(may_leave=self.allow_unused)
         if self.existed and self.mode == "extend":
             # Who records a test anew wants what it does to happen, as when it was recorded first.
-            return Session.extend(self, answers, allow_repeat=True)
+            return JournaledRun.extend(self, answers, leeway=attrs.evolve(leeway, may_repeat=True))
         if self.existed and self.mode == "new":
-            return Session.new(self, answers)
-        return Session.replay(self) if self.replaying else Session.record(self, answers)
+            return JournaledRun.new(self, answers, leeway=leeway)
+        if self.replaying:
+            return JournaledRun.replay(self, leeway=leeway)
+        return JournaledRun.record(self, answers)
 
     def _refused(self, message: str) -> AssertionError:
         problem = AssertionError(message)

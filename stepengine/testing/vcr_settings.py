@@ -11,18 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from stepengine.redaction import Redactor, redactor_for
-from stepengine.testing.cleaning import SECRET_HEADERS, Cleaner
+from stepengine.redaction import SECRET_HEADERS, SECRET_PARAMETERS, SECRET_REPLY_HEADERS, Redactor, redactor_for
+from stepengine.testing.cleaning import Cleaner
 
 __all__ = ("vcr_config",)
 
 MATCH_ON = ("method", "scheme", "host", "port", "path", "query", "body")
-SECRET_REPLY_HEADERS = frozenset({"set-cookie", "set-cookie2", "www-authenticate", "authorization", "x-auth-token"})
-SECRET_WORDS = (
-    ("key",), ("token",), ("secret",), ("password",), ("passwd",), ("sig",), ("signature",), ("auth",), ("code",),
-    ("api", "key"), ("access", "token"), ("refresh", "token"), ("id", "token"), ("client", "secret"),
-    ("private", "key"), ("access", "key"),
-)  # fmt: skip
 PROVIDER_HOSTS = ("api.anthropic.com", "generativelanguage.googleapis.com")
 LOCAL_HOSTS = ("localhost", "127.0.0.1")
 
@@ -41,7 +35,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
             variables that are named like secrets.
     """
     redactor = redactor_for("all", os.environ, secrets)
-    named = [name for words in SECRET_WORDS for name in _spellings(words)]
+    named = [name for words in SECRET_PARAMETERS for name in _spellings(words)]
 
     def asked(request: Any) -> Any:
         parts = urlsplit(request.uri)

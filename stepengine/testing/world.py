@@ -25,7 +25,7 @@ from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, ReplayDivergence, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import is_repeatable, outcome_members
-from stepengine.journal.session import Session
+from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.store import MemoryJournal
 from stepengine.machine import Finished, run_agent
 from stepengine.machine.plan import RunPlan
@@ -276,21 +276,21 @@ class World:
         Raises:
             Violation: when something does not hold.
         """
-        session = Session.record(self._journal, seed=str(self.seed))
+        run = JournaledRun.record(self._journal, seed=str(self.seed))
         while True:
             try:
-                return self._process(session)
+                return self._process(run)
             except _Crash:
                 self.resumed = True
                 self.lines.append("   the process dies; the run is resumed from its journal")
                 self._doubtful |= self._open
-            session = self._resumed()
+            run = self._resumed()
 
-    def _resumed(self) -> Session:
-        """Return the session of the next process, which finds nothing but lines."""
+    def _resumed(self) -> JournaledRun:
+        """Return the run of the next process, which finds nothing but lines."""
         try:
             self._journal = MemoryJournal(self._journal.lines(), redact="off")
-            return Session.resume(self._journal)
+            return JournaledRun.resume(self._journal)
         except StepEngineError as error:
             refuse("I11", f"{self._when} the run cannot be resumed: {error.message}")
 
@@ -314,7 +314,7 @@ class World:
         self._met.clear()
         told = len(self.lines)
         self.lines.append("   the run is repeated over its records")
-        again = self._process(Session.replay(self._journal))
+        again = self._process(JournaledRun.replay(self._journal))
         # The journal of a run that was stopped while it asked is that of a run which waits for the answer.
         if (finished.status, again.status) != (RunStatus.CANCELLED, RunStatus.SUSPENDED):
             expect_same_end("I3", "when it is repeated over its records", again, finished)
@@ -323,22 +323,22 @@ class World:
             refuse("I3", f"repeated over its records, the run does not ask for {name_of(min(missing))}")
         del self.lines[told:]
 
-    def _process(self, session: Session) -> Finished:
+    def _process(self, run: JournaledRun) -> Finished:
         """Let one process work on the run, as an engine does: to its end, or until it dies."""
         try:
-            finished = self._started(session)
-            ended: Finished = at_once(session.finish(finished))
+            finished = self._started(run)
+            ended: Finished = at_once(run.finish(finished))
         finally:
-            session.close()
-        self._expect_sound(session)
+            run.close()
+        self._expect_sound(run)
         return ended
 
-    def _started(self, session: Session) -> Finished:
+    def _started(self, run: JournaledRun) -> Finished:
         from stepengine.engine.planning import Planner, Request, with_prompt
         from stepengine.models import Models
 
-        setting, opening, models = self._setting, session.opening, Models.of(_anything())
-        self._session, self._since = session, self._now
+        setting, opening, models = self._setting, run.opening, Models.of(_anything())
+        self._run, self._since = run, self._now
         planner = Planner(
             setting.catalog,
             models,
@@ -353,10 +353,10 @@ class World:
         prompt, params = (setting.prompt, setting.params) if opening is None else (opening.prompt, opening.params)
         plan, state = planner.root(Request(agent=agent, prompt=prompt, params=params, run_id="run"))
         try:
-            plan, state = session.start(plan, with_prompt(plan, state))
+            plan, state = run.start(plan, with_prompt(plan, state))
         except ReplayDivergence as error:
             self._diverged(error)
-        self._services = session.wrap(Services(machine=run_agent, models=models, planner=planner.child))
+        self._services = run.wrap(Services(machine=run_agent, models=models, planner=planner.child))
         (recorder,) = self._services.middlewares
         self._budgets = Budgets(
             lambda gate: Passing(recorder(Passing(gate, self._performed)), self._came),
@@ -432,7 +432,7 @@ class World:
 
     def _came(self, item: Item, outcome: Single) -> Single:
         """Judge what the recorder hands on, be it new or from the record."""
-        self._expect_sound(self._session)
+        self._expect_sound(self._run)
         at = (item.path, item.effect.seq)
         self._met.add(at)
         if at in self.records:
@@ -475,9 +475,9 @@ class World:
         else:
             refuse("R1", f"{name_of(at)}, {shown(item.effect)}, did not happen, and the run is sent {told(outcome)}")
 
-    def _expect_sound(self, session: Session) -> None:
-        if session.fatal is not None:
-            self._diverged(session.fatal)
+    def _expect_sound(self, run: JournaledRun) -> None:
+        if run.fatal is not None:
+            self._diverged(run.fatal)
 
     def _diverged(self, error: StepEngineError) -> NoReturn:
         refuse("I3", f"{self._when} {error.message}")

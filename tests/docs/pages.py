@@ -46,12 +46,12 @@ class Block:
         return found[1] if found and self.kind != "diff" else None
 
 
-def execute(block: Block, name: str) -> None:
+def execute(block: Block, name: str, names: dict[str, object] | None = None) -> None:
     """
-    Run a block of Python on its own; a failure shows its line of the page.
+    Run a block of Python on its own, or with the *names* of those before it; a failure shows its line of the page.
     """
     code = compile("\n" * block.line + block.text, str(ROOT / "docs" / name), "exec")
-    exec(code, {"__name__": "page"})
+    exec(code, {"__name__": "page"} if names is None else names)
 
 
 def page(name: str) -> str:

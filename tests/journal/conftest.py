@@ -27,16 +27,17 @@ from stepengine import (
 from stepengine.data.tools import ToolAnnotations
 from stepengine.engine.planning import Request, info_of
 from stepengine.engine.run import EngineRun
-from stepengine.journal import Session
+from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.replayer import Leeway
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
 
 class Rig:
     """
-    An engine whose runs go through sessions.
+    An engine whose runs have journals.
     """
 
-    Session = Session
+    JournaledRun = JournaledRun
 
     def __init__(self, agent: Any, replies: Iterable[Any] = (), **options: Any) -> None:
         self.agent = agent
@@ -44,7 +45,7 @@ class Rig:
         options.setdefault("pricing", None)
         self.engine = Engine(models=self.model, **options)
 
-    def begin(self, session: Session, prompt: str = "", **options: Any) -> EngineRun:
+    def begin(self, session: JournaledRun, prompt: str = "", **options: Any) -> EngineRun:
         opening = session.opening
         if opening is not None:
             prompt = opening.prompt
@@ -55,32 +56,32 @@ class Rig:
         agent = launcher.catalog.find(self.agent)
         return launcher.ready_with(session, Request(agent=agent, prompt=prompt, answers=session.answers, **options))
 
-    async def launch(self, session: Session, prompt: str = "", **options: Any) -> RunResult[Any]:
+    async def launch(self, session: JournaledRun, prompt: str = "", **options: Any) -> RunResult[Any]:
         return await self.begin(session, prompt, **options).run()
 
-    async def arun(self, *sessions: Callable[[], Session], **options: Any) -> list[RunResult[Any]]:
+    async def arun(self, *sessions: Callable[[], JournaledRun], **options: Any) -> list[RunResult[Any]]:
         try:
             return [await self.launch(make(), **options) for make in sessions]
         finally:
             await self.engine.aclose()
 
-    def run(self, make: Callable[[], Session], prompt: str = "", **options: Any) -> RunResult[Any]:
+    def run(self, make: Callable[[], JournaledRun], prompt: str = "", **options: Any) -> RunResult[Any]:
         """
         Run once in an event loop of its own.
         """
         return asyncio.run(self.arun(make, prompt=prompt, **options))[0]
 
     def record(self, journal: Any, prompt: str = "go", answers: Any = None, **options: Any) -> RunResult[Any]:
-        return self.run(lambda: Session.record(journal, answers), prompt, **options)
+        return self.run(lambda: JournaledRun.record(journal, answers), prompt, **options)
 
     def resume(self, journal: Any, answers: Any = None, **options: Any) -> RunResult[Any]:
-        return self.run(lambda: Session.resume(journal, answers, **options))
+        return self.run(lambda: JournaledRun.resume(journal, answers, **options))
 
     def replay(self, journal: Any) -> RunResult[Any]:
-        return self.run(lambda: Session.replay(journal))
+        return self.run(lambda: JournaledRun.replay(journal))
 
-    def extend(self, journal: Any, **options: Any) -> RunResult[Any]:
-        return self.run(lambda: Session.extend(journal, **options))
+    def extend(self, journal: Any, *, allow_repeat: bool = False) -> RunResult[Any]:
+        return self.run(lambda: JournaledRun.extend(journal, leeway=Leeway(may_repeat=allow_repeat)))
 
 
 @pytest.fixture

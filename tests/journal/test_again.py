@@ -452,7 +452,7 @@ def test_a_handler_that_looks_past_the_engine_is_found_at_the_first_effect_that_
 def test_a_long_journal_is_read_line_by_line_and_replayed_without_parsing_its_effects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stepengine.journal import lines, reading
+    from stepengine.journal import reading
 
     monkeypatch.setattr(reading, "MAX_HELD", 1000)
     effects = 2_000
@@ -466,13 +466,12 @@ def test_a_long_journal_is_read_line_by_line_and_replayed_without_parsing_its_ef
     with Engine([agent]) as engine:
         engine.run_sync("a", journal=FileJournal(path, sync="write"), limits=Limits(max_actions=effects + 1))
     parsed: list[bytes] = []
-    real = lines.members_of
+    real = reading.members_of
 
     def spied(line: bytes, where: str) -> Any:
         parsed.append(line)
         return real(line, where)
 
-    monkeypatch.setattr(lines, "members_of", spied)
     monkeypatch.setattr(reading, "members_of", spied)
     history = FileJournal(path).history()
     assert len(history.intents) == effects + 1
@@ -489,7 +488,7 @@ def test_a_long_journal_is_read_line_by_line_and_replayed_without_parsing_its_ef
 def test_a_replay_parses_neither_the_model_calls_nor_the_tool_calls_that_it_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stepengine.journal import lines
+    from stepengine.journal import reading
 
     steps, path = 30, tmp_path / "run.jsonl"
     add = Tool("add", "Add.", {"type": "object"}, lambda given: given["n"])
@@ -498,8 +497,8 @@ def test_a_replay_parses_neither_the_model_calls_nor_the_tool_calls_that_it_comp
     with Engine([agent], models=ScriptedModel(replies)) as engine:
         engine.run_sync("a", journal=FileJournal(path, sync="write"), limits=Limits(max_steps=steps + 1))
     parsed: list[bytes] = []
-    real = lines.members_of
-    monkeypatch.setattr(lines, "members_of", lambda line, where: (parsed.append(line), real(line, where))[1])
+    real = reading.members_of
+    monkeypatch.setattr(reading, "members_of", lambda line, where: (parsed.append(line), real(line, where))[1])
     with Engine([agent], models=ScriptedModel([])) as engine:
         assert engine.replay_sync(path).text == "done"
     # What the run was sent, and how it ended, which is compared.
@@ -550,7 +549,7 @@ def test_a_journal_of_100_000_records_costs_its_index_and_not_its_text(tmp_path:
 
 @pytest.mark.spec("reliability:JR35", "replay:D11")
 def test_forks_share_what_they_keep_to_any_depth_and_are_whole_when_written_out() -> None:
-    from stepengine.journal import branch
+    from stepengine.journal.forks import branch
 
     def handle_steps(ctx: Any) -> Any:
         for n in range(30):
@@ -593,7 +592,8 @@ def test_many_forks_of_one_run_go_on_at_once_without_sharing_anything_that_is_wr
 
 @pytest.mark.spec("reliability:JR35")
 def test_a_run_has_at_most_ten_thousand_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepengine.journal import branch, forks
+    from stepengine.journal import forks
+    from stepengine.journal.forks import branch
 
     monkeypatch.setattr(forks, "MAX_FORKS", 3)
     journal = Shop().recorded()

@@ -497,7 +497,7 @@ def test_the_event_loop_goes_on_while_a_journal_waits_for_its_disk(tmp_path, wor
     async def go(rig):
         ticking = asyncio.create_task(tick())
         try:
-            return (await rig.arun(lambda: rig.Session.record(journal)))[0]
+            return (await rig.arun(lambda: rig.JournaledRun.record(journal)))[0]
         finally:
             ticking.cancel()
 
@@ -569,7 +569,7 @@ def test_a_run_that_is_stopped_while_a_result_is_written_keeps_it_and_does_nothi
         yield from Perform(done.append, "then")
 
     async def go(made):
-        live = made.begin(made.Session.record(Slow(10_000_000).under(FileJournal(path))))
+        live = made.begin(made.JournaledRun.record(Slow(10_000_000).under(FileJournal(path))))
         task = asyncio.create_task(live.run())
         await asyncio.to_thread(begun.wait, 5)
         for _ in range(3):

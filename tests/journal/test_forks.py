@@ -21,9 +21,11 @@ from stepengine import (
     ToolCall,
 )
 from stepengine.errors import JournalError, PerformError
-from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, branch, check, diff, fork, scrub
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check, diff, scrub
+from stepengine.journal.forks import branch
 from stepengine.journal.records import to_line
 from stepengine.journal.replayer import Cut, address_of
+from stepengine.journal.runs import fork
 from stepengine.testing import text, tool_call
 
 

@@ -28,8 +28,9 @@ from stepengine import (
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import JournalCorrupt, JournalLocked, ModelError
-from stepengine.journal import FileJournal, MemoryJournal, branch, check
+from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.journal.files import FileWriter
+from stepengine.journal.forks import branch
 from stepengine.testing import text, tool_call
 
 HEAD = ["kind", "format", "engine", "agent", "definition", "run", "seed", "created", "hooks", "link", "crc"]

@@ -18,7 +18,8 @@ import pytest
 from stepengine import STEP, AgentDefinition, Ask, RunStatus
 from stepengine.cli.show import show_command
 from stepengine.errors import HandlerError, JournalCorrupt, JournalError, JournalVersion, ReplayDivergence
-from stepengine.journal import FileJournal, MemoryJournal, branch, check, diff, scrub, sealed
+from stepengine.journal import FileJournal, MemoryJournal, check, diff, scrub, sealed
+from stepengine.journal.forks import branch
 from stepengine.journal.show import render, run_tree
 
 from .mutants import mutant

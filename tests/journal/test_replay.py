@@ -36,9 +36,11 @@ from stepengine import (
 from stepengine.data.messages import AssistantMessage
 from stepengine.data.outcomes import Value
 from stepengine.errors import ModelError, PerformError, ReplayDivergence, UnknownModel
-from stepengine.journal import FileJournal, MemoryJournal, Session, check, replay, resume
+from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.records import Result
+from stepengine.journal.runs import replay, resume
 from stepengine.runtime import RetryPolicy, SystemClock
 from stepengine.testing import failure, text, tool_call
 
@@ -157,7 +159,7 @@ def test_messages_that_were_sent_to_the_run_are_replayed_where_they_arrived(rig)
 
     async def live():
         recorder = rig(agent, ["heard"])
-        runs.append(recorder.begin(Session.record(journal), "go"))
+        runs.append(recorder.begin(JournaledRun.record(journal), "go"))
         result = await runs[0].run()
         await recorder.engine.aclose()
         return result
@@ -647,7 +649,7 @@ def test_a_run_that_is_started_with_something_else_is_refused(rig):
     player = rig(agent)
 
     async def run():
-        session = Session.replay(journal)
+        session = JournaledRun.replay(journal)
         session.opening = attrs.evolve(session.opening, prompt="other")
         try:
             await player.launch(session)
@@ -743,7 +745,7 @@ def test_a_session_hides_events_of_what_was_recorded_when_it_goes_on(rig):
     journal = MemoryJournal()
     events: list[Any] = []
     rig(agent, observers=[events.append]).record(journal)
-    resumed = Session.resume(MemoryJournal(journal.lines()[:5]))
+    resumed = JournaledRun.resume(MemoryJournal(journal.lines()[:5]))
     shown = [(e.type, e.seq) for e in events if resumed.shows(e)]
     resumed.close()
     assert shown[0] == ("run_started", 0)

@@ -23,7 +23,8 @@ from stepengine import (
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
 from stepengine.errors import AnswerRejected
-from stepengine.journal import FileJournal, MemoryJournal, Session, SqliteJournal, check
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
+from stepengine.journal.journaled_run import JournaledRun
 from stepengine.testing import text, tool_call, tool_calls
 from stepengine.tools import ask_user_tool
 
@@ -215,7 +216,7 @@ def test_an_interrupted_run_goes_on_when_it_is_resumed(rig, kind):
 
     async def live():
         recorder = rig(agent)
-        run = recorder.begin(Session.record(journal))
+        run = recorder.begin(JournaledRun.record(journal))
         trees.append(run.tree)
         result = await run.run()
         await recorder.engine.aclose()

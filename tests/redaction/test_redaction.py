@@ -4,16 +4,19 @@ The one redactor by itself: its time follows the length of the text, nothing hid
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stepengine
 from stepengine.journal.scanning import scan
-from stepengine.redaction import GIVEN, Keys, Redactor, Trickle, json_in, known_in, redactor_for
+from stepengine.redaction import GIVEN, Keys, Redactor, Trickle, is_secret_variable, json_in, known_in, redactor_for
 
 KEY = "sk-ant-abcdefghijklmnop1234"
 PEM = "-----BEGIN PRIVATE KEY-----"
@@ -197,3 +200,53 @@ def test_a_text_in_pieces_is_cleaned_as_it_is_when_whole(pieces):
 def test_known_values_come_from_variables_with_telling_names_only():
     assert known_in({"A_TOKEN": "12345678", "B_TOKEN": "1234567", "C": "123456789"}) == {"12345678": "A_TOKEN"}
     assert json.loads(json.dumps(redactor_for("all", {}).value({"a": [1, None, True]}))) == {"a": [1, None, True]}
+
+
+SEPARATE = (
+    "x-goog-api-key",
+    "proxy-authorization",
+    "set-cookie",
+    "www-authenticate",
+    "refreshtoken",
+    "PASSWD",
+    "passwd",
+)
+"""Names that only a list of secrets has."""
+
+
+def test_the_names_of_secrets_stand_in_one_module_and_whoever_needs_them_imports_them() -> None:
+    package = Path(stepengine.__file__).parent
+    listed = {
+        file.relative_to(package).as_posix()
+        for file in package.rglob("*.py")
+        if sum(f'"{name}"' in file.read_text(encoding="utf-8") for name in SEPARATE) > 1
+    }
+
+    assert listed == {"redaction.py"}
+
+
+def test_a_variable_is_private_when_a_word_between_its_underscores_says_so() -> None:
+    """
+    The expression says the same as the words do, where it can be trusted: on short names.
+    """
+    words = (
+        "API",
+        "KEY",
+        "keys",
+        "ApiKey",
+        "APIKEYS",
+        "token",
+        "MY",
+        "TOKENS",
+        "Secret",
+        "credential",
+        "Credentials",
+        "passwd",
+        "x",
+        "",
+    )
+    private = re.compile(r"(?:.*_)?(?:API_?KEYS?|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_.*)?", re.IGNORECASE)
+    for parts in itertools.product(words, repeat=3):
+        name = "_".join(parts)
+
+        assert is_secret_variable(name) == (private.fullmatch(name) is not None), name

@@ -14,10 +14,10 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.data.yields import STEP, AgentCall, Parallel, Perform, ToolCall
 from stepengine.errors import StepEngineError
 from stepengine.journal import history, recorder
+from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.recorder import Recorder
 from stepengine.journal.records import Result
 from stepengine.journal.replayer import Replayer
-from stepengine.journal.session import Session
 from stepengine.testing import Fault, SimulationFailed, simulate, text
 from stepengine.tools import Tool
 
@@ -49,7 +49,7 @@ def test_the_recorder_and_the_replayer_that_ship_are_fine():
 
 
 @pytest.mark.parametrize(
-    "broken", [(Recorder, "perform"), (Recorder, "begin"), (Session, "append"), (Session, "start")]
+    "broken", [(Recorder, "perform"), (Recorder, "begin"), (JournaledRun, "append"), (JournaledRun, "start")]
 )
 def test_a_recorder_that_raises_lets_every_simulation_fail(broken, monkeypatch):
     def mutant(*_, **__):
@@ -92,15 +92,15 @@ def wrong_result_recorded(monkeypatch):
     """
     The journal is given another result than the run.
     """
-    append = Session.append
+    append = JournaledRun.append
 
-    def mutant(session, record):
+    def mutant(run, record):
         if isinstance(record, Result) and isinstance(getattr(record.outcome, "value", None), ToolResult):
             outcome = attrs.evolve(record.outcome, value=ToolResult.text("another"))
             record = Result(record.path, record.seq, record.at, outcome)
-        append(session, record)
+        append(run, record)
 
-    monkeypatch.setattr(Session, "append", mutant)
+    monkeypatch.setattr(JournaledRun, "append", mutant)
 
 
 def wrong_result_sent(monkeypatch):
@@ -120,13 +120,13 @@ def nothing_recorded(monkeypatch):
     """
     Results are not written.
     """
-    append = Session.append
+    append = JournaledRun.append
 
-    def mutant(session, record):
+    def mutant(run, record):
         if not isinstance(record, Result):
-            append(session, record)
+            append(run, record)
 
-    monkeypatch.setattr(Session, "append", mutant)
+    monkeypatch.setattr(JournaledRun, "append", mutant)
 
 
 def done_twice(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 import attrs
 
 from stepengine.errors import DefinitionError
+from stepengine.redaction import is_secret_variable
 from stepengine.tools.shell.git import ALWAYS, as_variables
 
 __all__ = ("MARKER", "Environment", "Private", "check_names", "find_program", "without_secrets")
@@ -20,9 +20,6 @@ __all__ = ("MARKER", "Environment", "Private", "check_names", "find_program", "w
 MARKER = "STEPENGINE_CALL"
 """The variable by which processes are found that left the command's process group (SH03)."""
 
-SECRET_NAME = re.compile(
-    r"(?:.*_)?(?:API_?KEYS?|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_.*)?|STEPENGINE_.*", re.IGNORECASE
-)
 SECRET_CHARS = 6
 """How short a value is too short to be a secret; replacing shorter ones would garble what is logged."""
 
@@ -46,6 +43,11 @@ QUIET = {
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
+def _is_private(name: str) -> bool:
+    """Return whether commands do not see a variable by default: secrets, and what steers this package."""
+    return is_secret_variable(name) or name.upper().startswith("STEPENGINE_")
+
+
 def check_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:
     """
     Return the names of variables that commands may see.
@@ -60,7 +62,7 @@ def check_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:
         if not name or "=" in name or "\0" in name:
             msg = f"env names the variable {name!r}; a name such as 'JAVA_HOME' would be fine"
             raise DefinitionError(msg)
-        if SECRET_NAME.fullmatch(name) and not env_secrets:
+        if _is_private(name) and not env_secrets:
             msg = (
                 f"env names {name!r}, which looks like a secret; whatever a command prints is shown to the model. "
                 "Pass env_secrets=True to mean it"
@@ -72,7 +74,7 @@ def check_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:
 def without_secrets(text: str) -> str:
     """Return *text* with the values of our own variables that look like secrets replaced by their names (rule HP7)."""
     for name, value in os.environ.items():
-        if len(value) >= SECRET_CHARS and value in text and SECRET_NAME.fullmatch(name):
+        if len(value) >= SECRET_CHARS and value in text and _is_private(name):
             text = text.replace(value, f"[{name}]")
     return text
 

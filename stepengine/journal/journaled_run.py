@@ -1,5 +1,5 @@
 """
-``Session``: one run tree with its journal: recording it, resuming it, replaying it.
+``JournaledRun``: one run tree with its journal: recording it, resuming it, replaying it.
 
 An engine asks it for the plan, the state and the services that the run is started with; everything else happens behind the
 performer. The driver, the machine and the adapters know nothing of it (design 2, 9, 10).
@@ -13,7 +13,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -31,7 +31,7 @@ from stepengine.journal.history import STABLE_CREATED, History, Opening, created
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
 from stepengine.journal.recorder import Pace, Recorder, Timing, lookups, recalled
 from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address, to_text
-from stepengine.journal.replayer import Past, Replayer, stop_of
+from stepengine.journal.replayer import NO_LEEWAY, Leeway, Mode, Past, Replayer, stop_of
 from stepengine.journal.store import Commits, Extension, Journal, MemoryJournal, Writer
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.performer import Item, Performer
@@ -43,9 +43,7 @@ if TYPE_CHECKING:
     from stepengine.journal.store import Journal
 
 __all__ = (
-    "InDoubt",
-    "Mode",
-    "Session",
+    "JournaledRun",
     "in_address_order",
     "put_as_recorded",
 )
@@ -122,13 +120,10 @@ def _key(record: Record) -> tuple[tuple[tuple[int, int], ...], int]:
     return (*inside, (seq, 2 if record.kind == "result" else 0)), RANK[record.kind]
 
 
-Mode: TypeAlias = Literal["record", "resume", "replay", "extend", "new"]
 LISTED = 10
-REPLACING = ("extend", "new")
-"""The modes in which a journal that was there is replaced at the end."""
 
 
-class Session:
+class JournaledRun:
     """
     One run tree and its journal. Make one with ``record``, ``resume``, ``replay``, ``extend`` or ``new``.
 
@@ -155,7 +150,7 @@ class Session:
     """
 
     def __init__(self, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> None:
-        self.mode: Mode = mode
+        self.mode = mode
         self.source = journal
         self.journal = journal
         self.opening: Opening | None = None
@@ -183,11 +178,13 @@ class Session:
         self._writes: dict[Address, list[FileWrite]] = {}
 
     @classmethod
-    def record(cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, seed: str = "") -> Session:
-        """Return a session that records a new run; its seed is drawn unless one is given."""
-        session = cls("record", journal, answers)
-        session._seed = seed
-        return session
+    def record(
+        cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, seed: str = ""
+    ) -> JournaledRun:
+        """Return a new run, to be recorded; its seed is drawn unless one is given."""
+        run = cls(Mode.RECORD, journal, answers)
+        run._seed = seed
+        return run
 
     @classmethod
     def resume(
@@ -196,68 +193,74 @@ class Session:
         answers: Mapping[str, AnswerLike] | None = None,
         in_doubt: InDoubt = "fail",
         *,
+        ahead: Mapping[str, AnswerLike] | None = None,
         keep: bool = False,
-    ) -> Session:
+    ) -> JournaledRun:
         """
-        Return a session that goes on with a recorded run; it owns the journal from now on, ``close`` gives it back.
+        Return a recorded run that goes on; it owns the journal from now on, ``close`` gives it back.
 
-        With *keep*, what was edited since does not end the run where the record has an effect of the same kind.
+        With *keep*, what was edited since does not end the run where the record has an effect of the same kind. Unlike
+        *answers*, those given *ahead* need not fit an open question: they may be asked for later.
 
         Raises:
             JournalError: when the journal cannot be used; see ``Journal.writer``.
             AnswerRejected: when an answer fits no open question; nothing is changed.
         """
-        session = cls("resume", journal, answers)
-        session.in_doubt = in_doubt
-        writer = session._take(journal.writer())
+        run = cls(Mode.RESUME, journal, answers)
+        run.in_doubt = in_doubt
+        writer = run._take(journal.writer())
         try:
-            session._remember(writer.history)
-            check_answers(writer.history, {**session.answers, **session.decisions})
-            session.answers = {**kept_answers(writer.history), **session.answers}
+            run._remember(writer.history, Leeway(keeps=keep))
+            check_answers(writer.history, {**run.answers, **run.decisions})
+            run.answers = {**kept_answers(writer.history), **run.answers}
             if keep:
-                session.keep_all()
+                run._answer_by_ids(writer.history)
+            run.answers = {**(ahead or {}), **run.answers}
         except BaseException:
-            session.close()
+            run.close()
             raise
-        return session
+        return run
 
     @classmethod
-    def replay(cls, journal: Journal) -> Session:
-        """Return a session that repeats a recorded run without performing anything; the journal is only read."""
-        return cls._again("replay", journal)
+    def replay(cls, journal: Journal, *, leeway: Leeway = NO_LEEWAY, pace: Pace | None = None) -> JournaledRun:
+        """Return a recorded run that is repeated without performing anything; the journal is only read."""
+        run = cls._again(Mode.REPLAY, journal, None, leeway)
+        run.pace = pace
+        return run
 
     @classmethod
     def extend(
-        cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, allow_repeat: bool = False
-    ) -> Session:
+        cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, leeway: Leeway = NO_LEEWAY
+    ) -> JournaledRun:
         """
-        Return a session that repeats a recorded run as far as it still holds, then goes live.
+        Return a recorded run that is repeated as far as it still holds, then goes live.
 
         The journal is replaced when the run has ended, and stays as it is when it fails. Effects that changed the world
         and do not hold any more end the run, unless they may be repeated.
         """
-        session = cls._again("extend", journal, answers)
-        assert session.past is not None  # noqa: S101 - it has just been read
-        session.past.may_repeat = allow_repeat
-        return session
+        return cls._again(Mode.EXTEND, journal, answers, leeway)
 
     @classmethod
-    def new(cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
+    def new(
+        cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, leeway: Leeway = NO_LEEWAY
+    ) -> JournaledRun:
         """
-        Return a session that repeats a recorded run and performs what is not recorded; what differs is an error.
+        Return a recorded run that is repeated, and performs what is not recorded; what differs is an error.
 
         The journal is replaced when something came to it (replay M8).
         """
-        return cls._again("new", journal, answers)
+        return cls._again(Mode.NEW, journal, answers, leeway)
 
     @classmethod
-    def _again(cls, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> Session:
-        session = cls(mode, journal, answers)
-        session._remember(journal.history())
+    def _again(
+        cls, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None, leeway: Leeway
+    ) -> JournaledRun:
+        run = cls(mode, journal, answers)
+        run._remember(journal.history(), leeway)
         copy = MemoryJournal(redact="off", link=journal.link, stable=journal.stable)
-        session.journal = copy.with_rules_of(journal)
-        session._take(copy.writer())
-        return session
+        run.journal = copy.with_rules_of(journal)
+        run._take(copy.writer())
+        return run
 
     def _take(self, writer: Writer) -> Writer:
         self._writer, self._commits = writer, Commits(writer)
@@ -269,8 +272,8 @@ class Session:
             )
         return writer
 
-    def _remember(self, history: History) -> None:
-        self.past = Past(history, Fingerprints(self.source.redactor))
+    def _remember(self, history: History, leeway: Leeway) -> None:
+        self.past = Past(history, Fingerprints(self.source.redactor), leeway)
         self.replayer = Replayer(self, self.past)
         self.opening = opening_of(history)
 
@@ -344,16 +347,16 @@ class Session:
         recorded = self.opening.limits if self.opening else None
         asked = Intent(*ROOT, root_form(plan, state, recorded, model, chosen))
         if not past.equals(history.intents[ROOT], asked):
-            if self.mode == "extend":
+            if self.mode is Mode.EXTEND:
                 past.start_over()
                 asked = Intent(*ROOT, root_form(plan, state, limits, model, models or chosen))
             else:
                 assert self.replayer is not None  # noqa: S101 - there is one for everything recorded
                 self.replayer.starts_alike(asked)
-        elif self.mode == "extend" and models:
+        elif self.mode is Mode.EXTEND and models:
             asked = Intent(*ROOT, root_form(plan, state, recorded, model, models))
         self.timing.go_on(history.last_at, created, now)
-        if self.mode != "resume":
+        if self.mode is not Mode.RESUME:
             self.append(attrs.evolve(head, line=None))
             self.append(asked)
         return self._looked_up(plan, state)
@@ -373,7 +376,7 @@ class Session:
             middlewares=(*services.middlewares, self._recorder),
             seed=self._seed,
             # A recording of a test is repeated anywhere, never undone; and replays write nothing.
-            keep_write=None if self.source.stable or self.mode == "replay" else self._keep_write,
+            keep_write=None if self.source.stable or self.mode is Mode.REPLAY else self._keep_write,
         )
 
     def tell(self, request: ModelRequest, times: int) -> None:
@@ -387,7 +390,7 @@ class Session:
 
     def shows(self, event: Event) -> bool:
         """Return whether an event is news: while a run is resumed, what was recorded is not told again."""
-        if self.mode != "resume" or self.past is None or (type(event) is RunStarted and not event.path):
+        if self.mode is not Mode.RESUME or self.past is None or (type(event) is RunStarted and not event.path):
             return True
         return (event.path, event.seq) not in self.past.history.results
 
@@ -428,7 +431,7 @@ class Session:
         known: list[str] = []
         if self.past is not None:
             plan, state = recalled(self.past.history, plan, state)
-            if self.mode == "resume":
+            if self.mode is Mode.RESUME:
                 known = [i.input["type"] for i in self.past.history.inputs if (i.path, i.seq) == (plan.path, -1)]
         for record in lookups(plan, state):
             if record.input["type"] not in known:
@@ -471,17 +474,14 @@ class Session:
             forms.append(attrs.evolve(write, before=old, doubtful=doubtful).form())
         return forms
 
-    def keep_all(self) -> None:
+    def _answer_by_ids(self, history: History) -> None:
         """
-        Let every recorded outcome serve for any effect of its kind; open questions go by their ids alone.
+        Let open questions go by their ids alone.
 
         A question whose text was edited is asked as it is now, and who answers has seen the one that was recorded.
         """
-        assert self.replayer is not None  # noqa: S101 - there is one for everything recorded
-        assert self.past is not None  # noqa: S101
-        self.replayer.keeps = True
         by_text: dict[str, list[str]] = {}
-        for key, (_, question) in self.past.history.open_questions().items():
+        for key, (_, question) in history.open_questions().items():
             by_text.setdefault(question.text, []).append(key)
         found = {key: answer for text, answer in self.answers.items() for key in by_text.get(text, [text])}
         self.answers = {**found, **{key: answer for key, answer in self.answers.items() if key not in by_text}}
@@ -490,7 +490,7 @@ class Session:
         """Note that the record at an address serves for what has this fingerprint; a replay accepts exactly that."""
         note = Input(*address, self.timing.last, {"type": "Kept", "fp": fp})
         self.kept.append(note)
-        if self.mode == "resume" and self.past is not None and not self.past.history.is_complete:
+        if self.mode is Mode.RESUME and self.past is not None and not self.past.history.is_complete:
             # Written with the next record: where nothing new is recorded, because the run cannot go on, nothing is accepted.
             self._unwritten.append(note)
 
@@ -527,7 +527,7 @@ class Session:
         """Write down how the run ended, give the journal back, and return what its result is made of; called once."""
         if self._commits is None or self._writer is None or not self._is_over:
             return finished
-        if self._writer.blocks or self.mode in REPLACING:
+        if self._writer.blocks or self.mode.replaces:
             return await self._commits.apart(lambda: self._finish(finished))
         return self._finish(finished)
 
@@ -548,15 +548,15 @@ class Session:
         self._warn_of_kept()
         stop = stop_of(finished.status, finished.error)
         if self.past is not None and stop is None:
-            unused = self.past.unused(finished.state.agent_id) if self.mode != "extend" else None
-            if unused is not None and (self.mode != "new" or self.past.grew):
+            unused = self.past.unused(finished.state.agent_id) if self.mode is not Mode.EXTEND else None
+            if unused is not None and (self.mode is not Mode.NEW or self.past.grew):
                 raise unused
             self.leftover = unused
-        if self.replayer is not None and self.mode == "resume" and not self.replayer.is_live(""):
+        if self.replayer is not None and self.mode is Mode.RESUME and not self.replayer.is_live(""):
             return
         if stop is None:
             self.append(Result(*ROOT, self.timing.last, self._ended(Value(finished.as_child(), self.timing.last))))
-        elif stop.kind != "suspended" and self.mode != "replay":
+        elif stop.kind != "suspended" and self.mode is not Mode.REPLAY:
             self.append(_stopped(stop, self.timing.last))
         assert self._writer is not None  # noqa: S101 - there is one from start to end
         self._write_kept(self._writer)
@@ -574,24 +574,24 @@ class Session:
     def _ended(self, end: Value) -> Value:
         """Return how the root ended; a replay keeps the recorded form of the same end, as it does for children."""
         past = self.past
-        known = past.history.results.get(ROOT) if past is not None and self.mode == "replay" else None
-        if past is None or known is None or past.is_loose:
+        known = past.history.results.get(ROOT) if past is not None and self.mode is Mode.REPLAY else None
+        if past is None or known is None or past.leeway.is_loose:
             return end
         recorded = past.history.outcome(known)
         return recorded if type(recorded) is Value and past.same_child(recorded, end.value) else end
 
     def _settle(self, finished: Finished) -> None:
         """Put the journal of a run that has ended where, and in the order in which, it is to stay."""
-        if self.mode in REPLACING and finished.status is not RunStatus.FAILED:
+        if self.mode.replaces and finished.status is not RunStatus.FAILED:
             if self.leftover is not None:
                 return
-            if self.mode == "extend" and self.past is not None:
+            if self.mode is Mode.EXTEND and self.past is not None:
                 self.source.extended = self._extension(self.past)
             self._put_in_order(self.journal, self.source)
             self.journal = self.source
-        elif self.mode == "replay" and self.past is not None and not self.past.is_loose:
+        elif self.mode is Mode.REPLAY and self.past is not None and not self.past.leeway.is_loose:
             put_as_recorded(self.journal, self.past.history.records)
-        elif self.mode == "record" and self.source.stable:
+        elif self.mode is Mode.RECORD and self.source.stable:
             self.close()
             self._put_in_order(self.journal, self.journal)
 

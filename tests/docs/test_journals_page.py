@@ -1,0 +1,54 @@
+"""
+`docs/journals.md` is so: each of its blocks runs, its picture names the modules that there are, its tables what there is.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import stepengine.journal
+from stepengine.journal.records import Blob, Head, Input, Intent, Result
+from stepengine.journal.replayer import Mode
+
+from .pages import Project, assert_shown, blocks_of, execute, page
+
+PAGE = page("journals.md")
+FIRST = re.compile(r"^\| `?(\w+)`? \|", re.MULTILINE)
+
+
+@pytest.mark.spec("replay:J1", "replay:J34", "requirements:P13")
+def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    In one folder and in order, all of Python in one module: each block goes on with the names of those before.
+    """
+    monkeypatch.chdir(tmp_path)
+    _, *blocks = blocks_of(PAGE)
+    project, said, python = Project(tmp_path), "", ""
+    names: dict[str, object] = {"__name__": "page"}
+    for block in blocks:
+        match block.kind:
+            case "python":
+                python += block.text
+                execute(block, "journals.md", names)
+            case "sh":
+                said = "".join([project.run(line) for line in block.text.splitlines()])
+            case "text":
+                assert_shown(block.text, said)
+            case other:
+                pytest.fail(f"nobody runs a block of {other}")
+
+
+def test_the_picture_names_every_module_of_the_journal_and_no_other() -> None:
+    picture, *_ = blocks_of(PAGE)
+    folder = Path(stepengine.journal.__file__).parent
+
+    assert {path.name for path in folder.glob("*.py")} - {"__init__.py"} == set(re.findall(r"\w+\.py", picture.text))
+
+
+def test_the_tables_have_every_kind_of_record_and_every_mode() -> None:
+    listed = FIRST.findall(PAGE)
+
+    assert {kind.kind for kind in (Head, Intent, Result, Input, Blob)} | {mode.value for mode in Mode} <= set(listed)
