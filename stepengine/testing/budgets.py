@@ -30,6 +30,7 @@ from stepengine.testing.invariants import Watched, refuse
 from stepengine.testing.telling import name_of
 
 __all__ = ("Budgets", "Passing", "at_once")
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 Act = Callable[[Item], Single]
 DOLLARS_PER_TOKEN = Decimal("0.000001")

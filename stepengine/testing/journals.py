@@ -24,6 +24,7 @@ from stepengine.journal.store import Writer
 from stepengine.testing.modes import Account, Mode, replays, shown_path
 
 __all__ = ("TestJournal",)
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 
 class TestJournal(Deciding):
@@ -116,7 +117,6 @@ class TestJournal(Deciding):
         Raises:
             AssertionError: when there is no record and none is to be made, or for a second run in one journal.
         """
-        __tracebackhide__ = True
         if self.begun is not None:
             msg = (
                 f"{self.name} holds one run, and this is the second one of its test; give it a name: journal('second')"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stepengine.testing.transport import Chunks
 
 __all__ = ("TestCassette", "interactions_of")
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 MAX_SHARED = 32
 
@@ -88,7 +89,6 @@ class TestCassette(Cassette):
         Raises:
             AssertionError: when it would be recorded while other processes run tests that share it.
         """
-        __tracebackhide__ = True
         if name not in self._shared:
             path = self.path.with_name(f"{name}.yaml") if self.path is not None else Path(f"{name}.yaml")
             shared = TestCassette(path, self.mode, allow_unused=True, **self._options)

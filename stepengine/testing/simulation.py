@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stepengine.engine.catalog import Catalog
 
 __all__ = ("Simulated", "SimulationFailed", "simulate")
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_SHOWN = 100

@@ -52,6 +52,7 @@ __all__ = (
     "drawn",
     "stand_in",
 )
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 Replies: TypeAlias = "Sequence[Any] | Callable[[ModelRequest, Random], Any] | None"
 CALL_RATE = 0.6
