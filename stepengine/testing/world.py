@@ -35,9 +35,8 @@ from stepengine.runtime.performer import Item, child_path
 from stepengine.runtime.tree import Services
 from stepengine.testing.budgets import Budgets, Passing, at_once
 from stepengine.testing.faults import Drawn, Fault, Given, faulty
-from stepengine.testing.invariants import Unwatched, Violation, Watched, expect_same_end, refuse
+from stepengine.testing.invariants import Unwatched, Violation, Watched, expect_same_end, name_of, refuse, shown, told
 from stepengine.testing.scripted import Failing
-from stepengine.testing.telling import name_of, shown, told
 from stepengine.testing.walk import is_same_yield
 from stepengine.tools.definition import Tool
 
