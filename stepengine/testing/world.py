@@ -219,6 +219,7 @@ class Setting:
         params: Its params.
         canned: Makes what the world of a seed says.
         may_raise: Errors that handlers may let out.
+        undisturbed: How the run ended that was last compared with, by seed and faults.
     """
 
     catalog: Catalog
@@ -227,6 +228,7 @@ class Setting:
     params: Any
     canned: Callable[[int], Canned]
     may_raise: tuple[type[BaseException], ...]
+    undisturbed: dict[tuple[int, tuple[Fault, ...]], Finished] = attrs.field(factory=dict, init=False)
 
 
 class World:
