@@ -265,7 +265,6 @@ class World:
         self._open: set[tuple[str, int]] = set()
         self._met: set[tuple[str, int]] = set()
         self._kinds: dict[tuple[str, int], list[str]] = {}
-        self._runs: dict[str, Watched] = {}
         self._given: dict[tuple[str, int], Single] = {}
         self.records: dict[tuple[str, int], tuple[Leaf, Single]] = {}
         self.happened: list[Fault] = []
@@ -286,6 +285,7 @@ class World:
                 self.resumed = True
                 self.lines.append("   the process dies; the run is resumed from its journal")
                 self._doubtful |= self._open
+                self._given.clear()
             session = self._resumed()
 
     def _resumed(self) -> Session:
@@ -369,7 +369,6 @@ class World:
 
     def _drive(self, plan: RunPlan, state: AgentState) -> Finished:
         run = Unwatched(plan) if self._again else Watched(plan, self._setting.may_raise, is_bare=self.seed % 2 == 1)
-        self._runs[plan.path] = run
         self._budgets.opens(plan)
         finished = self._driven(run, self._services.machine(run.plan, state))
         self._budgets.closes(plan.path)
@@ -437,7 +436,7 @@ class World:
         self._expect_sound(self._session)
         at = (item.path, item.effect.seq)
         self._met.add(at)
-        if at in self.records:
+        if self._is_recorded(at) or (self._again and at in self.records):
             self._expect_same(at, item.effect, outcome)
             return outcome
         if self._again:
@@ -453,6 +452,10 @@ class World:
             self._open.discard(at)
         self._die(item.effect, at, "crash_after")
         return outcome
+
+    def _is_recorded(self, at: tuple[str, int]) -> bool:
+        """Return whether the outcome of an effect must be in the journal: a stop is none."""
+        return at in self.records and not isinstance(self.records[at][1], Stop)
 
     def _expect_same(self, at: tuple[str, int], effect: Leaf, outcome: Single) -> None:
         """Check that an effect that was answered before is so again; what was stopped may be stopped for less."""
@@ -513,7 +516,7 @@ class World:
         """Check that an effect that is about to happen may: children run again over their own records."""
         if isinstance(item.effect, Spawn):
             return
-        if self._again or (at in self.records and not isinstance(self.records[at][1], Stop)):
+        if self._again or self._is_recorded(at):
             refuse("I3", f"{self._when} {name_of(at)}, {shown(item.effect)}, happens although its outcome is recorded")
         if at in self._doubtful and not is_repeatable(item):
             refuse(
