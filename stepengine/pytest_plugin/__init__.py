@@ -37,8 +37,7 @@ from stepengine.pytest_plugin.telling import Told, explain, headline, is_of_test
 
 if TYPE_CHECKING:
     from stepengine.testing.engines import EngineFactory
-    from stepengine.testing.journals import TestJournal
-    from stepengine.testing.recordings import TestCassette
+    from stepengine.testing.recordings import TestCassette, TestJournal
 
 __all__ = ("events_snapshot", "request_snapshot", "run_snapshot")
 
@@ -139,7 +138,7 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> TestCassette:
 @pytest.fixture
 def stepengine_journal(request: pytest.FixtureRequest) -> TestJournal:
     """Return the journal of the test: `engine.run(agent, prompt, journal=journal)` records a run once and repeats it then."""
-    from stepengine.testing.journals import TestJournal
+    from stepengine.testing.recordings import TestJournal
 
     item = request.node
     journal = TestJournal(

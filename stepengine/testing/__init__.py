@@ -10,29 +10,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepengine.testing.cassette import Cassette, CassetteMiss, CassetteUnused
+from stepengine.testing.cleaning import vcr_config
 from stepengine.testing.faults import Fault
 from stepengine.testing.rehearsal import run_with
 from stepengine.testing.scripted import ScriptedModel, failure, text, thinking, tool_call, tool_calls
 from stepengine.testing.simulation import Simulated, SimulationFailed, simulate
-from stepengine.testing.vcr_settings import vcr_config
 from stepengine.testing.walk import Walk
 
 if TYPE_CHECKING:
-    from stepengine.testing.clients import Clients
     from stepengine.testing.engines import Clock, EngineFactory
-    from stepengine.testing.journals import TestJournal
     from stepengine.testing.prefixes import assert_prefix_stable
-    from stepengine.testing.recordings import TestCassette
-    from stepengine.testing.transport import RecordTransport, ReplayTransport
+    from stepengine.testing.recordings import TestCassette, TestJournal
+    from stepengine.testing.transport import Clients, RecordTransport, ReplayTransport
 
 LATER = {
-    "Clients": "clients",
+    "Clients": "transport",
     "Clock": "engines",
     "EngineFactory": "engines",
     "RecordTransport": "transport",
     "ReplayTransport": "transport",
     "TestCassette": "recordings",
-    "TestJournal": "journals",
+    "TestJournal": "recordings",
     "assert_prefix_stable": "prefixes",
 }
 

@@ -26,10 +26,10 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.limits import Gate, Ledgers, Meter, Refusals
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
 from stepengine.runtime.sizes import expected_tokens
-from stepengine.testing.invariants import Watched, refuse
-from stepengine.testing.telling import name_of
+from stepengine.testing.invariants import Watched, name_of, refuse
 
 __all__ = ("Budgets", "Passing", "at_once")
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 Act = Callable[[Item], Single]
 DOLLARS_PER_TOKEN = Decimal("0.000001")

@@ -55,6 +55,7 @@ __all__ = (
     "place_of",
     "reason_of",
 )
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 Key: TypeAlias = tuple[Any, ...]
 PORTS = {"http": 80, "https": 443}

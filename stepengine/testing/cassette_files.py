@@ -40,6 +40,7 @@ __all__ = (
     "replace_file",
     "safe_loader",
 )
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 

@@ -16,6 +16,7 @@ from stepengine.models.keys import Secret, find_key
 from stepengine.testing.recordings import TestCassette
 
 __all__ = ("Clock", "EngineFactory", "TestEngine", "recorded_models")
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 SEED = "0"
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)

@@ -16,9 +16,10 @@ from typing import Any, NoReturn
 
 import attrs
 
-from stepengine.data.effects import CallModel, CallTool, Effect, Gather, Leaf, Notify
+from stepengine.data.effects import CallFunction, CallModel, CallTool, Effect, Gather, Leaf, Notify, Spawn
 from stepengine.data.events import PhaseChanged, StepStarted, ToolFinished
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage
+from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus
 from stepengine.data.usage import Usage
@@ -42,9 +43,13 @@ __all__ = (
     "Violation",
     "Watched",
     "expect_same_end",
+    "name_of",
     "refuse",
+    "shown",
+    "told",
     "unpaired",
 )
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 WIDTH = 300
 
@@ -448,3 +453,45 @@ _numbers: Callable[[Usage], tuple[int, ...]] = attrgetter(*NUMBERS)
 
 def _grew(before: Usage, after: Usage) -> bool:
     return all(a <= b for a, b in zip(_numbers(before), _numbers(after), strict=True))
+
+
+# --- what is told of effects and outcomes, one line each ---------------------------------------------------------------
+
+TOLD_WIDTH = 100
+
+
+def name_of(at: tuple[str, int]) -> str:
+    """Return the address *at* as it is read: path and number."""
+    return f"{at[0]}:{at[1]}" if at[0] else str(at[1])
+
+
+def shown(effect: Leaf) -> str:
+    """Return what *effect* asks for."""
+    if isinstance(effect, CallModel):
+        return f"model {effect.purpose}, {len(effect.request.messages)} messages"
+    if isinstance(effect, CallTool):
+        return _cut(f"tool {effect.tool_name} {effect.input!r} ({effect.source})")
+    if isinstance(effect, Spawn):
+        return _cut(f"agent {effect.agent_id} {effect.prompt!r}")
+    if isinstance(effect, CallFunction):
+        return _cut(f"perform {effect.call.name}{effect.call.args!r}")
+    return _cut(f"ask {', '.join([repr(q.text) for q in effect.questions])}")
+
+
+def told(outcome: Single) -> str:
+    """Return what came back."""
+    if isinstance(outcome, Stop):
+        return f"stop: {outcome.kind}"
+    if isinstance(outcome, Failure):
+        return _cut(f"{type(outcome.error).__name__}: {outcome.error}")
+    value = outcome.value
+    if isinstance(value, ModelReply):
+        return _cut(" ".join([p for p in (value.text, *[f"[{c.tool_name}]" for c in value.tool_calls]) if p]))
+    if isinstance(value, ToolResult):
+        return _cut(f"{value.status}: {value.text}")
+    return _cut(f"{value.status.value}: {value.text}" if isinstance(value, ChildResult) else repr(value))
+
+
+def _cut(said: str) -> str:
+    said = said.replace("\n", "\\n")
+    return said if len(said) <= TOLD_WIDTH else f"{said[:TOLD_WIDTH]}..."

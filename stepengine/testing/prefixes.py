@@ -13,6 +13,7 @@ from stepengine.journal.history import History
 from stepengine.journal.records import Intent, shown_address
 
 __all__ = ("assert_prefix_stable",)
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 WINDOW = 40
 

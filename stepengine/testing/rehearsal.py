@@ -18,6 +18,7 @@ from stepengine.errors import DataError, PerformError
 from stepengine.testing.walk import NOTHING, Handler, Walk, is_same_yield
 
 __all__ = ("run_with",)
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 MAX_SHOWN = 300
 

@@ -42,6 +42,7 @@ from stepengine.models._json import call_part
 from stepengine.models.base import Provider, deltas_of
 
 __all__ = ("Failing", "Script", "ScriptedModel", "failure", "text", "thinking", "tool_call", "tool_calls")
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 ASSISTANT_PARTS = (TextPart, ThinkingPart, RefusalPart, ToolCallPart, OpaquePart)
 SHOWN_MESSAGES = 3

@@ -3,14 +3,18 @@ The transports that stand between an SDK's client and the network: one plays a c
 
 All are sync and async transports of httpx2 at once, so that one object serves every client of a test (replay C20-C22). That
 of a test that records plays what the cassette knows; the rest goes to the network and is kept.
+
+``Clients`` are ready clients of the SDKs over one of them, for tests of code that uses the SDKs itself (C20-C28, Y4).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import cached_property
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import httpx2
 
@@ -25,10 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = (
     "Chunks",
+    "Clients",
     "MixedTransport",
     "RecordTransport",
     "ReplayTransport",
 )
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 Chunks: TypeAlias = Literal["events", "whole", "recorded", "random"] | int
 EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n|\r\r|\Z)", re.DOTALL)
@@ -332,3 +338,108 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     async def aclose(self) -> None:
         """Close the real transport."""
         await self._async.aclose()
+
+
+# --- clients of the SDKs -----------------------------------------------------------------------------------------------
+
+GOOGLE_VERSION = "v1beta"
+
+
+class Clients:
+    """
+    Clients of the three SDKs that reach nothing but one transport; each is made when it is first asked for.
+
+    Base URLs are the providers' own, whatever the environment says, so that a recording fits everywhere. The SDKs do not
+    try again: a replay must not wait (replay C26, C27).
+
+    Args:
+        transport: A sync and async transport of httpx2, such as ``ReplayTransport(cassette)``.
+        key: The API key; ``None`` leaves it to the SDKs, which look into the environment.
+    """
+
+    def __init__(self, transport: Any, key: str | None = "replay") -> None:
+        self._transport = transport
+        self._key = key
+
+    @cached_property
+    def _http(self) -> Any:
+        return httpx2.Client(transport=self._transport)
+
+    @cached_property
+    def _async_http(self) -> Any:
+        return httpx2.AsyncClient(transport=self._transport)
+
+    @cached_property
+    def anthropic(self) -> Any:
+        """An ``anthropic.Anthropic``."""
+        return self._anthropic("Anthropic", self._http)
+
+    @cached_property
+    def async_anthropic(self) -> Any:
+        """An ``anthropic.AsyncAnthropic``."""
+        return self._anthropic("AsyncAnthropic", self._async_http)
+
+    @cached_property
+    def openai(self) -> Any:
+        """An ``openai.OpenAI``."""
+        return self._openai("OpenAI", self._http)
+
+    @cached_property
+    def async_openai(self) -> Any:
+        """An ``openai.AsyncOpenAI``."""
+        return self._openai("AsyncOpenAI", self._async_http)
+
+    @cached_property
+    def google(self) -> Any:
+        """A ``google.genai.Client``; its async side is ``google.aio``. Both sides use the transport (replay C25)."""
+        from stepengine.models.google import GoogleProvider
+
+        provider = GoogleProvider("replay")
+        sdk = provider._sdk()  # noqa: SLF001 - it alone may import the SDK
+        options = sdk.types.HttpOptions(
+            base_url=provider.settings().base_url,
+            api_version=GOOGLE_VERSION,
+            httpx_client=self._http,
+            httpx_async_client=self._async_http,
+        )
+        return sdk.Client(api_key=self._key, vertexai=False, http_options=options)
+
+    def _anthropic(self, name: str, http_client: Any) -> Any:
+        from stepengine.models.anthropic import AnthropicProvider
+
+        return self._client(AnthropicProvider("replay"), name, http_client)
+
+    def _openai(self, name: str, http_client: Any) -> Any:
+        from stepengine.models.openai import OpenAIProvider
+
+        return self._client(OpenAIProvider("replay"), name, http_client)
+
+    def _client(self, provider: Any, name: str, http_client: Any) -> Any:
+        make = getattr(provider._sdk(), name)  # noqa: SLF001 - it alone may import the SDK
+        url = provider.settings().base_url
+        return make(api_key=self._key, base_url=url, max_retries=0, http_client=http_client)
+
+    def close(self) -> None:
+        """Give back the connections of the sync clients."""
+        self._http.close()
+
+    async def aclose(self) -> None:
+        """Give back the connections of all clients."""
+        self.close()
+        await self._async_http.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

@@ -44,6 +44,7 @@ from stepengine.errors import (
 from stepengine.machine.author import blamed, describe_yield, site
 
 __all__ = ("NOTHING", "Exchange", "Finished", "Handler", "Note", "Walk", "answer_to", "is_same_yield")
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 
 class _Nothing:
@@ -53,6 +54,7 @@ class _Nothing:
 
 NOTHING: Final = _Nothing()
 """No answer was given, which is not the JSON value ``None``."""
+MISFIT = " is no answer to "
 
 
 def answer_to(asked: Any, answer: Any, state: AgentState) -> StepResult:
@@ -64,6 +66,16 @@ def answer_to(asked: Any, answer: Any, state: AgentState) -> StepResult:
     """
     if isinstance(answer, StepResult):
         return answer
+    try:
+        return _result(asked, answer, state)
+    except DataError as error:
+        # Raised anew, so that the test is shown its own line and not where the value was looked at.
+        known = MISFIT in error.message
+        msg = error.message if known else f"{answer!r}{MISFIT}{asked!r}: {error.message}"
+        raise DataError(msg) from None
+
+
+def _result(asked: Any, answer: Any, state: AgentState) -> StepResult:
     if isinstance(asked, Sentinel | StepWith):
         return _stepped(asked, answer, state)
     if isinstance(asked, Parallel):
@@ -183,7 +195,7 @@ def _of(kind: type[Any], asked: Any, answer: Any) -> Any:
 
 
 def _misfit(asked: Any, answer: Any, fine: str) -> DataError:
-    return DataError(f"{answer!r} is no answer to {asked!r}; send {fine}, or a StepResult")
+    return DataError(f"{answer!r}{MISFIT}{asked!r}; send {fine}, or a StepResult")
 
 
 Handler: TypeAlias = "Callable[[StepContext[Any]], Generator[Any, Any, Any]] | AgentDefinition[Any]"

@@ -35,9 +35,8 @@ from stepengine.runtime.performer import Item, child_path
 from stepengine.runtime.tree import Services
 from stepengine.testing.budgets import Budgets, Passing, at_once
 from stepengine.testing.faults import Drawn, Fault, Given, faulty
-from stepengine.testing.invariants import Unwatched, Violation, Watched, expect_same_end, refuse
+from stepengine.testing.invariants import Unwatched, Violation, Watched, expect_same_end, name_of, refuse, shown, told
 from stepengine.testing.scripted import Failing
-from stepengine.testing.telling import name_of, shown, told
 from stepengine.testing.walk import is_same_yield
 from stepengine.tools.definition import Tool
 
@@ -52,6 +51,7 @@ __all__ = (
     "drawn",
     "stand_in",
 )
+__tracebackhide__ = True  # a failed test ends at its author's line
 
 Replies: TypeAlias = "Sequence[Any] | Callable[[ModelRequest, Random], Any] | None"
 CALL_RATE = 0.6
@@ -219,6 +219,7 @@ class Setting:
         params: Its params.
         canned: Makes what the world of a seed says.
         may_raise: Errors that handlers may let out.
+        undisturbed: How the run ended that was last compared with, by seed and faults.
     """
 
     catalog: Catalog
@@ -227,6 +228,7 @@ class Setting:
     params: Any
     canned: Callable[[int], Canned]
     may_raise: tuple[type[BaseException], ...]
+    undisturbed: dict[tuple[int, tuple[Fault, ...]], Finished] = attrs.field(factory=dict, init=False)
 
 
 class World:
@@ -263,7 +265,6 @@ class World:
         self._open: set[tuple[str, int]] = set()
         self._met: set[tuple[str, int]] = set()
         self._kinds: dict[tuple[str, int], list[str]] = {}
-        self._runs: dict[str, Watched] = {}
         self._given: dict[tuple[str, int], Single] = {}
         self.records: dict[tuple[str, int], tuple[Leaf, Single]] = {}
         self.happened: list[Fault] = []
@@ -284,6 +285,7 @@ class World:
                 self.resumed = True
                 self.lines.append("   the process dies; the run is resumed from its journal")
                 self._doubtful |= self._open
+                self._given.clear()
             run = self._resumed()
 
     def _resumed(self) -> JournaledRun:
@@ -367,7 +369,6 @@ class World:
 
     def _drive(self, plan: RunPlan, state: AgentState) -> Finished:
         run = Unwatched(plan) if self._again else Watched(plan, self._setting.may_raise, is_bare=self.seed % 2 == 1)
-        self._runs[plan.path] = run
         self._budgets.opens(plan)
         finished = self._driven(run, self._services.machine(run.plan, state))
         self._budgets.closes(plan.path)
@@ -435,7 +436,7 @@ class World:
         self._expect_sound(self._run)
         at = (item.path, item.effect.seq)
         self._met.add(at)
-        if at in self.records:
+        if self._is_recorded(at) or (self._again and at in self.records):
             self._expect_same(at, item.effect, outcome)
             return outcome
         if self._again:
@@ -451,6 +452,10 @@ class World:
             self._open.discard(at)
         self._die(item.effect, at, "crash_after")
         return outcome
+
+    def _is_recorded(self, at: tuple[str, int]) -> bool:
+        """Return whether the outcome of an effect must be in the journal: a stop is none."""
+        return at in self.records and not isinstance(self.records[at][1], Stop)
 
     def _expect_same(self, at: tuple[str, int], effect: Leaf, outcome: Single) -> None:
         """Check that an effect that was answered before is so again; what was stopped may be stopped for less."""
@@ -511,7 +516,7 @@ class World:
         """Check that an effect that is about to happen may: children run again over their own records."""
         if isinstance(item.effect, Spawn):
             return
-        if self._again or (at in self.records and not isinstance(self.records[at][1], Stop)):
+        if self._again or self._is_recorded(at):
             refuse("I3", f"{self._when} {name_of(at)}, {shown(item.effect)}, happens although its outcome is recorded")
         if at in self._doubtful and not is_repeatable(item):
             refuse(

@@ -91,7 +91,7 @@ def test_python_that_is_no_file_runs_on_its_own() -> None:
 
 
 def test_the_table_of_modes_is_complete() -> None:
-    from stepengine.testing.modes import MODES
+    from stepengine.testing.recordings import MODES
 
     table = PAGE.partition("| mode | what it does |")[2].partition("\n\n")[0]
 

@@ -16,9 +16,7 @@ import stepengine.journal
 import stepengine.models.presets
 import stepengine.pytest_plugin as plugin
 import stepengine.redaction
-import stepengine.testing.clients
 import stepengine.testing.engines
-import stepengine.testing.journals
 import stepengine.testing.prefixes
 import stepengine.testing.recordings
 import stepengine.testing.transport

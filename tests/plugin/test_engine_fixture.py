@@ -17,7 +17,7 @@ import stepengine.models.openai
 import stepengine.models.openai_chat
 from stepengine.testing import Cassette, Clock, ReplayTransport, TestCassette
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
-from stepengine.testing.clients import Clients
+from stepengine.testing.transport import Clients
 
 pytest_plugins = ("pytester",)
 SHARED = (

@@ -18,8 +18,8 @@ from stepengine import AgentDefinition, Engine
 from stepengine.models.anthropic import AnthropicProvider
 from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
-from stepengine.testing.clients import Clients
 from stepengine.testing.engines import Clock
+from stepengine.testing.transport import Clients
 
 JSON = (("content-type", "application/json"),)
 ANTHROPIC = "https://api.anthropic.com/v1/messages"

@@ -71,6 +71,26 @@ def test_a_replayer_that_raises_lets_every_simulation_with_a_crash_fail(broken, 
         simulated(Fault(4, "crash"))
 
 
+def test_what_was_stopped_before_a_crash_is_in_doubt_after_it():
+    """
+    The run of a child is cancelled while it does something that must not happen twice, and then the process dies.
+    """
+
+    def once(ctx):
+        yield from Perform(print, "once")
+
+    kid = AgentDefinition("kid", handle_steps=once)
+
+    def handler(ctx):
+        child = (yield AgentCall("kid")).value
+        return type(child.error).__name__
+
+    agent = AgentDefinition("boss", spawnable_agents=[kid], handle_steps=handler)
+    faults = [Fault(0, "cancel", "0"), Fault(0, "crash_after")]
+    assert {"completed": 1} == {s.value: n for s, n in simulate(agent, [1], faults=faults).statuses.items()}
+    assert {"cancelled": 1} == {s.value: n for s, n in simulate(agent, [1], faults=faults[:1]).statuses.items()}
+
+
 # --- wrong instead of raising -------------------------------------------------------------------------------------------
 
 
