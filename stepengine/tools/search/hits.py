@@ -98,7 +98,10 @@ class Report:
             lines = [path]
         else:
             shown = shown[: SEARCH_MATCHES - len(self._found)]
-            lines, data = [f"{path}:", *self._text(found.lines, shown)], [{"path": path, "line": n + 1} for n, _ in shown]
+            lines, data = (
+                [f"{path}:", *self._text(found.lines, shown)],
+                [{"path": path, "line": n + 1} for n, _ in shown],
+            )
             self._cut_files += len(found.spans) > self._per_file and flags.max_count != self._per_file
         size = sum(map(len, lines)) + len(lines)
         if self._chars + size > SEARCH_CHARS:
