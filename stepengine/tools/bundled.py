@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from stepengine.errors import DefinitionError
-from stepengine.tools._caps import COMMAND_MAX_SECONDS, COMMAND_SECONDS
+from stepengine.tools.changes import COMMAND_MAX_SECONDS
 
 if TYPE_CHECKING:
     from stepengine.tools.changes import FileChangeHook
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from stepengine.tools.web.searching import SearchBackend
 
 __all__ = ("change_hook_tools", "file_tools", "followup_tools", "search_tools", "shell_tools", "web_tools")
+
+COMMAND_SECONDS = 30.0
 
 
 def file_tools(

@@ -21,10 +21,15 @@ from stepengine.data.messages import (
 )
 from stepengine.errors import DataError, ToolError
 from stepengine.redaction import KNOWN
-from stepengine.tools._caps import DOCUMENT_BYTES, ERROR_CHARS, IMAGE_BYTES, RESULT_CHARS
 from stepengine.tools.encoding import encode
 
 __all__ = ("as_result", "cut", "error_text")
+
+MIB = 1024 * 1024
+RESULT_CHARS = 100_000
+ERROR_CHARS = 4_000
+IMAGE_BYTES = 5 * MIB
+DOCUMENT_BYTES = 32 * MIB
 
 PARTS = (TextPart, JsonPart, ImagePart, DocumentPart)
 SMALL = frozenset({int, bool, float, type(None)})

@@ -22,12 +22,13 @@ from typing import NoReturn, TypeVar
 import attrs
 
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.tools._caps import SYMLINK_HOPS
 from stepengine.tools.files.paths import parts_of, target_parts
 from stepengine.tools.files.rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
 from stepengine.tools.writes import root_id
 
 __all__ = ("Missing", "Opened", "Policy", "Root")
+
+SYMLINK_HOPS = 8
 
 T = TypeVar("T")
 

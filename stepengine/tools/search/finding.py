@@ -22,7 +22,6 @@ import attrs
 from pydantic import Field
 
 from stepengine.data.tools import ToolAnnotations
-from stepengine.tools._caps import FIND_PROMPT_CHARS, FIND_RESULTS, FIND_RESULTS_MAX, FIND_SOURCES
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
@@ -34,6 +33,11 @@ from stepengine.tools.search.symbols import symbols_of
 from stepengine.tools.search.words import SHORTEST_STEM, words_of
 
 __all__ = ("finding_tool", "ranked")
+
+FIND_RESULTS = 12
+FIND_RESULTS_MAX = 30
+FIND_PROMPT_CHARS = 2_000
+FIND_SOURCES = 3_000
 
 Parts = tuple[str, ...]
 PROMPT_WORDS = 40

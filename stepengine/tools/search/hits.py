@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from stepengine.errors import ToolError
-from stepengine.tools._caps import SEARCH_CHARS, SEARCH_COLUMNS, SEARCH_FILE_BYTES, SEARCH_MATCHES
 from stepengine.tools.files.paths import display
 from stepengine.tools.files.text import decode, read_capped
 from stepengine.tools.search.flags import Flags
 from stepengine.tools.search.ignore import Ignore
+from stepengine.tools.search.regex import SEARCH_COLUMNS
 
 if TYPE_CHECKING:
     from stepengine.tools.files.root import Root
 
 __all__ = ("FileHits", "Report", "Sources")
+
+SEARCH_MATCHES = 250
+SEARCH_CHARS = 20_000
+SEARCH_FILE_BYTES = 4 * 1024 * 1024
 
 
 @attrs.frozen

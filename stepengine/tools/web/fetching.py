@@ -10,13 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from stepengine.errors import BlockedAddress, DefinitionError, ToolError
-from stepengine.tools._caps import (
-    WEB_CONNECT_SECONDS,
-    WEB_FETCHES_PER_HOST,
-    WEB_IDLE_SECONDS,
-    WEB_REDIRECTS,
-    WEB_SECONDS,
-)
 from stepengine.tools.web.addresses import blocked_reason, networks, numeric_address
 from stepengine.tools.web.body import Body, check_headers, read_body
 from stepengine.tools.web.gates import Gates
@@ -29,6 +22,12 @@ if TYPE_CHECKING:
     import httpx2
 
 __all__ = ("Fetched", "Fetcher", "Resolve", "SafeFetcher", "is_text")
+
+WEB_CONNECT_SECONDS = 10.0
+WEB_IDLE_SECONDS = 10.0
+WEB_SECONDS = 20.0
+WEB_REDIRECTS = 5
+WEB_FETCHES_PER_HOST = 4
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Takes a host name and a port and returns its IP addresses."""
