@@ -31,9 +31,9 @@ from stepengine.testing.cassette_files import (
     dump_cassette,
     is_json,
     parse_cassette,
-    replace_file,
 )
 from stepengine.testing.cleaning import KEPT_REQUEST_HEADERS, SHAPES, Cleaner, SecretFound, clean_url, known_secrets
+from stepengine.tools.files.atomic import replace_path
 
 __all__ = (
     "ABSENT",
@@ -607,7 +607,8 @@ class Cassette:
         data = dump_cassette(kept)
         for index, interaction in enumerate(parse_cassette(data, str(target))):
             _refuse_secrets(interaction, cleaner, f"{target}: interactions[{index}]")
-        replace_file(target, data)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        replace_path(target, data)
         self.path = self.path or target
         return target
 
