@@ -103,7 +103,7 @@ def test_what_rewrites_a_journal_makes_a_new_file_and_puts_it_in_place_at_once(t
     original = os.rename
 
     def spy(made, name, *, src_dir_fd, dst_dir_fd):
-        with open(os.open(made, os.O_RDONLY, dir_fd=src_dir_fd), "rb") as file:
+        with open(os.open(made, os.O_RDONLY, dir_fd=src_dir_fd), "rb") as file:  # noqa: PTH123  (it is open already)
             seen.append((file.read(), path.read_bytes() if path.exists() else b""))
         original(made, name, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
