@@ -28,7 +28,7 @@ from stepengine.tools.definition import Tool
 from stepengine.tools.files.paths import display
 from stepengine.tools.files.root import Root
 from stepengine.tools.files.walk import Budget
-from stepengine.tools.search.listing import visible
+from stepengine.tools.search.ignore import visible
 from stepengine.tools.search.symbols import symbols_of
 from stepengine.tools.search.words import SHORTEST_STEM, words_of
 

@@ -20,7 +20,7 @@ from stepengine.tools.files.paths import display, shown
 from stepengine.tools.files.reading import READ_PATHS
 from stepengine.tools.files.root import Opened, Root
 from stepengine.tools.files.walk import Budget
-from stepengine.tools.search.listing import visible
+from stepengine.tools.search.ignore import visible
 from stepengine.tools.search.symbols import has_symbols, symbols_of
 
 __all__ = ("subtree_tool",)

@@ -20,7 +20,7 @@ from stepengine.tools.search.fallback import python_hits
 from stepengine.tools.search.finding import finding_tool
 from stepengine.tools.search.flags import Flags, parse_flags
 from stepengine.tools.search.hits import SEARCH_MATCHES, Report
-from stepengine.tools.search.listing import visible
+from stepengine.tools.search.ignore import visible
 from stepengine.tools.search.patterns import GlobPattern
 from stepengine.tools.search.ripgrep import Ripgrep, find_ripgrep
 

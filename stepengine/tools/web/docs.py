@@ -13,8 +13,7 @@ import attrs
 
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools.search.words import words_of
-from stepengine.tools.web.fetching import Fetcher
-from stepengine.tools.web.gates import count_page
+from stepengine.tools.web.fetching import Fetcher, count_page
 from stepengine.tools.web.pages import page_of
 from stepengine.tools.web.searching import SearchBackend
 

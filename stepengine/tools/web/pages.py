@@ -14,8 +14,7 @@ from typing import Any
 import attrs
 
 from stepengine.errors import ToolError
-from stepengine.tools.web.fetching import UNSPECIFIED, Fetched, is_text
-from stepengine.tools.web.gates import Gates
+from stepengine.tools.web.fetching import UNSPECIFIED, Fetched, Gates, is_text
 
 __all__ = ("Page", "page_of")
 

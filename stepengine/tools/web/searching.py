@@ -13,8 +13,7 @@ import attrs
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import GIVEN, KNOWN
 from stepengine.tools.web.body import check_headers, read_body
-from stepengine.tools.web.fetching import WEB_CONNECT_SECONDS, WEB_IDLE_SECONDS, WEB_SECONDS
-from stepengine.tools.web.trust import trusted
+from stepengine.tools.web.fetching import WEB_CONNECT_SECONDS, WEB_IDLE_SECONDS, WEB_SECONDS, trusted
 
 __all__ = ("BraveSearch", "Depth", "SearchBackend", "SearchHit", "SearxngSearch")
 
