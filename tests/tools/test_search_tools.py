@@ -284,7 +284,8 @@ async def test_what_ripgrep_reports_is_shown_only_when_our_own_walk_finds_it(roo
     lines = "\n".join(events)
     fake.write_text(f"#!{sys.executable}\nprint({lines!r})\n")
     fake.chmod(0o755)
-    from stepengine.tools.files.root import Policy, Root
+    from stepengine.tools.files.policy import Policy
+    from stepengine.tools.files.root import Root
     from stepengine.tools.files.walk import LIST_ENTRIES, Budget
 
     held = Root(root, Policy())
