@@ -95,6 +95,7 @@ class SearchTools(Policy):
     """
 
     prefer_python: bool = False
+    allow_protected: tuple[str, ...] = attrs.field(default=(), init=False)  # these tools write nothing
 
     def below(self, root: str | os.PathLike[str]) -> list[Tool[..., Any]]:
         """Return the tools for a root folder."""
