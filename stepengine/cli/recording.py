@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -495,13 +494,9 @@ def _complain(message: str) -> None:
 
 def _write(entry: Entry) -> None:
     """Put the companion in its place, at once or not at all; only its owner can read it."""
-    descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=entry.folder)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - it is open already
-            json.dump(entry.info, file)
-        Path(temporary).replace(entry.folder / f"{entry.stem}.json")
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    from stepengine.tools.files.atomic import replace_path
+
+    replace_path(entry.folder / f"{entry.stem}.json", json.dumps(entry.info).encode(), mode=0o600)
 
 
 # --- what goes --------------------------------------------------------------------------------------------------------

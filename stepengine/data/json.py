@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from stepengine.errors import DataError
 
 __all__ = (
+    "ABSENT",
+    "Difference",
     "JsonDict",
     "JsonList",
     "JsonValue",
     "canonical",
     "compact",
+    "differences",
     "encoder",
     "freeze",
     "freeze_object",
     "frozen_text",
     "mended",
+    "parting",
     "quoted",
     "text_of",
     "thaw",
@@ -296,3 +301,49 @@ def _plus_zero(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plus_zero(v) for v in value]
     return value
+
+
+# --- where two values differ ----------------------------------------------------------------------------------------
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "(absent)"
+
+
+ABSENT = _Absent()
+"""Stands in a ``Difference`` for a member or item that one side does not have."""
+
+
+class Difference(NamedTuple):
+    """
+    One place at which two JSON values differ.
+
+    Attributes:
+        pointer: JSON pointer; empty for the whole.
+        recorded: What stands there in the first value, or ``ABSENT``.
+        now: What stands there in the second.
+    """
+
+    pointer: str
+    recorded: Any
+    now: Any
+
+
+def differences(recorded: Any, now: Any, pointer: str = "") -> Iterator[Difference]:
+    """Give the places at which two JSON values differ, in the order of the first one; ``1``, ``1.0`` and ``true`` differ."""
+    if isinstance(recorded, Mapping) and isinstance(now, Mapping):
+        for name in dict.fromkeys([*recorded, *now]):
+            at = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
+            yield from differences(recorded.get(name, ABSENT), now.get(name, ABSENT), at)
+    elif isinstance(recorded, list | tuple) and isinstance(now, list | tuple):
+        for index, (one, other) in enumerate(zip_longest(recorded, now, fillvalue=ABSENT)):
+            yield from differences(one, other, f"{pointer}/{index}")
+    elif type(recorded) is not type(now) or recorded != now:
+        yield Difference(pointer, recorded, now)
+
+
+def parting(one: str, other: str) -> int:
+    """Return the index of the first character at which two texts differ; where one begins with the other, its length."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stepengine.data.effects import CallModel
+from stepengine.data.json import ABSENT, differences, parting
 from stepengine.errors import ReplayDivergence
 from stepengine.journal.fingerprints import seen
 from stepengine.journal.history import History
@@ -38,7 +39,6 @@ DivergenceKind: TypeAlias = Literal["changed", "kind", "extra", "unused", "undec
 MAX_FIELDS = 12
 WINDOW = 200
 SHOWN = 60
-MISSING = object()
 VERBS = {"CallModel": "call_model", "CallTool": "call_tool", "Perform": "perform", "Ask": "ask", "Spawn": "spawn"}
 
 
@@ -166,7 +166,7 @@ def request_fields(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     names = [n for n in ("model", "system_prompt", "tools", "tool_choice", "settings") if n in recorded or n in now]
     fields: list[Field] = []
     for name in names:
-        fields += fields_between(recorded.get(name, MISSING), now.get(name, MISSING), f"/{name}")
+        fields += fields_between(recorded.get(name, ABSENT), now.get(name, ABSENT), f"/{name}")
     return fields + list(_messages(_shown(recorded), _shown(now)))
 
 
@@ -184,31 +184,21 @@ def _messages(recorded: list[Any], now: list[Any]) -> Iterator[Field]:
         end += 1
     old, new = recorded[start : len(recorded) - end], now[start : len(now) - end]
     for offset in range(max(len(old), len(new))):
-        theirs = old[offset] if offset < len(old) else MISSING
-        ours = new[offset] if offset < len(new) else MISSING
+        theirs = old[offset] if offset < len(old) else ABSENT
+        ours = new[offset] if offset < len(new) else ABSENT
         yield from fields_between(theirs, ours, f"/messages/{start + offset}")
 
 
 def fields_between(recorded: Any, now: Any, pointer: str = "") -> Iterator[Field]:
     """Give every place where two JSON values differ."""
-    if isinstance(recorded, Mapping) and isinstance(now, Mapping):
-        for name in dict.fromkeys([*recorded, *now]):
-            yield from fields_between(recorded.get(name, MISSING), now.get(name, MISSING), f"{pointer}/{name}")
-    elif isinstance(recorded, list | tuple) and isinstance(now, list | tuple):
-        for index in range(max(len(recorded), len(now))):
-            theirs = recorded[index] if index < len(recorded) else MISSING
-            ours = now[index] if index < len(now) else MISSING
-            yield from fields_between(theirs, ours, f"{pointer}/{index}")
-    elif recorded is MISSING or now is MISSING or type(recorded) is not type(now) or recorded != now:
-        yield Field(pointer or "/", *_pair(recorded, now))
+    for found in differences(recorded, now, pointer):
+        yield Field(found.pointer or "/", *_pair(found.recorded, found.now))
 
 
 def _pair(recorded: Any, now: Any) -> tuple[str, str]:
     """Return both sides; long texts from where they begin to differ."""
     if isinstance(recorded, str) and isinstance(now, str) and max(len(recorded), len(now)) > SHOWN:
-        first = next((i for i, (a, b) in enumerate(zip(recorded, now, strict=False)) if a != b), None)
-        first = min(len(recorded), len(now)) if first is None else first
-        start = max(0, first - SHOWN // 3)
+        start = max(0, parting(recorded, now) - SHOWN // 3)
         return _window(recorded, start), _window(now, start)
     return shown_value(recorded), shown_value(now)
 
@@ -220,8 +210,8 @@ def _window(text: str, start: int) -> str:
 
 def shown_value(value: Any) -> str:
     """Return a JSON value as short text."""
-    if value is MISSING:
-        return "(absent)"
+    if value is ABSENT:
+        return repr(ABSENT)
     text = json.dumps(value, ensure_ascii=False, default=dict)
     return text if len(text) <= WINDOW else f"{text[:WINDOW]}..."
 

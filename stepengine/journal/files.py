@@ -18,6 +18,7 @@ from stepengine.errors import JournalError
 from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
 from stepengine.journal.places import (
+    OWNER_ONLY,
     Reserve,
     check_place,
     lock_file,
@@ -33,6 +34,7 @@ from stepengine.journal.places import (
 from stepengine.journal.reading import Reading, read_file
 from stepengine.journal.records import Record
 from stepengine.journal.store import Journal, LineWriter, Writer
+from stepengine.tools.files.atomic import replace_path
 
 __all__ = ("FileJournal", "Sync")
 
@@ -123,26 +125,16 @@ class FileJournal(Journal):
 
     def replace(self, records: Sequence[Record]) -> None:
         """Replace the file by one with *records*, at once or not at all."""
-        import tempfile
-
         history = History(records, self.name)
         link = self.link if history.head is None else history.head.link
         encoder = Encoder(self.redactor, link=link, stable=self.stable)
         content = b"".join([line for record in records for line in encoder.lines(record)])
         _check_no_link(self.path)
         made_folder(self.path.parent)
-        descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=self.path.parent)
         try:
-            with open(descriptor, "wb") as file:  # noqa: PTH123 - it is open already
-                file.write(content)
-                file.flush()
-                os.fsync(descriptor)
-            Path(temporary).replace(self.path)
-            sync_folder(self.path.parent)
+            replace_path(self.path, content, mode=OWNER_ONLY)
         except OSError as error:
             raise unusable(self.path, error) from error
-        finally:
-            Path(temporary).unlink(missing_ok=True)
 
 
 class FileWriter(LineWriter):

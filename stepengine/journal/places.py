@@ -21,6 +21,7 @@ from typing import ClassVar
 from stepengine.errors import JournalError, JournalLocked, JournalWriteFailed
 
 __all__ = (
+    "OWNER_ONLY",
     "Reserve",
     "check_place",
     "lock_file",

@@ -12,7 +12,7 @@ import difflib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path as FilePath
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -42,6 +42,7 @@ from stepengine.permissions.rules import (
     ToolNamed,
     When,
 )
+from stepengine.tools.files.atomic import replace_path
 
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -335,7 +336,7 @@ class Policy:
             raise DefinitionError(msg)
         text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
         with _locked(path):
-            _replace(FilePath(path), text.encode())
+            replace_path(FilePath(path), text.encode())
 
 
 class PolicyFile:
@@ -407,7 +408,7 @@ class PolicyFile:
             kept = {rule.id: rule for rule in policy.remembered}
             changed = attrs.evolve(policy, remembered=change(kept).values())
             if changed != policy:
-                _replace(self.path, (json.dumps(changed.to_json(), indent=2, ensure_ascii=False) + "\n").encode())
+                replace_path(self.path, (json.dumps(changed.to_json(), indent=2, ensure_ascii=False) + "\n").encode())
 
 
 @contextmanager
@@ -421,26 +422,6 @@ def _locked(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _replace(target: FilePath, data: bytes) -> None:
-    """Replace a file as a whole, and durably; its permission bits stay."""
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            with suppress(FileNotFoundError):
-                os.fchmod(file.fileno(), target.stat().st_mode & 0o777)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _own_spec(ctx: HookContext, name: str) -> ToolSpec | None:

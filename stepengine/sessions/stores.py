@@ -32,6 +32,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, SessionConflict, SessionError, StepEngineError
 from stepengine.sessions.session import Session, SessionInfo, TurnPlace, check_id, mended, messages_from_json
+from stepengine.tools.files.atomic import replace_path
 
 if TYPE_CHECKING:
     import sqlite3
@@ -461,7 +462,8 @@ class FileSessions(Store):
                 made = self._next(session, stored)
                 self._write_history(folder / "history.jsonl", _lines(made.messages))
                 self._write_state(folder / "state.json", made)
-                _replace(folder / "metadata.json", json.dumps(_metadata(made), indent=2, ensure_ascii=False).encode())
+                described = json.dumps(_metadata(made), indent=2, ensure_ascii=False).encode()
+                replace_path(folder / "metadata.json", described, mode=FILE)
                 return made
         except OSError as error:
             msg = f"the session {session.session_id!r} cannot be saved in {str(folder)!r}: {error.strerror}"
@@ -483,14 +485,14 @@ class FileSessions(Store):
                 file.flush()
                 os.fsync(file.fileno())
         else:
-            _replace(path, whole)
+            replace_path(path, whole, mode=FILE)
 
     def _write_state(self, path: Path, session: Session) -> None:
         stored = _stored_state(session)
         if stored is None:
             path.unlink(missing_ok=True)
         else:
-            _replace(path, canonical(stored).encode())
+            replace_path(path, canonical(stored).encode(), mode=FILE)
 
     @override
     def list(self) -> list[SessionInfo]:
@@ -523,7 +525,8 @@ class FileSessions(Store):
     def set_cached(self, key: str, value: Any, ttl: float | None = None) -> None:
         path = self._cache_file(key)
         path.parent.mkdir(mode=FOLDER, exist_ok=True)
-        _replace(path, canonical({"key": key, "until": _until(ttl, self._clock()), "value": freeze(value)}).encode())
+        kept = canonical({"key": key, "until": _until(ttl, self._clock()), "value": freeze(value)})
+        replace_path(path, kept.encode(), mode=FILE)
 
     def _cache_file(self, key: str) -> Path:
         return self.root / ".cache" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
@@ -558,20 +561,6 @@ def _read_file(path: Path) -> bytes | None:
 
 def _read_json(path: Path) -> Any:
     return _parsed(_read_file(path), repr(str(path)))
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file, all of it or nothing, durably."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
-    try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
-        with open(descriptor, "wb") as file:  # noqa: PTH123  (it is open already)
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 # --- in SQLite ------------------------------------------------------------------------------------------------------

@@ -15,13 +15,14 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 
+from stepengine.data.json import ABSENT, Difference, differences, parting
 from stepengine.errors import DataError
 from stepengine.redaction import Redactor
 from stepengine.testing.cassette_files import (
@@ -31,17 +32,15 @@ from stepengine.testing.cassette_files import (
     dump_cassette,
     is_json,
     parse_cassette,
-    replace_file,
 )
 from stepengine.testing.cleaning import KEPT_REQUEST_HEADERS, SHAPES, Cleaner, SecretFound, clean_url, known_secrets
+from stepengine.tools.files.atomic import replace_path
 
 __all__ = (
-    "ABSENT",
     "Candidate",
     "Cassette",
     "CassetteMiss",
     "CassetteUnused",
-    "Difference",
     "Key",
     "Known",
     "Matcher",
@@ -49,7 +48,6 @@ __all__ = (
     "Situation",
     "Slot",
     "describe_miss",
-    "differences",
     "json_body",
     "nearest",
     "place_of",
@@ -59,14 +57,6 @@ __tracebackhide__ = True  # a failed test ends at its author's line
 
 Key: TypeAlias = tuple[Any, ...]
 PORTS = {"http": 80, "https": 443}
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "(absent)"
-
-
-ABSENT = _Absent()
 
 
 @attrs.frozen
@@ -83,15 +73,6 @@ class Place:
     def origin(self) -> str:
         """Scheme, host and port."""
         return f"{self.scheme}://{self.host}:{self.port}"
-
-
-@attrs.frozen
-class Difference:
-    """One place at which two JSON bodies differ; ``ABSENT`` stands for nothing."""
-
-    pointer: str
-    recorded: Any
-    now: Any
 
 
 def place_of(url: str) -> Place:
@@ -194,21 +175,6 @@ def _member(tree: Any, part: str) -> Any:
     return tree[int(part)] if isinstance(tree, list) and part.isdigit() and int(part) < len(tree) else None
 
 
-def differences(recorded: Any, now: Any, pointer: str = "") -> Iterator[Difference]:
-    """Give the places at which two JSON values differ, in the order of the recorded one."""
-    if isinstance(recorded, dict) and isinstance(now, dict):
-        for key in [*recorded, *(k for k in now if k not in recorded)]:
-            at = f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
-            yield from differences(recorded.get(key, ABSENT), now.get(key, ABSENT), at)
-    elif isinstance(recorded, list) and isinstance(now, list):
-        for index in range(max(len(recorded), len(now))):
-            a = recorded[index] if index < len(recorded) else ABSENT
-            b = now[index] if index < len(now) else ABSENT
-            yield from differences(a, b, f"{pointer}/{index}")
-    elif recorded != now or isinstance(recorded, bool) != isinstance(now, bool):
-        yield Difference(pointer or "(body)", recorded, now)
-
-
 MAX_CANDIDATES = 3
 MAX_FIELDS = 8
 MAX_LISTED = 20
@@ -292,10 +258,14 @@ def nearest(request: RecordedRequest, at: Situation) -> tuple[Candidate, ...]:
         else:
             now_shown = now
         both = itertools.chain(
-            _query(place.query, here.query), _headers(recorded, request, at), differences(body, now_shown)
+            _query(place.query, here.query), _headers(recorded, request, at), _in_body(body, now_shown)
         )
         found.append(Candidate(index, known.used, tuple(itertools.islice(both, MAX_COUNTED))))
     return tuple(sorted(found, key=lambda c: (len(c.differences), c.used, c.index))[:MAX_CANDIDATES])
+
+
+def _in_body(recorded: Any, now: Any) -> list[Difference]:
+    return [each._replace(pointer=each.pointer or "(body)") for each in differences(recorded, now)]
 
 
 def _query(recorded: Any, now: Any) -> Any:
@@ -344,10 +314,7 @@ def _shown(value: Any, other: Any) -> str:
     text, against = Cleaner().text(_json(value)), "" if other is ABSENT else Cleaner().text(_json(other))
     if len(text) <= VALUE_WIDTH:
         return text
-    same = next(
-        (i for i, (a, b) in enumerate(zip(text, against, strict=False)) if a != b), min(len(text), len(against))
-    )
-    start = max(0, min(same - VALUE_WIDTH // 4, len(text) - VALUE_WIDTH))
+    start = max(0, min(parting(text, against) - VALUE_WIDTH // 4, len(text) - VALUE_WIDTH))
     return (
         f"{'...' if start else ''}{text[start : start + VALUE_WIDTH]}{'...' if start + VALUE_WIDTH < len(text) else ''}"
     )
@@ -608,7 +575,8 @@ class Cassette:
         data = dump_cassette(kept)
         for index, interaction in enumerate(parse_cassette(data, str(target))):
             _refuse_secrets(interaction, cleaner, f"{target}: interactions[{index}]")
-        replace_file(target, data)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        replace_path(target, data)
         self.path = self.path or target
         return target
 

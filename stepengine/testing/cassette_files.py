@@ -10,14 +10,10 @@ character that YAML would not print is written as JSON escape, which keeps the b
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import attrs
@@ -37,7 +33,6 @@ __all__ = (
     "is_json",
     "is_stream",
     "parse_cassette",
-    "replace_file",
     "safe_loader",
 )
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -381,23 +376,6 @@ def dump_cassette(interactions: Iterable[Interaction]) -> bytes:
         tree, Dumper=_dumper(), allow_unicode=True, width=ENDLESS, sort_keys=False, default_flow_style=False
     )
     return str(text).encode()
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Put *data* at *path* as a whole or not at all: a reader never sees half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(name).unlink()
-        raise
 
 
 @functools.cache

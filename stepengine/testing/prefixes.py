@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from stepengine.data.json import parting
 from stepengine.data.state import RunResult
 from stepengine.errors import DataError
 from stepengine.journal import Journal, JournalLike, as_journal
@@ -71,9 +72,7 @@ def _compare(name: str, earlier: Intent, old: list[tuple[str, str]], later: Inte
         if text == other:
             sent += len(text.encode())
             continue
-        same = next(
-            (i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other))
-        )
+        same = parting(text, other)
         first, second = shown_address(earlier.path, earlier.seq), shown_address(later.path, later.seq)
         is_gone = index >= len(new)
         msg = (

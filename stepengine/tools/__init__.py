@@ -12,6 +12,7 @@ from stepengine.tools.bundled import change_hook_tools, file_tools, followup_too
 from stepengine.tools.changes import FileChangeHook
 from stepengine.tools.context import ResourceMap, ToolContext, Workspace
 from stepengine.tools.control import ask_user_tool, control_tools
+from stepengine.tools.conversion import decode_result
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
 from stepengine.tools.depends import Depends
@@ -19,7 +20,6 @@ from stepengine.tools.files.edits import unified_diff
 from stepengine.tools.registry import ToolRegistry
 from stepengine.tools.spawning import agent_tool, spawn_tools, task_tool
 from stepengine.tools.threads import ThreadPool
-from stepengine.tools.typed import decode_result
 from stepengine.tools.web.docs import DocsBackend, DocsSites, SearchedDocs
 from stepengine.tools.web.fetching import Fetched, Fetcher, SafeFetcher
 from stepengine.tools.web.searching import BraveSearch, SearchBackend, SearchHit, SearxngSearch

@@ -16,9 +16,11 @@ from typing import NoReturn, TypeAlias
 import attrs
 
 from stepengine.errors import ToolError
-from stepengine.tools._caps import COMMAND_BYTES, COMMAND_WORDS
 
 __all__ = ("Argv", "Script", "check_argv", "parse_command", "shown_command", "split_argv")
+
+COMMAND_WORDS = 1_000
+COMMAND_BYTES = 128 * 1024
 
 Argv: TypeAlias = tuple[str, ...]
 

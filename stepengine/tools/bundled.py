@@ -7,12 +7,18 @@ when it is built, not when stepengine is imported.
 
 from __future__ import annotations
 
+import inspect
+import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
+
+import attrs
 
 from stepengine.errors import DefinitionError
-from stepengine.tools._caps import COMMAND_MAX_SECONDS, COMMAND_SECONDS
+from stepengine.tools.changes import COMMAND_MAX_SECONDS
+from stepengine.tools.files.policy import Policy
 
 if TYPE_CHECKING:
     from stepengine.tools.changes import FileChangeHook
@@ -24,22 +30,15 @@ if TYPE_CHECKING:
 
 __all__ = ("change_hook_tools", "file_tools", "followup_tools", "search_tools", "shell_tools", "web_tools")
 
+COMMAND_SECONDS = 30.0
 
-def file_tools(
-    root: str | os.PathLike[str],
-    *,
-    write: bool = False,
-    delete: bool = False,
-    propose: bool = False,
-    withhold: Sequence[str] = (),
-    allow_secrets: Sequence[str] = (),
-    allow_protected: Sequence[str] = (),
-    refuse_hardlinks: bool = False,
-    cross_mounts: bool = False,
-    allow_wide_root: bool = False,
-) -> list[Tool[..., Any]]:
+P = ParamSpec("P")
+
+
+@attrs.frozen(kw_only=True)
+class FileTools(Policy):
     """
-    Return ``read_files``, ``list_directory`` and ``read_subtree``, and with *write* also ``write_file`` and ``str_replace``.
+    ``read_files``, ``list_directory`` and ``read_subtree``, and with *write* also ``write_file`` and ``str_replace``.
 
     With *delete* comes ``delete_file``. With *propose* come ``propose_write_file`` and ``propose_str_replace``, which show a
     change and make none.
@@ -49,99 +48,67 @@ def file_tools(
     changed them since the run read them, or since a person allowed the call and was shown its difference. Where the run
     has a journal, it keeps what ``stepengine.journal.undo`` needs.
 
-    Args:
-        root: The folder that the tools are confined to.
+    Attributes:
         write: Whether files may be written.
         delete: Whether files may be deleted, too; only with *write*.
         propose: Whether changes may be proposed; they are kept in the run's context and written nowhere.
-        withhold: Patterns of files that are not shown either, such as the journal of the run.
-        allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
-        allow_protected: Patterns of files that are protected from being written, such as ``".github/workflows/"``, and
-            may be written.
-        refuse_hardlinks: Refuse to read a file that has more than one name.
-        cross_mounts: Enter folders that are on other file systems than the root.
-        allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
+
+    What may be touched says ``Policy``, whose options go with these.
 
     Raises:
         DefinitionError: when the root is no folder or too wide, or the system cannot confine the tools; for *delete*
             without *write*.
     """
-    if delete and not write:
-        msg = "file_tools(delete=True) goes with write=True: what may delete files may change them"
-        raise DefinitionError(msg)
-    from stepengine.tools.files.proposing import proposing_tools
-    from stepengine.tools.files.reading import reading_tools
-    from stepengine.tools.files.root import Policy, Root
-    from stepengine.tools.files.writing import writing_tools
-    from stepengine.tools.search.subtree import subtree_tool
 
-    policy = Policy(
-        withhold=tuple(withhold),
-        allow_secrets=tuple(allow_secrets),
-        allow_protected=tuple(allow_protected),
-        refuse_hardlinks=refuse_hardlinks,
-        cross_mounts=cross_mounts,
-        allow_wide_root=allow_wide_root,
-    )
-    held = Root(root, policy)
-    changing = [*(writing_tools(held, delete=delete) if write else ()), *(proposing_tools(held) if propose else ())]
-    return [*reading_tools(held), subtree_tool(held), *changing]
+    write: bool = False
+    delete: bool = False
+    propose: bool = False
+
+    def below(self, root: str | os.PathLike[str]) -> list[Tool[..., Any]]:
+        """Return the tools for a root folder."""
+        if self.delete and not self.write:
+            msg = "file_tools(delete=True) goes with write=True: what may delete files may change them"
+            raise DefinitionError(msg)
+        from stepengine.tools.files.proposing import proposing_tools
+        from stepengine.tools.files.reading import reading_tools
+        from stepengine.tools.files.root import Root
+        from stepengine.tools.files.writing import writing_tools
+        from stepengine.tools.search.subtree import subtree_tool
+
+        held = Root(root, self)
+        writing = writing_tools(held, delete=self.delete) if self.write else ()
+        return [*reading_tools(held), subtree_tool(held), *writing, *(proposing_tools(held) if self.propose else ())]
 
 
-def search_tools(
-    root: str | os.PathLike[str],
-    *,
-    withhold: Sequence[str] = (),
-    allow_secrets: Sequence[str] = (),
-    refuse_hardlinks: bool = False,
-    cross_mounts: bool = False,
-    allow_wide_root: bool = False,
-    prefer_python: bool = False,
-) -> list[Tool[..., Any]]:
+@attrs.frozen(kw_only=True)
+class SearchTools(Policy):
     """
-    Return ``glob``, ``code_search`` and ``find_files``, confined to *root* like ``file_tools``.
+    ``glob``, ``code_search`` and ``find_files``, confined to the root like ``file_tools``.
 
-    Args:
-        root: The folder that the tools are confined to.
-        withhold: Patterns of files that are not shown either, such as the journal of the run.
-        allow_secrets: Patterns of files that are withheld by default and may be searched.
-        refuse_hardlinks: Do not search files that have more than one name.
-        cross_mounts: Enter folders that are on other file systems than the root.
-        allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
+    Attributes:
         prefer_python: Search in Python even where ripgrep is installed.
+
+    What may be searched says ``Policy``, whose options go with these.
 
     Raises:
         DefinitionError: when the root is no folder or too wide, or the system cannot confine the tools.
     """
-    from stepengine.tools.files.root import Policy, Root
-    from stepengine.tools.search.tools import searching_tools
 
-    policy = Policy(
-        withhold=tuple(withhold),
-        allow_secrets=tuple(allow_secrets),
-        refuse_hardlinks=refuse_hardlinks,
-        cross_mounts=cross_mounts,
-        allow_wide_root=allow_wide_root,
-    )
-    return searching_tools(Root(root, policy), prefer_python=prefer_python)
+    prefer_python: bool = False
+    allow_protected: tuple[str, ...] = attrs.field(default=(), init=False)  # these tools write nothing
+
+    def below(self, root: str | os.PathLike[str]) -> list[Tool[..., Any]]:
+        """Return the tools for a root folder."""
+        from stepengine.tools.files.root import Root
+        from stepengine.tools.search.tools import searching_tools
+
+        return searching_tools(Root(root, self), prefer_python=self.prefer_python)
 
 
-def shell_tools(
-    root: str | os.PathLike[str],
-    *,
-    allow_shell: bool = False,
-    env: Sequence[str] = (),
-    timeout: float = COMMAND_SECONDS,
-    max_timeout: float = COMMAND_MAX_SECONDS,
-    runner: Runner | None = None,
-    home: Literal["private", "real"] = "private",
-    env_secrets: bool = False,
-    allow_unlimited: bool = False,
-    limits: Mapping[str, int] | None = None,
-    allow_wide_root: bool = False,
-) -> list[Tool[..., Any]]:
+@attrs.frozen(kw_only=True)
+class ShellTools:
     """
-    Return ``run_terminal_command``, ``check_job`` and ``kill_job``.
+    ``run_terminal_command``, ``check_job`` and ``kill_job``.
 
     A command is an argument list, or text that every shell would only split into words; it is executed without a shell.
     With *allow_shell* other text is a script for ``/bin/sh -eu``. A command runs in a session of its own, without
@@ -163,8 +130,7 @@ def shell_tools(
     **This is no sandbox.** A program that is allowed to run can do whatever your user can do, also outside of the root;
     nothing limits its processes, memory, files and network unless you say so with *limits* and *runner*.
 
-    Args:
-        root: The folder below which commands work.
+    Attributes:
         allow_shell: Whether text that needs a shell is run by one, instead of being refused.
         env: Names of variables of this process that commands may see, such as ``["JAVA_HOME"]``.
         timeout: Seconds that a command may take when the model does not say; 30 by default.
@@ -198,21 +164,79 @@ def shell_tools(
         DefinitionError: when the root is no folder or too wide, an option makes no sense, or the system has no process
             groups (Windows).
     """
-    from stepengine.tools.shell.options import tools_for
 
-    return tools_for(
-        root,
-        allow_shell=allow_shell,
-        env=env,
-        timeout=timeout,
-        max_timeout=max_timeout,
-        runner=runner,
-        home=home,
-        env_secrets=env_secrets,
-        allow_unlimited=allow_unlimited,
-        limits=limits or {},
-        allow_wide_root=allow_wide_root,
-    )
+    allow_shell: bool = False
+    env: Sequence[str] = ()
+    timeout: float = COMMAND_SECONDS
+    max_timeout: float = COMMAND_MAX_SECONDS
+    runner: Runner | None = None
+    home: Literal["private", "real"] = "private"
+    env_secrets: bool = False
+    allow_unlimited: bool = False
+    limits: Mapping[str, int] | None = None
+    allow_wide_root: bool = False
+
+    def below(self, root: str | os.PathLike[str]) -> list[Tool[..., Any]]:
+        """Return the tools for a root folder."""
+        self._check()
+        from stepengine.tools.files.root import Root
+        from stepengine.tools.shell.environment import Environment, check_names
+        from stepengine.tools.shell.running import Shell, limits_text
+        from stepengine.tools.shell.tools import command_tools
+
+        names = check_names(self.env, env_secrets=self.env_secrets)
+        held = Root(root, Policy(allow_wide_root=self.allow_wide_root))
+        shell = Shell(
+            root=held,
+            allow_shell=self.allow_shell,
+            environment=Environment(names=names, real_home=self.home == "real", root=held.real),
+            timeout=float(self.timeout),
+            max_timeout=float(self.max_timeout),
+            allow_unlimited=self.allow_unlimited,
+            limits=limits_text(self.limits or {}),
+            runner=self.runner,
+        )
+        return command_tools(shell)
+
+    def _check(self) -> None:
+        times = f"timeout={self.timeout!r} and max_timeout={self.max_timeout!r}"
+        problem = ""
+        if os.name != "posix" or not sys.executable:
+            problem = "need a POSIX system and a Python program; there are no process groups to end commands with here"
+        elif not (0 < self.timeout <= self.max_timeout and math.isfinite(self.max_timeout)):
+            problem = f"have {times}; seconds, the first at most the second, are fine"
+        elif self.home not in {"private", "real"}:
+            problem = f"have home={self.home!r}; 'private' or 'real' would be fine"
+        elif self.runner is not None and not callable(self.runner):
+            problem = f"have runner={self.runner!r}; a function from a Launch to a Launch would be fine"
+        if problem:
+            msg = f"the shell tools {problem}"
+            raise DefinitionError(msg)
+
+
+class _Set(Protocol):
+    def below(self, root: str | os.PathLike[str]) -> list[Tool[..., Any]]: ...
+
+
+def _made_with(
+    options: Callable[P, _Set], name: str
+) -> Callable[Concatenate[str | os.PathLike[str], P], list[Tool[..., Any]]]:
+    """Return the function that takes a root and these options, and gives the tools; its text is theirs."""
+
+    def tools(root: str | os.PathLike[str], /, *args: P.args, **kwargs: P.kwargs) -> list[Tool[..., Any]]:
+        return options(*args, **kwargs).below(root)
+
+    tools.__name__ = tools.__qualname__ = name
+    tools.__doc__ = options.__doc__
+    given = inspect.signature(options).parameters.values()
+    first = inspect.Parameter("root", inspect.Parameter.POSITIONAL_ONLY)
+    tools.__signature__ = inspect.Signature([first, *given])  # type: ignore[attr-defined]
+    return tools
+
+
+file_tools = _made_with(FileTools, "file_tools")
+search_tools = _made_with(SearchTools, "search_tools")
+shell_tools = _made_with(ShellTools, "shell_tools")
 
 
 def web_tools(
@@ -267,7 +291,7 @@ def change_hook_tools(
         DefinitionError: when there are no hooks, a pattern cannot be used, or the root is no folder or too wide.
     """
     from stepengine.tools.checks import checking_tool
-    from stepengine.tools.files.root import Policy, Root
+    from stepengine.tools.files.root import Root
 
     run, *_ = shell_tools(root, env=env, runner=runner, allow_wide_root=allow_wide_root)
     return [checking_tool(Root(root, Policy(allow_wide_root=allow_wide_root)), hooks, run)]

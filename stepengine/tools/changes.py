@@ -8,9 +8,10 @@ from typing import Any
 import attrs
 
 from stepengine.errors import DefinitionError
-from stepengine.tools._caps import COMMAND_MAX_SECONDS
 
 __all__ = ("FileChangeHook",)
+
+COMMAND_MAX_SECONDS = 600.0
 
 
 def _argv(value: Sequence[str]) -> tuple[str, ...]:

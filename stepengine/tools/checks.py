@@ -10,15 +10,16 @@ from pydantic import Field
 
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.tools._caps import READ_PATHS
 from stepengine.tools.changes import FileChangeHook
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
+from stepengine.tools.files.reading import READ_PATHS
 from stepengine.tools.files.root import Root
 from stepengine.tools.search.patterns import GlobPattern
 
 __all__ = ("checking_tool",)
+
 
 RUNS = ToolAnnotations(destructive=True, open_world=True)
 

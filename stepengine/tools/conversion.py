@@ -1,13 +1,25 @@
-"""Turns what a body returned, or raised, into a ``ToolResult`` within the caps (requirements E11, E13, E14)."""
+"""
+What a body returns becomes JSON and a result, and a result the annotated type again (requirements E11, E13, E14).
+
+The caps of what a model is shown stand here, too.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
+import functools
 import re
-from typing import Any
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 import attrs
 
-from stepengine.data.json import compact, freeze
+from stepengine.data.json import JsonDict, JsonList, canonical, compact, freeze
 from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
@@ -19,12 +31,28 @@ from stepengine.data.messages import (
     quick_result,
     quick_text,
 )
-from stepengine.errors import DataError, ToolError
+from stepengine.errors import DataError, DefinitionError, ToolError
 from stepengine.redaction import KNOWN
-from stepengine.tools._caps import DOCUMENT_BYTES, ERROR_CHARS, IMAGE_BYTES, RESULT_CHARS
-from stepengine.tools.encoding import encode
 
-__all__ = ("as_result", "cut", "error_text")
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+    from stepengine.tools.definition import Tool
+
+__all__ = (
+    "as_result",
+    "cut",
+    "decode",
+    "decode_result",
+    "encode",
+    "error_text",
+)
+
+MIB = 1024 * 1024
+RESULT_CHARS = 100_000
+ERROR_CHARS = 4_000
+IMAGE_BYTES = 5 * MIB
+DOCUMENT_BYTES = 32 * MIB
 
 PARTS = (TextPart, JsonPart, ImagePart, DocumentPart)
 SMALL = frozenset({int, bool, float, type(None)})
@@ -152,3 +180,159 @@ def told(text: str) -> str:
 def cut_end(text: str, limit: int) -> str:
     """Return the first *limit* characters of a text without lone surrogates."""
     return clean(text[: limit - 1] + "…" if len(text) > limit else text)
+
+
+TEXTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    ((dt.datetime, dt.date, dt.time), lambda v: v.isoformat()),
+    (dt.timedelta, lambda v: v.total_seconds()),
+    ((Decimal, UUID), str),
+    (PurePath, lambda v: str(v).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")),
+)
+
+
+def encode(value: Any) -> Any:
+    """
+    Return *value* as frozen JSON.
+
+    Raises:
+        DataError: naming type and place, for what has no JSON form: bytes, NaN, cycles, generators, other objects.
+    """
+    try:
+        return freeze(value)
+    except DataError:
+        return freeze(_Encoder().encode(value, "$"))
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+
+    def encode(self, value: Any, path: str) -> Any:
+        if value is None or type(value) in {str, int, float, bool, JsonDict, JsonList}:
+            return value
+        if isinstance(value, Enum):
+            return self.encode(value.value, path)
+        for kinds, text in TEXTS:
+            if isinstance(value, kinds):
+                return text(value)
+        if isinstance(value, str | int | float):
+            return value
+        return self._container(value, path)
+
+    def _container(self, value: Any, path: str) -> Any:
+        if id(value) in self._open:
+            msg = f"a {type(value).__name__} at {path} contains itself, which JSON cannot"
+            raise DataError(msg, path=path)
+        self._open.add(id(value))
+        try:
+            return self._members(value, path)
+        finally:
+            self._open.discard(id(value))
+
+    def _members(self, value: Any, path: str) -> Any:
+        if isinstance(value, Mapping):
+            return {_key(k, path): self.encode(v, f"{path}.{_key(k, path)}") for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
+        if isinstance(value, set | frozenset):
+            return sorted([self.encode(v, f"{path}{{}}") for v in value], key=canonical)
+        serializer = getattr(type(value), "__pydantic_serializer__", None)
+        if serializer is not None:
+            return serializer.to_python(value, mode="json", by_alias=True)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {f.name: self.encode(getattr(value, f.name), f"{path}.{f.name}") for f in dataclasses.fields(value)}
+        if attrs.has(type(value)):
+            return {f.name: self.encode(getattr(value, f.name), f"{path}.{f.name}") for f in attrs.fields(type(value))}
+        kind = type(value).__name__
+        msg = f"a {kind} at {path} is not JSON; return text, numbers, lists, dicts, dataclasses, models or result parts"
+        raise DataError(msg, path=path)
+
+
+def _key(key: Any, path: str) -> str:
+    if isinstance(key, Enum):
+        key = key.value
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, int) and not isinstance(key, bool):
+        return int.__repr__(key)
+    for kinds, text in TEXTS:
+        if isinstance(key, kinds):
+            return str(text(key))
+    msg = f"a key at {path} is a {type(key).__name__}; JSON keys are strings"
+    raise DataError(msg, path=path)
+
+
+R = TypeVar("R")
+
+
+def decode_result(tool: Tool[..., R], result: ToolResult) -> R:
+    """
+    Return a tool's result as the type that its function is annotated to return.
+
+    Raises:
+        ToolError: when the result is an error.
+        DataError: when it does not fit the annotation.
+    """
+    return tool.decode(result)
+
+
+def decode(tool: Tool[..., Any], annotation: Any, result: ToolResult) -> Any:
+    """Return *result* as *annotation*; see ``Tool.decode``."""
+    if result.is_error:
+        msg = f"tool {tool.spec.name!r} failed: {result.text}"
+        raise ToolError(msg, tool_name=tool.spec.name, result=result)
+    if annotation is ToolResult:
+        return result
+    if annotation in PARTS:
+        return _part(tool.spec.name, annotation, result)
+    value = _value(result)
+    if annotation is Any or (annotation in {str, int, bool} and type(value) is annotation):
+        return value
+    if annotation is None and value is None:
+        return None
+    return _validated(tool.spec.name, annotation, value)
+
+
+def _part(name: str, kind: type[Any], result: ToolResult) -> Any:
+    for part in result.content:
+        if isinstance(part, kind):
+            return part
+    msg = f"the result of tool {name!r} holds no {kind.__name__}"
+    raise DataError(msg)
+
+
+def _value(result: ToolResult) -> Any:
+    for part in result.content:
+        if isinstance(part, JsonPart):
+            return part.value
+    return result.text
+
+
+@functools.lru_cache(maxsize=1024)
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(annotation)
+
+
+def _validated(name: str, annotation: Any, value: Any) -> Any:
+    from pydantic import ValidationError
+    from pydantic.errors import PydanticUserError
+
+    try:
+        try:
+            adapter = _adapter(annotation)
+        except TypeError:  # an annotation that cannot be hashed
+            adapter = _adapter.__wrapped__(annotation)
+    except PydanticUserError as error:
+        kind = getattr(annotation, "__name__", annotation)
+        msg = f"tool {name!r} returns {kind}, which cannot be read back from JSON; return a dataclass or pydantic model"
+        raise DefinitionError(msg) from error
+    try:
+        return adapter.validate_json(compact(value))
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or 'result'}: {e['msg']}" for e in error.errors(include_url=False)
+        )
+        msg = f"the result of tool {name!r} is not what its return annotation says: {problems}"
+        raise DataError(msg) from error

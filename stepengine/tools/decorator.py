@@ -12,10 +12,9 @@ from stepengine.errors import DefinitionError
 from stepengine.tools.arguments import FunctionInputs
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool, ToolOptions, check_name
-from stepengine.tools.docs import read_docstring
 from stepengine.tools.places import outer_names, place_of
 from stepengine.tools.schemas import check_providers
-from stepengine.tools.signatures import read_signature
+from stepengine.tools.signatures import read_docstring, read_signature
 
 __all__ = ("tool",)
 

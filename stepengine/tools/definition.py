@@ -17,13 +17,12 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.tools import Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Validated
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools.context import ToolContext
+from stepengine.tools.conversion import decode, encode
 from stepengine.tools.depends import Overrides
-from stepengine.tools.encoding import encode
 from stepengine.tools.execution import execute
 from stepengine.tools.repair import Aliases, repairer
 from stepengine.tools.schemas import SchemaInputs
 from stepengine.tools.signatures import Body, Signature, body_of
-from stepengine.tools.typed import decode
 
 __all__ = ("Inputs", "Tool", "ToolOptions", "ToolPreview", "check_name")
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.data.messages import ToolResult
 from stepengine.errors import ToolError
-from stepengine.tools._caps import RETRY_WAIT_SECONDS, RETRY_WAIT_SECONDS_MAX, TOOL_SECONDS
 from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import as_result, error_text
 from stepengine.tools.depends import Overrides, Resolver, is_asynchronous
@@ -29,6 +28,10 @@ if TYPE_CHECKING:
     from stepengine.tools.definition import Tool
 
 __all__ = ("execute",)
+
+TOOL_SECONDS = 120.0
+RETRY_WAIT_SECONDS = 0.1
+RETRY_WAIT_SECONDS_MAX = 5.0
 
 
 class Raised:

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from stepengine.data.events import Warned
-from stepengine.tools._caps import CANCEL_GRACE_SECONDS
 from stepengine.tools.context import ToolContext
+from stepengine.tools.threads import CANCEL_GRACE_SECONDS
 
 __all__ = ("Checks", "Mark", "end_tasks")
 

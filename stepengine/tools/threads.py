@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stepengine.tools._caps import CANCEL_GRACE_SECONDS, THREADS
-
 __all__ = ("Settable", "ThreadPool")
+
+THREADS = 32
+CANCEL_GRACE_SECONDS = 5.0
 
 IDLE_SECONDS = 10.0
 

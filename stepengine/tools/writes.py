@@ -16,9 +16,10 @@ import attrs
 
 from stepengine.data.json import compact
 from stepengine.errors import DataError
-from stepengine.tools._caps import UNDO_BYTES
 
 __all__ = ("FileWrite", "OldFile", "hash_of", "root_id")
+
+UNDO_BYTES = 4 * 1024 * 1024
 
 LARGE = "large"
 SECRET = "secret"  # noqa: S105  (a reason, not a password)

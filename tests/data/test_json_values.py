@@ -17,7 +17,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.data.json import MAX_DEPTH, JsonDict, JsonList, canonical, compact, freeze, freeze_object, text_of, thaw
+from stepengine.data.json import (
+    ABSENT,
+    MAX_DEPTH,
+    JsonDict,
+    JsonList,
+    canonical,
+    compact,
+    differences,
+    freeze,
+    freeze_object,
+    parting,
+    text_of,
+    thaw,
+)
 from stepengine.errors import DataError
 from tests import strategies
 
@@ -322,3 +335,38 @@ def test_an_object_is_frozen_or_refused_as_any_value_is(value):
         return frozen, type(frozen), frozen._levels
 
     assert outcome(freeze) == outcome(freeze_object)
+
+
+PARTS = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([0.0, 1.0, "", "a", "~/"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b/", "~c"]), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(PARTS, PARTS)
+def test_what_is_said_to_differ_leads_from_one_value_to_the_other(one: Any, other: Any) -> None:
+    found = list(differences(one, other))
+
+    assert (compact(freeze(one)) == compact(freeze(other))) or found or canonical(one) == canonical(other)
+    assert not list(differences(one, one))
+    for place, recorded, now in found:
+        assert (recorded, now) == (_at(one, place), _at(other, place))
+
+
+def _at(value: Any, pointer: str) -> Any:
+    for part in pointer.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        inside = name in value if isinstance(value, dict) else int(name) < len(value)
+        if not inside:
+            return ABSENT
+        value = value[name] if isinstance(value, dict) else value[int(name)]
+    return value
+
+
+@given(st.text("ab"), st.text("ab"))
+def test_texts_are_the_same_up_to_where_they_part_and_not_beyond(one: str, other: str) -> None:
+    same = parting(one, other)
+
+    assert one[:same] == other[:same]
+    assert one == other or one[same : same + 1] != other[same : same + 1]

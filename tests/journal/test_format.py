@@ -32,6 +32,7 @@ from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.journal.files import FileWriter
 from stepengine.journal.forks import branch
 from stepengine.testing import text, tool_call
+from stepengine.tools.files.walk import TEMPORARY
 
 HEAD = ["kind", "format", "engine", "agent", "definition", "run", "seed", "created", "hooks", "link", "crc"]
 
@@ -100,15 +101,15 @@ def test_what_rewrites_a_journal_makes_a_new_file_and_puts_it_in_place_at_once(t
     path = tmp_path / "run.jsonl"
     journal = FileJournal(path, stable=rewrite == "stable", link=rewrite != "stable")
     seen = []
-    original = os.replace
+    original = os.rename
 
-    def spy(self, target):
-        seen.append((self.read_bytes(), path.read_bytes() if path.exists() else b""))
-        original(self, target)
-        return target
+    def spy(made, name, *, src_dir_fd, dst_dir_fd):
+        with open(os.open(made, os.O_RDONLY, dir_fd=src_dir_fd), "rb") as file:  # noqa: PTH123  (it is open already)
+            seen.append((file.read(), path.read_bytes() if path.exists() else b""))
+        original(made, name, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(path), "replace", spy)
+        patch.setattr(os, "rename", spy)
         world.rig().record(journal)
         inode, before = path.stat().st_ino, path.read_bytes()
         if rewrite == "fork":
@@ -122,7 +123,7 @@ def test_what_rewrites_a_journal_makes_a_new_file_and_puts_it_in_place_at_once(t
     target = tmp_path / "fork.jsonl" if rewrite == "fork" else path
     assert (whole, check(target).problems) == (target.read_bytes(), ())
     assert old
-    assert not [p for p in tmp_path.iterdir() if p.suffix == ".tmp"]
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(TEMPORARY)]
 
 
 @pytest.mark.spec("replay:J32", "reliability:R1")

@@ -23,8 +23,8 @@ from stepengine.testing.cassette_files import (
     RecordedResponse,
     dump_cassette,
     parse_cassette,
-    replace_file,
 )
+from stepengine.tools.files.atomic import replace_path
 
 JSON = (("content-type", "application/json"),)
 SSE = (("content-type", "text/event-stream"),)
@@ -344,7 +344,7 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="no space"):
-        replace_file(path, b"half")
+        replace_path(path, b"half")
 
     assert before == path.read_bytes()
     assert [path] == list(path.parent.iterdir())

@@ -27,7 +27,8 @@ from stepengine.data.messages import ToolResult
 from stepengine.errors import DefinitionError, PathOutsideRoot, ToolError
 from stepengine.tools import ToolContext, ToolRegistry, file_tools, search_tools
 from stepengine.tools.files.atomic import replace_file, target_info
-from stepengine.tools.files.root import Policy, Root
+from stepengine.tools.files.policy import Policy
+from stepengine.tools.files.root import Root
 from stepengine.tools.files.walk import Budget, walk
 
 SECRET = "the secret beside the root"

@@ -24,8 +24,9 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions import Policy as Permissions
 from stepengine.tools import ToolContext, ToolRegistry, file_tools
 from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
+from stepengine.tools.files.policy import Policy
 from stepengine.tools.files.reading import reading_tools
-from stepengine.tools.files.root import Policy, Root
+from stepengine.tools.files.root import Root
 from stepengine.tools.files.text import digest
 from stepengine.tools.files.writing import writing_tools
 

@@ -19,7 +19,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stepengine.tools import ToolRegistry, file_tools, search_tools
-from stepengine.tools.files.root import Policy, Root
+from stepengine.tools.files.policy import Policy
+from stepengine.tools.files.root import Root
 from stepengine.tools.files.walk import Budget
 from stepengine.tools.search.ignore import Ignore
 

@@ -98,7 +98,22 @@ async def test_both_engines_find_the_same(
     result = await search(root, prefer_python, pattern="main", flags=flags, cwd=cwd)
 
     assert expected == found(result.data["stdout"])
-    assert set(result.data) <= {"stdout", "stderr", "message"}
+    assert {"stdout", "message", "count", "matches"} == set(result.data) - {"stderr"}
+    assert_data_says_what_the_text_says(result.data)
+
+
+def assert_data_says_what_the_text_says(data: Any) -> None:
+    told = [
+        (path, int(line.split()[1].rstrip(":")))
+        for path, lines in found(data["stdout"]).items()
+        for line in lines
+        if line.split()[1].endswith(":")
+    ]
+    files = [f"{m['path']}: {m['count']}" if "count" in m else m["path"] for m in data["matches"] if "line" not in m]
+
+    assert told == [(m["path"], m["line"]) for m in data["matches"] if "line" in m]
+    assert files == ([] if told else list(found(data["stdout"])))
+    assert len(data["matches"]) == data["count"] == int(data["message"].split()[1])
 
 
 @pytest.mark.spec("requirements:F11", "reliability:FS23")
@@ -110,6 +125,7 @@ async def test_a_search_says_when_it_was_cut(tmp_path: Path, prefer_python: bool
     many = (await search(tmp_path, prefer_python, pattern="match")).data
     few = (await search(tmp_path, prefer_python, pattern="match", max_results=2, flags="-g f00")).data
     assert many["stdout"].startswith("Found 250 matches\n")
+    assert_data_says_what_the_text_says(many)
     assert "only the first 15 matches are shown in 17 of the files; stopped at 250 matches" in many["message"]
     assert ["Line 1: match", "Line 2: match"] == found(few["stdout"])["f00"]
     assert "only the first 2 matches are shown in 1 of the files" in few["message"]
@@ -149,7 +165,7 @@ async def test_neither_pattern_nor_folder_smuggles_anything(root: Path, prefer_p
     ):  # fmt: skip
         result = await search(root, prefer_python, **arguments)
         assert not (root / "ran").exists()
-        assert result.data["stdout"].startswith("Found 0 matches")
+        assert (0, []) == (result.data["count"], result.data["matches"])
     assert "outside of the root" in (await search(root, prefer_python, pattern="x", cwd="../")).text
 
 
@@ -268,9 +284,9 @@ async def test_what_ripgrep_reports_is_shown_only_when_our_own_walk_finds_it(roo
     lines = "\n".join(events)
     fake.write_text(f"#!{sys.executable}\nprint({lines!r})\n")
     fake.chmod(0o755)
-    from stepengine.tools._caps import LIST_ENTRIES
-    from stepengine.tools.files.root import Policy, Root
-    from stepengine.tools.files.walk import Budget
+    from stepengine.tools.files.policy import Policy
+    from stepengine.tools.files.root import Root
+    from stepengine.tools.files.walk import LIST_ENTRIES, Budget
 
     held = Root(root, Policy())
     base = held.open_folder(".")

@@ -33,9 +33,9 @@ from stepengine.data.events import Event, ToolProgress
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DefinitionError
-from stepengine.tools import Tool, ToolContext, ToolRegistry, shell_tools
+from stepengine.tools import Tool, ToolContext, ToolRegistry, bundled, shell_tools
 from stepengine.tools.context import Belongings
-from stepengine.tools.shell import options, process
+from stepengine.tools.shell import process
 from stepengine.tools.shell.output import Capture
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
@@ -978,7 +978,7 @@ async def test_a_runner_decides_what_is_executed(root: Path) -> None:
 
 @pytest.mark.spec("reliability:SH18")
 def test_a_system_without_process_groups_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "os", SimpleNamespace(name="nt"))
+    monkeypatch.setattr(bundled, "os", SimpleNamespace(name="nt"))
     with pytest.raises(DefinitionError, match="POSIX"):
         shell_tools(root)
 

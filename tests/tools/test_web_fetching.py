@@ -17,8 +17,7 @@ import pytest
 
 from stepengine.errors import BlockedAddress, ToolError
 from stepengine.tools import SafeFetcher
-from stepengine.tools.web.fetching import system_addresses
-from stepengine.tools.web.trust import trusted
+from stepengine.tools.web.fetching import system_addresses, trusted
 from tests.tools.web_server import Names, Site, answer, redirect, site, zipped
 
 LOOPBACK = {"allow_networks": ["127.0.0.0/8"]}

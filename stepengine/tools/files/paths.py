@@ -7,9 +7,10 @@ import unicodedata
 from collections.abc import Sequence
 
 from stepengine.errors import PathOutsideRoot, ToolError
-from stepengine.tools._caps import PATH_BYTES
 
 __all__ = ("display", "outside", "parts_of", "shown", "target_parts")
+
+PATH_BYTES = 4_096
 
 
 def outside(path: str) -> PathOutsideRoot:

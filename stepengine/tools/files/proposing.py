@@ -17,7 +17,6 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools._caps import PROPOSED_BYTES, READ_WHOLE_BYTES, WRITE_BYTES
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
@@ -25,10 +24,12 @@ from stepengine.tools.files.atomic import target_info
 from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
 from stepengine.tools.files.paths import display
 from stepengine.tools.files.root import FILE, Missing, Opened, Root
-from stepengine.tools.files.text import decode, read_capped
-from stepengine.tools.files.writing import ALIASES, PathText, ReplacementInput
+from stepengine.tools.files.text import READ_WHOLE_BYTES, decode, read_capped
+from stepengine.tools.files.writing import ALIASES, WRITE_BYTES, PathText, ReplacementInput
 
 __all__ = ("proposing_tools",)
+
+PROPOSED_BYTES = 8 * 1024 * 1024
 
 PREFIX = "proposed:"
 """How the members of the context begin that hold proposals; the file's path follows."""

@@ -11,17 +11,29 @@ from typing_extensions import TypedDict
 from stepengine.data.json import compact
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools._caps import READ_CHARS, READ_LINES, READ_PATHS, READ_WHOLE_BYTES
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.tools.files.paths import display, shown
 from stepengine.tools.files.root import Root
 from stepengine.tools.files.seen import note_hash
-from stepengine.tools.files.text import Lines, binary_kind, cut_line, decode, digest, read_capped, stream_lines
+from stepengine.tools.files.text import (
+    READ_WHOLE_BYTES,
+    Lines,
+    binary_kind,
+    cut_line,
+    decode,
+    digest,
+    read_capped,
+    stream_lines,
+)
 from stepengine.tools.files.walk import TEMPORARY, Budget
 
 __all__ = ("READS", "reading_tools")
+
+READ_CHARS = 100_000
+READ_LINES = 2_000
+READ_PATHS = 50
 
 READS = ToolAnnotations(read_only=True, idempotent=True)
 ENTRY_CHARS = 160

@@ -22,12 +22,14 @@ from typing import NoReturn, TypeVar
 import attrs
 
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.tools._caps import SYMLINK_HOPS
 from stepengine.tools.files.paths import parts_of, target_parts
+from stepengine.tools.files.policy import Policy
 from stepengine.tools.files.rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
 from stepengine.tools.writes import root_id
 
-__all__ = ("Missing", "Opened", "Policy", "Root")
+__all__ = ("Missing", "Opened", "Root")
+
+SYMLINK_HOPS = 8
 
 T = TypeVar("T")
 
@@ -39,28 +41,6 @@ LINK = {errno.ELOOP, errno.ENOTDIR, errno.EMLINK}
 
 class Missing(ToolError):
     """Nothing stands under a path; never leaves the tools, a model gets its message."""
-
-
-@attrs.frozen(kw_only=True)
-class Policy:
-    """
-    What a set of tools may touch below its root (reliability 4.1).
-
-    Attributes:
-        withhold: Patterns of files that are treated as secret ones.
-        allow_secrets: Patterns of secret files that may be used all the same.
-        allow_protected: Patterns of protected files that may be written all the same.
-        refuse_hardlinks: Refuse to read a file that has more than one name.
-        cross_mounts: Enter folders on other file systems.
-        allow_wide_root: Accept ``/``, the home folder and what contains it as root.
-    """
-
-    withhold: tuple[str, ...] = ()
-    allow_secrets: tuple[str, ...] = ()
-    allow_protected: tuple[str, ...] = ()
-    refuse_hardlinks: bool = False
-    cross_mounts: bool = False
-    allow_wide_root: bool = False
 
 
 @attrs.frozen

@@ -9,9 +9,10 @@ import os
 
 import attrs
 
-from stepengine.tools._caps import READ_LINE_CHARS, READ_WHOLE_BYTES
-
 __all__ = ("FileText", "Lines", "binary_kind", "cut_line", "decode", "digest", "read_capped", "stream_lines")
+
+READ_LINE_CHARS = 2_000
+READ_WHOLE_BYTES = 10_000_000
 
 SNIFFED = 8_192
 CHUNK = 1024 * 1024

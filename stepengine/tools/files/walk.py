@@ -9,13 +9,15 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from stepengine.tools._caps import LIST_ENTRIES, LIST_SECONDS
 from stepengine.tools.context import CancelSignal
 
 if TYPE_CHECKING:
     from stepengine.tools.files.root import Root
 
 __all__ = ("TEMPORARY", "Budget", "names_a_secret", "walk")
+
+LIST_ENTRIES = 20_000
+LIST_SECONDS = 10.0
 
 TEMPORARY = ".stepengine-"
 """How the names of files begin that are being written."""

@@ -19,7 +19,6 @@ from stepengine.data.json import JsonDict, canonical
 from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools._caps import READ_WHOLE_BYTES, SHOWN_DIFFS, WRITE_BYTES
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
@@ -28,10 +27,13 @@ from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
 from stepengine.tools.files.paths import display
 from stepengine.tools.files.root import FILE, Missing, Opened, Root
 from stepengine.tools.files.seen import known_hash, note_hash
-from stepengine.tools.files.text import FileText, decode, digest, read_capped
+from stepengine.tools.files.text import READ_WHOLE_BYTES, FileText, decode, digest, read_capped
 from stepengine.tools.writes import FileWrite, OldFile, hash_of
 
 __all__ = ("writing_tools",)
+
+WRITE_BYTES = 4 * 1024 * 1024
+SHOWN_DIFFS = 1_000
 
 OVERWRITES = ToolAnnotations(destructive=True, idempotent=True)
 EDITS = ToolAnnotations(destructive=True)

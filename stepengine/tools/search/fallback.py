@@ -12,18 +12,19 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from stepengine.errors import ToolError
-from stepengine.tools._caps import SEARCH_COLUMNS, SEARCH_FILE_BYTES, SEARCH_PATTERN_CHARS
 from stepengine.tools.files.walk import Budget, walk
 from stepengine.tools.search.flags import Flags
-from stepengine.tools.search.hits import FileHits, Sources
+from stepengine.tools.search.hits import SEARCH_FILE_BYTES, FileHits, Sources
 from stepengine.tools.search.ignore import Ignore
 from stepengine.tools.search.patterns import IgnorePattern
-from stepengine.tools.search.regex import safe_columns
+from stepengine.tools.search.regex import SEARCH_COLUMNS, safe_columns
 
 if TYPE_CHECKING:
     from stepengine.tools.files.root import Opened, Root
 
 __all__ = ("HIDDEN_SEARCHED", "python_hits")
+
+SEARCH_PATTERN_CHARS = 512
 
 SHORT_LINE = 32
 """No pattern that is let through takes noticeable time for such a line; for a longer one the time is checked each time."""

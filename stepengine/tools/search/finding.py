@@ -22,18 +22,22 @@ import attrs
 from pydantic import Field
 
 from stepengine.data.tools import ToolAnnotations
-from stepengine.tools._caps import FIND_PROMPT_CHARS, FIND_RESULTS, FIND_RESULTS_MAX, FIND_SOURCES
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.tools.files.paths import display
 from stepengine.tools.files.root import Root
 from stepengine.tools.files.walk import Budget
-from stepengine.tools.search.listing import visible
+from stepengine.tools.search.ignore import visible
 from stepengine.tools.search.symbols import symbols_of
 from stepengine.tools.search.words import SHORTEST_STEM, words_of
 
 __all__ = ("finding_tool", "ranked")
+
+FIND_RESULTS = 12
+FIND_RESULTS_MAX = 30
+FIND_PROMPT_CHARS = 2_000
+FIND_SOURCES = 3_000
 
 Parts = tuple[str, ...]
 PROMPT_WORDS = 40

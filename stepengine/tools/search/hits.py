@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from stepengine.errors import ToolError
-from stepengine.tools._caps import SEARCH_CHARS, SEARCH_COLUMNS, SEARCH_FILE_BYTES, SEARCH_MATCHES
 from stepengine.tools.files.paths import display
 from stepengine.tools.files.text import decode, read_capped
 from stepengine.tools.search.flags import Flags
 from stepengine.tools.search.ignore import Ignore
+from stepengine.tools.search.regex import SEARCH_COLUMNS
 
 if TYPE_CHECKING:
     from stepengine.tools.files.root import Root
 
 __all__ = ("FileHits", "Report", "Sources")
+
+SEARCH_MATCHES = 250
+SEARCH_CHARS = 20_000
+SEARCH_FILE_BYTES = 4 * 1024 * 1024
 
 
 @attrs.frozen
@@ -80,9 +84,9 @@ class Report:
         self._flags = flags
         self._per_file = min(max_results, flags.max_count or max_results)
         self._out: list[str] = []
+        self._found: list[dict[str, Any]] = []
         self._chars = 0
-        self._matches = self._files = 0
-        self._cut_files = 0
+        self._files = self._cut_files = 0
         self.stopped = ""
 
     def add(self, found: FileHits) -> bool:
@@ -90,14 +94,18 @@ class Report:
         flags = self._flags
         if not found.spans:
             return True
-        shown = found.spans[: self._per_file]
+        path, shown = display(found.parts), found.spans[: self._per_file]
+        data: list[dict[str, Any]] = [{"path": path}]
         if flags.count:
-            lines, number = [f"{display(found.parts)}: {found.total}"], 1
+            lines, data = [f"{path}: {found.total}"], [{"path": path, "count": found.total}]
         elif flags.names_only:
-            lines, number = [display(found.parts)], 1
+            lines = [path]
         else:
-            shown = shown[: SEARCH_MATCHES - self._matches]
-            lines, number = [f"{display(found.parts)}:", *self._text(found.lines, shown)], len(shown)
+            shown = shown[: SEARCH_MATCHES - len(self._found)]
+            lines, data = (
+                [f"{path}:", *self._text(found.lines, shown)],
+                [{"path": path, "line": n + 1} for n, _ in shown],
+            )
             self._cut_files += len(found.spans) > self._per_file and flags.max_count != self._per_file
         size = sum(map(len, lines)) + len(lines)
         if self._chars + size > SEARCH_CHARS:
@@ -106,8 +114,8 @@ class Report:
         self._out += lines
         self._chars += size
         self._files += 1
-        self._matches += number
-        if self._matches >= SEARCH_MATCHES:
+        self._found += data
+        if len(self._found) >= SEARCH_MATCHES:
             self.stopped = self.stopped or f"stopped at {SEARCH_MATCHES} matches"
         return not self.stopped
 
@@ -125,16 +133,22 @@ class Report:
         ]
 
     def result(self, problems: str = "") -> dict[str, Any]:
-        """Return ``stdout``, ``message`` and, when there were problems, ``stderr``."""
+        """
+        Return what the tool gives: ``stdout`` and ``message`` to be read, ``count`` and ``matches`` to decide by.
+
+        A match has the ``path`` of its file and its ``line``, counting from 1; a file that is only counted has ``path`` and
+        ``count``, one that is only named ``path``. ``count`` is how many of them are there. ``stderr`` stands for problems.
+        """
         what = "files" if self._flags.count or self._flags.names_only else "matches"
-        number = self._files if what == "files" else self._matches
+        number = len(self._found)
         head = f"Found {number} {what[: -1 if what == 'files' else -2] if number == 1 else what}"
         notes = [f"{head} in {self._files} files" if what == "matches" and self._files != 1 else head]
         if self._cut_files:
             notes.append(f"only the first {self._per_file} matches are shown in {self._cut_files} of the files")
         if self.stopped:
             notes.append(f"{self.stopped}; there may be more")
-        made = {"stdout": "\n".join([head, *self._out]), "message": "; ".join(notes)}
+        text = "\n".join([head, *self._out])
+        made = {"stdout": text, "message": "; ".join(notes), "count": number, "matches": self._found}
         return {**made, "stderr": problems} if problems else made
 
 

@@ -12,9 +12,10 @@ import re
 from typing import Any, NoReturn
 
 from stepengine.errors import ToolError
-from stepengine.tools._caps import SEARCH_COLUMNS
 
 __all__ = ("safe_columns",)
+
+SEARCH_COLUMNS = 2_000
 
 UNBOUNDED = 20
 LIMITS = ((SEARCH_COLUMNS, 1_024), (SEARCH_COLUMNS, 64), (300, 16))

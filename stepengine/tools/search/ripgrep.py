@@ -22,17 +22,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepengine.errors import ToolError
-from stepengine.tools._caps import ERROR_CHARS, SEARCH_FILE_BYTES
+from stepengine.tools.conversion import ERROR_CHARS
 from stepengine.tools.files.walk import Budget
 from stepengine.tools.search.fallback import HIDDEN_SEARCHED
 from stepengine.tools.search.flags import Flags
-from stepengine.tools.search.hits import FileHits, Sources
+from stepengine.tools.search.hits import SEARCH_FILE_BYTES, FileHits, Sources
 from stepengine.tools.search.ignore import Ignore
 
 if TYPE_CHECKING:
     from stepengine.tools.files.root import Opened, Root
 
 __all__ = ("Ripgrep", "find_ripgrep")
+
 
 POLL_SECONDS = 0.1
 CHUNK = 65_536

@@ -13,17 +13,21 @@ from pydantic import Field
 from stepengine.data.estimate import estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools._caps import READ_PATHS, SUBTREE_SOURCES, SUBTREE_TOKENS, SUBTREE_TOKENS_MAX
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.tools.files.paths import display, shown
+from stepengine.tools.files.reading import READ_PATHS
 from stepengine.tools.files.root import Opened, Root
 from stepengine.tools.files.walk import Budget
-from stepengine.tools.search.listing import visible
+from stepengine.tools.search.ignore import visible
 from stepengine.tools.search.symbols import has_symbols, symbols_of
 
 __all__ = ("subtree_tool",)
+
+SUBTREE_TOKENS = 4_000
+SUBTREE_TOKENS_MAX = 20_000
+SUBTREE_SOURCES = 3_000
 
 Parts = tuple[str, ...]
 CHARS_PER_TOKEN = 4

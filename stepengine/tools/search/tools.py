@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from stepengine.errors import ToolError
-from stepengine.tools._caps import GLOB_RESULTS, SEARCH_MATCHES, SEARCH_MATCHES_PER_FILE, SEARCH_SECONDS
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
@@ -20,12 +19,16 @@ from stepengine.tools.files.walk import Budget
 from stepengine.tools.search.fallback import python_hits
 from stepengine.tools.search.finding import finding_tool
 from stepengine.tools.search.flags import Flags, parse_flags
-from stepengine.tools.search.hits import Report
-from stepengine.tools.search.listing import visible
+from stepengine.tools.search.hits import SEARCH_MATCHES, Report
+from stepengine.tools.search.ignore import visible
 from stepengine.tools.search.patterns import GlobPattern
 from stepengine.tools.search.ripgrep import Ripgrep, find_ripgrep
 
 __all__ = ("searching_tools",)
+
+SEARCH_MATCHES_PER_FILE = 15
+SEARCH_SECONDS = 10.0
+GLOB_RESULTS = 100
 
 FILES_SEEN = 200_000
 GLOB_MAX = 2_000

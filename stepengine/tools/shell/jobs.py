@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from stepengine.errors import ToolError
-from stepengine.tools._caps import JOB_OUTPUT_BYTES, JOBS_PER_RUN
 from stepengine.tools.shell.environment import Private
 from stepengine.tools.shell.process import Ending, Process
 
 __all__ = ("Job", "Jobs", "Log")
+
+JOBS_PER_RUN = 4
+JOB_OUTPUT_BYTES = 16 * 1024 * 1024
 
 
 class Log:

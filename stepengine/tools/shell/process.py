@@ -26,11 +26,15 @@ from typing import Any, NoReturn
 import attrs
 
 from stepengine.errors import ToolError
-from stepengine.tools._caps import COMMAND_CHARS, COMMAND_DRAIN_SECONDS, COMMAND_OUTPUT_BYTES, COMMAND_TERM_SECONDS
 from stepengine.tools.shell.output import Capture
 from stepengine.tools.shell.sweep import end_marked
 
 __all__ = ("Ending", "Process", "Start", "start", "to_the_end")
+
+COMMAND_CHARS = 50_000
+COMMAND_OUTPUT_BYTES = 64 * 1024 * 1024
+COMMAND_DRAIN_SECONDS = 0.2
+COMMAND_TERM_SECONDS = 1.5
 
 SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 CHUNK = 65_536

@@ -12,7 +12,6 @@ import attrs
 
 from stepengine.data.events import ToolProgress
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.tools._caps import COMMANDS_AT_ONCE
 from stepengine.tools.argv import Argv, Script, parse_command
 from stepengine.tools.context import ToolContext
 from stepengine.tools.files.paths import display
@@ -22,6 +21,8 @@ from stepengine.tools.shell.git import NAMES_BYTES, READ_SECONDS, looking
 from stepengine.tools.shell.process import Ending, Process, Start, start, to_the_end
 
 __all__ = ("LIMITS", "Launch", "Progress", "Runner", "Shell", "Slots", "limits_text")
+
+COMMANDS_AT_ONCE = 16
 
 PROGRESS_SECONDS = 0.1
 PROGRESS_CHARS = 2_000

@@ -14,18 +14,20 @@ from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools._caps import COMMAND_OUTPUT_BYTES, MIB, RESULT_CHARS
 from stepengine.tools.argv import Argv, Script, parse_command, shown_command
 from stepengine.tools.context import ToolContext
+from stepengine.tools.conversion import RESULT_CHARS
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
 from stepengine.tools.shell.environment import Private, without_secrets
 from stepengine.tools.shell.jobs import Job, Jobs, Log
 from stepengine.tools.shell.output import fitted, shortened
-from stepengine.tools.shell.process import Ending, Process, to_the_end
+from stepengine.tools.shell.process import COMMAND_OUTPUT_BYTES, Ending, Process, to_the_end
 from stepengine.tools.shell.running import Progress, Shell, Slots
 
 __all__ = ("command_tools",)
+
+MIB = 1024 * 1024
 
 RUNS = ToolAnnotations(read_only=False, destructive=True, idempotent=False, open_world=True)
 LOOKS = ToolAnnotations(read_only=True, idempotent=True)

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 import attrs
 
 from stepengine.errors import ToolError
-from stepengine.tools._caps import MIB, WEB_BYTES, WEB_HEADER_BYTES, WEB_RATIO
 
 if TYPE_CHECKING:
     import httpx2
 
 __all__ = ("Body", "check_headers", "read_body")
+
+MIB = 1024 * 1024
+WEB_BYTES = 2_000_000
+WEB_HEADER_BYTES = 64 * 1024
+WEB_RATIO = 100
 
 GZIP_OR_ZLIB = 47
 PIECE = 4_096

@@ -12,14 +12,14 @@ from typing import Protocol
 import attrs
 
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.tools._caps import DOCS_PAGES
 from stepengine.tools.search.words import words_of
-from stepengine.tools.web.fetching import Fetcher
-from stepengine.tools.web.gates import count_page
+from stepengine.tools.web.fetching import Fetcher, count_page
 from stepengine.tools.web.pages import page_of
 from stepengine.tools.web.searching import SearchBackend
 
 __all__ = ("DocsBackend", "DocsSites", "SearchedDocs")
+
+DOCS_PAGES = 5
 
 LINK = re.compile(r"\[([^\[\]\n]{1,200}+)\]\(<?+([^\s)>\[]{1,2000}+)>?+[^)\[\n]{0,500}+\)(?::?+ *+([^\n]{0,300}+))?")
 """No part goes beyond the ``[`` of the next link, so that a page full of links that never end is read once."""

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from stepengine.errors import BlockedAddress, DefinitionError, ToolError
-from stepengine.tools._caps import (
-    WEB_CONNECT_SECONDS,
-    WEB_FETCHES_PER_HOST,
-    WEB_IDLE_SECONDS,
-    WEB_REDIRECTS,
-    WEB_SECONDS,
-)
 from stepengine.tools.web.addresses import blocked_reason, networks, numeric_address
 from stepengine.tools.web.body import Body, check_headers, read_body
-from stepengine.tools.web.gates import Gates
-from stepengine.tools.web.trust import trusted
 from stepengine.tools.web.urls import AllowList, Target, joined, parse_url
 
 if TYPE_CHECKING:
@@ -28,7 +22,58 @@ if TYPE_CHECKING:
 
     import httpx2
 
-__all__ = ("Fetched", "Fetcher", "Resolve", "SafeFetcher", "is_text")
+__all__ = (
+    "Fetched",
+    "Fetcher",
+    "Gates",
+    "Resolve",
+    "SafeFetcher",
+    "count_page",
+    "is_text",
+    "trusted",
+)
+
+
+@cache
+def trusted() -> ssl.SSLContext:
+    """Return how certificates are checked; made once, because reading the trusted ones takes a while."""
+    import httpx2
+
+    return httpx2.create_ssl_context(trust_env=False)
+
+
+count_page: ContextVar[Callable[[], None]] = ContextVar("stepengine_count_page", default=lambda: None)
+"""Is called for every page that a tool has fetched, and raises ``ToolError`` when its run has had its share."""
+
+
+class Gates:
+    """
+    Semaphores by name; each event loop has its own, because one cannot be used in two.
+
+    Args:
+        size: How many may be inside one gate at once.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._by_loop: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, weakref.WeakValueDictionary[str, asyncio.Semaphore]
+        ] = weakref.WeakKeyDictionary()
+
+    def at(self, name: str) -> asyncio.Semaphore:
+        """Return the gate of *name*; whoever waits or is inside keeps it alive."""
+        gates = self._by_loop.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
+        gate = gates.get(name)
+        if gate is None:
+            gate = gates[name] = asyncio.Semaphore(self._size)
+        return gate
+
+
+WEB_CONNECT_SECONDS = 10.0
+WEB_IDLE_SECONDS = 10.0
+WEB_SECONDS = 20.0
+WEB_REDIRECTS = 5
+WEB_FETCHES_PER_HOST = 4
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Takes a host name and a port and returns its IP addresses."""

@@ -14,11 +14,12 @@ from typing import Any
 import attrs
 
 from stepengine.errors import ToolError
-from stepengine.tools._caps import WEB_PARSE_BYTES, WEB_PARSE_SECONDS
-from stepengine.tools.web.fetching import UNSPECIFIED, Fetched, is_text
-from stepengine.tools.web.gates import Gates
+from stepengine.tools.web.fetching import UNSPECIFIED, Fetched, Gates, is_text
 
 __all__ = ("Page", "page_of")
+
+WEB_PARSE_SECONDS = 5.0
+WEB_PARSE_BYTES = 1024 * 1024 * 1024
 
 SNIFFED = 8_192
 HTML = ("text/html", "application/xhtml+xml")

@@ -12,22 +12,18 @@ import attrs
 
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import GIVEN, KNOWN
-from stepengine.tools._caps import (
-    WEB_CONNECT_SECONDS,
-    WEB_IDLE_SECONDS,
-    WEB_SEARCH_RESULTS,
-    WEB_SEARCH_RESULTS_DEEP,
-    WEB_SECONDS,
-)
 from stepengine.tools.web.body import check_headers, read_body
-from stepengine.tools.web.trust import trusted
+from stepengine.tools.web.fetching import WEB_CONNECT_SECONDS, WEB_IDLE_SECONDS, WEB_SECONDS, trusted
 
 __all__ = ("BraveSearch", "Depth", "SearchBackend", "SearchHit", "SearxngSearch")
+
+WEB_SEARCH_RESULTS = 5
+WEB_SEARCH_RESULTS_DEEP = 20
 
 Depth: TypeAlias = Literal["standard", "deep"]
 BRAVE = "https://api.search.brave.com"
 SNIPPET_CHARS = 1_000
-ERROR_CHARS = 300
+REFUSAL_CHARS = 300
 SUCCESS = range(200, 300)
 
 
@@ -179,7 +175,7 @@ async def _json(url: str, params: Mapping[str, str], headers: Mapping[str, str],
         raise ToolError(KNOWN.text(f"the search at {where} failed: {why}")) from None
     text = body.data.decode("utf-8", "replace")
     if response.status_code not in SUCCESS:
-        msg = f"the search at {where} answered with HTTP {response.status_code}: {KNOWN.beginning(text, ERROR_CHARS)[:ERROR_CHARS]}"
+        msg = f"the search at {where} answered with HTTP {response.status_code}: {KNOWN.beginning(text, REFUSAL_CHARS)[:REFUSAL_CHARS]}"
         raise ToolError(msg)
     try:
         answer = json.loads(text)

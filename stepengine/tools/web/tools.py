@@ -11,24 +11,22 @@ from pydantic import Field, StringConstraints
 from stepengine.data.estimate import estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools._caps import (
-    DOCS_TOKENS,
-    DOCS_TOKENS_MAX,
-    WEB_CHARS,
-    WEB_CHARS_MAX,
-    WEB_CHARS_MIN,
-    WEB_FETCHES_PER_RUN,
-)
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.tools.web.docs import DocsBackend
-from stepengine.tools.web.fetching import Fetcher
-from stepengine.tools.web.gates import count_page
+from stepengine.tools.web.fetching import Fetcher, count_page
 from stepengine.tools.web.pages import page_of
 from stepengine.tools.web.searching import Depth, SearchBackend
 
 __all__ = ("reaching_tools",)
+
+WEB_FETCHES_PER_RUN = 200
+WEB_CHARS = 20_000
+WEB_CHARS_MIN = 1_000
+WEB_CHARS_MAX = 50_000
+DOCS_TOKENS = 10_000
+DOCS_TOKENS_MAX = 20_000
 
 REACHES_OUT = ToolAnnotations(open_world=True)
 """Not read-only: an address or a query can carry data out (reliability WP6)."""
