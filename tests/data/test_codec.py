@@ -542,5 +542,7 @@ def test_a_state_survives_json_by_its_own_methods(state: AgentState) -> None:
 
 
 def test_what_is_no_stored_state_is_refused_with_what_it_is() -> None:
-    with pytest.raises(DataError, match="AgentState.from_json reads what AgentState.to_json made, not a stored Usage"):
+    with pytest.raises(
+        DataError, match=r"AgentState\.from_json reads what AgentState\.to_json made, not a stored Usage"
+    ):
         AgentState.from_json(to_json(Usage()))
