@@ -27,12 +27,12 @@ from stepengine import (
 from stepengine.cli import running
 from stepengine.cli.app import app
 from stepengine.context import (
-    Compaction,
     ContextPolicy,
     inject_context,
     raise_on_overflow,
     reminders,
     require_finished_todos,
+    summarize,
     truncate,
     usage_logger,
 )
@@ -348,7 +348,7 @@ def test_the_command_line_installs_it_and_compaction_and_the_library_does_not(
 
     made = running.bench_for(running.Options(agent="tidy"), agent).engine._launcher.catalog.find(agent)
 
-    assert (Compaction(),) == made.hooks.pre_step
+    assert (summarize(),) == made.hooks.pre_step
     assert (0, 3, 2) == (done.exit_code, len(told.calls), len(free.calls))
     assert "\n- fix\n" in told.calls[2].all_messages[-1].text
 

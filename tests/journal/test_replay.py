@@ -40,7 +40,7 @@ from stepengine.journal import FileJournal, MemoryJournal, Session, check, repla
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.records import Result
 from stepengine.runtime import RetryPolicy, SystemClock
-from stepengine.testing import failure, text, tool_call
+from stepengine.testing import ScriptedModel, failure, text, tool_call
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
@@ -716,7 +716,7 @@ def test_extending_keeps_what_still_holds_and_goes_live_from_the_first_differenc
 
 
 @pytest.mark.spec("replay:C15")
-def test_a_model_that_is_missing_is_a_recorded_failure_like_any_other(rig):
+def test_a_model_that_is_missing_is_a_recorded_failure_like_any_other(rig, monkeypatch):
     def handle_steps(ctx):
         try:
             yield STEP
@@ -724,7 +724,9 @@ def test_a_model_that_is_missing_is_a_recorded_failure_like_any_other(rig):
             return error.message
 
     agent = AgentDefinition("lost", handle_steps=handle_steps)
-    journal = recorded(rig, agent)
+    with monkeypatch.context() as patch:
+        patch.setattr(ScriptedModel, "default_model", None)
+        journal = recorded(rig, agent)
     assert "no model" in rig(agent).replay(journal).output
 
 
