@@ -724,9 +724,8 @@ def test_a_model_that_is_missing_is_a_recorded_failure_like_any_other(rig, monke
             return error.message
 
     agent = AgentDefinition("lost", handle_steps=handle_steps)
-    with monkeypatch.context() as patch:
-        patch.setattr(ScriptedModel, "default_model", None)
-        journal = recorded(rig, agent)
+    monkeypatch.setattr(ScriptedModel, "default_model", None)
+    journal = recorded(rig, agent)
     assert "no model" in rig(agent).replay(journal).output
 
 
