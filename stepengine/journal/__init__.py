@@ -20,15 +20,13 @@ from stepengine.journal.show import machine_data
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.journal.undoing import Undone, undo
-from stepengine.redaction import Field, Header, Pattern, Redactor, SecretFound, Value
+from stepengine.redaction import RedactField, RedactHeader, Redactor, RedactPattern, RedactValue, SecretFound
 
 __all__ = (
     "Deciding",
     "Difference",
     "Edit",
-    "Field",
     "FileJournal",
-    "Header",
     "InDoubt",
     "Journal",
     "JournalLike",
@@ -36,7 +34,10 @@ __all__ = (
     "Leak",
     "MemoryJournal",
     "OnDivergence",
-    "Pattern",
+    "RedactField",
+    "RedactHeader",
+    "RedactPattern",
+    "RedactValue",
     "Redactor",
     "Report",
     "Sealed",
@@ -44,7 +45,6 @@ __all__ = (
     "Session",
     "SqliteJournal",
     "Undone",
-    "Value",
     "as_journal",
     "begin",
     "branch",
