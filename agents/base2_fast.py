@@ -1,5 +1,6 @@
 """
-``base2-fast``: ``base2`` without todos, thinker, editor and reviewer. It edits files itself and runs one check at most.
+``base2-fast``: ``base2`` without todos, thinker, editor and reviewer. It edits files itself and is told to run
+one check.
 
 ``stepengine run base2-fast "Fix the typo in the README" --write --shell``
 """

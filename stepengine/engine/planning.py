@@ -27,8 +27,7 @@ from stepengine.data.questions import Answer, AnswerLike, Question, answer_probl
 from stepengine.data.state import AgentState, RunInfo, quick_state, suspended_at
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.engine.catalog import Agent, Catalog
-from stepengine.engine.instructions import instructions_note
+from stepengine.engine.catalog import Agent, Catalog, instructions_note
 from stepengine.errors import AnswerRejected, HandlerError, InputError, StepEngineError, UnknownModel
 from stepengine.machine.author import blamed, noted
 from stepengine.machine.plan import RunPlan, quick_plan
