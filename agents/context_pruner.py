@@ -29,6 +29,7 @@ class Budgets(BaseModel):
     max_context_length: int = Field(default=200_000, ge=1, description="Prune when the conversation is longer.")
     assistant_tool_budget: int = Field(default=20_000, ge=0, description="What may stay of replies and tools.")
     user_budget: int = Field(default=50_000, ge=0, description="What may stay of the user's words.")
+    forgotten_agents: list[str] = Field(default=[], description="Agents whose outputs are not kept.")
     cache_expiry_ms: int = Field(default=0, ge=0, description="Prune also after so long a pause; 0 for never.")
     idle_ms: int | None = Field(
         default=None, ge=0, description="How long the pause was; by default the time since this agent was asked last."
@@ -49,6 +50,7 @@ def handle_steps(ctx: StepContext[Budgets]) -> Steps[bool]:
         assistant_tool_budget=given.assistant_tool_budget,
         cold_after=timedelta(milliseconds=given.cache_expiry_ms) if given.cache_expiry_ms else None,
         cold_min_tokens=None,
+        forgotten_agents=given.forgotten_agents,
     )
     history = AgentState.from_messages(ctx.inherited_messages).view
     limits = ContextLimits.of(ctx.agent_state, given.max_context_length)

@@ -31,7 +31,7 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, StopReason, Thinking
 from stepengine.data.outcomes import Value
 from stepengine.data.questions import Answer, Decision, Question, answered
-from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage, add_cost
 from stepengine.errors import DataError, DefinitionError, StepEngineError, TranscriptError
@@ -397,3 +397,11 @@ def test_thinking_is_shown_and_changed_by_its_public_words(thinking: Thinking) -
 def test_thinking_of_another_kind_is_refused(given: Any, match: str) -> None:
     with pytest.raises(DefinitionError, match=match):
         Thinking(**given)
+
+
+@given(strategies.spendings)
+def test_a_child_says_what_it_used_and_cost_in_the_words_of_a_run(spending: Spending) -> None:
+    child = ChildResult(agent_id="kid", spending=spending)
+    run = RunResult(status=RunStatus.COMPLETED, state=AgentState(), spending=spending)
+
+    assert (run.usage, run.cost) == (child.usage, child.cost) == (spending.usage, spending.cost)
