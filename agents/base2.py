@@ -36,6 +36,15 @@ from .thinker import agent as thinker
 Agents: TypeAlias = Sequence[AgentDefinition[Any]]
 
 COLD_AFTER = timedelta(minutes=30)
+FORGOTTEN = (
+    "file-picker",
+    "basher",
+    "code-reviewer",
+    "code-reviewer-multi-prompt",
+    "researcher-web",
+    "researcher-docs",
+)
+"""Helpers whose outputs a summary leaves out: what they found was used at once."""
 
 LOOKING: Agents = (file_picker, code_searcher, directory_lister, glob_matcher)
 LOOKING_TOOLS = ("spawn_agents", "read_files", "read_subtree", "list_directory", "glob")
@@ -116,7 +125,10 @@ def create_base2(
         instructions_prompt="\n".join(["Work in this order:", *numbered]),
         include_message_history=True,
         handle_steps=handle_steps,
-        hooks=Hooks(pre_step=[prune_to_summary(cold_after=COLD_AFTER)], on_stop=[require_finished_todos()]),
+        hooks=Hooks(
+            pre_step=[prune_to_summary(cold_after=COLD_AFTER, forgotten_agents=FORGOTTEN)],
+            on_stop=[require_finished_todos()],
+        ),
     )
 
 

@@ -1,5 +1,7 @@
 """
-``base2-fast``: ``base2`` without todos, thinker, editor and reviewer. It edits files itself and runs one check at most.
+``base2-fast``: ``base2`` without todos, thinker, editor and reviewer. It edits files itself.
+
+Its instructions ask for one check at the end; nothing else holds it to that.
 
 ``stepengine run base2-fast "Fix the typo in the README" --write --shell``
 """

@@ -1,5 +1,7 @@
 """
-``code-reviewer``: reviews the change that the conversation before it has made. It has no tools and answers in one step.
+``code-reviewer``: reviews the change that the conversation before it has made.
+
+It has no tools and no handler: a turn of the model is all there is to it.
 
 It takes over the conversation, the system prompt and the shown tools of whoever spawns it, so that its request begins
 with the same bytes and the provider's prompt cache is used.

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from stepengine import AgentDefinition, StepContext, Steps, map_agents
+from stepengine import AgentDefinition, StepContext, Steps, ToolCall, map_agents
 
-from ._shared import without_params
 from .code_reviewer import agent as code_reviewer
 
 
@@ -30,7 +29,8 @@ class Reviews(BaseModel):
 
 def handle_steps(ctx: StepContext[Questions]) -> Steps[Reviews]:
     """Ask all reviewers at once, each with its own question and without those of the others."""
-    yield without_params(ctx)
+    said = [*ctx.inherited_messages, *ctx.prompt_messages]
+    yield ToolCall("set_messages", {"messages": said}, include_tool_call=False)
     found = yield from map_agents(code_reviewer, ctx.params.prompts, prompt=str)
     return Reviews(
         reviews=[f"This review failed: {one.error}" if one.is_error else one.output.strip() for one in found]

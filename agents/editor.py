@@ -29,12 +29,11 @@ from stepengine import (
     HookContext,
     Hooks,
     StepContext,
+    StepResult,
     Steps,
     ToolCall,
 )
 from stepengine.tools import unified_diff
-
-from ._shared import spoken
 
 EDITING = ("str_replace", "write_file")
 BEFORE = "editor_before"
@@ -81,23 +80,23 @@ def handle_steps(ctx: StepContext[EditorParams]) -> Steps[EditReport]:
     if ctx.params.files:
         yield ToolCall("read_files", {"paths": ctx.params.files})  # no model has been called yet
     turn = yield STEP_ALL if ctx.prompt else STEP  # the model takes its steps and calls its tools
-    report = yield from check(turn.agent_state, start)  # reads every edited file again
+    report = yield from check(turn)  # reads every edited file again
     for _ in range(ctx.params.repairs if ctx.prompt else 0):
         if not report["problems"] or not turn.agent_state.steps_remaining:
             break
         note = "These files do not parse any more. Repair them:\n" + "\n".join(report["problems"])
         yield ToolCall("add_message", {"role": "user", "content": note}, include_tool_call=False)
         turn = yield STEP_ALL
-        report = yield from check(turn.agent_state, start)
+        report = yield from check(turn)
     return report if ctx.prompt else {**report, "messages": messages_since(turn.agent_state, start)}
 
 
-def check(state: AgentState, start: int) -> Steps[EditReport]:
+def check(turn: StepResult) -> Steps[EditReport]:
     """Read every edited file again and report how it differs from what it was when the run began."""
     changed: list[str] = []
     diffs: list[str] = []
     problems: list[str] = []
-    for path, before in sorted(state.context.get(BEFORE, {}).items()):
+    for path, before in sorted(turn.agent_state.context.get(BEFORE, {}).items()):
         after = yield from snapshot(path)
         if after == before:
             continue
@@ -105,8 +104,7 @@ def check(state: AgentState, start: int) -> Steps[EditReport]:
         diffs.append(diff_of(path, before, after))
         if problem := after.get("error") or parse_problem(path, after["content"]):
             problems.append(f"{path}: {problem}")
-    summary = spoken(state.message_history[start:])
-    return EditReport(changed_files=changed, diff="".join(diffs), problems=problems, summary=summary, messages=[])
+    return EditReport(changed_files=changed, diff="".join(diffs), problems=problems, summary=turn.text, messages=[])
 
 
 def messages_since(state: AgentState, start: int) -> list[dict[str, Any]]:

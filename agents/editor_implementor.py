@@ -11,8 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypedDict
 
-from stepengine import STEP_ALL, AgentDefinition, StepContext, Steps
+from stepengine import (
+    STEP_ALL,
+    AgentDefinition,
+    Change,
+    HookContext,
+    Hooks,
+    StepContext,
+    Steps,
+    ToolCallPart,
+    ToolResult,
+)
 
+ACCEPTED = "accepted_proposals"
 PROPOSING = ("propose_str_replace", "propose_write_file")
 
 INSTRUCTIONS = """\
@@ -36,25 +47,25 @@ class Proposal(TypedDict):
     summary: str
 
 
-def handle_steps(ctx: StepContext) -> Steps[Proposal]:
-    """Let the model propose, then collect what was accepted."""
-    start = len(ctx.agent_state.message_history)
+def handle_steps(_: StepContext) -> Steps[Proposal]:
+    """Let the model propose, then return what was accepted."""
     turn = yield STEP_ALL
-    return proposal_in(turn.agent_state.message_history[start:])
+    accepted = list(turn.agent_state.context.get(ACCEPTED, ()))
+    return Proposal(tool_calls=accepted, unified_diff=diff_of(accepted), summary=turn.text)
 
 
-def proposal_in(messages: Iterable[Any]) -> Proposal:
-    """Return the accepted proposals of some messages."""
-    calls: dict[str, dict[str, Any]] = {}
-    accepted: list[dict[str, Any]] = []
-    summary = ""
-    for message in messages:
-        if message.role == "assistant":
-            summary = message.said.strip() or summary
-            calls |= {c.tool_call_id: {"tool_name": c.tool_name, "input": c.input} for c in message.tool_calls}
-        elif message.role == "tool" and message.tool_name in PROPOSING and not message.is_error:
-            accepted.append({**calls[message.tool_call_id], "unified_diff": message.result.data["unified_diff"]})
-    return Proposal(tool_calls=accepted, unified_diff=diff_of(accepted), summary=summary)
+def accept(ctx: HookContext, call: ToolCallPart, result: ToolResult) -> Change | None:
+    """Keep a proposal with the input that was carried out; what the model wrote may differ from it in small things."""
+    if call.tool_name not in PROPOSING or result.is_error:
+        return None
+    data: Any = result.data
+    edit = {"tool_name": call.tool_name, "input": call.input, "unified_diff": data["unified_diff"]}
+    return Change(context={ACCEPTED: [*ctx.state.context.get(ACCEPTED, ()), edit]})
+
+
+def forget(_: HookContext) -> Change:
+    """Start a run without what an earlier one, continued by this one, accepted."""
+    return Change(context={ACCEPTED: None})
 
 
 def diff_of(calls: Iterable[dict[str, Any]]) -> str:
@@ -71,4 +82,5 @@ agent = AgentDefinition(
     instructions_prompt=INSTRUCTIONS,
     output_mode="structured_output",
     handle_steps=handle_steps,
+    hooks=Hooks(pre_run=[forget], post_tool=[accept]),
 )

@@ -9,7 +9,6 @@ The ways compete as proposals; the files are touched once, by the edits of the w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from string import ascii_uppercase
 from typing import Any
@@ -22,12 +21,12 @@ from stepengine import (
     ChildResult,
     StepContext,
     Steps,
-    StepText,
+    ToolCall,
+    ToolResult,
     map_agents,
 )
 from stepengine.errors import ChildError
 
-from ._shared import without_params
 from .best_of_n_selector import agent as selector
 from .editor_implementor import Proposal, diff_of
 from .editor_implementor import agent as implementor
@@ -63,7 +62,9 @@ class Chosen(BaseModel):
 def handle_steps(ctx: StepContext[Strategies]) -> Steps[Chosen]:
     """Propose side by side, select, then make the edits of the selected proposal."""
     prompts = ctx.params.prompts
-    yield without_params(ctx)
+    # The children take the conversation over; they see what is asked for, and not the params, which are for this agent.
+    said = [*ctx.inherited_messages, *ctx.prompt_messages]
+    yield ToolCall("set_messages", {"messages": said}, include_tool_call=False)
     children = yield from map_agents(implementor, prompts, prompt="Use this strategy: {}".format)
     proposals = dict(zip(ascii_uppercase, children, strict=False))
     usable = {letter: child.output for letter, child in proposals.items() if shown(child).startswith("---")}
@@ -81,12 +82,12 @@ def handle_steps(ctx: StepContext[Strategies]) -> Steps[Chosen]:
     if chosen not in usable:
         return Chosen(reason=f"Nothing was changed: {chosen!r} was selected, which proposes nothing. {choice.reason}")
     edits = usable[chosen]["tool_calls"]
-    results = yield from StepText(as_calls(edits))
+    results = yield from made(edits)
     return Chosen(
         strategy=prompts[ascii_uppercase.index(chosen)],
         reason=choice.reason,
         results=[result.text for result in results],
-        unified_diff=diff_of([edit for edit, made in zip(edits, results, strict=True) if not made.is_error]),
+        unified_diff=diff_of([edit for edit, result in zip(edits, results, strict=True) if not result.is_error]),
         suggested_improvements=choice.suggested_improvements,
     )
 
@@ -98,10 +99,13 @@ def shown(child: ChildResult[Proposal]) -> str:
     return child.output["unified_diff"] or f"It proposed nothing: {child.output['summary']}"
 
 
-def as_calls(edits: Sequence[dict[str, Any]]) -> str:
-    """Return proposed edits as calls of the tools that really make them, in the form that ``StepText`` carries out."""
-    calls = [{"name": edit["tool_name"].removeprefix("propose_"), "input": edit["input"]} for edit in edits]
-    return "\n".join([f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls])
+def made(edits: Sequence[dict[str, Any]]) -> Steps[list[ToolResult]]:
+    """Make proposed edits, in order, by the tools that really make them; one that fails does not keep others from it."""
+    results: list[ToolResult] = []
+    for edit in edits:
+        turn = yield ToolCall(edit["tool_name"].removeprefix("propose_"), edit["input"])
+        results += turn.tool_results
+    return results
 
 
 agent = AgentDefinition(

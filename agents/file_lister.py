@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stepengine import STEP_ALL, AgentDefinition, StepContext, Steps, ToolCall
 
-from ._shared import spoken
-
 TREE_TOKENS = 20_000
 
 INSTRUCTIONS = """\
@@ -33,8 +31,7 @@ def handle_steps(ctx: StepContext[Where]) -> Steps[str]:
     """Show the tree, then let the model name the files."""
     yield ToolCall("read_subtree", {"paths": ctx.params.directories or ["."], "max_tokens": TREE_TOKENS})
     turn = yield STEP_ALL
-    said = spoken(turn.agent_state.message_history)
-    return "" if said.strip(" .`").lower() == NONE else said
+    return "" if turn.text.strip(" .`").lower() == NONE else turn.text
 
 
 agent = AgentDefinition(

@@ -12,8 +12,6 @@ from typing import TypedDict
 
 from stepengine import STEP_ALL, AgentDefinition, StepContext, Steps
 
-from ._shared import spoken
-
 INSTRUCTIONS = """\
 You are the thinker now. Think about the question. You have no tools: work with what stands above. Weigh what speaks for and
 against, look for what everybody overlooks, and come to a conclusion. Answer with the conclusion and the two or three reasons
@@ -27,16 +25,15 @@ class Thought(TypedDict):
     message: str
 
 
-def handle_steps(ctx: StepContext) -> Steps[Thought]:
+def handle_steps(_: StepContext) -> Steps[Thought]:
     """
     Let the model answer and return what it says, without its thoughts.
 
     That takes one step. It shows the tools of whoever spawned the thinker; a model that calls one is told that it may not,
     and goes on.
     """
-    start = len(ctx.agent_state.message_history)
     turn = yield STEP_ALL
-    return Thought(message=spoken(turn.agent_state.message_history[start:]) or NOTHING)
+    return Thought(message=turn.text or NOTHING)
 
 
 agent = AgentDefinition(

@@ -33,7 +33,7 @@ from stepengine import (
     UserMessage,
     load_agents,
 )
-from stepengine.journal import Field, FileJournal, JournalLike, Pattern
+from stepengine.journal import FileJournal, JournalLike, RedactField, RedactPattern
 from stepengine.models import ModelReply, ModelRequest, Provider
 from stepengine.testing import tool_call, tool_calls
 from stepengine.tools import Fetched, SearchHit, file_tools, followup_tools, search_tools, shell_tools, web_tools
@@ -174,9 +174,9 @@ def performed(agent_id: str, play: Play, root: Path, journal: JournalLike | None
 def journal_at(path: Path) -> FileJournal:
     """Return a journal for git: the same run gives the same bytes, how long commands took left out."""
     rules = [
-        Field("/duration_seconds"),
-        Pattern(r"\bin \d+\.\d{3}s", "time"),
-        Pattern(r'(?<="duration_seconds":)[\d.]+', "time"),
+        RedactField("/duration_seconds"),
+        RedactPattern(r"\bin \d+\.\d{3}s", "time"),
+        RedactPattern(r'(?<="duration_seconds":)[\d.]+', "time"),
     ]
     return FileJournal(path, link=False, stable=True, redact=rules)
 

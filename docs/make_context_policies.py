@@ -93,7 +93,7 @@ ROWS = (
     Row("`truncate(free_ratio=0)`", [truncate(WINDOW, free_ratio=0)]),
     Row("`mask_tool_results()`", [mask_tool_results(WINDOW)]),
     Row("`mask_tool_results()`, `truncate()`", [mask_tool_results(WINDOW), truncate(WINDOW)]),
-    Row("`output_cache()`, `truncate()`", [output_cache(max_total_chars=60_000), truncate(WINDOW)]),
+    Row("`output_cache()`, `truncate()`", [output_cache(60_000), truncate(WINDOW)]),
     Row("`@tool(ephemeral=3)`, `truncate()`", [truncate(WINDOW)], ephemeral=3),
     Row("`prune_to_summary()`", [prune_to_summary(WINDOW)]),
     Row("`summarize()`", [summarize(WINDOW)]),

@@ -57,7 +57,7 @@ def handle_steps(ctx: StepContext) -> Steps[str]:
     apples = yield from call(stock_of, "apple")  # the handler calls it: no model, and `apples` is an int
     ctx.logger.info("looked before asking", apples=apples)
     turn = yield STEP_ALL  # now the model takes its steps
-    return turn.agent_state.message_history[-1].text
+    return turn.text
 
 
 clerk = AgentDefinition("clerk", model="openai/gpt-5", tools=[stock_of], handle_steps=handle_steps)

@@ -35,18 +35,18 @@ __all__ = (
     "SECRET_HEADERS",
     "SECRET_PARAMETERS",
     "SECRET_REPLY_HEADERS",
-    "Field",
-    "Header",
     "Keys",
-    "Pattern",
     "Redact",
+    "RedactField",
+    "RedactHeader",
+    "RedactPattern",
     "RedactRule",
+    "RedactValue",
     "Redactor",
     "Rules",
     "SecretFound",
     "Span",
     "Trickle",
-    "Value",
     "digest_of",
     "is_secret_header",
     "is_secret_variable",
@@ -162,14 +162,14 @@ class Span(NamedTuple):
 
 
 @attrs.frozen
-class Header:
+class RedactHeader:
     """A header that is not recorded, whatever the built-in list says. Names are compared without case."""
 
     name: str
 
 
 @attrs.frozen
-class Field:
+class RedactField:
     """
     A JSON member whose value is replaced.
 
@@ -182,7 +182,7 @@ class Field:
 
     def __attrs_post_init__(self) -> None:
         if not self.steps:
-            msg = f"the pointer of a Field names a member, such as '/tools/*/env', not {self.pointer!r}"
+            msg = f"the pointer of a RedactField names a member, such as '/tools/*/env', not {self.pointer!r}"
             raise DataError(msg)
 
     @property
@@ -195,12 +195,12 @@ def _pattern(value: str | re.Pattern[str]) -> re.Pattern[str]:
     try:
         return re.compile(value)
     except (re.error, TypeError) as error:
-        msg = f"the regex of a Pattern cannot be used: {error}"
+        msg = f"the regex of a RedactPattern cannot be used: {error}"
         raise DataError(msg) from error
 
 
 @attrs.frozen
-class Pattern:
+class RedactPattern:
     """
     Text that is replaced wherever a regular expression finds it.
 
@@ -215,7 +215,7 @@ class Pattern:
 
 
 @attrs.frozen(repr=False)
-class Value:
+class RedactValue:
     """
     A secret value, replaced wherever it appears, in plain, quoted, escaped and base64 form.
 
@@ -230,14 +230,14 @@ class Value:
     def __attrs_post_init__(self) -> None:
         text: Any = self.text
         if not isinstance(text, str) or not text:
-            msg = "the text of a Value is a string that is not empty"
+            msg = "the text of a RedactValue is a string that is not empty"
             raise DataError(msg)
 
     def __repr__(self) -> str:
-        return f"Value(<redacted:{self.name}>)"
+        return f"RedactValue(<redacted:{self.name}>)"
 
 
-RedactRule: TypeAlias = "Header | Field | Pattern | Value | Callable[[Any], Any]"
+RedactRule: TypeAlias = "RedactHeader | RedactField | RedactPattern | RedactValue | Callable[[Any], Any]"
 """One rule of a user; a function gets a JSON value and returns it without what is to be hidden."""
 
 
@@ -276,41 +276,47 @@ class Rules:
 
     def __attrs_post_init__(self) -> None:
         for rule in self.given:
-            if not isinstance(rule, Header | Field | Pattern | Value) and (
+            if not isinstance(rule, RedactHeader | RedactField | RedactPattern | RedactValue) and (
                 isinstance(rule, type) or not callable(rule)
             ):
-                msg = f"redact lists Header, Field, Pattern, Value or functions, not {rule!r}"
+                msg = f"redact lists RedactHeader, RedactField, RedactPattern, RedactValue or functions, not {rule!r}"
                 raise DataError(msg)
 
     @property
     def headers(self) -> frozenset[str]:
         """Names of headers to leave out, in lower case."""
-        return frozenset(rule.name.lower() for rule in self.given if isinstance(rule, Header))
+        return frozenset(rule.name.lower() for rule in self.given if isinstance(rule, RedactHeader))
 
     @property
     def fields(self) -> tuple[tuple[str, ...], ...]:
         """The pointers of members to replace."""
-        return tuple([rule.steps for rule in self.given if isinstance(rule, Field)])
+        return tuple([rule.steps for rule in self.given if isinstance(rule, RedactField)])
 
     @property
-    def patterns(self) -> tuple[Pattern, ...]:
+    def patterns(self) -> tuple[RedactPattern, ...]:
         """The patterns."""
-        return tuple([rule for rule in self.given if isinstance(rule, Pattern)])
+        return tuple([rule for rule in self.given if isinstance(rule, RedactPattern)])
 
     @property
     def values(self) -> dict[str, str]:
         """The values, each with its name."""
-        return {rule.text: rule.name for rule in self.given if isinstance(rule, Value)}
+        return {rule.text: rule.name for rule in self.given if isinstance(rule, RedactValue)}
 
     @property
     def functions(self) -> tuple[Callable[[Any], Any], ...]:
         """The functions."""
-        return tuple([rule for rule in self.given if not isinstance(rule, Header | Field | Pattern | Value)])
+        return tuple(
+            [
+                rule
+                for rule in self.given
+                if not isinstance(rule, RedactHeader | RedactField | RedactPattern | RedactValue)
+            ]
+        )
 
     def told_apart(self) -> list[Any]:
         """Return what differs between rules that clean differently, as JSON."""
         return [
-            [repr(rule) if not isinstance(rule, Value) else digest_of(rule.text) for rule in self.given],
+            [repr(rule) if not isinstance(rule, RedactValue) else digest_of(rule.text) for rule in self.given],
             sorted(self.allowed),
             sorted(self.machine.items()),
         ]

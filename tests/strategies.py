@@ -250,7 +250,12 @@ specs = some(
     timeout=st.none() | floats,
     retries=st.integers(0, 5),
 )
-thinkings = some(Thinking, mode=st.sampled_from(["none", "enabled", "extended"]), budget_tokens=counts)
+thinkings = some(
+    Thinking,
+    effort=st.none() | st.sampled_from(["none", "low", "medium", "high", "max", "enabled", "extended"]),
+    tokens=st.none() | counts,
+    show=st.booleans(),
+)
 settings = some(
     ModelSettings,
     temperature=st.none() | floats,

@@ -91,7 +91,7 @@ def bench_for(
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
     """
     from stepengine.cli.toolset import allowed_tools, uncalled_tools
-    from stepengine.context import Compaction, require_finished_todos
+    from stepengine.context import require_finished_todos, summarize
     from stepengine.data.hooks import Hooks
     from stepengine.engine import Engine
 
@@ -111,7 +111,7 @@ def bench_for(
         observers=[progress] if progress else [],
         default_model=default,
         agent_models=_agent_models(options, agents, is_new=is_new),
-        hooks=Hooks(pre_step=[Compaction()], on_stop=[require_finished_todos()]),
+        hooks=Hooks(pre_step=[summarize()], on_stop=[require_finished_todos()]),
         permissions=settings.policy or (_asking_policy() if options.asks else None),
         interactor=somebody,
         # The journal that every run has by itself is no sign that somebody will come back to answer.

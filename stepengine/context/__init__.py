@@ -10,27 +10,24 @@ What must not: changes of the record that nobody asked for, provider formats, I/
 from __future__ import annotations
 
 from stepengine.context.masking import mask_tool_results
-from stepengine.context.output_cache import OutputCache, find_output, output_cache
+from stepengine.context.output_cache import find_output, output_cache
 from stepengine.context.overflow import raise_on_overflow
 from stepengine.context.policy import ContextLimits, ContextPolicy
 from stepengine.context.prompt import Environment, SystemPrompt
 from stepengine.context.pruning import prune_to_summary
 from stepengine.context.reminding import inject_context, reminders
-from stepengine.context.summarizing import Compaction, compact, compaction, summarize
+from stepengine.context.summarizing import compact, summarize
 from stepengine.context.truncating import truncate
 from stepengine.context.unfinished import require_finished_todos
 from stepengine.context.usage_log import usage_logger
 from stepengine.data.estimate import estimate_tokens
 
 __all__ = (
-    "Compaction",
     "ContextLimits",
     "ContextPolicy",
     "Environment",
-    "OutputCache",
     "SystemPrompt",
     "compact",
-    "compaction",
     "estimate_tokens",
     "find_output",
     "inject_context",

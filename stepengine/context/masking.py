@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from typing import NamedTuple
 
 import attrs
 from typing_extensions import override
 
-from stepengine.context.policy import ContextLimits, ContextPolicy, check_policy, grouped
+from stepengine.context.policy import COUNT, SHARE, ContextLimits, ContextPolicy, grouped
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import DocumentPart, ImagePart, Message, TextPart, ToolMessage, ToolResult, strings
 from stepengine.data.transcript import Transcript
-from stepengine.errors import DefinitionError
 
 __all__ = (
-    "MaskToolResults",
     "is_placeholder",
     "mask_tool_results",
     "placeholder",
@@ -67,14 +65,29 @@ class Left(NamedTuple):
     named: int = 0
 
 
-@attrs.frozen(kw_only=True)
-class MaskToolResults(ContextPolicy):
-    """What ``mask_tool_results`` returns; see there."""
+@attrs.frozen
+class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by its name, as a hook is
+    """
+    A ``pre_step`` hook that puts notes in the place of tool results when a prompt is too large.
 
-    tools: tuple[str, ...] = attrs.field(default=(), converter=strings)
-    keep_last: int = 5
-    max_chars: int = 1_000
-    free_ratio: float = 0.25
+    Three passes, each only when those before were not enough: results of *tools*, all but the newest *keep_last*; then
+    every result over *max_chars*; then, only when the prompt does not fit otherwise, also those that the model has not
+    seen yet. Every call keeps its result, and the note says how much was left out. No message is removed, so a history of
+    many small messages may stay too large: put ``truncate`` behind it, which is codebuff's older pruner.
+
+    Attributes:
+        max_tokens: As in every ``ContextPolicy``, and so is *replace_record*.
+        tools: Tools whose results are the first to go.
+        keep_last: How many of the newest results of these tools the first pass leaves.
+        max_chars: The size over which the second pass masks a result; a result with an image or document is over it.
+        free_ratio: How much of the room is made free at once, from 0 on and below 1, so that a prompt cache is not lost
+            before every call.
+    """
+
+    tools: tuple[str, ...] = attrs.field(default=("run_terminal_command",), converter=strings, kw_only=True)
+    keep_last: int = attrs.field(default=5, validator=COUNT, kw_only=True)
+    max_chars: int = attrs.field(default=1_000, validator=COUNT, kw_only=True)
+    free_ratio: float = attrs.field(default=0.25, validator=SHARE, kw_only=True)
 
     @override
     def rewrite(self, transcript: Transcript, limits: ContextLimits, now: datetime) -> Transcript | None:
@@ -117,46 +130,3 @@ class MaskToolResults(ContextPolicy):
         return len(message.text) > self.max_chars or any(
             isinstance(p, ImagePart | DocumentPart) for p in message.content
         )
-
-
-def mask_tool_results(
-    max_tokens: int | None = None,
-    *,
-    tools: Sequence[str] = ("run_terminal_command",),
-    keep_last: int = 5,
-    max_chars: int = 1_000,
-    free_ratio: float = 0.25,
-    replace_record: bool = False,
-) -> MaskToolResults:
-    """
-    Return a ``pre_step`` hook that puts notes in the place of tool results when a prompt is too large.
-
-    Three passes, each only when those before were not enough: results of *tools*, all but the newest *keep_last*; then
-    every result over *max_chars*; then, only when the prompt does not fit otherwise, also those that the model has not
-    seen yet. Every call keeps its result, and the note says how much was left out. No message is removed, so a history of
-    many small messages may stay too large: put ``truncate`` behind it, which is codebuff's older pruner.
-
-    Args:
-        max_tokens: What a prompt may have; ``None``: 0.8 of the model's context length when known, else 100,000.
-        tools: Tools whose results are the first to go.
-        keep_last: How many of the newest results of these tools the first pass leaves.
-        max_chars: The size over which the second pass masks a result; a result with an image or document is over it.
-        free_ratio: How much of the room is made free at once, so that a prompt cache is not lost before every call.
-        replace_record: Mask in the record itself, not only in what the model sees.
-
-    Raises:
-        DefinitionError: for a limit below 1, a negative number, or a ratio outside 0 <= ratio < 1.
-    """
-    check_policy("mask_tool_results", max_tokens, free_ratio=free_ratio)
-    for option, number in (("keep_last", keep_last), ("max_chars", max_chars)):
-        if number < 0:
-            msg = f"mask_tool_results: {option} is a number from 0 on, not {number!r}"
-            raise DefinitionError(msg)
-    return MaskToolResults(
-        max_tokens=max_tokens,
-        tools=tuple(tools),
-        keep_last=keep_last,
-        max_chars=max_chars,
-        free_ratio=free_ratio,
-        replace_record=replace_record,
-    )

@@ -11,15 +11,15 @@ from __future__ import annotations
 import attrs
 
 from stepengine.context.masking import is_placeholder, placeholder
+from stepengine.context.policy import COUNT, SHARE
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.messages import DocumentPart, ImagePart, Message, ToolMessage, ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.transcript import Transcript
-from stepengine.errors import DefinitionError
 from stepengine.tools import Tool, ToolContext, tool
 
-__all__ = ("OutputCache", "find_output", "output_cache")
+__all__ = ("find_output", "output_cache")
 
 MEDIA_CHARS = 6_400
 MARK = "trimmed"
@@ -68,27 +68,25 @@ def read_output(ctx: ToolContext, reference_id: str, offset: int = 0, limit: int
     return ToolResult.parts([shown, *media])
 
 
-@attrs.frozen(kw_only=True)
-class OutputCache:
+@attrs.frozen
+class output_cache:  # noqa: N801 - a policy is called by its name, as a hook is
     """
-    A ``pre_step`` hook that trims old tool outputs, and the tool that reads them; made by ``output_cache``.
+    A ``pre_step`` hook that trims old tool outputs, and the tool that reads them (requirements I13, I14).
+
+    ``cache = output_cache()``, then ``AgentDefinition(..., tools=[..., cache.read_output], hooks=Hooks(pre_step=[cache]))``.
+    Outputs that the model has not seen yet are never trimmed; the oldest go first. Changes the view only.
 
     Attributes:
-        max_total_chars: How many characters the tool outputs in the view may have together.
-        trim_to: The share of that which is left when some are trimmed, so that not every step trims a little more and a
-            provider's prompt cache is lost each time.
+        max_chars: How many characters the tool outputs in the view may have together; an image counts 6,400.
+        free_ratio: How much of that is made free at once, from 0 on and below 1, so that not every step trims a little more
+            and a provider's prompt cache is lost each time.
+
+    Raises:
+        DefinitionError: for a negative number, or another share.
     """
 
-    max_total_chars: int = 200_000
-    trim_to: float = 0.75
-
-    def __attrs_post_init__(self) -> None:
-        if self.max_total_chars < 0 or not 0 <= self.trim_to <= 1:
-            msg = (
-                "output_cache: max_total_chars is a number from 0 on and trim_to a share from 0 to 1, "
-                f"not {self.max_total_chars!r} and {self.trim_to!r}"
-            )
-            raise DefinitionError(msg)
+    max_chars: int = attrs.field(default=200_000, validator=COUNT)
+    free_ratio: float = attrs.field(default=0.25, validator=SHARE, kw_only=True)
 
     @property
     def read_output(self) -> Tool[..., ToolResult]:
@@ -99,9 +97,9 @@ class OutputCache:
         """Return the view with placeholders for the oldest outputs, or ``None`` while they are within the limit."""
         view = ctx.state.view
         total = view.fold("output_chars", _add, 0)
-        if total <= self.max_total_chars:
+        if total <= self.max_chars:
             return None
-        target = int(self.max_total_chars * self.trim_to)
+        target = int(self.max_chars * (1 - self.free_ratio))
         trimmed: dict[str, ToolResult] = {}
         for message in view[: _unseen(view)]:
             if total <= target:
@@ -114,23 +112,6 @@ class OutputCache:
                 trimmed[message.tool_call_id] = note
                 total -= saved
         return Change(view=view.resolve_all(trimmed)) if trimmed else None
-
-
-def output_cache(max_total_chars: int = 200_000, *, trim_to: float = 0.75) -> OutputCache:
-    """
-    Return the output cache of an agent: a hook and a tool (requirements I13, I14).
-
-    ``cache = output_cache()``, then ``AgentDefinition(..., tools=[..., cache.read_output], hooks=Hooks(pre_step=[cache]))``.
-    Outputs that the model has not seen yet are never trimmed. Changes the view only.
-
-    Args:
-        max_total_chars: How many characters the tool outputs in the view may have together; an image counts 6,400.
-        trim_to: The share of that which is left when some are trimmed; the oldest go first.
-
-    Raises:
-        DefinitionError: for a negative number, or a share outside 0 to 1.
-    """
-    return OutputCache(max_total_chars=max_total_chars, trim_to=trim_to)
 
 
 def find_output(state: AgentState, reference_id: str) -> ToolMessage | None:

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import attrs
 
-from stepengine.context.policy import check_policy, limits_of
+from stepengine.context.policy import TOKENS, limits_of
 from stepengine.data.hooks import HookContext
 from stepengine.errors import ContextOverflow
 
 __all__ = ("raise_on_overflow",)
 
 
-def raise_on_overflow(max_tokens: int | None = None) -> Callable[[HookContext], None]:
+@attrs.frozen
+class raise_on_overflow:  # noqa: N801 - a policy is called by its name, as a hook is
     """
-    Return a ``pre_step`` hook that fails the run with ``ContextOverflow`` when its prompt is too large (requirements I7).
+    A ``pre_step`` hook that fails the run with ``ContextOverflow`` when its prompt is too large (requirements I7).
 
     The model is not called, and the error says how many tokens there are and how many may be. Changes neither the view
     nor the record.
 
-    Args:
-        max_tokens: What a prompt may have; ``None``: 0.8 of the model's context length when known, else 100,000.
-
-    Raises:
-        DefinitionError: for a limit below 1.
+    Attributes:
+        max_tokens: As in every ``ContextPolicy``.
     """
-    check_policy("raise_on_overflow", max_tokens)
 
-    def check(ctx: HookContext) -> None:
-        limits, view = limits_of(ctx, max_tokens), ctx.state.view
+    max_tokens: int | None = attrs.field(default=None, validator=TOKENS)
+
+    def __call__(self, ctx: HookContext) -> None:
+        """Raise when the next prompt does not fit."""
+        limits, view = limits_of(ctx, self.max_tokens), ctx.state.view
         if ctx.overflow is None and not limits.fits(view):
             msg = (
                 f"the next prompt of agent {ctx.agent.id!r} has about {limits.size(view)} tokens, but "
                 f"{limits.max_tokens} are allowed; allow more, or install truncate() or summarize() instead of this hook"
             )
             raise ContextOverflow(msg, kind="context_overflow")
-
-    return check

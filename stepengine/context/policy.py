@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from datetime import datetime
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -15,13 +17,16 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import DefinitionError
 
 __all__ = (
+    "COUNT",
+    "SHARE",
+    "TOKENS",
     "ContextLimits",
     "ContextPolicy",
-    "check_policy",
     "grouped",
     "last_tagged",
     "limits_of",
     "message_sizes",
+    "option",
 )
 
 DEFAULT_MAX_TOKENS = 100_000
@@ -140,24 +145,34 @@ def last_tagged(transcript: Transcript, tag: str) -> int | None:
     return None
 
 
-def check_policy(name: str, max_tokens: int | None, **ratios: float) -> None:
-    """Raise ``DefinitionError`` unless *max_tokens* is a positive number and every ratio lies in 0 <= ratio < 1."""
-    if max_tokens is not None and max_tokens < 1:
-        msg = f"{name}: max_tokens is a number of tokens from 1 on, or None, not {max_tokens!r}"
-        raise DefinitionError(msg)
-    for option, ratio in ratios.items():
-        if not 0 <= ratio < 1:
-            msg = f"{name}: {option} is a share from 0 on and below 1, not {ratio!r}"
+Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+
+def option(test: Callable[[Any], bool], words: str) -> Check:
+    """Return the validator of an option of a policy: *words* say what it is, for the error that names policy and option."""
+
+    def check(policy: Any, field: attrs.Attribute[Any], value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float | None) or not test(value):
+            msg = f"{type(policy).__name__}: {field.name} is {words}, not {value!r}"
             raise DefinitionError(msg)
 
+    return check
 
-@attrs.frozen(kw_only=True)
+
+TOKENS = option(lambda value: value is None or value >= 1, "a number of tokens from 1 on, or None")
+COUNT = option(lambda value: value is not None and value >= 0, "a number from 0 on")
+SHARE = option(lambda value: value is not None and 0 <= value < 1, "a share from 0 on and below 1")
+
+
+@attrs.frozen
 class ContextPolicy(ABC):
     """
     A ``pre_step`` hook that shortens a history which has become too large (requirements I2).
 
     It is called before every model call; what it decides follows from recorded values alone, so a replay decides the same.
     While there is nothing to do its cost does not depend on the length of the history, and it changes nothing.
+
+    A policy is made by calling its class, ``truncate(50_000)``, and is a frozen value.
 
     A **view** policy (``replace_record=False``) changes what the model is shown and leaves the record whole. A **record**
     policy (``replace_record=True``) replaces the record itself; what is left out then is gone from the result, too.
@@ -166,10 +181,13 @@ class ContextPolicy(ABC):
         max_tokens: What a prompt may have: system prompt, tools and messages. ``None``: 0.8 of the model's context length
             when it is known, else 100,000.
         replace_record: Whether the record is replaced, not only the view.
+
+    Raises:
+        DefinitionError: for an option that makes no sense, such as a limit below 1.
     """
 
-    max_tokens: int | None = None
-    replace_record: bool = False
+    max_tokens: int | None = attrs.field(default=None, validator=TOKENS)
+    replace_record: bool = attrs.field(default=False, kw_only=True)
 
     def __call__(self, ctx: HookContext) -> Change | None:
         """Return the change that makes the prompt fit, or ``None``."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import attrs
 from typing_extensions import override
 
-from stepengine.context.policy import ContextLimits, ContextPolicy, check_policy, last_tagged, limits_of
+from stepengine.context.policy import COUNT, TOKENS, ContextLimits, ContextPolicy, last_tagged, limits_of
 from stepengine.context.summarizing import SUMMARY
 from stepengine.context.truncating import GAP_TAG
 from stepengine.data.estimate import MEDIA_TOKENS, message_tokens, transcript_tokens
@@ -36,18 +36,15 @@ from stepengine.data.messages import (
 )
 from stepengine.data.thoughts import parted
 from stepengine.data.transcript import Transcript
-from stepengine.errors import DefinitionError
 
 __all__ = (
     "CONTINUE_TAG",
-    "FORGOTTEN_AGENTS",
     "SILENT_TAGS",
     "SUMMARY_TAG",
     "SUMMARY_TAGS",
     "Caps",
     "Entry",
     "Memory",
-    "PruneToSummary",
     "clipped",
     "continue_message",
     "cut",
@@ -219,19 +216,6 @@ EDIT_CHARS = 2_000
 OUTPUT_TOKENS = 1_300
 RESULT_TOKENS = 5_000
 
-FORGOTTEN_AGENTS = (
-    "file-picker",
-    "researcher-web",
-    "researcher-docs",
-    "basher",
-    "code-reviewer",
-    "code-reviewer-opus",
-    "code-reviewer-multi-prompt",
-    "librarian",
-    "tmux-cli",
-    "browser-use",
-)
-"""Agents whose outputs are not kept: what they found was used at once (generator-contract P19)."""
 EDITING = ("write_file", "str_replace", "apply_patch", "propose_write_file", "propose_str_replace")
 SPAWNING = ("spawn_agents", "spawn_agent_inline", "task")
 
@@ -483,15 +467,40 @@ def _scene(transcript: Transcript) -> Scene:
     return Scene(tuple(summarised), live, is_mid_turn, None if instructions is None else transcript[instructions])
 
 
-@attrs.frozen(kw_only=True)
-class PruneToSummary(ContextPolicy):
-    """What ``prune_to_summary`` returns; see there."""
+def _ids(value: Iterable[str]) -> frozenset[str]:
+    return frozenset(value)
 
-    user_budget: int = 50_000
-    assistant_tool_budget: int = 20_000
-    cold_after: timedelta | None = None
-    cold_min_tokens: int | None = 140_000
-    forgotten_agents: frozenset[str] = frozenset(FORGOTTEN_AGENTS)
+
+@attrs.frozen
+class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its name, as a hook is
+    """
+    A ``pre_step`` hook that turns older turns into a summary without a model call (generator-contract section 4).
+
+    Messages of the user stay almost as they are, replies become notes, and of tool calls one line stays that says what was
+    done to what; of their results only what still matters: errors, exit codes, answers, edits, outputs of agents. The
+    history is then one summary message, the instructions, and the request that the agent works on, or, in the middle of a
+    turn, a message that says to go on. The request survives whatever the budgets are. A later prune takes the entries of
+    this one over.
+
+    In a handler call ``rewrite(state.view, ContextLimits.of(state, ...), ctx.now())``.
+
+    Attributes:
+        max_tokens: As in every ``ContextPolicy``, and so is *replace_record*.
+        user_budget: Tokens, at three characters each, that the user's messages may have in the summary. In a window too
+            small for both budgets they share one half of it.
+        assistant_tool_budget: The same for replies and tool calls.
+        cold_after: Prune also when the user comes back after this time, since the provider's prompt cache has expired
+            then and a short prompt costs less; ``None`` for never. The hook then keeps the time of the last request in
+            ``AgentState.context``.
+        cold_min_tokens: Prune a cold prompt only from this size on; ``None`` for any size.
+        forgotten_agents: Agents whose outputs are not kept, because what they found is used at once.
+    """
+
+    user_budget: int = attrs.field(default=50_000, validator=COUNT, kw_only=True)
+    assistant_tool_budget: int = attrs.field(default=20_000, validator=COUNT, kw_only=True)
+    cold_after: timedelta | None = attrs.field(default=None, kw_only=True)
+    cold_min_tokens: int | None = attrs.field(default=140_000, validator=TOKENS, kw_only=True)
+    forgotten_agents: frozenset[str] = attrs.field(default=frozenset(), converter=_ids, kw_only=True)
 
     @override
     def __call__(self, ctx: HookContext) -> Change | None:
@@ -580,55 +589,3 @@ class PruneToSummary(ContextPolicy):
 
 def _tokens(*messages: Message | None) -> int:
     return sum(message_tokens(message) for message in messages if message is not None)
-
-
-def prune_to_summary(
-    max_tokens: int | None = None,
-    *,
-    user_budget: int = 50_000,
-    assistant_tool_budget: int = 20_000,
-    cold_after: timedelta | None = None,
-    cold_min_tokens: int | None = 140_000,
-    forgotten_agents: Iterable[str] = FORGOTTEN_AGENTS,
-    replace_record: bool = False,
-) -> PruneToSummary:
-    """
-    Return a ``pre_step`` hook that turns older turns into a summary without a model call (generator-contract section 4).
-
-    Messages of the user stay almost as they are, replies become notes, and of tool calls one line stays that says what was
-    done to what; of their results only what still matters: errors, exit codes, answers, edits, outputs of agents. The
-    history is then one summary message, the instructions, and the request that the agent works on, or, in the middle of a
-    turn, a message that says to go on. The request survives whatever the budgets are. A later prune takes the entries of
-    this one over.
-
-    In a handler call ``rewrite(state.view, ContextLimits.of(state, ...), ctx.now())``.
-
-    Args:
-        max_tokens: What a prompt may have; ``None``: 0.8 of the model's context length when known, else 100,000.
-        user_budget: Tokens, at three characters each, that the user's messages may have in the summary. In a window too
-            small for both budgets they share one half of it.
-        assistant_tool_budget: The same for replies and tool calls.
-        cold_after: Prune also when the user comes back after this time, since the provider's prompt cache has expired
-            then and a short prompt costs less; ``None`` for never. The hook then keeps the time of the last request in
-            ``AgentState.context``.
-        cold_min_tokens: Prune a cold prompt only from this size on; ``None`` for any size.
-        forgotten_agents: Agents whose outputs are not kept.
-        replace_record: Prune the record itself, not only what the model sees.
-
-    Raises:
-        DefinitionError: for a limit below 1, or a negative budget.
-    """
-    check_policy("prune_to_summary", max_tokens)
-    for option, budget in (("user_budget", user_budget), ("assistant_tool_budget", assistant_tool_budget)):
-        if budget < 0:
-            msg = f"prune_to_summary: {option} is a number of tokens from 0 on, not {budget!r}"
-            raise DefinitionError(msg)
-    return PruneToSummary(
-        max_tokens=max_tokens,
-        user_budget=user_budget,
-        assistant_tool_budget=assistant_tool_budget,
-        cold_after=cold_after,
-        cold_min_tokens=cold_min_tokens,
-        forgotten_agents=frozenset(forgotten_agents),
-        replace_record=replace_record,
-    )

@@ -1,5 +1,5 @@
 """
-``summarize``, ``Compaction``, ``compact``: older history becomes a summary that the model writes (requirements I6, I8-I11).
+``summarize`` and ``compact``: older history becomes a summary that the model writes (requirements I6, I8-I11).
 
 **What it changes.** The view by default: the model is shown the summary, the record keeps every message. With
 ``replace_record=True``, and always with ``compact`` from a handler, the record itself.
@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from stepengine.context.policy import ContextLimits, check_policy, last_tagged, limits_of
-from stepengine.context.truncating import Truncate
+from stepengine.context.policy import COUNT, TOKENS, ContextLimits, last_tagged, limits_of, option
+from stepengine.context.truncating import truncate
 from stepengine.data.codec import to_json
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.functions import is_async, unwrapped
@@ -31,7 +31,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.yields import Complete, StepResult, ToolCall, Yieldable
 from stepengine.errors import ContextOverflow, DefinitionError
 
-__all__ = ("SUMMARY", "Compaction", "Summarizer", "compact", "compaction", "summarize")
+__all__ = ("SUMMARY", "Summarizer", "compact", "summarize")
 
 SUMMARY = "SUMMARY"
 """The tag of a summary in the view."""
@@ -58,63 +58,60 @@ Summarizer: TypeAlias = Callable[[Sequence[Message]], "str | Generator[Yieldable
 """Returns a summary of messages: a plain function, or a generator function that yields ``Perform`` or ``Complete``."""
 
 
-@attrs.frozen(kw_only=True)
-class Compaction:
-    """
-    A ``pre_step`` hook that replaces the history by a summary when it becomes too large (requirements I8, X28).
+def _summarizer(_: Any, __: attrs.Attribute[Any], given: Any) -> None:
+    if given is not None and (not callable(given) or is_async(unwrapped(given))):
+        msg = (
+            "summarize: a summarizer is a function that returns text, or a generator function that does I/O with "
+            f"`yield from Perform(fn, ...)`, not {given!r}"
+        )
+        raise DefinitionError(msg)
 
-    It is in force only where it is passed to an engine or agent: ``Hooks(pre_step=[Compaction()])``. ``summarize(...)`` and
-    ``compaction(...)`` make one. After a compaction the history is one summary message and what must follow it: user
-    messages that were not answered yet, the instructions of the current turn, and *keep_last* messages.
+
+WINDOW_SHARE = option(lambda value: value is not None and 0 < value <= 1, "a share above 0 and up to 1")
+
+
+@attrs.frozen
+class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
+    """
+    A ``pre_step`` hook that replaces older history by a summary which the model writes (requirements I6, I8, X28).
+
+    Afterwards the history is one summary message and what must follow it: user messages that were not answered yet, the
+    instructions of the current turn, and *keep_last* messages. The request for the summary is larger than *max_tokens*, by
+    what came last and the question; leave room for it below the model's context length.
 
     Attributes:
-        enabled: ``False`` does nothing at all.
-        auto: ``False`` does nothing by itself; ``compact`` works.
-        threshold_ratio: The share of the model's context length that a prompt may have; 0.8 by default.
-        threshold_tokens: What a prompt may have instead; without it and without a known context length 100,000.
-        summary_directives: What the summary should also pay attention to; added to the request for it.
-        summarizer: Writes the summary instead of the run's model.
-        model: Another model that writes it.
+        max_tokens: What a prompt may have; ``None``: *window_ratio* of the model's context length when it is known, else
+            100,000.
+        directives: What the summary should also pay attention to; added to the request for it.
+        summarizer: Writes the summary instead of a model.
+        model: Another model that writes it than the run's own.
+        window_ratio: The share of the model's context length that a prompt may have.
         keep_last: How many of the newest messages stay as they are, rounded up to whole exchanges.
+        auto: ``False`` does nothing by itself; ``compact`` works.
+        enabled: ``False`` does nothing at all.
         replace_record: Whether the record is replaced, not only the view.
 
     Raises:
         DefinitionError: for numbers that make no sense, or a summarizer that is async or no function.
     """
 
-    enabled: bool = True
-    auto: bool = True
-    threshold_ratio: float = RATIO
-    threshold_tokens: int | None = None
-    summary_directives: str = ""
-    summarizer: Summarizer | None = None
-    model: str | None = None
-    keep_last: int = 0
-    replace_record: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        check_policy("Compaction", self.threshold_tokens)
-        if not 0 < self.threshold_ratio <= 1 or self.keep_last < 0:
-            msg = (
-                "Compaction: threshold_ratio is a share above 0 and up to 1 and keep_last a number from 0 on, "
-                f"not {self.threshold_ratio!r} and {self.keep_last!r}"
-            )
-            raise DefinitionError(msg)
-        given: Any = self.summarizer
-        if given is not None and (not callable(given) or is_async(unwrapped(given))):
-            msg = (
-                "Compaction: a summarizer is a function that returns text, or a generator function that does I/O with "
-                f"`yield from Perform(fn, ...)`, not {given!r}"
-            )
-            raise DefinitionError(msg)
+    max_tokens: int | None = attrs.field(default=None, validator=TOKENS)
+    directives: str = attrs.field(default="", kw_only=True)
+    summarizer: Summarizer | None = attrs.field(default=None, validator=_summarizer, kw_only=True)
+    model: str | None = attrs.field(default=None, kw_only=True)
+    window_ratio: float = attrs.field(default=RATIO, validator=WINDOW_SHARE, kw_only=True)
+    keep_last: int = attrs.field(default=0, validator=COUNT, kw_only=True)
+    auto: bool = attrs.field(default=True, kw_only=True)
+    enabled: bool = attrs.field(default=True, kw_only=True)
+    replace_record: bool = attrs.field(default=False, kw_only=True)
 
     def __call__(self, ctx: HookContext) -> Generator[Yieldable, StepResult, Change | None] | None:
         """Return the work that summarises, or ``None`` while there is nothing to do."""
         if not (self.enabled and self.auto):
             return None
-        allowed = self.threshold_tokens
+        allowed = self.max_tokens
         if allowed is None and ctx.context_window is not None:
-            allowed = int(ctx.context_window * self.threshold_ratio)
+            allowed = int(ctx.context_window * self.window_ratio)
         limits = limits_of(ctx, allowed)
         return None if limits.fits(ctx.state.view) else self._change(ctx, limits)
 
@@ -162,7 +159,7 @@ class Compaction:
                 msg = f"the summarizer {self.summarizer!r} returned a {type(said).__name__}; it returns text"
                 raise TypeError(msg)
             return said
-        text = "\n\n".join([t for t in (REQUEST, self.summary_directives.strip()) if t])
+        text = "\n\n".join([t for t in (REQUEST, self.directives.strip()) if t])
         request = UserMessage(text, (SUMMARY_REQUEST,))
         limits = limits or ContextLimits.of(state, UNBOUNDED)
         room = attrs.evolve(limits, max_tokens=limits.max_tokens - message_tokens(request))
@@ -190,38 +187,7 @@ class Compaction:
         return reply.said
 
 
-def summarize(
-    max_tokens: int | None = None,
-    *,
-    directives: str = "",
-    model: str | None = None,
-    threshold_ratio: float = RATIO,
-    keep_last: int = 0,
-    replace_record: bool = False,
-) -> Compaction:
-    """
-    Return a ``pre_step`` hook that replaces older history by a summary which the model writes (requirements I6).
-
-    Changes the view, or the record with *replace_record*. The arguments are those of ``Compaction``: *max_tokens* is its
-    ``threshold_tokens``, *directives* its ``summary_directives``. The request for the summary is larger than *max_tokens*,
-    by what came last and the question; leave room for it below the model's context length.
-    """
-    return Compaction(
-        threshold_tokens=max_tokens,
-        summary_directives=directives,
-        model=model,
-        threshold_ratio=threshold_ratio,
-        keep_last=keep_last,
-        replace_record=replace_record,
-    )
-
-
-def compaction(threshold_tokens: int | None = None, summarizer: Summarizer | None = None) -> Compaction:
-    """Return a ``Compaction`` at a threshold, with a summariser of the caller's choice (requirements H15)."""
-    return Compaction(threshold_tokens=threshold_tokens, summarizer=summarizer)
-
-
-def compact(state: AgentState, policy: Compaction | None = None) -> Generator[Yieldable, StepResult, AgentState]:
+def compact(state: AgentState, policy: summarize | None = None) -> Generator[Yieldable, StepResult, AgentState]:
     """
     Summarise now, from a handler (requirements I8).
 
@@ -229,9 +195,9 @@ def compact(state: AgentState, policy: Compaction | None = None) -> Generator[Yi
 
     Args:
         state: The newest state of the run.
-        policy: How; ``auto`` and the thresholds do not matter.
+        policy: How; its limit and ``auto`` do not matter.
     """
-    policy = policy or Compaction()
+    policy = policy or summarize()
     shorter = (yield from policy.shortened(state)) if policy.enabled else None
     if shorter is None:
         return state
@@ -278,4 +244,4 @@ def _whole(view: Transcript, cut: int) -> int:
 
 def _cut(old: Transcript, limits: ContextLimits) -> Transcript | None:
     """Return *old* without its oldest messages, or ``None`` when that is not possible; cutting asks for no time."""
-    return Truncate(free_ratio=0).rewrite(old, limits, NO_TIME)
+    return truncate(free_ratio=0).rewrite(old, limits, NO_TIME)

@@ -8,12 +8,12 @@ from datetime import datetime
 import attrs
 from typing_extensions import override
 
-from stepengine.context.policy import ContextLimits, ContextPolicy, check_policy, grouped, last_tagged, message_sizes
+from stepengine.context.policy import SHARE, ContextLimits, ContextPolicy, grouped, last_tagged, message_sizes
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.messages import Message, UserMessage, strings, system_reminder
 from stepengine.data.transcript import Transcript
 
-__all__ = ("GAP_TAG", "Truncate", "truncate")
+__all__ = ("GAP_TAG", "truncate")
 
 GAP_TAG = "TRUNCATED"
 GAP = system_reminder("Earlier messages were left out here to save space.")
@@ -30,12 +30,23 @@ def _is_gap(message: Message) -> bool:
     return type(message) is UserMessage and GAP_TAG in message.tags
 
 
-@attrs.frozen(kw_only=True)
-class Truncate(ContextPolicy):
-    """What ``truncate`` returns; see there."""
+@attrs.frozen
+class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, as a hook is
+    """
+    A ``pre_step`` hook that leaves out whole oldest messages when a prompt is too large (requirements I5).
 
-    free_ratio: float = 0.25
-    keep_tags: tuple[str, ...] = attrs.field(default=(), converter=strings)
+    A call and its result go together. The first and the latest user message, the current prompt and the instructions stay,
+    and so does the newest exchange as long as the prompt fits with it. A note stands where something was left out.
+
+    Attributes:
+        max_tokens: As in every ``ContextPolicy``, and so is *replace_record*.
+        free_ratio: How much of the room is made free at once, from 0 on and below 1, so that a provider's prompt cache is
+            lost once and not before every call; 0 leaves out as little as possible.
+        keep_tags: User messages with one of these tags stay.
+    """
+
+    free_ratio: float = attrs.field(default=0.25, validator=SHARE, kw_only=True)
+    keep_tags: tuple[str, ...] = attrs.field(default=(), converter=strings, kw_only=True)
 
     @override
     def rewrite(self, transcript: Transcript, limits: ContextLimits, now: datetime) -> Transcript | None:
@@ -78,32 +89,3 @@ def _without(transcript: Transcript, groups: Sequence[range], dropped: frozenset
             yield from transcript[group.start : group.stop]
         elif index - 1 not in dropped:
             yield _gap()
-
-
-def truncate(
-    max_tokens: int | None = None,
-    *,
-    free_ratio: float = 0.25,
-    keep_tags: Sequence[str] = (),
-    replace_record: bool = False,
-) -> Truncate:
-    """
-    Return a ``pre_step`` hook that leaves out whole oldest messages when a prompt is too large (requirements I5).
-
-    A call and its result go together. The first and the latest user message, the current prompt and the instructions stay,
-    and so does the newest exchange as long as the prompt fits with it. A note stands where something was left out.
-
-    Args:
-        max_tokens: What a prompt may have; ``None``: 0.8 of the model's context length when known, else 100,000.
-        free_ratio: How much of the room is made free at once, so that a provider's prompt cache is lost once and not
-            before every call; 0 leaves out as little as possible.
-        keep_tags: User messages with one of these tags stay.
-        replace_record: Shorten the record itself, not only what the model sees.
-
-    Raises:
-        DefinitionError: for a limit below 1, or a ratio outside 0 <= ratio < 1.
-    """
-    check_policy("truncate", max_tokens, free_ratio=free_ratio)
-    return Truncate(
-        max_tokens=max_tokens, free_ratio=free_ratio, keep_tags=tuple(keep_tags), replace_record=replace_record
-    )

@@ -324,8 +324,9 @@ def _made(cls: type[Any], required: Sequence[str], values: Mapping[str, Any]) ->
     for name in required:
         if name not in values:
             raise within(fault(f"{cls.__name__} needs this field"), f".{name}")
+    make = models.Thinking.of_stored if cls is models.Thinking else cls
     try:
-        return cls(**values)
+        return make(**values)
     except (TypeError, ValueError, StepEngineError) as error:
         msg = f"this is no {cls.__name__}: {error}"
         raise fault(msg) from error

@@ -107,6 +107,7 @@ class Spawn:
         parent: Gives the parent's state as the child may inherit it.
         is_inline: Whether the child goes on from the parent's history, and leaves its own in ``ChildResult.left``.
         of: How many children are asked for at once.
+        at: What time it is for the parent, which is when the child begins; milliseconds since the root's start.
     """
 
     seq: int
@@ -118,6 +119,7 @@ class Spawn:
     parent: Callable[[], AgentState] = _hidden(default=AgentState)
     is_inline: bool = _hidden(default=False)
     of: int = _hidden(default=1)
+    at: int = _hidden(default=0)
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 
 from stepengine.data.estimate import Measured
 from stepengine.data.json import JsonDict, freeze_object
-from stepengine.data.messages import Message, ToolResult, tuple_of
+from stepengine.data.messages import Message, ToolResult, UserMessage, tuple_of
 from stepengine.data.state import AgentState, prompt_tokens
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ContextOverflow, DefinitionError
@@ -56,6 +56,7 @@ class StepContext(Generic[Params]):
         model: The model string of the run, or ``None``.
         logger: Log lines that become events; silent while a recorded prefix is replayed.
         random: A random source seeded by the run; equal on every replay.
+        is_asked: Whether the history holds a message with the prompt and the params of this run.
     """
 
     prompt: str
@@ -67,6 +68,30 @@ class StepContext(Generic[Params]):
     _created: datetime
     _elapsed: Callable[[], int]
     _notify: Callable[[str, Any], None]
+    is_asked: bool = False
+
+    @property
+    def inherited_messages(self) -> tuple[Message, ...]:
+        """
+        The conversation that the agent was given, as the model is shown it: all that is not of this run's own.
+
+        Left out are the instructions and the message with prompt and params, which were added for this run.
+        """
+        messages = list(self.agent_state.view)
+        for tag in ("INSTRUCTIONS_PROMPT", *(["USER_PROMPT"] if self.is_asked else [])):
+            if messages and isinstance(messages[-1], UserMessage) and tag in messages[-1].tags:
+                messages.pop()
+        return tuple(messages)
+
+    @property
+    def prompt_messages(self) -> tuple[UserMessage, ...]:
+        """
+        The prompt of this run as a message of its own, without the params; empty when there is none.
+
+        ``set_messages`` with ``[*ctx.inherited_messages, *ctx.prompt_messages]`` lets children that take the conversation
+        over see what is asked for, and neither params nor instructions that are not theirs.
+        """
+        return (UserMessage(self.prompt, ("USER_PROMPT",)),) if self.prompt else ()
 
     def now(self) -> datetime:
         """Return the run's recorded time (UTC), as of the last outcome; equal on every replay."""
@@ -234,7 +259,7 @@ class Hooks:
         pre_step: ``(ctx)`` before every model call.
         post_step: ``(ctx, reply)`` after every step.
         pre_tool: ``(ctx, call)`` before every tool call; may return a ``Decision`` or ``Change(input=...)``.
-        post_tool: ``(ctx, call, result)`` after every tool call; may return a ``ToolResult`` or ``Change(result=...)``.
+        post_tool: ``(ctx, call, result)`` after every tool call, with the input that was carried out; may return a ``ToolResult`` or ``Change(result=...)``.
         on_stop: ``(ctx)`` when the turn would end; a returned ``UserMessage`` or string keeps it going.
         on_suspend: ``(ctx, questions)`` when the run suspends; it is stopped then, so nothing that such a hook yields is
             done any more.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 
@@ -25,8 +25,10 @@ from stepengine.data.thoughts import parted
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
+from stepengine.errors import DefinitionError
 
 __all__ = (
+    "Effort",
     "ModelDelta",
     "ModelReply",
     "ModelRequest",
@@ -56,23 +58,96 @@ class StopReason(StrEnum):
     ERROR = "error"
 
 
-@attrs.frozen
+Effort: TypeAlias = Literal["none", "low", "medium", "high", "max"]
+"""How much a model thinks, in words; every adapter translates them into the nearest that its provider knows."""
+
+EFFORTS: tuple[Effort, ...] = get_args(Effort)
+MODES = ("none", "enabled", "extended")
+BUDGET = 10_000
+
+
+def _effort(self: Any) -> str | None:
+    return "none" if self.mode == "none" else None
+
+
+@attrs.frozen(init=False, repr=False)
 class Thinking:
     """
-    Whether and how much a model thinks before it answers (requirements A16).
+    Whether and how much a model thinks before it answers; ``Thinking()`` leaves the amount to the provider (requirements A16).
 
-    Attributes:
-        mode: ``"none"`` sends nothing, ``"enabled"`` uses the provider's default, ``"extended"`` sends *budget_tokens*.
-        budget_tokens: The token budget of ``"extended"``.
+    A provider that takes a number of tokens is sent *tokens*, one that takes words is sent *effort*; where only the other one
+    is given, it is translated. Without ``ModelSettings.thinking`` nothing is sent at all.
+
+    Args:
+        effort: ``"none"``, ``"low"``, ``"medium"``, ``"high"`` or ``"max"``. With ``"none"`` nothing is asked for, and thinking
+            is switched off where a service has a switch.
+        tokens: How many tokens the model may spend on it.
+        show: Whether its thoughts come back as text, where a provider can leave them out.
+        mode: The former spelling, which is read as before: ``"none"``, ``"enabled"`` (the provider's amount) or
+            ``"extended"`` (*budget_tokens*). It may also stand in the place of *effort*, and a number behind it.
+        budget_tokens: The tokens of ``"extended"``, 10,000 by default.
+
+    Raises:
+        DefinitionError: for a value of another kind.
     """
 
-    mode: Literal["none", "enabled", "extended"] = attrs.field(
-        default="none", validator=fine(one_of("none", "enabled", "extended"))
-    )
-    budget_tokens: int = attrs.field(default=10_000, validator=fine(COUNT))
+    # The fields keep the former names, because a value is stored, compared and fingerprinted by them.
+    mode: Literal["none", "enabled", "extended"] = "none"
+    budget_tokens: int = BUDGET
+    effort: Effort | None = attrs.field(default=attrs.Factory(_effort, takes_self=True))
+    show: bool = True
+
+    def __init__(
+        self,
+        effort: Effort | Literal["enabled", "extended"] | None = None,
+        tokens: int | None = None,
+        show: bool = True,  # noqa: FBT001, FBT002 - the third of three words about one thing
+        *,
+        mode: str | None = None,
+        budget_tokens: int | None = None,
+    ) -> None:
+        if effort == "enabled" or effort == "extended":  # noqa: PLR1714 - as type checkers narrow it
+            mode, effort = effort, None
+            budget_tokens = budget_tokens if tokens is None else tokens
+            tokens = None
+        for name, value, what in (
+            ("effort", effort, or_none(one_of(*EFFORTS))),
+            ("tokens", tokens, or_none(COUNT)),
+            ("show", show, FLAG),
+            ("mode", mode, or_none(one_of(*MODES))),
+            ("budget_tokens", budget_tokens, or_none(COUNT)),
+        ):
+            if problem := what.problem(f"Thinking({name}=...)", value):
+                raise DefinitionError(problem)
+        if effort is None and tokens is None and mode == "none":
+            effort = "none"
+        has_budget = tokens is not None or mode == "extended"
+        budget = BUDGET if budget_tokens is None else budget_tokens  # kept where it says nothing: it was fingerprinted
+        self.__attrs_init__(
+            "none" if effort == "none" else "extended" if has_budget else "enabled",
+            budget if tokens is None or effort == "none" else tokens,
+            effort,
+            show,
+        )
+
+    @classmethod
+    def of_stored(cls, *, mode: str = "none", **members: Any) -> Thinking:
+        """Return what a stored value says; it leaves out what was the default when ``"none"`` was."""
+        return cls(mode=mode, **members)
+
+    def __repr__(self) -> str:
+        given = {"effort": (self.effort, None), "tokens": (self.tokens, None), "show": (self.show, True)}
+        return (
+            f"Thinking({', '.join([f'{name}={value!r}' for name, (value, usual) in given.items() if value != usual])})"
+        )
+
+    @property
+    def tokens(self) -> int | None:
+        """How many tokens the model may spend on it; ``None`` when that is not said."""
+        return self.budget_tokens if self.mode == "extended" else None
 
 
-THINKING = an_instance(Thinking, "Thinking('enabled')")
+THINKING = an_instance(Thinking, 'Thinking("high")')
 STOPS = Fine(
     lambda value: type(value) is tuple and all(isinstance(text, str) for text in value), "a text or a list of texts"
 )
@@ -102,7 +177,7 @@ class ModelSettings:
         stop_sequences: Texts at which the model stops.
         tool_choice: ``"auto"``, ``"none"``, ``"required"`` or a tool name.
         parallel_tool_calls: Whether one reply may hold several calls.
-        thinking: Thinking mode and budget.
+        thinking: Whether and how much the model thinks; ``None`` sends nothing.
         response_schema: JSON Schema of the text that the model shall answer with, for providers that can promise it.
         extra: What only one provider knows, at the author's own risk: under ``"headers"`` HTTP headers, under ``"body"``
             or beside it further members of the wire body. Objects are merged into what is sent anyway.

@@ -27,8 +27,7 @@ from stepengine.data.questions import Answer, AnswerLike, Question, answer_probl
 from stepengine.data.state import AgentState, RunInfo, quick_state, suspended_at
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.engine.catalog import Agent, Catalog
-from stepengine.engine.instructions import instructions_note
+from stepengine.engine.catalog import Agent, Catalog, instructions_note
 from stepengine.errors import AnswerRejected, HandlerError, InputError, StepEngineError, UnknownModel
 from stepengine.machine.author import blamed, noted
 from stepengine.machine.plan import RunPlan, quick_plan
@@ -261,6 +260,7 @@ class Planner:
             model=self._asked_model(agent) or parent.model or self._model(self._default_model),
             limits=_within(agent.limits, parent.given, parent.limits.max_depth),
             created=parent.created,
+            starts_at=effect.at,
             info=parent.info,
             shown=self._shown_by_parent(agent, inherited.tool_definitions) if inherits else None,
             is_inline=effect.is_inline,
@@ -280,6 +280,7 @@ class Planner:
         limits: Limits,
         created: datetime,
         info: RunInfo,
+        starts_at: int = 0,
         shown: _Inherited | None = None,
         is_inline: bool = False,
     ) -> RunPlan:
@@ -293,6 +294,7 @@ class Planner:
             run_id=run_id,
             path=path,
             created=created,
+            starts_at=starts_at,
             random=Random(f"{self.seed}:{path}") if definition.handle_steps is not None else None,  # noqa: S311
             model=model,
             tools=agent.tools,

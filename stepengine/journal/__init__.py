@@ -21,28 +21,28 @@ from stepengine.journal.show import machine_data
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.journal.undoing import Undone, undo
-from stepengine.redaction import Field, Header, Pattern, Redactor, SecretFound, Value
+from stepengine.redaction import RedactField, RedactHeader, Redactor, RedactPattern, RedactValue, SecretFound
 
 __all__ = (
     "Difference",
     "Edit",
-    "Field",
     "FileJournal",
-    "Header",
     "InDoubt",
     "Journal",
     "JournalLike",
     "Leak",
     "MemoryJournal",
     "OnDivergence",
-    "Pattern",
+    "RedactField",
+    "RedactHeader",
+    "RedactPattern",
+    "RedactValue",
     "Redactor",
     "Report",
     "Sealed",
     "SecretFound",
     "SqliteJournal",
     "Undone",
-    "Value",
     "as_journal",
     "check",
     "diff",

@@ -387,5 +387,5 @@ def _decided(call: Call, decision: str, rule_id: str | None, answer: Answer = UN
 def _after(call: Call) -> Flow[None]:
     """Let the ``post_tool`` hooks look at a call that ran."""
     if call.run.plan.hooks.post_tool and call.result is not None and not call.is_closed:
-        result = yield from hooks.post_tool(call.run, call.own_call, call.result)
+        result = yield from hooks.post_tool(call.run, call.judged_call, call.result)
         call.replace(named(result, call.asked))

@@ -157,6 +157,7 @@ class Child(Member):
                 definition=None if isinstance(asked.agent, str) else asked.agent,
                 parent=run.inheritable,
                 of=self._of or 1,
+                at=run.now,
             ),
         )
         return self.handed_out

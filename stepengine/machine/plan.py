@@ -47,6 +47,7 @@ class RunPlan:
         run_id: The run's id.
         path: Its path in the tree; ``""`` for the root.
         created: When the root run was created (UTC); outcomes count milliseconds from here.
+        starts_at: How many of these milliseconds had passed when this run began; 0 for the root.
         random: The run's random source, seeded from (seed, path); only a handler needs one.
         model: The model string in force, or ``None``.
         tools: Every tool that the run knows by name: those of the engine and the agent, and those that every run knows.
@@ -99,6 +100,7 @@ class RunPlan:
     decode_output: Callable[[JsonValue], Any] | None = None
     output_json_schema: JsonDict | None = None
     info: RunInfo = RunInfo()
+    starts_at: int = 0
     context_window: int | None = None
     here: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
     watched: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)

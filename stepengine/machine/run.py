@@ -197,6 +197,7 @@ def _context(run: RunState) -> StepContext:
         created=plan.created,
         elapsed=lambda: run.now,
         notify=run.side_events.notify,
+        is_asked=bool(plan.prompt or plan.params_json),
     )
 
 

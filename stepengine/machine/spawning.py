@@ -90,4 +90,5 @@ def _child(
         parent=parent,
         is_inline=is_inline,
         of=of,
+        at=run.now,
     )

@@ -164,7 +164,7 @@ class RunState:
         self.definitions = JsonDict(offered if plan.sent is None else {s.name: s for s in plan.sent})
         self.agent = plan.definition
         self.limits: Limits = plan.limits
-        self.seq = self.now = 0
+        self.seq, self.now = 0, plan.starts_at
         self.spent = Spent()
         self.side_events = SideEvents(self)
         self.inbox: list[UserMessage] = []
@@ -599,9 +599,10 @@ class RunState:
             self._values.update(change.values)
 
     def take_history(self, child: ChildResult[Any], call_id: str) -> None:
-        """Put the history that an inline child leaves in the place of the run's own (generator-contract L25, L26)."""
+        """Put history and context that an inline child leaves in the place of the run's own (generator-contract L25, L26)."""
         if child.left is not None and not child.is_error:
             record, view = self.history.left_by_inline(child.left, call_id)
+            self._context = child.left.context
             self.apply(Change(messages=record, view=None if view is record else view))
 
     def keep_tail(self, tail: tuple[Message, ...]) -> None:

@@ -6,7 +6,17 @@ Importing this package loads no SDK and no HTTP library; an adapter loads its SD
 
 from __future__ import annotations
 
-from stepengine.data.models import ModelDelta, ModelReply, ModelRequest
+from stepengine.data.models import (
+    ModelDelta,
+    ModelReply,
+    ModelRequest,
+    ReplyDone,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+    ToolCallEnded,
+    ToolCallStarted,
+)
 from stepengine.models._reading import Timeouts
 from stepengine.models.anthropic import AnthropicProvider
 from stepengine.models.base import ModelInfo, ModelRef, Provider, ProviderSettings
@@ -32,6 +42,12 @@ __all__ = (
     "Preset",
     "Provider",
     "ProviderSettings",
+    "ReplyDone",
+    "TextChunk",
+    "ThinkingChunk",
     "Timeouts",
+    "ToolCallChunk",
+    "ToolCallEnded",
+    "ToolCallStarted",
     "fallback",
 )

@@ -21,7 +21,7 @@ from stepengine.data.messages import (
     ToolCallPart,
     ToolMessage,
 )
-from stepengine.data.models import ModelRequest, ModelSettings, Thinking
+from stepengine.data.models import Effort, ModelRequest, ModelSettings, Thinking
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._json import utf8
@@ -35,6 +35,7 @@ __all__ = (
     "all_headers",
     "arguments_of",
     "base64_of",
+    "budget_of",
     "cannot_take",
     "check_image",
     "data_url",
@@ -65,7 +66,8 @@ NUDGE = "Continue."
 BETAS = "anthropic-beta"
 RESERVED = frozenset({"headers", "body"})
 
-EFFORTS = ((2_048, "low"), (8_192, "medium"))
+BUDGETS: Mapping[Effort, int] = {"none": 0, "low": 2_048, "medium": 8_192, "high": 16_384, "max": 32_768}
+"""How many tokens of thinking stand for an effort, where a wire knows only tokens; and up to which a budget is one."""
 IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 MAX_ID = 64
 MAX_NAME = 64
@@ -164,11 +166,20 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def effort_of(thinking: Thinking) -> str:
-    """Return the effort that stands for a budget, where a wire knows only efforts."""
-    if thinking.mode == "enabled":
+def effort_of(thinking: Thinking) -> Effort:
+    """Return the effort that is asked for, or that stands for a budget, where a wire knows only efforts."""
+    if thinking.effort is not None:
+        return thinking.effort
+    if thinking.tokens is None:
         return "medium"
-    return next((word for limit, word in EFFORTS if thinking.budget_tokens <= limit), "high")
+    return "low" if thinking.tokens <= BUDGETS["low"] else "medium" if thinking.tokens <= BUDGETS["medium"] else "high"
+
+
+def budget_of(thinking: Thinking) -> int | None:
+    """Return the tokens that are asked for, or that stand for an effort; ``None`` leaves the amount to the model."""
+    if thinking.tokens is not None or thinking.effort is None:
+        return thinking.tokens
+    return BUDGETS[thinking.effort]
 
 
 def schema_name(schema: Mapping[str, Any]) -> str:

@@ -128,9 +128,9 @@ def rules_of(item: pytest.Item) -> dict[str, Any]:
     The ini setting ``stepengine_redact`` lists regular expressions; the mark's ``redact`` takes every kind of rule.
     """
     from stepengine.journal import machine_data
-    from stepengine.redaction import Pattern
+    from stepengine.redaction import RedactPattern
 
-    patterns = [Pattern(line, "stepengine_redact") for line in item.config.getini("stepengine_redact")]
+    patterns = [RedactPattern(line, "stepengine_redact") for line in item.config.getini("stepengine_redact")]
     return {
         "redact": (*patterns, *marked(item).get("redact", ())),
         "allow_secrets": tuple(item.config.getini("stepengine_allow_secrets")),

@@ -41,7 +41,7 @@ def test_every_query_is_run_in_turn_and_recorded_and_no_model_is_asked(project: 
         {"pattern": "handle", "cwd": "src"},
         {"pattern": "handle", "max_results": 1},
     )
-    everywhere, in_src, capped = result.unwrap()["results"]
+    everywhere, in_src, capped = result.unwrap().results
 
     assert "a.py" in everywhere["stdout"]
     assert "b.txt" in everywhere["stdout"]
@@ -54,7 +54,7 @@ def test_every_query_is_run_in_turn_and_recorded_and_no_model_is_asked(project: 
 
 
 def test_a_query_that_fails_gives_its_error_in_its_place(project: Path) -> None:
-    broken, fine = search(project, {"pattern": "("}, {"pattern": "import"}).unwrap()["results"]
+    broken, fine = search(project, {"pattern": "("}, {"pattern": "import"}).unwrap().results
 
     assert broken["error"]
     assert "a.py" in fine["stdout"]
@@ -80,7 +80,7 @@ def test_the_handler_can_be_walked_by_hand() -> None:
     walk.send({"stdout": "1"})
     assert {"pattern": "b"} == walk.asked.input
     walk.send({"stdout": "2"})
-    assert {"results": [{"stdout": "1"}, {"stdout": "2"}]} == walk.returned
+    assert [{"stdout": "1"}, {"stdout": "2"}] == walk.returned.results
 
 
 @pytest.mark.spec("requirements:Q10")

@@ -241,3 +241,14 @@ def test_the_handler_of_the_family_takes_one_step_at_a_time_until_the_turn_is_co
         walk = walk.send(StepResult(AgentState(), steps_complete=False))
 
     assert walk.send(StepResult(AgentState(), steps_complete=True)).finished
+
+
+def test_agents_know_no_tags_and_print_no_calls_that_are_parsed_again() -> None:
+    """
+    They are what authors copy: what they need of the engine has a public name.
+    """
+    inner = ('_PROMPT"', "SYSTEM_REMINDER", "<tool_call>", ".tags", "stepengine.data", "stepengine.machine")
+    files = sorted((Path(__file__).resolve().parents[2] / "agents").glob("*.py"))
+
+    assert len(files) > 20
+    assert [] == [f"{f.name}: {word}" for f in files for word in inner if word in f.read_text(encoding="utf-8")]

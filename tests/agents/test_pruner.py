@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, AgentState, AssistantMessage, RunStatus, ToolCall, UserMessage, load_agent
+from stepengine import (
+    AgentDefinition,
+    AgentState,
+    AssistantMessage,
+    Engine,
+    Perform,
+    RunStatus,
+    ToolCall,
+    UserMessage,
+    load_agent,
+)
+from stepengine.testing import Clock
 
 from .common import run
 
@@ -96,3 +107,29 @@ def test_it_runs_by_itself_on_a_conversation_too(project: Path) -> None:
     assert result.unwrap() is True
     assert "What is this?" in result.state.message_history[0].text
     assert [] == model.calls
+
+
+@pytest.mark.spec("generator-contract:B33", "generator-contract:P4")
+@pytest.mark.parametrize(("seconds", "is_pruned"), [(300, False), (301, True)])
+def test_asked_before_every_step_it_knows_by_itself_how_long_the_pause_was(
+    project: Path, seconds: int, is_pruned: bool
+) -> None:
+    """
+    The conversation keeps when it was asked, also from one run to the next, so that `cache_expiry_ms` is all it needs.
+    """
+    clock = Clock()
+
+    def handle_steps(_: Any) -> Any:
+        prune = {"agent_type": "context-pruner", "params": {"cache_expiry_ms": 300_000}}
+        yield ToolCall("spawn_agent_inline", prune, include_tool_call=False)
+        yield Perform(clock.sleep, seconds)
+        said = {"role": "user", "content": "And bread?", "tags": ["USER_PROMPT"]}
+        yield ToolCall("add_message", said, include_tool_call=False)
+        yield ToolCall("spawn_agent_inline", prune, include_tool_call=False)
+
+    agent = AgentDefinition("host", spawnable_agents=[PRUNER], handle_steps=handle_steps)
+    with Engine([agent], clock=clock) as engine:
+        result = engine.run_sync(agent, previous=AgentState.from_messages(LONG))
+
+    assert [False, is_pruned] == [child.output for child in result.children]
+    assert result.state.context["context_pruner_asked"]

@@ -28,12 +28,12 @@ from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.options import Options
 from stepengine.context import (
-    Compaction,
     ContextPolicy,
     inject_context,
     raise_on_overflow,
     reminders,
     require_finished_todos,
+    summarize,
     truncate,
     usage_logger,
 )
@@ -349,7 +349,7 @@ def test_the_command_line_installs_it_and_compaction_and_the_library_does_not(
 
     made = bench.bench_for(Options(agent="tidy"), agent).engine._launcher.catalog.find(agent)
 
-    assert (Compaction(),) == made.hooks.pre_step
+    assert (summarize(),) == made.hooks.pre_step
     assert (0, 3, 2) == (done.exit_code, len(told.calls), len(free.calls))
     assert "\n- fix\n" in told.calls[2].all_messages[-1].text
 

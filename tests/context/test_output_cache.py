@@ -54,14 +54,14 @@ sizes = st.lists(st.integers(0, 70) | st.integers(110, 900), max_size=12)
 
 
 @pytest.mark.spec("requirements:I13", "requirements:I15")
-@given(sizes, st.integers(0, 3_000), st.sampled_from([0.0, 0.5, 0.75, 1.0]), st.booleans())
+@given(sizes, st.integers(0, 3_000), st.sampled_from([0.0, 0.25, 0.5, 0.99]), st.booleans())
 def test_the_oldest_outputs_go_first_and_only_what_the_model_has_seen(
-    lengths: list[int], limit: int, trim_to: float, answered: bool
+    lengths: list[int], limit: int, free_ratio: float, answered: bool
 ) -> None:
     rest = [AssistantMessage("so far")] if answered else []
     messages = [PROMPT, *[m for n, size in enumerate(lengths) for m in exchange(n, "x" * size)], *rest]
     ctx = context(*messages)
-    change = output_cache(limit, trim_to=trim_to)(ctx)
+    change = output_cache(limit, free_ratio=free_ratio)(ctx)
     before, after = texts(ctx.state.view), texts(view_of(change, ctx))
     total = sum(map(len, before.values()))
 
@@ -80,9 +80,9 @@ def test_the_oldest_outputs_go_first_and_only_what_the_model_has_seen(
         assert len(after[name]) < len(before[name])
     if total > limit:
         left = sum(map(len, after.values()))
-        assert left <= limit * trim_to or set(candidates) <= set(trimmed)
+        assert left <= limit * (1 - free_ratio) or set(candidates) <= set(trimmed)
     again = context(state=attrs.evolve(ctx.state, view=view_of(change, ctx)))
-    second = output_cache(limit, trim_to=trim_to)(again)
+    second = output_cache(limit, free_ratio=free_ratio)(again)
     assert second is None or sum(map(len, after.values())) > limit
 
 
@@ -199,7 +199,7 @@ async def test_an_output_is_read_in_pieces_and_with_its_images() -> None:
     assert find_output(state, "c4") is None
 
 
-@pytest.mark.parametrize("options", [{"max_total_chars": -1}, {"trim_to": 1.5}, {"trim_to": -0.1}])
+@pytest.mark.parametrize("options", [{"max_chars": -1}, {"free_ratio": 1.0}, {"free_ratio": -0.1}])
 def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(DefinitionError, match="output_cache: "):
         output_cache(**options)

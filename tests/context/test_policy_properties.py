@@ -259,7 +259,7 @@ RUNS = {
     "prune_to_summary in the record": [prune_to_summary(WINDOW, replace_record=True)],
     "prune_to_summary with budgets": [prune_to_summary(WINDOW, user_budget=900, assistant_tool_budget=500)],
     "summarize": [summarize(WINDOW)],
-    "output_cache, then truncate": [output_cache(max_total_chars=8_000), truncate(WINDOW)],
+    "output_cache, then truncate": [output_cache(8_000), truncate(WINDOW)],
 }
 
 

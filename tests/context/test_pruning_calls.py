@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.context.pruning import FORGOTTEN_AGENTS, line_of, result_of
+from stepengine.context.pruning import line_of, result_of
 from stepengine.data.messages import JsonPart, ToolCallPart, ToolMessage
 
 LINES: list[tuple[str, dict[str, Any], str]] = [
@@ -94,7 +94,11 @@ GIVEN: dict[str, dict[str, Any]] = {
 def test_of_results_only_what_still_matters_is_kept(name: str, value: Any, status: Any, kept: str) -> None:
     content = value if isinstance(value, str) else (JsonPart(value),)
     call = ToolCallPart("c1", name, GIVEN.get(name, {}))
-    said = result_of(ToolMessage("c1", name, content, status), call, frozenset(FORGOTTEN_AGENTS))
+    said = result_of(
+        ToolMessage("c1", name, content, status),
+        call,
+        frozenset({"basher", "file-picker", "code-reviewer", "librarian"}),
+    )
 
     if value is CHILDREN:
         assert said.startswith("[spawn_agents result]\nhelper: found xxx")

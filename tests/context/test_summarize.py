@@ -1,5 +1,5 @@
 """
-``summarize``, ``Compaction`` and ``compact``: what the model is asked, what it sees afterwards, what is recorded.
+``summarize`` and ``compact``: what the model is asked, what it sees afterwards, what is recorded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stepengine import (
     ToolMessage,
     UserMessage,
 )
-from stepengine.context import Compaction, compact, compaction, summarize
+from stepengine.context import compact, summarize
 from stepengine.data.codec import from_json, to_json
 from stepengine.data.estimate import transcript_tokens
 from stepengine.data.hooks import Change
@@ -113,7 +113,7 @@ async def test_four_hundred_steps_stay_under_the_window_at_every_step_and_replay
     compacted = [event for event in events if isinstance(event, Compacted)]
 
     assert len(model.summaries) == len(compacted)
-    assert all(e.messages_after == 1 and not e.record and e.by == "Compaction" for e in compacted)
+    assert all(e.messages_after == 1 and not e.record and e.by == "summarize" for e in compacted)
     assert all(e.tokens_after < e.tokens_before / 10 for e in compacted)
     assert 2 * 399 + 2 == len(result.state.message_history)
     assert "summary number" in result.state.view[0].text
@@ -171,7 +171,7 @@ RULES = UserMessage("Be quick.", ("INSTRUCTIONS_PROMPT",))
 
 
 def after(*messages: Any, **options: Any) -> list[Any]:
-    _, change = played(Compaction(threshold_tokens=50, **options), context(*messages))
+    _, change = played(summarize(max_tokens=50, **options), context(*messages))
     return [] if change is None else list(change.view)
 
 
@@ -274,16 +274,16 @@ async def test_calls_that_were_never_answered_have_answers_when_a_summary_is_ask
 
 @pytest.mark.spec("requirements:I8", "requirements:X28", "requirements:I3", "requirements:H16")
 def test_the_threshold_is_the_number_else_a_share_of_the_window_else_a_hundred_thousand() -> None:
-    def acts(policy: Compaction, tokens: int, **fields: Any) -> bool:
+    def acts(policy: summarize, tokens: int, **fields: Any) -> bool:
         said = "x" * (4 * (tokens - len(("overhead",)) * 30))
         return bool(played(policy, context(PROMPT, *exchange(1, said), **fields))[0])
 
-    assert Compaction() == Compaction(enabled=True, auto=True, threshold_ratio=0.8, summary_directives="")
-    assert [False, True] == [acts(Compaction(threshold_tokens=1_000), n, context_window=9) for n in (990, 1_100)]
-    assert [False, True] == [acts(Compaction(), n, context_window=10_000) for n in (7_900, 8_100)]
-    assert [False, True] == [acts(summarize(threshold_ratio=0.5), n, context_window=10_000) for n in (4_900, 5_100)]
-    assert [False, True] == [acts(Compaction(), n) for n in (99_900, 100_100)]
-    assert [False, False] == [acts(Compaction(**off), 200_000) for off in ({"enabled": False}, {"auto": False})]
+    assert summarize() == summarize(enabled=True, auto=True, window_ratio=0.8, directives="")
+    assert [False, True] == [acts(summarize(max_tokens=1_000), n, context_window=9) for n in (990, 1_100)]
+    assert [False, True] == [acts(summarize(), n, context_window=10_000) for n in (7_900, 8_100)]
+    assert [False, True] == [acts(summarize(window_ratio=0.5), n, context_window=10_000) for n in (4_900, 5_100)]
+    assert [False, True] == [acts(summarize(), n) for n in (99_900, 100_100)]
+    assert [False, False] == [acts(summarize(**off), 200_000) for off in ({"enabled": False}, {"auto": False})]
 
 
 @pytest.mark.spec("requirements:X53")
@@ -311,11 +311,11 @@ def test_a_summariser_of_the_callers_choice_is_a_function_or_does_io() -> None:
 
     ctx = context(PROMPT, *exchange(1))
     for summariser, expected, effects in ((plain, "3 messages", 0), (working, "performed!", 1)):
-        asked, change = played(compaction(threshold_tokens=10, summarizer=summariser), ctx)
+        asked, change = played(summarize(10, summarizer=summariser), ctx)
 
         assert effects == len(asked)
         assert f"<summary>\n{expected}\n</summary>" in change.view[0].text
-    assert Compaction(threshold_tokens=10, summarizer=plain) == compaction(10, plain)
+    assert summarize(max_tokens=10, summarizer=plain) == summarize(10, summarizer=plain)
 
 
 def test_a_summariser_that_gives_no_text_takes_nothing_from_the_conversation() -> None:
@@ -324,9 +324,9 @@ def test_a_summariser_that_gives_no_text_takes_nothing_from_the_conversation() -
 
     for wrong in (waiting, "text"):
         with pytest.raises(DefinitionError, match="a summarizer is a function that returns text, or a generator"):
-            compaction(10, wrong)  # type: ignore[arg-type]
+            summarize(10, summarizer=wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="returned a int; it returns text"):
-        played(compaction(10, len), context(PROMPT, *exchange(1)))  # type: ignore[arg-type]
+        played(summarize(10, summarizer=len), context(PROMPT, *exchange(1)))  # type: ignore[arg-type]
 
 
 @pytest.mark.anyio
@@ -351,15 +351,15 @@ async def test_a_handler_compacts_when_it_wants_to() -> None:
     def handle(ctx: Any) -> Any:
         for _ in range(4):
             turn = yield STEP
-        state = yield from compact(turn.agent_state, Compaction(auto=False))
+        state = yield from compact(turn.agent_state, summarize(auto=False))
         assert state.view is state.message_history
-        nothing = yield from compact(state, Compaction(enabled=False))
+        nothing = yield from compact(state, summarize(enabled=False))
         assert nothing is state
         yield STEP
         return [m.tags for m in state.message_history]
 
     model, journal = Worker(10), MemoryJournal()
-    agent = worker(Compaction(auto=False), handle_steps=handle)
+    agent = worker(summarize(auto=False), handle_steps=handle)
     events = [e async for e in engine(model).stream(agent, "dig", journal=journal)]
     result = events[-1].result
 
@@ -397,12 +397,10 @@ async def test_a_model_that_writes_no_summary_leaves_the_history_as_it_is() -> N
     assert result.state.view is result.state.message_history
 
 
-@pytest.mark.parametrize(
-    "options", [{"threshold_ratio": 0}, {"threshold_ratio": 1.1}, {"threshold_tokens": 0}, {"keep_last": -1}]
-)
+@pytest.mark.parametrize("options", [{"window_ratio": 0}, {"window_ratio": 1.1}, {"max_tokens": 0}, {"keep_last": -1}])
 def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(DefinitionError, match="Compaction: "):
-        Compaction(**options)
+    with pytest.raises(DefinitionError, match="summarize: "):
+        summarize(**options)
 
 
 # --- overflow -------------------------------------------------------------------------------------------------------

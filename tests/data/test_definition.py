@@ -163,7 +163,6 @@ def test_the_smallest_agent_needs_an_id_and_has_documented_defaults() -> None:
         == agent
     )
     assert agent.settings.thinking is None
-    assert Thinking("none", 10_000) == Thinking()
     assert ((), ()) == (agent.tool_names, agent.spawnable_ids)
 
 

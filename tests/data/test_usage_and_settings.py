@@ -15,6 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from stepengine.data.codec import from_json, to_json
 from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks, StepContext
 from stepengine.data.json import JsonDict, JsonList
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
@@ -27,10 +28,10 @@ from stepengine.data.messages import (
     ToolResult,
     UserMessage,
 )
-from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, StopReason
+from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, StopReason, Thinking
 from stepengine.data.outcomes import Value
 from stepengine.data.questions import Answer, Decision, Question, answered
-from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage, add_cost
 from stepengine.errors import DataError, DefinitionError, StepEngineError, TranscriptError
@@ -360,3 +361,51 @@ def test_outcomes_are_values() -> None:
     assert Value(1) == Value(1, 0, ())
     with pytest.raises(AttributeError):
         Value(1).value = 2  # type: ignore[misc]
+
+
+@pytest.mark.spec("requirements:A16", "requirements:V28")
+def test_thinking_reads_its_former_spellings_and_is_stored_as_they_were() -> None:
+    former = {
+        "none": {},
+        "enabled": {"mode": "enabled"},
+        "extended": {"mode": "extended"},
+    }
+    for mode, members in former.items():
+        spelt = Thinking(mode=mode, budget_tokens=10_000)
+        assert {"stepengine": 1, "type": "Thinking", **members} == to_json(spelt)
+        assert from_json(to_json(spelt)) == spelt == Thinking(mode)  # type: ignore[arg-type]
+    members = {"mode": "extended", "budget_tokens": 2_000}
+    assert {"stepengine": 1, "type": "Thinking", **members} == to_json(Thinking(tokens=2_000))
+    assert Thinking("extended", 2_000) == Thinking(mode="extended", budget_tokens=2_000) == Thinking(tokens=2_000)
+    assert (None, None, True) == (Thinking().effort, Thinking().tokens, Thinking().show)
+    assert ("none", None) == (Thinking("none").effort, Thinking("none").tokens)
+
+
+@given(strategies.thinkings)
+def test_thinking_is_shown_and_changed_by_its_public_words(thinking: Thinking) -> None:
+    assume(thinking.tokens is not None or thinking.budget_tokens == 10_000)
+    assert eval(repr(thinking)) == thinking
+    assert Thinking(thinking.effort, thinking.tokens, thinking.show) == thinking
+    assert attrs.evolve(thinking, effort="none").effort == "none"
+    assert attrs.evolve(thinking, tokens=7, effort="low").tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"effort": "lots"}, "'low' or 'medium' or 'high' or 'max' or None, not 'lots'"),
+        ({"tokens": -1}, "a whole number of at least 0 or None, not -1"),
+        ({"show": "no"}, "True or False, not 'no'"),
+    ],
+)
+def test_thinking_of_another_kind_is_refused(given: Any, match: str) -> None:
+    with pytest.raises(DefinitionError, match=match):
+        Thinking(**given)
+
+
+@given(strategies.spendings)
+def test_a_child_says_what_it_used_and_cost_in_the_words_of_a_run(spending: Spending) -> None:
+    child = ChildResult(agent_id="kid", spending=spending)
+    run = RunResult(status=RunStatus.COMPLETED, state=AgentState(), spending=spending)
+
+    assert (run.usage, run.cost) == (child.usage, child.cost) == (spending.usage, spending.cost)

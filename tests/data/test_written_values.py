@@ -18,8 +18,8 @@ from stepengine.data.yields import Complete, StepWith
 from stepengine.errors import BadYield, DataError, DefinitionError
 
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
-    (ModelSettings, {"thinking": "enabled"}, r"Thinking\('enabled'\) or None, not 'enabled'"),
-    (ModelSettings, {"thinking": {"type": "enabled"}}, r"Thinking\('enabled'\) or None, not {'type': 'enabled'}"),
+    (ModelSettings, {"thinking": "enabled"}, r"Thinking\(\"high\"\) or None, not 'enabled'"),
+    (ModelSettings, {"thinking": {"type": "enabled"}}, r"Thinking\(\"high\"\) or None, not {'type': 'enabled'}"),
     (ModelSettings, {"thinking": True}, "not True"),
     (ModelSettings, {"temperature": "0.5"}, "a number or None, not '0.5'"),
     (ModelSettings, {"temperature": math.nan}, "a number or None, not nan"),
@@ -30,7 +30,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (ModelSettings, {"stop_sequences": 3}, "a text or a list of texts, not 3"),
     (ModelSettings, {"tool_choice": {"name": "add"}}, "'required' or the name of a tool or None, not"),
     (ModelSettings, {"parallel_tool_calls": "no"}, "True or False or None, not 'no'"),
-    (Thinking, {"mode": "high"}, "'none' or 'enabled' or 'extended', not 'high'"),
+    (Thinking, {"mode": "high"}, "'none' or 'enabled' or 'extended' or None, not 'high'"),
     (Thinking, {"budget_tokens": "many"}, "not 'many'"),
     (Limits, {"max_steps": "20"}, "not '20'"),
     (Limits, {"max_children": True}, "not True"),

@@ -496,3 +496,89 @@ async def test_what_an_inline_child_leaves_is_the_same_on_replay_and_after_a_cra
             result = await again.resume(MemoryJournal(lines[:cut]))
         assert expected.state.message_history == result.state.message_history, cut
         assert expected.state.view == result.state.view, cut
+
+
+@pytest.mark.spec("generator-contract:L25", "generator-contract:T34")
+async def test_an_inline_child_leaves_the_context_too_and_any_other_child_keeps_it_to_itself():
+    """
+    What both keep in the context is theirs together, and what the child took away is gone.
+    """
+
+    def note(ctx):
+        known = ctx.state.context.get("seen", 0)
+        return Change(context={"seen": known + 1, "draft": None})
+
+    def handle(ctx):
+        for tool_name in ("spawn_agent_inline", "spawn_agents"):
+            asked = {"agent_type": "child"}
+            yield ToolCall(tool_name, asked if tool_name.endswith("inline") else {"agents": [asked]})
+        turn = yield ToolCall("spawn_agent_inline", {"agent_type": "child"}, include_tool_call=False)
+        return dict(turn.agent_state.context)
+
+    def idle(ctx):
+        return ctx.agent_state.context.get("seen", 0)
+        yield
+
+    child = agent("child", handle_steps=idle, hooks=Hooks(pre_run=[note]))
+    boss = agent(
+        "boss",
+        handle_steps=handle,
+        spawnable_agents=[child],
+        hooks=Hooks(pre_run=[lambda ctx: Change(context={"draft": "x", "own": 1})]),
+    )
+    async with Engine([boss], models=ScriptedModel()) as engine:
+        result = await engine.run("boss", "go")
+
+    assert {"seen": 2, "own": 1} == result.unwrap()
+    assert [1, 1, 2] == [c.output for c in result.children]
+
+
+@pytest.mark.spec("generator-contract:P7")
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "own"),
+    [
+        ({}, []),
+        ({"prompt": "Do."}, ["Do."]),
+        ({"params": {"k": 1}}, []),
+        ({"prompt": "Do.", "params": {"k": 1}}, ["Do."]),
+    ],
+)
+async def test_a_handler_tells_what_it_inherited_from_what_was_added_for_it(asked, own, inline):
+    def handle(ctx):
+        return [[m.text for m in ctx.inherited_messages], [m.text for m in ctx.prompt_messages]]
+        yield
+
+    child = agent("child", handle_steps=handle, instructions_prompt="Rules.", include_message_history=True)
+
+    def spawn(ctx):
+        call = {"agent_type": "child", **asked}
+        yield ToolCall("spawn_agent_inline" if inline else "spawn_agents", call if inline else {"agents": [call]})
+
+    boss = agent("boss", handle_steps=spawn, spawnable_agents=[child])
+    async with Engine([boss, child], models=ScriptedModel()) as engine:
+        inner = (await engine.run("boss", "Outer.")).children[0].output
+        alone = (await engine.run("child", **asked)).output
+
+    assert [[], own] == alone
+    assert "Outer." == inner[0][0]
+    assert own == inner[1]
+    assert not {"Do.", "Rules."} & {text for text in inner[0] if "system-reminder" not in text}
+    assert not any('"k"' in text for text in inner[0])
+
+
+async def test_hooks_behind_a_tool_see_the_input_that_was_carried_out():
+    """
+    What a model got slightly wrong was mended before; a hook behind the call is shown what ran.
+    """
+    seen = []
+
+    def watch(ctx, call, result):
+        seen.append((call.tool_name, dict(call.input)))
+
+    scripted = ScriptedModel([tool_call("add", {"a": "1", "b": 2}), text("3")])
+    told = agent("adder", tools=[add], hooks=Hooks(post_tool=[watch]))
+    async with Engine([told], models=scripted) as engine:
+        await engine.run("adder", "go")
+
+    assert [("add", {"a": 1, "b": 2})] == seen

@@ -17,7 +17,7 @@ from stepengine.errors import DataError
 from stepengine.journal import FileJournal, Redactor, SecretFound
 from stepengine.journal.scanning import scan
 from stepengine.journal.show import machine_data
-from stepengine.redaction import Field, Header, Pattern, Rules, Value, digest_of, redactor_for
+from stepengine.redaction import RedactField, RedactHeader, RedactPattern, RedactValue, Rules, digest_of, redactor_for
 from stepengine.testing.cassette_files import RecordedRequest, RecordedResponse
 from stepengine.testing.cleaning import Cleaner
 
@@ -39,7 +39,7 @@ def test_rules_of_the_user_take_out_members_texts_and_values_at_any_depth():
         "run": {"tools": [{"env": "<redacted:env>", "name": "x"}, {"env": "<redacted:env>"}]},
         "say": "ticket <redacted:ticket> for <redacted:customer>",
     }
-    rules = (Field("/tools/*/env"), Pattern(r"T-\d+", "ticket"), Value("bob-the-builder", "customer"))
+    rules = (RedactField("/tools/*/env"), RedactPattern(r"T-\d+", "ticket"), RedactValue("bob-the-builder", "customer"))
 
     assert expected == cleaned(body, *rules)
     assert expected == cleaned(expected, *rules)
@@ -49,7 +49,9 @@ def test_rules_of_the_user_take_out_members_texts_and_values_at_any_depth():
 
 @pytest.mark.spec("replay:K10")
 @pytest.mark.parametrize(
-    "rule", [Field("/input/*"), Field("/said/0"), Field("/gr\u00fc\u00dfe"), Pattern("^classified$")], ids=repr
+    "rule",
+    [RedactField("/input/*"), RedactField("/said/0"), RedactField("/gr\u00fc\u00dfe"), RedactPattern("^classified$")],
+    ids=repr,
 )
 def test_a_rule_that_cannot_be_seen_in_the_bytes_holds_for_them_all_the_same(tmp_path, rule):
     @tool
@@ -64,11 +66,11 @@ def test_a_rule_that_cannot_be_seen_in_the_bytes_holds_for_them_all_the_same(tmp
         engine.run_sync("a", journal=FileJournal(tmp_path / "run.jsonl", redact=[rule])).unwrap()
 
     recorded = (tmp_path / "run.jsonl").read_text("utf-8")
-    whole = 0 if isinstance(rule, Pattern) or rule.pointer == "/input/*" else 1
+    whole = 0 if isinstance(rule, RedactPattern) or rule.pointer == "/input/*" else 1
     assert whole == recorded.count("classified")
     body = json.dumps({"input": ["classified"], "said": ["classified"], "gr\u00fc\u00dfe": "classified"})
     left = Cleaner(base=redactor_for([rule], {})).body(body.encode())
-    assert (0 if isinstance(rule, Pattern) else 2) == left.count(b"classified")
+    assert (0 if isinstance(rule, RedactPattern) else 2) == left.count(b"classified")
 
 
 @pytest.mark.spec("replay:K10")
@@ -110,7 +112,7 @@ def test_a_value_whose_hash_is_listed_is_neither_replaced_nor_found():
 
 @pytest.mark.spec("replay:K10")
 def test_a_header_of_the_user_is_left_out_although_it_is_harmless():
-    cleaner = Cleaner(base=Redactor({}, shapes=True, rules=Rules(given=[Header("Anthropic-Beta")])))
+    cleaner = Cleaner(base=Redactor({}, shapes=True, rules=Rules(given=[RedactHeader("Anthropic-Beta")])))
     headers = [("anthropic-beta", "x"), ("content-type", "text/plain")]
 
     assert [("content-type", "text/plain")] == list(
@@ -127,20 +129,20 @@ def test_of_binary_bodies_only_known_values_are_taken_out():
     assert b"\xff\xfe" + KEY.encode() + b"<redacted:PW>" == cleaner.body(body)
 
 
-@pytest.mark.parametrize("rule", ["x-tenant", None, 3, Field])
+@pytest.mark.parametrize("rule", ["x-tenant", None, 3, RedactField])
 def test_what_is_no_rule_is_refused(rule):
-    with pytest.raises(DataError, match="redact lists Header, Field"):
+    with pytest.raises(DataError, match="redact lists RedactHeader, RedactField"):
         redactor_for([rule], {})
 
 
 def test_rules_that_cannot_mean_anything_are_refused():
     with pytest.raises(DataError, match="names a member"):
-        Field("/")
+        RedactField("/")
     with pytest.raises(DataError, match="cannot be used"):
-        Pattern("(")
+        RedactPattern("(")
     with pytest.raises(DataError, match="not empty"):
-        Value("")
-    assert "sesame" not in repr(Value("sesame"))
+        RedactValue("")
+    assert "sesame" not in repr(RedactValue("sesame"))
 
 
 @given(st.sampled_from(["T-12 ", "/place/code/a", "plain", KEY, "env"]), st.recursive(st.text(max_size=8), st.lists))
@@ -148,7 +150,7 @@ def test_whatever_the_rules_a_cleaned_value_cleans_to_itself(text, tree):
     redactor = Redactor(
         {"plain-known": "K"},
         shapes=True,
-        rules=Rules(given=[Pattern(r"T-\d+"), Field("/env")], machine={"/place/code": "<cwd>"}),
+        rules=Rules(given=[RedactPattern(r"T-\d+"), RedactField("/env")], machine={"/place/code": "<cwd>"}),
     )
     once = redactor.value({"env": text, "tree": tree, text: text})
 

@@ -42,7 +42,7 @@ from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.records import Result
 from stepengine.journal.runs import replay, resume
 from stepengine.runtime import RetryPolicy, SystemClock
-from stepengine.testing import failure, text, tool_call
+from stepengine.testing import ScriptedModel, failure, text, tool_call
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
@@ -716,22 +716,17 @@ def test_extending_keeps_what_still_holds_and_goes_live_from_the_first_differenc
 
 
 @pytest.mark.spec("replay:C15")
-def test_a_model_that_is_missing_is_a_recorded_failure_like_any_other(rig):
+def test_a_model_that_is_missing_is_a_recorded_failure_like_any_other(rig, monkeypatch):
     def handle_steps(ctx):
         try:
             yield STEP
         except UnknownModel as error:
             return error.message
 
-    def rigged():
-        lost = rig(agent)
-        lost.model.default_model = None
-        return lost
-
     agent = AgentDefinition("lost", handle_steps=handle_steps)
-    journal = MemoryJournal()
-    rigged().record(journal)
-    assert "no model" in rigged().replay(journal).output
+    monkeypatch.setattr(ScriptedModel, "default_model", None)
+    journal = recorded(rig, agent)
+    assert "no model" in rig(agent).replay(journal).output
 
 
 def test_a_session_hides_events_of_what_was_recorded_when_it_goes_on(rig):

@@ -123,6 +123,23 @@ def test_a_tool_choice_is_translated_and_the_request_s_own_wins(choice, anthropi
             Thinking("extended", 2_000),
             {"thinking": {"type": "enabled", "budget_tokens": 2_000}},
         ),
+        (
+            "anthropic",
+            "claude-opus-5",
+            Thinking("low"),
+            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}},
+        ),
+        (
+            "anthropic",
+            "claude-sonnet-4-20250514",
+            Thinking("low"),
+            {"thinking": {"type": "enabled", "budget_tokens": 2_048}},
+        ),
+        ("anthropic", "claude-opus-5", Thinking(show=False), {"thinking": {"type": "adaptive", "display": "omitted"}}),
+        ("openai_chat", "o3", Thinking("low"), {"reasoning_effort": "low"}),
+        ("openai_chat", "o3", Thinking("max"), {"reasoning_effort": "high"}),
+        ("openrouter", "a/b", Thinking("low", show=False), {"reasoning": {"effort": "low", "exclude": True}}),
+        ("openrouter", "a/b", Thinking("low", 500), {"reasoning": {"max_tokens": 500}}),
         ("openai_chat", "o3", Thinking("none"), {}),
         ("openai_chat", "o3", Thinking("enabled"), {"reasoning_effort": "medium"}),
         ("openai_chat", "o3", Thinking("extended", 1_500), {"reasoning_effort": "low"}),
@@ -137,7 +154,9 @@ def test_thinking_is_asked_for_in_each_provider_s_way(name, model, thinking, mem
     )
     encoded = json.loads(provider_of(name)._encode(request, stream=False).content)
     assert {
-        key: value for key, value in encoded.items() if key in ("thinking", "reasoning", "reasoning_effort")
+        key: value
+        for key, value in encoded.items()
+        if key in ("thinking", "output_config", "reasoning", "reasoning_effort")
     } == members
     if "budget_tokens" in encoded.get("thinking", {}):
         assert encoded["max_tokens"] > encoded["thinking"]["budget_tokens"]

@@ -229,7 +229,9 @@ def test_nothing_is_kept_of_a_test_that_is_interrupted_or_would_write_a_secret(r
 @pytest.mark.spec("replay:Y6", "replay:Y2", "replay:K10")
 def test_rules_about_secrets_come_from_the_mark_and_the_ini_file(run, pytester, agent_test):
     pytester.makeini("[pytest]\nstepengine_redact =\n    t-[0-9]+\n")
-    marked = "from stepengine.redaction import Value\n\n@pytest.mark.stepengine(redact=[Value('Mallory', 'who')])"
+    marked = (
+        "from stepengine.journal import RedactValue\n\n@pytest.mark.stepengine(redact=[RedactValue('Mallory', 'who')])"
+    )
     body = (
         agent_test(1)
         .replace("\ndef test_one", f"\n{marked}\ndef test_one")

@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 from stepengine import AgentDefinition, Change, Engine, Hooks, tool
-from stepengine.context import compaction, inject_context, usage_logger
+from stepengine.context import inject_context, summarize, usage_logger
 from stepengine.permissions import Policy, Rule
 from stepengine.sessions import MemorySessions, session_hooks
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -57,7 +57,7 @@ def agent(store: MemorySessions, *, pre_run: Any = ()) -> AgentDefinition:
         pre_run=[begin, *pre_run],
         pre_step=[
             inject_context("This is the project's own file of instructions."),
-            compaction(threshold_tokens=300, summarizer=lambda old: f"{len(old)} messages were here."),
+            summarize(300, summarizer=lambda old: f"{len(old)} messages were here."),
         ],
         pre_tool=[plan.hook()],
         post_run=[usage_logger(log), end],

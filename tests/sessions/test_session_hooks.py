@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from stepengine import AgentDefinition, Engine, Hooks, RunStatus, tool
-from stepengine.context import compaction
+from stepengine.context import summarize
 from stepengine.data.hooks import Change
 from stepengine.errors import DefinitionError
 from stepengine.events import HookFailed, LogLine
@@ -265,7 +265,7 @@ async def test_permission_rules_are_a_hook_of_one_agent(by_name):
 
 @pytest.mark.spec("requirements:H15")
 async def test_compaction_at_a_threshold_uses_the_summariser_of_the_caller():
-    hooks = Hooks(pre_step=compaction(threshold_tokens=60, summarizer=lambda old: f"{len(old)} messages"))
+    hooks = Hooks(pre_step=summarize(60, summarizer=lambda old: f"{len(old)} messages"))
     agent = AgentDefinition("bot", model="scripted/m", tools=[look], hooks=hooks)
     model = ScriptedModel([tool_call("look", {"text": "long " * 200}), text("Done.")])
     await Engine([agent], models=model).run(agent, "Go.")

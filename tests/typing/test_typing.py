@@ -58,6 +58,18 @@ def lines_of(file: Path, reports: list[tuple[str, int, dict[str, Any]]]) -> set[
     return {line for name, line, _ in errors if Path(name).name == file.name}
 
 
+def loaded(name: str) -> Any:
+    """
+    Return what running a file of this folder defines.
+    """
+    spec = importlib.util.spec_from_file_location(f"typed_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 CHECKERS = pytest.mark.parametrize("checker", [mypy, pyright], ids=lambda checker: checker.__name__)
 
 
@@ -83,10 +95,10 @@ def test_the_handler_is_real_code() -> None:
     """
     The file runs: the tools and definitions in it can be built.
     """
-    spec = importlib.util.spec_from_file_location("typed_handler", FOLDER / "handler.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    assert ("find_todos", "read_files") == loaded("handler").reviewer.tool_names
 
-    assert ("find_todos", "read_files") == module.reviewer.tool_names
+
+@CHECKERS
+@pytest.mark.deep
+def test_a_program_for_each_public_task_is_well_typed(checker: Callable[[Path], set[int]]) -> None:
+    assert set() == checker(FOLDER / "public_tasks.py")

@@ -14,7 +14,7 @@ import attrs
 
 from stepengine.data.models import ModelRequest
 from stepengine.data.tools import ToolSpec
-from stepengine.models._wire import join_members, members_of, tool_choice_of
+from stepengine.models._wire import budget_of, join_members, members_of, tool_choice_of
 from stepengine.models.anthropic.encode import Flags, encode_messages
 
 __all__ = (
@@ -95,7 +95,7 @@ def encode(
         "top_p": settings.top_p,
         "stop_sequences": list(settings.stop_sequences) or None,
         "thinking": asked,
-        "output_config": _output(request),
+        "output_config": _output(request, asked),
         "tool_choice": _tool_choice(request),
         "cache_control": ways.mark,
         "stream": True if stream else None,
@@ -127,17 +127,22 @@ def _system(request: ModelRequest, ways: Ways) -> Any:
     return [{"type": "text", "text": text, "cache_control": ways.mark}]
 
 
-def _output(request: ModelRequest) -> Json | None:
-    schema = request.settings.response_schema
-    return None if schema is None else {"format": {"type": "json_schema", "schema": schema}}
+def _output(request: ModelRequest, asked: Json | None) -> Json | None:
+    """Return what is said of the reply as a whole: its schema, and how hard a model thinks that decides by itself."""
+    schema, thinking = request.settings.response_schema, request.settings.thinking
+    output: Json = {} if schema is None else {"format": {"type": "json_schema", "schema": schema}}
+    if thinking is not None and thinking.effort is not None and asked is not None and asked["type"] == "adaptive":
+        output["effort"] = thinking.effort
+    return output or None
 
 
 def thinking_of(request: ModelRequest, model: str) -> Json | None:
     """
     Return the ``thinking`` member; ``None`` sends nothing.
 
-    ``enabled`` leaves the amount to the model, ``extended`` sends the budget. A forced tool choice switches thinking off
-    for that request, because the API refuses both together (EC85). A model that binds its thinking to what came before
+    A number of tokens is sent as it is; otherwise the model decides, by the effort beside it, or where it cannot, by the
+    budget that stands for that. A forced tool choice switches thinking off for that request, because the API refuses both
+    together (EC85). A model that binds its thinking to what came before
     is told to drop what no longer fits, since hooks may prune and prompts may change (EC98).
     """
     thinking = request.settings.thinking
@@ -145,12 +150,12 @@ def thinking_of(request: ModelRequest, model: str) -> Json | None:
         return None
     if tool_choice_of(request) not in {None, "auto", "none"}:
         return None
-    bound = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}} if BOUND.match(model) else {}
-    if thinking.mode == "extended":
-        return {"type": "enabled", "budget_tokens": max(MIN_BUDGET, thinking.budget_tokens), **bound}
-    if MANUAL_ONLY.match(model):
-        return {"type": "enabled", "budget_tokens": DEFAULT_BUDGET}
-    return {"type": "adaptive", **bound}
+    bound: Json = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}} if BOUND.match(model) else {}
+    shown = bound if thinking.show else {**bound, "display": "omitted"}
+    if thinking.tokens is None and not MANUAL_ONLY.match(model):
+        return {"type": "adaptive", **shown}
+    budget = budget_of(thinking)
+    return {"type": "enabled", "budget_tokens": max(MIN_BUDGET, DEFAULT_BUDGET if budget is None else budget), **shown}
 
 
 def binds_thinking(request: ModelRequest, model: str) -> bool:

@@ -10,12 +10,14 @@ from typing import Any
 
 from stepengine.data.models import ModelRequest, Thinking
 from stepengine.data.tools import ToolSpec
-from stepengine.models._wire import encoded, join_members, members_of, tool_choice_of
+from stepengine.models._wire import budget_of, encoded, join_members, members_of, tool_choice_of
 from stepengine.models.google.encode import SIGNED_SINCE, Flags, encode_messages, generation_of
 
 __all__ = ("encode", "encode_count", "encode_tool", "path_of")
 
 MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
+LEVELS_SINCE = 3
+"""The generation of Gemini that takes a level of thinking in place of a budget."""
 OURS = b'[{"functionDeclarations":'
 
 Json = dict[str, Any]
@@ -58,7 +60,7 @@ def _members(request: ModelRequest, model: str, provider: str, tools: bytes, *, 
         "topP": settings.top_p,
         "maxOutputTokens": settings.max_tokens,
         "stopSequences": list(settings.stop_sequences) or None,
-        "thinkingConfig": _thinking(settings.thinking),
+        "thinkingConfig": _thinking(settings.thinking, model),
         "responseMimeType": "application/json" if settings.response_schema is not None else None,
         "responseJsonSchema": settings.response_schema,
     }
@@ -74,12 +76,14 @@ def _members(request: ModelRequest, model: str, provider: str, tools: bytes, *, 
     return members
 
 
-def _thinking(thinking: Thinking | None) -> Json | None:
+def _thinking(thinking: Thinking | None, model: str) -> Json | None:
     if thinking is None or thinking.mode == "none":
         return None
-    if thinking.mode == "enabled":
-        return {"includeThoughts": True}
-    return {"includeThoughts": True, "thinkingBudget": thinking.budget_tokens}
+    config: Json = {"includeThoughts": thinking.show}
+    if thinking.tokens is None and thinking.effort is not None and generation_of(model) >= LEVELS_SINCE:
+        return {**config, "thinkingLevel": "high" if thinking.effort == "max" else thinking.effort}
+    budget = budget_of(thinking)
+    return config if budget is None else {**config, "thinkingBudget": budget}
 
 
 def _tool_config(request: ModelRequest) -> Json | None:

@@ -95,7 +95,8 @@ def _reasoning(request: ModelRequest) -> Json | None:
     thinking = request.settings.thinking
     if thinking is None or thinking.mode == "none":
         return None
-    return {"effort": effort_of(thinking), "summary": "auto"}
+    effort = {"effort": effort_of(thinking)}
+    return {**effort, "summary": "auto"} if thinking.show else effort
 
 
 def _text(request: ModelRequest) -> Json | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from stepengine.data.models import ModelRequest
+from stepengine.data.models import Effort, ModelRequest, Thinking
 from stepengine.data.tools import ToolSpec
 from stepengine.models._schemas import plain_schema
 from stepengine.models._wire import effort_of, join_members, members_of, schema_name, tool_choice_of
@@ -108,6 +108,16 @@ def _thinking_members(request: ModelRequest, preset: Preset) -> Json:
     if thinking is None or thinking.mode == "none":
         return {}
     if preset.thinking == "openrouter":
-        extended = thinking.mode == "extended"
-        return {"reasoning": {"max_tokens": thinking.budget_tokens} if extended else {"enabled": True}}
-    return {"reasoning_effort": effort_of(thinking)}
+        return {"reasoning": {**_amount(thinking), **({} if thinking.show else {"exclude": True})}}
+    return {"reasoning_effort": _word(effort_of(thinking))}
+
+
+def _amount(thinking: Thinking) -> Json:
+    if thinking.tokens is not None:
+        return {"max_tokens": thinking.tokens}
+    return {"enabled": True} if thinking.effort is None else {"effort": _word(thinking.effort)}
+
+
+def _word(effort: Effort) -> str:
+    """Return an effort in the words that all of these services know."""
+    return "high" if effort == "max" else effort

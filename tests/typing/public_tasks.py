@@ -1,0 +1,225 @@
+"""
+What people come to do, each done with public names alone; both type checkers accept it, and a test runs it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, assert_type
+
+from pydantic import BaseModel, Field
+
+from stepengine import (
+    STEP,
+    STEP_ALL,
+    AgentDefinition,
+    AgentState,
+    Answer,
+    Ask,
+    AssistantMessage,
+    Complete,
+    DocumentPart,
+    Engine,
+    ImagePart,
+    InputSchema,
+    Interactor,
+    ModelSettings,
+    Question,
+    RunResult,
+    StepContext,
+    Steps,
+    TextPart,
+    Thinking,
+    ThinkingPart,
+    ToolAnnotations,
+    ToolCallPart,
+    ToolMessage,
+    Transcript,
+    Usage,
+    UserMessage,
+    tool,
+)
+from stepengine.errors import ModelError
+from stepengine.events import TextDelta, ThinkingDelta
+from stepengine.models import ModelDelta, ModelReply, ModelRequest, Provider, ReplyDone, TextChunk, ThinkingChunk
+from stepengine.permissions import Policy, Rule
+from stepengine.testing import ScriptedModel, text, tool_call
+
+# --- a provider that streams ------------------------------------------------------------------------------------------
+
+
+class Echo(Provider):
+    """
+    A model that thinks aloud and says what the last message says, in two pieces.
+    """
+
+    name = "echo"
+    default_model = "echo/large"
+
+    def __init__(self) -> None:
+        self.asked: list[ModelRequest] = []
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        self.asked.append(request)
+        if not request.messages:
+            raise ModelError("there is nothing to echo")
+        said = request.all_messages[-1].text
+        return ModelReply([ThinkingPart("hm"), TextPart(f"echo: {said}")], usage=Usage(input_tokens=3, output_tokens=2))
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        reply = await self.complete(request)
+        yield ThinkingChunk("hm")
+        yield TextChunk("echo: ")
+        yield TextChunk(reply.text.removeprefix("echo: "))
+        yield ReplyDone(reply)
+
+
+async def stream_of_an_own_provider() -> tuple[list[str], list[str]]:
+    """
+    An agent that names no model asks the one provider for its default model.
+    """
+    said, thought = list[str](), list[str]()
+    async with Engine([AgentDefinition("parrot")], models=Echo()) as engine:
+        async for event in engine.stream("parrot", "hello"):
+            if isinstance(event, TextDelta):
+                said.append(event.text)
+            elif isinstance(event, ThinkingDelta):
+                thought.append(event.text)
+    return said, thought
+
+
+# --- images, documents and thinking -----------------------------------------------------------------------------------
+
+
+def compare(ctx: StepContext) -> Steps[str]:
+    """
+    Show a model a picture beside the conversation, and then let it answer.
+    """
+    seen = yield from Complete([UserMessage(["What is on it?", ImagePart(data=b"png", mime_type="image/png")])])
+    assert_type(seen, ModelReply)
+    turn = yield STEP
+    assert_type(turn.text, str)
+    return f"{seen.text} / {turn.text}"
+
+
+def send_an_image_and_a_document(files: Path) -> tuple[RunResult[str], ScriptedModel]:
+    """
+    What a conversation holds already may have any parts; what goes on from it sees them.
+    """
+    report = DocumentPart(data=(files / "report.pdf").read_bytes(), mime_type="application/pdf", name="report.pdf")
+    picture = ImagePart(url="https://example.org/chart.png")
+    before = AgentState.from_messages([UserMessage([TextPart("These belong together."), report, picture])])
+    agent = AgentDefinition(
+        "reader", settings=ModelSettings(thinking=Thinking("high", show=False)), handle_steps=compare
+    )
+    model = ScriptedModel(["a cat", "It says 42."])
+    with Engine([agent], models=model) as engine:
+        result = engine.run_sync(agent, "What does the report say?", previous=before)
+    assert_type(result, RunResult[str])
+    return result, model
+
+
+# --- a tool that changes nothing --------------------------------------------------------------------------------------
+
+
+@tool(category="read", annotations=ToolAnnotations(read_only=True, idempotent=True))
+def stock(article: str) -> int:
+    """Say how many of an article are there."""
+    return len(article)
+
+
+@tool(category="write", annotations=ToolAnnotations(destructive=True))
+def sell(article: str) -> str:
+    """Sell one of an article."""
+    return f"sold {article}"
+
+
+# --- what an agent expects --------------------------------------------------------------------------------------------
+
+
+class Order(BaseModel):
+    article: str = Field(description="What is sold.")
+
+
+def serve(ctx: StepContext[Order]) -> Steps[str]:
+    assert_type(ctx.params, Order)
+    turn = yield STEP_ALL
+    assert_type(turn.agent_state.message_history, Transcript)
+    sure = yield from Ask(f"Close the till for {ctx.params.article}?", options=["yes", "no"])
+    return f"{turn.text} ({sure})"
+
+
+seller = AgentDefinition(
+    "seller",
+    tools=[stock, sell],
+    input_schema=InputSchema(prompt="Who wants to buy something.", params=Order),
+    handle_steps=serve,
+)
+
+
+# --- somebody who answers ---------------------------------------------------------------------------------------------
+
+
+class Clerk:
+    """
+    Says yes to whatever is asked, and keeps the questions.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[Question] = []
+
+    def ask(self, question: Question) -> Answer | bool:
+        self.asked.append(question)
+        return True if question.tool_name else Answer("yes")
+
+
+def ask_a_clerk() -> tuple[RunResult[str], Clerk]:
+    """
+    The policy asks about tools that do not only read.
+    """
+    clerk = Clerk()
+    somebody: Interactor = clerk
+    policy = Policy([Rule.allow_category("read"), Rule.ask_for_tool("sell")])
+    model = ScriptedModel(
+        [tool_call(stock, {"article": "tea"}), tool_call(sell, {"article": "tea"}), text("Here it is.")]
+    )
+    with Engine([seller], models=model, permissions=policy, interactor=somebody) as engine:
+        return engine.run_sync(seller, "Ann", params=Order(article="tea")), clerk
+
+
+# --- a state on disk --------------------------------------------------------------------------------------------------
+
+
+def store_and_load(file: Path) -> tuple[AgentState, RunResult[Any]]:
+    """
+    What was said yesterday is in a file; today the conversation goes on from it.
+    """
+    agent = AgentDefinition("host")
+    with Engine([agent], models=ScriptedModel(["Hello Ann."])) as engine:
+        file.write_text(json.dumps(engine.run_sync(agent, "I am Ann.").state.to_json()), encoding="utf-8")
+    state = AgentState.from_json(json.loads(file.read_text(encoding="utf-8")))
+    assert_type(state, AgentState)
+    with Engine([agent], models=ScriptedModel(["You are Ann."])) as engine:
+        return state, engine.run_sync(agent, "Who am I?", previous=state)
+
+
+# --- reading what was said --------------------------------------------------------------------------------------------
+
+
+def lines_of(transcript: Transcript) -> list[str]:
+    """
+    One line per message, and one per call.
+    """
+    lines = list[str]()
+    for message in transcript:
+        match message:
+            case UserMessage():
+                lines.append(f"user: {message.text}")
+            case AssistantMessage():
+                lines += [f"assistant: {part.text}" for part in message.content if isinstance(part, TextPart)]
+                lines += [f"calls {p.tool_name}{dict(p.input)}" for p in message.content if isinstance(p, ToolCallPart)]
+            case ToolMessage():
+                lines.append(f"{message.tool_name} gave {message.text}")
+    return lines

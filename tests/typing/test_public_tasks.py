@@ -1,0 +1,83 @@
+"""
+The program of public tasks does what it says: what each task sent, asked, stored and read.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from stepengine.errors import DataError
+
+FILE = Path(__file__).parent / "public_tasks.py"
+
+
+@pytest.fixture(scope="module")
+def tasks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("public_tasks", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["public_tasks"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.spec("requirements:P12")
+def test_the_program_names_nothing_but_what_public_modules_export() -> None:
+    imported = [
+        (str(node.module), alias.name)
+        for node in ast.walk(ast.parse(FILE.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "stepengine"
+        for alias in node.names
+    ]
+
+    assert len(imported) > 40
+    assert [] == [pair for pair in imported if pair[1] not in importlib.import_module(pair[0]).__all__]
+    assert {module.count(".") for module, _ in imported} == {0, 1}
+
+
+async def test_a_provider_of_one_s_own_streams_to_an_agent_without_a_model(tasks: ModuleType) -> None:
+    said, thought = await tasks.stream_of_an_own_provider()
+
+    assert (["echo: ", "hello"], ["hm"]) == (said, thought)
+
+
+def test_images_and_documents_arrive_and_thinking_is_asked_for(tasks: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "report.pdf").write_bytes(b"%PDF")
+    result, model = tasks.send_an_image_and_a_document(tmp_path)
+    beside, within = model.calls
+
+    assert "a cat / It says 42." == result.unwrap()
+    assert b"png" == beside.messages[0].content[1].data
+    assert (b"%PDF", "report.pdf") == (within.messages[0].content[1].data, within.messages[0].content[1].name)
+    assert "https://example.org/chart.png" == within.messages[0].content[2].url
+    assert ("high", False) == (within.settings.thinking.effort, within.settings.thinking.show)
+    assert "scripted/default" == within.model
+
+
+def test_a_person_is_asked_for_what_does_not_only_read(tasks: ModuleType) -> None:
+    result, clerk = tasks.ask_a_clerk()
+
+    assert "Here it is. (yes)" == result.unwrap()
+    assert ["sell", ""] == [question.tool_name or "" for question in clerk.asked]
+    assert (True, False) == (tasks.stock.spec.annotations.read_only, tasks.sell.spec.annotations.read_only)
+    assert "Who wants to buy something." == tasks.seller.input_schema.prompt
+
+
+def test_a_stored_state_goes_on_and_its_transcript_is_read(tasks: ModuleType, tmp_path: Path) -> None:
+    state, result = tasks.store_and_load(tmp_path / "state.json")
+
+    assert ["user: I am Ann.", "assistant: Hello Ann."] == tasks.lines_of(state.message_history)
+    assert ["user: Who am I?", "assistant: You are Ann."] == tasks.lines_of(result.state.message_history)[2:]
+
+
+def test_a_file_that_holds_no_state_is_refused(tasks: ModuleType) -> None:
+    with pytest.raises(DataError, match="not a stored stepengine value"):
+        tasks.AgentState.from_json({"messages": []})
