@@ -936,7 +936,7 @@ PLACES = (
             ),
             lambda n: "".join([f"[permissions.a{i}]\nb = {i}\n" for i in range(n // 25)]).encode(),
         ),
-        ("cli/settings.py:_read", "cli/settings.py:_of_file", "cli/settings.py:_key", "cli/settings.py:KEYLIKE"),
+        ("cli/settings.py:_read", "cli/settings.py:_of_file", "cli/settings.py:key_of", "cli/settings.py:KEYLIKE"),
         most=1 << 18,
     ),
     Place(
@@ -1035,18 +1035,19 @@ PLACES = (
 )
 
 APART: dict[str, str] = {
+    "cli/app.py:MARKUP": "help texts of this package",
     "cli/console.py:Lines._taken": "what a person typed, in UTF-8",
-    "cli/inspecting.py:COST": "runs of digits with a cap each, in a file of our own state folder",
+    "cli/runs.py:COST": "runs of digits with a cap each, in a file of our own state folder",
     "cli/journals.py:ADVISED": "advice that this package wrote",
     "cli/journals.py:PLAIN_ID": "one run of characters",
-    "cli/journals.py:_edit": "the user's own command line",
-    "cli/journals.py:_target": "the user's own command line",
-    "cli/listing.py:USER": "an address that the user configured; each part ends at the next slash",
+    "cli/fork.py:_edit": "the user's own command line",
+    "cli/fork.py:_target": "the user's own command line",
+    "cli/models.py:USER": "an address that the user configured; each part ends at the next slash",
     "cli/options.py:AGENT_MODEL": "the user's own command line; its first part ends at the first other character",
     "cli/recording.py:STEM": "a name of a fixed length",
     "cli/recording.py:USER": "an address that the user typed; each part ends at the next slash or at sign",
     "cli/recording.py:_read": "JSON of a capped size, in a state folder that only its owner may write in",
-    "cli/running.py:read_params": "the user's own command line",
+    "cli/run.py:read_params": "the user's own command line",
     "data/codec.py:_decode_object": "`decode` of a codec of ours",
     "data/codec.py:_decode_only": "`decode` of a codec of ours",
     "data/codec.py:_decode_slowly": "`decode` of a codec of ours",

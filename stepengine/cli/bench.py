@@ -28,15 +28,7 @@ if TYPE_CHECKING:
     from stepengine.models import Models, Provider
     from stepengine.permissions import Policy
 
-__all__ = (
-    "Bench",
-    "bench_for",
-    "family",
-    "limits_of",
-    "make_progress",
-    "models_of",
-    "registry_of",
-)
+__all__ = ("Bench", "bench_for", "family", "limits_of", "make_progress", "models_of", "registry_of")
 
 NO_MODEL = """\
 agent {agent!r} needs a model, and none is set. Any of these helps:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shlex
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import attrs
@@ -17,67 +19,63 @@ import typer
 
 from stepengine.cli.bench import Bench, bench_for, limits_of
 from stepengine.cli.console import QUIT, Lines, Screen, Terminal, console_on, follow
-from stepengine.cli.exits import EXIT_CODES, Exit, complain, explained, leave
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import name_of
 from stepengine.cli.options import Model, NoJournal, Options, with_options
 from stepengine.cli.perform import Run, interruptible, reason_of, tell_more
 from stepengine.cli.recording import Recording
 from stepengine.cli.render import message_of, one_line, visible
+from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import AgentState, RunStatus
-from stepengine.errors import StepEngineError
+from stepengine.errors import DefinitionError, StepEngineError
 
-__all__ = (
-    "Chat",
-    "chat",
-    "chat_command",
-)
+__all__ = ("Chat", "chat")
 
-CHAT = f"""\
-Talk with AGENT: say what to do, watch it work, decide what it may do, say the next thing.
-
-It reads, searches and runs commands that only look (ls, git log) by itself; whatever else runs a program or changes a file is
-shown and asked about first (y, n REASON, a for always). What you type while it works is sent to it. Ctrl-C stops a turn; /quit leaves. Each turn is recorded as a run.
-
-\b
-Examples:
-  stepengine chat --model anthropic/claude-sonnet-4-5
-  stepengine chat coder "Look at the failing test"         (the agent is named before what is said)
-  stepengine chat ./agents/mine.py "Look at the failing test" --cwd ../project
-  printf 'Which files are there?\\n' | stepengine chat     (nobody can be asked: nothing is changed)
-
-{EXIT_CODES}"""
+HELP = "Say what to do. /quit leaves, Ctrl-C stops a turn. What changes something is asked about first."
 
 
 @partial(with_options, without=("write", "shell", "as_json", "quiet"))
 def chat(
     options: Options,
-    agent: Annotated[str, typer.Argument(help="Id or file of the agent.")] = "coder",
-    prompt: Annotated[str, typer.Argument(help="The first thing to say.")] = "",
+    agent: Annotated[
+        str, typer.Argument(metavar="AGENT", help="Id or file of the agent; stands before what is said.")
+    ] = "coder",
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The first thing to say.")] = "",
     *,
     model: Model = None,
     no_journal: NoJournal = False,
-) -> None:
-    """Talk with an agent; ``CHAT`` is what users read."""
-    leave(chat_command(attrs.evolve(options, agent=agent, prompt=prompt, model=model, no_journal=no_journal)))
+) -> Exit:
+    r"""
+    Talk with an agent: watch it work, decide what it may do.
 
+    Say what to do, and the next thing when it is done.
 
-HELP = "Say what to do. /quit leaves, Ctrl-C stops a turn. What changes something is asked about first."
+    It reads, searches and runs commands that only look (ls, git log) by itself; whatever else runs a program or changes
+    a file is shown and asked about first (y, n REASON, a for always). What you type while it works is sent to it.
+    Ctrl-C stops a turn; /quit leaves. Each turn is recorded as a run.
 
+    Examples:
+      stepengine chat --model anthropic/claude-sonnet-4-5
+      stepengine chat coder "Look at the failing test"
+      stepengine chat ./agents/mine.py "Look at the test" --cwd ../project
 
-def chat_command(options: Options) -> Exit:
-    """Talk with an agent until the person leaves."""
-    return explained(lambda: _chat(options.in_force()))
-
-
-def _chat(options: Options) -> Exit:
+    Without a terminal nobody can be asked, so that nothing is changed:
+      printf 'Which files are there?\n' | stepengine chat
+    """
     from stepengine.engine import load_agent
 
+    options = attrs.evolve(options, agent=agent, prompt=prompt, model=model, no_journal=no_journal).in_force()
     # What the tools may do is asked about, call by call, and the console itself shows the run.
     options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
-    agent = load_agent(options.agent, folders=options.settings.agent_folders)
-    chat = Chat(options, agent, bench_for(options, agent, is_new=True))
-    return asyncio.run(chat.talk())
+    try:
+        definition = load_agent(agent, folders=options.settings.agent_folders)
+    except DefinitionError as error:
+        if prompt or Path(agent).suffix == ".py":
+            raise
+        msg = f"{error.message}. The agent stands before what is said to it: stepengine chat coder {shlex.quote(agent)}"
+        raise UsageProblem(msg) from None
+    return asyncio.run(Chat(options, definition, bench_for(options, definition, is_new=True)).talk())
 
 
 class Chat:

@@ -19,39 +19,15 @@ import attrs
 import typer
 
 from stepengine.cli.bench import make_progress
-from stepengine.cli.exits import Exit, complain, leave
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Config, Options, Quiet
 from stepengine.cli.perform import Run, perform
-from stepengine.cli.settings import UsageProblem
 from stepengine.data.events import Event
 
 if TYPE_CHECKING:
     from stepengine.cli.progress import Progress
 
-__all__ = (
-    "CASSETTE",
-    "copy_project",
-    "demo",
-    "demo_command",
-    "nobody",
-    "run_demo",
-)
-
-
-def demo(
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the edited copy of the project and say where it is.")
-    ] = False,
-    quiet: Quiet = False,
-    config: Config = None,
-) -> None:
-    """
-    Watch a generator agent edit a small project, without a key and without network.
-
-    The model's replies are played from a recording through the real SDK; the tools really read and edit files, in a
-    temporary copy. One recorded reply holds a mistake, which the agent's handler finds and has repaired.
-    """
-    leave(demo_command(keep=keep, quiet=quiet, config=config))
+__all__ = ("CASSETTE", "copy_project", "demo", "nobody", "run_demo")
 
 
 HERE = Path(__file__).parent / "_demo"
@@ -74,6 +50,39 @@ What to type next:
   export ANTHROPIC_API_KEY=...         then the same agent runs live, on your files:
   stepengine run editor "..." --write --model anthropic/claude-sonnet-4-5
   stepengine run editor "..." --write --model llama3.2 --base-url http://localhost:11434/v1    with Ollama, no key"""
+
+
+def demo(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the edited copy of the project and say where it is.")
+    ] = False,
+    quiet: Quiet = False,
+    config: Config = None,
+) -> Exit:
+    """
+    Watch an agent edit a small project, without a key.
+
+    The model's replies are played from a recording through the real SDK; the tools really read and edit files, in a
+    temporary copy. One recorded reply holds a mistake, which the agent's handler finds and has repaired.
+    """
+    from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
+
+    progress = make_progress(Options(agent="editor", quiet=quiet, config=config).in_force())
+    folder = Path(tempfile.mkdtemp(prefix="stepengine-demo-")) if keep else None
+    cassette = Cassette.load(CASSETTE, ignore=IGNORED, hint="python cassettes/record_demo.py")
+    _introduce()
+    try:
+        run = run_demo(ReplayTransport(cassette), progress, folder)
+    except CassetteMiss as miss:
+        return complain(str(miss), Exit.DIVERGED)
+    if progress is not None:
+        progress.finish(run.result)
+    if run.code is not Exit.COMPLETED:
+        return complain(f"the demo ended as {run.result.status.value}: {run.result.error}", run.code)
+    _explain(run.result.output["diff"])
+    if folder is not None:
+        print(f"\nThe edited project is in {folder}")
+    return Exit.COMPLETED
 
 
 def copy_project(target: Path) -> None:
@@ -113,31 +122,6 @@ def run_demo(transport: Any, progress: Progress | None = None, folder: Path | No
 
 def nobody(_: Event) -> None:
     """Watch, and say nothing."""
-
-
-def demo_command(*, keep: bool, quiet: bool, config: Path | None = None) -> Exit:
-    """Run the demo and explain what was seen."""
-    from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
-
-    try:
-        progress = make_progress(Options(agent="editor", quiet=quiet, config=config).in_force())
-    except UsageProblem as problem:
-        return complain(str(problem))
-    folder = Path(tempfile.mkdtemp(prefix="stepengine-demo-")) if keep else None
-    cassette = Cassette.load(CASSETTE, ignore=IGNORED, hint="python cassettes/record_demo.py")
-    _introduce()
-    try:
-        run = run_demo(ReplayTransport(cassette), progress, folder)
-    except CassetteMiss as miss:
-        return complain(str(miss), Exit.DIVERGED)
-    if progress is not None:
-        progress.finish(run.result)
-    if run.code is not Exit.COMPLETED:
-        return complain(f"the demo ended as {run.result.status.value}: {run.result.error}", run.code)
-    _explain(run.result.output["diff"])
-    if folder is not None:
-        print(f"\nThe edited project is in {folder}")
-    return Exit.COMPLETED
 
 
 def _introduce() -> None:
