@@ -11,7 +11,7 @@ import typer
 
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Config
-from stepengine.cli.render import dumps, message_of, visible
+from stepengine.cli.render import draws_lines, dumps, message_of, say, visible
 from stepengine.cli.settings import UsageProblem, in_force
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.errors import DefinitionError
@@ -35,11 +35,12 @@ def agents(
         raise UsageProblem(msg)
     entries = list(listed(in_force(config).agent_folders))
     if as_tree:
-        print("\n".join(tree_lines([e.agent for e in entries if e.agent is not None and e.hidden_by is None])))
+        known = [e.agent for e in entries if e.agent is not None and e.hidden_by is None]
+        print("\n".join([_drawn(line) for line in tree_lines(known)]))
     elif as_json:
         print(dumps([_json_of(e) for e in entries if e.agent is not None]))
     else:
-        print("\n\n".join([_shown(e) for e in entries if e.agent is not None]))
+        say("\n\n".join([_shown(e) for e in entries if e.agent is not None]), hang=8)
     for entry in entries:
         if entry.agent is None:
             complain(entry.problem)
@@ -108,6 +109,15 @@ def _shown(entry: Listed) -> str:
 
 
 Children: TypeAlias = Mapping[str, Sequence[str]]
+LINES = {"|-- ": "\u251c\u2500\u2500 ", "`-- ": "\u2514\u2500\u2500 ", "|   ": "\u2502   "}
+"""How the lines of a tree are drawn where that can be shown."""
+
+
+def _drawn(line: str) -> str:
+    """Return a line of a tree as stdout can show it; no id holds what is replaced."""
+    for mark, drawn in LINES.items() if draws_lines() else ():
+        line = line.replace(mark, drawn)
+    return line
 
 
 def tree_lines(agents: Iterable[AgentDefinition[Any]]) -> list[str]:

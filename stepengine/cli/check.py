@@ -10,7 +10,7 @@ import attrs
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import journal_at, spread
 from stepengine.cli.options import Files, Json
-from stepengine.cli.render import dumps, visible
+from stepengine.cli.render import dumps, say
 
 if TYPE_CHECKING:
     from stepengine.journal import Report
@@ -37,7 +37,7 @@ def check(files: Files, *, as_json: Json = False) -> Exit:
     if as_json:
         print(dumps([{"ok": _is_good(report), **attrs.asdict(report)} for report in reports]))
     else:
-        print(visible("\n".join([line for report in reports for line in _checked(report)])))
+        say("\n".join([line for report in reports for line in _checked(report)]), hang=4)
     return Exit.COMPLETED if all(map(_is_good, reports)) else Exit.FAILED
 
 

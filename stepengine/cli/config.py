@@ -8,7 +8,7 @@ import typer
 
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Config
-from stepengine.cli.render import dumps, visible
+from stepengine.cli.render import dumps, say
 from stepengine.cli.settings import KEYS, Settings, in_force, key_of
 
 __all__ = ("config",)
@@ -38,7 +38,7 @@ def config(
     width = max(len(one) for one in names)
     for one, about, value, origin in rows:
         text = "-" if value is None else dumps(value)
-        print(visible(f"{one.ljust(width)}  {text.ljust(24)}  {origin}   {about.help}".rstrip()))
+        say(f"{one.ljust(width)}  {text.ljust(24)}  {origin}   {about.help}".rstrip(), hang=width + 2)
     return Exit.COMPLETED
 
 

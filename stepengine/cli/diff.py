@@ -10,7 +10,7 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import journal_at
 from stepengine.cli.options import Json
 from stepengine.cli.recording import latest
-from stepengine.cli.render import dumps, visible
+from stepengine.cli.render import dumps, say
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import JournalError
 
@@ -46,7 +46,10 @@ def diff(
         found = diff(journal_at(before), journal_at(after))
     except JournalError as error:
         return complain(error.message, Exit.FAILED)
-    print(dumps(found.to_json()) if as_json else visible(str(found)))
+    if as_json:
+        print(dumps(found.to_json()))
+    else:
+        say(str(found))
     return Exit.FAILED if found else Exit.COMPLETED
 
 

@@ -13,7 +13,7 @@ from stepengine.cli.exits import Exit
 from stepengine.cli.journals import GoingOn, found, journal_at, spread
 from stepengine.cli.options import Options, with_options
 from stepengine.cli.recording import GOES_ON, entries, latest
-from stepengine.cli.render import dumps, one_line, visible
+from stepengine.cli.render import dumps, one_line, say
 from stepengine.cli.replay import repeated
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.test import fields_of
@@ -72,12 +72,12 @@ def ready(
     for file in _waiting(files or (), last=last):
         told.append(_tried(attrs.evolve(options, journal=file, last=False, quiet=True)))
         if not options.as_json and told[-1]["outcome"] != "ended":
-            print(visible("\n".join(_row_of(told[-1]))), flush=True)
+            say("\n".join(_row_of(told[-1])), hang=4)
     outcomes = [entry["outcome"] for entry in told]
     if options.as_json:
         print(dumps(told))
     else:
-        print(_counted(outcomes))
+        say(_counted(outcomes))
     if "failed" in outcomes:
         return Exit.FAILED
     return Exit.COMPLETED if all(outcome in goes_on for outcome in outcomes) else Exit.DIVERGED

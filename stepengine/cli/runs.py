@@ -13,7 +13,7 @@ import typer
 
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.recording import GOES_ON, Entry, entries
-from stepengine.cli.render import dumps, money, one_line, visible
+from stepengine.cli.render import dumps, money, one_line, say
 
 __all__ = ("runs",)
 
@@ -47,7 +47,7 @@ def runs(
     if as_json:
         print(dumps([{**entry.info, "stem": entry.stem, "status": entry.status} for entry in chosen]))
     elif chosen:
-        print(visible("\n".join([line for entry in chosen for line in _row(entry)])))
+        say("\n".join([line for entry in chosen for line in _row(entry)]), hang=4)
     else:
         complain("there is no such run; --all lists those of all folders", Exit.COMPLETED)
     return Exit.COMPLETED

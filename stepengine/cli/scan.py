@@ -36,14 +36,14 @@ def scan(
       stepengine scan README.md --json        each with its hash
       stepengine scan . --allow sha256:...    a value that only looks like a key
     """
-    from stepengine.cli.render import dumps, visible
+    from stepengine.cli.render import dumps, say
     from stepengine.journal.scanning import scan
 
     leaks = list(scan(paths, allow_secrets=allow or ()))
     if as_json:
         print(dumps([attrs.asdict(leak) for leak in leaks]))
     elif leaks:
-        print("\n".join([visible(str(leak)) for leak in leaks]))
+        say("\n".join([str(leak) for leak in leaks]), hang=2)
         where = len({leak.path for leak in leaks})
         advice = "take them out, and change keys that were shared"
         print(f"{len(leaks)} found in {where} files; {advice}", file=sys.stderr)

@@ -9,7 +9,7 @@ import typer
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import journal_at
 from stepengine.cli.options import File
-from stepengine.cli.render import visible
+from stepengine.cli.render import say
 from stepengine.errors import JournalError
 
 __all__ = ("seal",)
@@ -43,7 +43,7 @@ def seal(
         told = [f"record {edit.number}, {edit.what}: {edit.now}" for edit in made.edits]
         if against:
             told += ["what that means:", *[f"  {line}" for line in str(diff(against, made.journal)).splitlines()]]
-        print(visible("\n".join(told or [f"{file} is valid as it is"])))
+        say("\n".join(told or [f"{file} is valid as it is"]), hang=2)
         if made.edits and not dry_run:
             made.journal.copy_to(journal)
             complain(f"sealed {file}: {len(made.edits)} records were edited")

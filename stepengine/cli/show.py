@@ -12,7 +12,7 @@ import typer
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import found, journal_at
 from stepengine.cli.options import File, Json, Last, Options
-from stepengine.cli.render import dumps, visible
+from stepengine.cli.render import dumps, say
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.codec import plain
 from stepengine.data.messages import ToolResult
@@ -63,10 +63,13 @@ def show(
         if as_json:
             text = dumps({**told, "effects": [_effect(history, entry) for entry in chosen]})
         else:
-            text = visible(_rendered(journal, told, {entry.address for entry in chosen} if step else None))
+            text = _rendered(journal, told, {entry.address for entry in chosen} if step else None)
     except JournalError as error:
         return complain(error.message, Exit.FAILED)
-    print(text)
+    if as_json:
+        print(text)
+    else:
+        say(text)
     return Exit.COMPLETED
 
 

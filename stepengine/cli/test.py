@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import is_cut_off, journal_at, spread
 from stepengine.cli.options import Agent, Config, Files, Json, Options
-from stepengine.cli.render import dumps, visible
+from stepengine.cli.render import dumps, say
 from stepengine.cli.replay import repeated
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import ReplayDivergence, StepEngineError
@@ -45,7 +45,7 @@ def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Con
     for file in spread(files):
         told.append(_replayed(file, options))
         if not as_json:
-            print(visible("\n".join(_told(told[-1]))), flush=True)
+            say("\n".join(_told(told[-1])), hang=4)
     diverged, broken = [sum(t["outcome"] == o for t in told) for o in ("diverged", "failed")]
     if as_json:
         print(dumps(told))

@@ -10,7 +10,7 @@ import typer
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import found, journal_at
 from stepengine.cli.options import File, Last, Options
-from stepengine.cli.render import visible
+from stepengine.cli.render import say
 from stepengine.errors import DefinitionError, JournalError, UndoRefused
 
 __all__ = ("undo",)
@@ -71,9 +71,9 @@ def undo(
         )
     except UndoRefused as error:
         for path, why in error.files:
-            print(visible(f"changed   {path}: {why}"))
+            say(f"changed   {path}: {why}", hang=10)
         return complain("nothing was undone; --partial leaves these files and brings back the rest", Exit.FAILED)
     except (JournalError, DefinitionError) as error:
         return complain(error.message, Exit.FAILED)
-    print(visible(str(done)))
+    say(str(done))
     return Exit.COMPLETED

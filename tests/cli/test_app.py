@@ -5,6 +5,7 @@ The commands in process: arguments, what goes to which stream, exit codes. Model
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import subprocess
 import sys
@@ -521,3 +522,53 @@ def test_ctrl_c_while_the_command_line_is_still_loaded_is_a_line_and_its_exit_co
         main()
 
     assert (130, "stepengine: interrupted\n") == (end.value.code, capsys.readouterr().err)
+
+
+# --- who is asked -----------------------------------------------------------------------------------------------------
+
+WRITES = """
+def handle_steps(ctx):
+    result = yield ToolCall("write_file", {"path": "a.txt", "content": "a"})
+    return result.tool_result.status
+
+agent = AgentDefinition("mine", tools=["write_file"], handle_steps=handle_steps)
+"""
+
+
+class Screen(io.StringIO):
+    """
+    A terminal.
+    """
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.spec("requirements:M17", "requirements:X55")
+@pytest.mark.parametrize(
+    ("stdin", "stderr", "options", "status"),
+    [
+        (Screen, Screen, [], "ok"),
+        (Screen, Screen, ["-q"], "ok"),
+        (Screen, Screen, ["-q", "--json"], "ok"),
+        (Screen, io.StringIO, [], "denied"),
+        (io.StringIO, Screen, [], "denied"),
+        (io.StringIO, io.StringIO, ["-q"], "denied"),
+    ],
+)
+def test_a_run_asks_at_a_terminal_that_shows_the_question_and_is_refused_anywhere_else(
+    stdin: Any, stderr: Any, options: list[str], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Its result goes to stdout, which is captured in all of these.
+    """
+    Path("asking.toml").write_text('[permissions]\nmode = "default"\n')
+    said = {"stdin": stdin("y\n"), "stdout": io.StringIO(), "stderr": stderr()}
+    for name, stream in said.items():
+        monkeypatch.setattr(sys, name, stream)
+    arguments = ["run", agent_file(WRITES), "--write", "--config", "asking.toml", *options]
+    app(arguments, standalone_mode=False)
+    output = said["stdout"].getvalue()
+
+    assert status == (json.loads(output)["output"] if "--json" in options else output.strip())
+    assert (status == "ok") == Path("a.txt").exists() == ("| +a" in said["stderr"].getvalue())
