@@ -217,7 +217,8 @@ class Chat:
                 elif said.startswith("!"):
                     await self._shell(said)
                 elif said.strip():
-                    code = await self._turn(self._sent(said.removeprefix("/") if said.startswith("//") else said))
+                    said = said.removeprefix("/") if said.startswith("//") else said
+                    code = await self._turn(self._sent(said), title=said)
                 if code is Exit.SUSPENDED:
                     return code
                 said = await self._prompt.next()
@@ -371,9 +372,11 @@ class Chat:
 
     # --- a turn -------------------------------------------------------------------------------------------------------
 
-    async def _turn(self, said: str, agent: AgentDefinition[Any] | None = None, options: Options | None = None) -> Exit:
+    async def _turn(
+        self, said: str, agent: AgentDefinition[Any] | None = None, options: Options | None = None, *, title: str = ""
+    ) -> Exit:
         agent, options = agent or self._agent, options or self._options
-        with Recording.begun(options, None, command="chat", agent_id=agent.id, prompt=said) as recording:
+        with Recording.begun(options, None, command="chat", agent_id=agent.id, prompt=title) as recording:
             try:
                 handle = self._bench.engine.start(
                     agent,

@@ -15,7 +15,7 @@ import typer
 from stepengine.cli.bench import registry_of
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Config
-from stepengine.cli.render import dumps, visible
+from stepengine.cli.render import dumps, say, visible
 from stepengine.cli.settings import in_force
 from stepengine.data.usage import Usage
 from stepengine.errors import MissingKey, ModelError
@@ -174,7 +174,7 @@ def _print_table(entries: list[Listed]) -> None:
     widths = [max([len(row[column]) for row in rows]) for column in range(3)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        print("  ".join([*cells, row[3]]))
+        say("  ".join([*cells, row[3]]), hang=4)
     for entry in entries:
         if entry.key.startswith("cannot"):
             print(f"stepengine: {entry.prefix}: {visible(entry.key)}", file=sys.stderr)

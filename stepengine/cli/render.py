@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -104,21 +104,22 @@ def is_terminal(stream: Any = None) -> bool:
     return bool((stream or sys.stderr).isatty())
 
 
-def say(text: str, hang: int = 0) -> None:
+def say(text: str, hang: int | Callable[[str], int] = 0) -> None:
     """
     Print lines on stdout, made visible; on a terminal they break at words.
 
     Args:
         text: The lines.
-        hang: How far the rest of a line that was broken is indented more than the line.
+        hang: How far the rest of a line that was broken is indented more than the line, or what tells that of a line.
     """
     shown = visible(text)
     print(wrapped(shown, shutil.get_terminal_size().columns, hang) if is_terminal(sys.stdout) else shown, flush=True)
 
 
-def wrapped(text: str, width: int, hang: int = 0) -> str:
+def wrapped(text: str, width: int, hang: int | Callable[[str], int] = 0) -> str:
     """Return *text* with lines of at most *width* cells, broken at spaces; what is broken off keeps the indentation of its line."""
-    return "\n".join([part for line in text.split("\n") for part in _broken(line, width, hang)])
+    more = hang if callable(hang) else lambda _: hang
+    return "\n".join([part for line in text.split("\n") for part in _broken(line, width, more(line))])
 
 
 def _broken(line: str, width: int, hang: int) -> Iterator[str]:

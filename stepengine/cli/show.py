@@ -69,7 +69,7 @@ def show(
     if as_json:
         print(text)
     else:
-        say(text)
+        say(text, _hang)
     return Exit.COMPLETED
 
 
@@ -234,6 +234,14 @@ def _so_far(history: History, before: list[Shown]) -> dict[str, Any]:
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
+
+
+def _hang(line: str) -> int:
+    """Return how far what is broken off a line stands behind its begin: behind an address, a dash or the name of a member."""
+    first = line.lstrip(" ").partition(" ")[0]
+    if first == "-":
+        return 2
+    return 5 if "#" in first and first[-1:].isdigit() else 0
 
 
 def _rendered(journal: Journal, told: Mapping[str, Any], addresses: Collection[str] | None) -> str:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import os
 import pty
@@ -23,7 +25,8 @@ from typer.testing import CliRunner, Result
 from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.chat import COMMANDS, Chat
-from stepengine.cli.prompt import attached, shell_output
+from stepengine.cli.console import Lines, Terminal, console_on
+from stepengine.cli.prompt import Prompt, attached, shell_output
 from stepengine.cli.recording import entries, runs_folder
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -121,6 +124,20 @@ def test_a_conversation_is_saved_forked_and_compacted(chats: Any) -> None:
     assert "what you said" in result.stdout
 
 
+def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prompt() -> Prompt:
+        return Prompt(
+            Terminal(console_on(io.StringIO()), Lines(io.StringIO("said\n"))), commands=[], root=folder, plain=False
+        )
+
+    with_it = prompt()
+    monkeypatch.setitem(sys.modules, "prompt_toolkit", None)
+    without = prompt()
+
+    assert (True, False) == (with_it.is_rich, without.is_rich)
+    assert "said" == asyncio.run(without.next())
+
+
 @pytest.mark.spec("requirements:P9", "requirements:X55")
 def test_the_last_conversation_of_a_folder_goes_on_with_all_that_was_said(chats: Any) -> None:
     none, _ = chats(typed="", options=("--resume",))
@@ -131,7 +148,7 @@ def test_the_last_conversation_of_a_folder_goes_on_with_all_that_was_said(chats:
     said = [m.text for m in model.calls[0].messages if m.role in ("user", "assistant")]
     assert ["first", "One.", "second", "Two.", "third"] == said
     assert ["> first", "  One.", "> second", "  Two."] == result.stdout.splitlines()[:4]
-    assert 3 == len(entries())
+    assert ["third", "second", "first"] == [entry.text("title") for entry in entries()]
 
 
 def test_another_model_holds_from_the_next_turn_on(chats: Any) -> None:
