@@ -1043,6 +1043,8 @@ PLACES = (
 )
 
 APART: dict[str, str] = {
+    "cli/app.py:MARKUP": "help texts of this package",
+    "cli/chat.py:Chat._command": "what a person typed, compared with names of ours",
     "cli/console.py:Lines._taken": "what a person typed, in UTF-8",
     "cli/runs.py:COST": "runs of digits with a cap each, in a file of our own state folder",
     "cli/journals.py:ADVISED": "advice that this package wrote",
@@ -1051,6 +1053,9 @@ APART: dict[str, str] = {
     "cli/fork.py:_target": "the user's own command line",
     "cli/models.py:USER": "an address that the user configured; each part ends at the next slash",
     "cli/options.py:AGENT_MODEL": "the user's own command line; its first part ends at the first other character",
+    "cli/prompt.py:_content": "a file of at most 64 KiB that the person named, in UTF-8 or refused",
+    "cli/prompt.py:_history": "JSON of capped lines, in a state folder that only its owner may write in",
+    "cli/prompt.py:shell_output": "at most 1 MiB that the person's own command printed, in UTF-8",
     "cli/recording.py:STEM": "a name of a fixed length",
     "cli/recording.py:USER": "an address that the user typed; each part ends at the next slash or at sign",
     "cli/recording.py:_read": "JSON of a capped size, in a state folder that only its owner may write in",

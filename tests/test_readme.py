@@ -110,8 +110,9 @@ def test_every_command_is_understood(line: str, monkeypatch: pytest.MonkeyPatch)
     ``run`` and ``ask`` are replaced after their options were read; the params are JSON that fits the agent.
     """
     seen: list[Any] = []
-    monkeypatch.setattr(run, "run_command", lambda options: seen.append(options) or Exit.COMPLETED)
-    monkeypatch.setattr(ask, "ask_command", lambda *_, **__: Exit.COMPLETED)
+    monkeypatch.setattr(run, "_run", lambda options: seen.append(options) or Exit.COMPLETED)
+    monkeypatch.setattr(ask, "perform", lambda *_: None)
+    monkeypatch.setattr(ask, "_told", lambda *_, **__: Exit.COMPLETED)
 
     result = CliRunner().invoke(app, shlex.split(line)[1:])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -10,34 +9,42 @@ from typing import Annotated, Any, TypeAlias
 import attrs
 import typer
 
-from stepengine.cli.exits import Exit, leave
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Config
-from stepengine.cli.render import dumps, message_of, visible
+from stepengine.cli.render import draws_lines, dumps, message_of, say, visible
 from stepengine.cli.settings import UsageProblem, in_force
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.errors import DefinitionError
 from stepengine.tools.spawning import carried_by
 
-__all__ = (
-    "Listed",
-    "agents",
-    "agents_command",
-    "listed",
-    "tree_lines",
-)
+__all__ = ("Listed", "agents", "listed", "tree_lines")
 
 
 def agents(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
     as_tree: Annotated[bool, typer.Option("--tree", help="Show who may spawn whom.")] = False,
     config: Config = None,
-) -> None:
+) -> Exit:
     """
-    List the agents that `stepengine run` knows: those in ./agents and those that are shipped.
+    List the agents that can be run.
 
-    Each with what it does, its tools and its file. The setting `agents` names more folders.
+    Those in ./agents and those that are shipped: what each does, its tools and its file. The setting `agents` names more folders.
     """
-    leave(agents_command(as_json=as_json, as_tree=as_tree, config=config))
+    if as_json and as_tree:
+        msg = "--tree is for reading; --json alone has spawnable_agents for each agent"
+        raise UsageProblem(msg)
+    entries = list(listed(in_force(config).agent_folders))
+    if as_tree:
+        known = [e.agent for e in entries if e.agent is not None and e.hidden_by is None]
+        print("\n".join([_drawn(line) for line in tree_lines(known)]))
+    elif as_json:
+        print(dumps([_json_of(e) for e in entries if e.agent is not None]))
+    else:
+        say("\n\n".join([_shown(e) for e in entries if e.agent is not None]), hang=8)
+    for entry in entries:
+        if entry.agent is None:
+            complain(entry.problem)
+    return Exit.COMPLETED
 
 
 @attrs.frozen
@@ -74,28 +81,6 @@ def listed(folders: Iterable[Path] = ()) -> Iterator[Listed]:
             yield Listed(file, agent, hidden_by=None if first == file else first)
 
 
-def agents_command(*, as_json: bool, as_tree: bool = False, config: Path | None = None) -> Exit:
-    """Print the agents: as blocks, as JSON, or as the tree of who may spawn whom."""
-    if as_json and as_tree:
-        print("stepengine: --tree is for reading; --json alone has spawnable_agents for each agent", file=sys.stderr)
-        return Exit.USAGE
-    try:
-        entries = list(listed(in_force(config).agent_folders))
-    except UsageProblem as problem:
-        print(f"stepengine: {visible(str(problem))}", file=sys.stderr)
-        return Exit.USAGE
-    if as_tree:
-        print("\n".join(tree_lines([e.agent for e in entries if e.agent is not None and e.hidden_by is None])))
-    elif as_json:
-        print(dumps([_json_of(e) for e in entries if e.agent is not None]))
-    else:
-        print("\n\n".join([_shown(e) for e in entries if e.agent is not None]))
-    for entry in entries:
-        if entry.agent is None:
-            print(f"stepengine: {visible(entry.problem)}", file=sys.stderr)
-    return Exit.COMPLETED
-
-
 def _json_of(entry: Listed) -> dict[str, Any]:
     agent: Any = entry.agent
     return {
@@ -124,6 +109,15 @@ def _shown(entry: Listed) -> str:
 
 
 Children: TypeAlias = Mapping[str, Sequence[str]]
+LINES = {"|-- ": "\u251c\u2500\u2500 ", "`-- ": "\u2514\u2500\u2500 ", "|   ": "\u2502   "}
+"""How the lines of a tree are drawn where that can be shown."""
+
+
+def _drawn(line: str) -> str:
+    """Return a line of a tree as stdout can show it; no id holds what is replaced."""
+    for mark, drawn in LINES.items() if draws_lines() else ():
+        line = line.replace(mark, drawn)
+    return line
 
 
 def tree_lines(agents: Iterable[AgentDefinition[Any]]) -> list[str]:

@@ -1,52 +1,57 @@
-"""The commands, in their groups."""
+"""
+The commands in their groups: what ``stepengine --help`` lists.
+
+A command is a function with its options that returns an exit code; its docstring is its help. Its first line stands in the
+list of commands, so that it has at most 62 characters, and indented lines are shown as they are, so that they have at most 76.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import typer
 
 from stepengine.cli.agents import agents
-from stepengine.cli.ask import ASK, ask
-from stepengine.cli.chat import CHAT, chat
-from stepengine.cli.check import CHECK, check
+from stepengine.cli.ask import ask
+from stepengine.cli.chat import chat
+from stepengine.cli.check import check
 from stepengine.cli.config import config
 from stepengine.cli.demo import demo
-from stepengine.cli.diff import DIFF, diff
-from stepengine.cli.exits import EXIT_CODES
-from stepengine.cli.extend import EXTEND, extend
-from stepengine.cli.fork import FORK, fork
+from stepengine.cli.diff import diff
+from stepengine.cli.exits import EXIT_CODES, Exit, explained, leave
+from stepengine.cli.extend import extend
+from stepengine.cli.fork import fork
 from stepengine.cli.models import models
-from stepengine.cli.policy import POLICY, _policy
-from stepengine.cli.ready import READY, ready
-from stepengine.cli.repair import REPAIR, repair
-from stepengine.cli.replay import REPLAY, replay
-from stepengine.cli.resume import RESUME, resume
-from stepengine.cli.run import RUN, run
-from stepengine.cli.runs import RUNS, runs
-from stepengine.cli.scan import SCAN, _scan
-from stepengine.cli.scrub import SCRUB, _scrub
-from stepengine.cli.seal import SEAL, seal
-from stepengine.cli.show import SHOW, show
-from stepengine.cli.test import TEST, suite
-from stepengine.cli.undo import UNDO, undo
+from stepengine.cli.policy import policy
+from stepengine.cli.ready import ready
+from stepengine.cli.repair import repair
+from stepengine.cli.replay import replay
+from stepengine.cli.resume import resume
+from stepengine.cli.run import run
+from stepengine.cli.runs import runs
+from stepengine.cli.scan import scan
+from stepengine.cli.scrub import scrub
+from stepengine.cli.seal import seal
+from stepengine.cli.show import show
+from stepengine.cli.test import suite
+from stepengine.cli.undo import undo
 
-__all__ = (
-    "app",
-    "version",
-)
+__all__ = ("app",)
 
-OVERVIEW = f"""\
+OVERVIEW = r"""
 Run programmatic LLM agents: Python generators decide, the engine performs.
 
-\b
 Start here (no key, no network):
   stepengine demo
   stepengine agents
   stepengine models
-  stepengine run code_searcher --params '{{"search_queries": [{{"pattern": "def main"}}]}}'
+  stepengine run code_searcher \
+      --params '{"search_queries": [{"pattern": "def main"}]}'
 
-\b
 Every run is recorded. Look at it, go on with it, repeat it:
   stepengine run ./agents/mine.py "Go"
   stepengine chat
@@ -54,54 +59,85 @@ Every run is recorded. Look at it, go on with it, repeat it:
   stepengine show --last
   stepengine resume --last --answer q3=yes
   stepengine replay --last
+"""
 
-{EXIT_CODES}"""
-app = typer.Typer(
-    name="stepengine",
-    help=OVERVIEW,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+MARKUP = re.compile(r"\[(?=[a-z#/@])")
+"""Where rich would take text for a style."""
 
 
-def version() -> None:
+def version() -> Exit:
     """Print the version."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 
     try:
-        typer.echo(f"stepengine {installed('stepengine')}")
+        print(f"stepengine {installed('stepengine')}")
     except PackageNotFoundError:
-        typer.echo("stepengine (not installed: run from its source folder)")
+        print("stepengine (not installed: run from its source folder)")
+    return Exit.COMPLETED
 
 
-COMMANDS: dict[str, tuple[Callable[..., None], str | None]] = {
-    "run": (run, RUN),
-    "chat": (chat, CHAT),
-    "demo": (demo, None),
-    "agents": (agents, None),
-    "config": (config, None),
-    "ask": (ask, ASK),
-    "models": (models, None),
-    "version": (version, None),
-    "runs": (runs, RUNS),
-    "resume": (resume, RESUME),
-    "replay": (replay, REPLAY),
-    "show": (show, SHOW),
-    "fork": (fork, FORK),
-    "undo": (undo, UNDO),
-    "extend": (extend, EXTEND),
-    "diff": (diff, DIFF),
-    "check": (check, CHECK),
-    "test": (suite, TEST),
-    "ready": (ready, READY),
-    "seal": (seal, SEAL),
-    "repair": (repair, REPAIR),
-    "scan": (_scan, SCAN),
-    "scrub": (_scrub, SCRUB),
-    "policy": (_policy, POLICY),
-}
-for name, (command, text) in COMMANDS.items():
-    app.command(name, help=text)(command)
+GROUPS: dict[str, dict[str, Callable[..., Exit]]] = {
+    "Run": {"run": run, "chat": chat, "ask": ask, "demo": demo},
+    "Look": {"agents": agents, "models": models, "runs": runs, "show": show, "diff": diff, "config": config, "version": version},
+    "Journals": {
+        "resume": resume, "replay": replay, "fork": fork, "extend": extend, "undo": undo, "test": suite, "ready": ready,
+    },
+    "Keep safe": {"check": check, "seal": seal, "repair": repair, "scan": scan, "scrub": scrub, "policy": policy},
+}  # fmt: skip
+"""Every command, by its group and its name."""
+RUNNING = (run, chat, ask, resume, replay, fork, extend)
+"""Those that leave with any of the exit codes."""
+
+
+def _shown(text: str) -> str:
+    """Return a help text as typer takes it: prose is wrapped where it is shown, indented lines stay as they are."""
+    return "\n\n".join(["\n".join(_lines(paragraph)) for paragraph in MARKUP.sub(r"\\[", text).split("\n\n")])
+
+
+def _lines(paragraph: str) -> Iterator[str]:
+    prose: list[str] = []
+    for line in paragraph.split("\n"):
+        if line.startswith(" "):
+            heading = " ".join(prose)
+            yield from [f"[bold not dim]{heading}[/]"] if heading else []
+            # One backslash at the end would take the mark behind it for text.
+            yield f"[not dim]{line}\\[/]" if line.endswith("\\") else f"[not dim]{line}[/]"
+            prose = []
+        else:
+            prose.append(line)
+    yield from [" ".join(prose)] if prose else []
+
+
+def _leaving(command: Callable[..., Exit]) -> Callable[..., None]:
+    @functools.wraps(command)
+    def ended(**given: Any) -> None:
+        leave(explained(lambda: command(**given)))
+
+    return ended
+
+
+def _made() -> typer.Typer:
+    made = typer.Typer(
+        name="stepengine",
+        help=_shown(OVERVIEW.strip()),
+        epilog=_shown(EXIT_CODES),
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+    )
+    for group, commands in GROUPS.items():
+        for name, command in commands.items():
+            text = inspect.cleandoc(command.__doc__ or "")
+            made.command(
+                name,
+                help=_shown(text),
+                short_help=MARKUP.sub(r"\\[", text.partition("\n")[0]),
+                epilog=_shown(EXIT_CODES) if command in RUNNING else None,
+                rich_help_panel=group,
+            )(_leaving(command))
+    return made
+
+
+app = _made()

@@ -10,39 +10,22 @@ import attrs
 import typer
 
 from stepengine.cli import bench
-from stepengine.cli.exits import EXIT_CODES, Exit, complain, leave
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import BaseUrl, Config, Options
 from stepengine.cli.perform import Run, ending_of, perform
 from stepengine.cli.render import dumps, json_of, money, one_line, tokens, visible
-from stepengine.cli.settings import UsageProblem
 from stepengine.data import events as ev
 from stepengine.data.models import ModelSettings
-from stepengine.errors import StepEngineError
 
-__all__ = (
-    "Talk",
-    "ask",
-    "ask_command",
-)
+__all__ = ("Talk", "ask")
 
-ASK = f"""\
-Call MODEL once with PROMPT, and print its reply while it comes.
 
-The shortest way to see whether a key, an address and a model name are right. Usage and cost are shown on stderr.
-
-\b
-Examples:
-  stepengine ask anthropic/claude-haiku-4-5 "Say hello."
-  stepengine ask openai/gpt-5-mini - --system "Answer in one word." < question.txt
-  stepengine ask llama3.2 "Say hello." --base-url http://localhost:11434/v1
-  stepengine ask "anthropic/claude-haiku-4-5 | openai/gpt-5-mini" "Say hello." --json
-
-{EXIT_CODES}"""
+SHOWN = ("status", "stop_reason", "text", "error", "usage", "cost", "warnings")
 
 
 def ask(
-    model: Annotated[str, typer.Argument(help="Model, such as anthropic/claude-sonnet-4-5.")],
-    prompt: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model, such as anthropic/claude-sonnet-4-5.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to say; - reads it from stdin.")],
     *,
     system: Annotated[str, typer.Option(help="System prompt.", metavar="TEXT")] = "",
     base_url: BaseUrl = "",
@@ -51,13 +34,30 @@ def ask(
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, at the end.")] = False,
     config: Config = None,
-) -> None:
-    """Call a model once; ``ASK`` is what users read."""
-    options = Options(agent="ask", model=[model], prompt=prompt, base_url=base_url, as_json=as_json, config=config)
-    leave(ask_command(options, system=system, max_tokens=max_tokens))
+) -> Exit:
+    """
+    Call a model once, and print its reply while it comes.
 
+    The shortest way to see whether a key, an address and a model name are right. Usage and cost are shown on stderr.
 
-SHOWN = ("status", "stop_reason", "text", "error", "usage", "cost", "warnings")
+    Examples:
+      stepengine ask anthropic/claude-haiku-4-5 "Say hello."
+      stepengine ask openai/gpt-5-mini - --system "One word." < question.txt
+      stepengine ask llama3.2 "Say hello." --base-url http://localhost:11434/v1
+      stepengine ask "anthropic/claude-haiku-4-5 | openai/gpt-5" "Hello" --json
+    """
+    from stepengine.data.definition import AgentDefinition
+    from stepengine.engine import Engine
+
+    options = Options(model=[model], base_url=base_url, config=config).in_force()
+    settings = ModelSettings(max_tokens=max_tokens or None)
+    agent: AgentDefinition[Any] = AgentDefinition("ask", model=model, system_prompt=system, settings=settings)
+    talk = Talk(model, quiet=as_json)
+    limits = attrs.evolve(options.settings.limits, max_steps=1, on_max_steps="stop")
+    engine = Engine([agent], models=bench.models_of(options), observers=[talk], limits=limits)
+    began = time.monotonic()
+    run = perform(engine, agent, sys.stdin.read() if prompt == "-" else prompt, None)
+    return _told(run, talk, time.monotonic() - began, as_json=as_json)
 
 
 class Talk:
@@ -87,29 +87,6 @@ class Talk:
             print(flush=True)
             self.streamed = False
             complain("the reply broke off; what it said does not count")
-
-
-def ask_command(options: Options, *, system: str, max_tokens: int) -> Exit:
-    """Call the model of *options* once and print what it says."""
-    from stepengine.data.definition import AgentDefinition
-    from stepengine.engine import Engine
-
-    settings = ModelSettings(max_tokens=max_tokens or None)
-    model, as_json = (options.model or [""])[0], options.as_json
-    agent: AgentDefinition[Any] = AgentDefinition("ask", model=model, system_prompt=system, settings=settings)
-    talk = Talk(model, quiet=as_json)
-    began = time.monotonic()
-    try:
-        options = options.in_force()
-        limits = attrs.evolve(options.settings.limits, max_steps=1, on_max_steps="stop")
-        engine = Engine([agent], models=bench.models_of(options), observers=[talk], limits=limits)
-        text = sys.stdin.read() if options.prompt == "-" else options.prompt
-        run = perform(engine, agent, text, None)
-    except UsageProblem as problem:
-        return complain(str(problem))
-    except StepEngineError as error:
-        return complain(error.message)
-    return _told(run, talk, time.monotonic() - began, as_json=as_json)
 
 
 def _told(run: Run, talk: Talk, seconds: float, *, as_json: bool) -> Exit:

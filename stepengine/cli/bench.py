@@ -28,15 +28,7 @@ if TYPE_CHECKING:
     from stepengine.models import Models, Provider
     from stepengine.permissions import Policy
 
-__all__ = (
-    "Bench",
-    "bench_for",
-    "family",
-    "limits_of",
-    "make_progress",
-    "models_of",
-    "registry_of",
-)
+__all__ = ("Bench", "bench_for", "family", "limits_of", "make_progress", "models_of", "registry_of")
 
 NO_MODEL = """\
 agent {agent!r} needs a model, and none is set. Any of these helps:
@@ -101,7 +93,9 @@ def bench_for(
     settings = options.settings
     agents = family(agent, options.agent, settings.agent_folders)
     progress = make_progress(options)
-    somebody = _somebody(progress, options) if performs else None
+    is_chat = options.asks and is_new
+    somebody = _somebody(progress, options) if performs and not is_chat else None
+    alone = not sys.stdin.isatty() if is_chat else somebody is None
     models = models_of(options)
     default, problem = _default_model(models, settings)
     engine = Engine(
@@ -115,7 +109,7 @@ def bench_for(
         permissions=settings.policy or (_asking_policy() if options.asks else None),
         interactor=somebody,
         # The journal that every run has by itself is no sign that somebody will come back to answer.
-        headless=True if is_new and not options.journal and not sys.stdin.isatty() else None,
+        headless=True if is_new and not options.journal and alone else None,
         workspace=options.cwd.resolve(),
     )
     return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))
@@ -129,8 +123,8 @@ def _asking_policy() -> Policy:
 
 
 def _somebody(progress: Progress | None, options: Options) -> TerminalInteractor | None:
-    """Return who answers questions of a run: whoever sits at the terminal that shows it, if it is one."""
-    if progress is None or not (sys.stdin.isatty() and is_terminal()):
+    """Return who answers questions of a run: whoever sits at a terminal where questions can be seen and answered."""
+    if not (sys.stdin.isatty() and is_terminal()):
         return None
     from stepengine.cli.console import TerminalInteractor
 

@@ -7,77 +7,157 @@ Each turn is a root run of its own with a journal of its own, and goes on from t
 from __future__ import annotations
 
 import asyncio
+import difflib
+import os
 import secrets
+import shlex
 import sys
+from contextlib import AsyncExitStack
+from decimal import Decimal
 from functools import partial
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
 
-from stepengine.cli.bench import Bench, bench_for, limits_of
-from stepengine.cli.console import QUIT, Lines, Screen, Terminal, console_on, follow
-from stepengine.cli.exits import EXIT_CODES, Exit, complain, explained, leave
-from stepengine.cli.journals import name_of
+from stepengine.cli import bench
+from stepengine.cli.bench import bench_for, family, limits_of, registry_of
+from stepengine.cli.console import QUIT, YES, Lines, Screen, Terminal, console_on, follow
+from stepengine.cli.exits import Exit, complain
+from stepengine.cli.journals import journal_at, name_of
 from stepengine.cli.options import Model, NoJournal, Options, with_options
 from stepengine.cli.perform import Run, interruptible, reason_of, tell_more
-from stepengine.cli.recording import Recording
-from stepengine.cli.render import message_of, one_line, visible
-from stepengine.data.definition import AgentDefinition
-from stepengine.data.state import AgentState, RunStatus
-from stepengine.errors import StepEngineError
+from stepengine.cli.prompt import Prompt, attached, shell_output
+from stepengine.cli.recording import GOES_ON, Entry, Recording, entries, with_record
+from stepengine.cli.render import message_of, money, one_line, tokens, visible
+from stepengine.cli.replay import repeated
+from stepengine.cli.settings import UsageProblem
+from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.data.usage import Usage
+from stepengine.errors import DefinitionError, StepEngineError
 
-__all__ = (
-    "Chat",
-    "chat",
-    "chat_command",
-)
+if TYPE_CHECKING:
+    from stepengine.data.hooks import StepContext
+    from stepengine.data.yields import Steps
+    from stepengine.journal import Journal
 
-CHAT = f"""\
-Talk with AGENT: say what to do, watch it work, decide what it may do, say the next thing.
+__all__ = ("Chat", "chat")
 
-It reads, searches and runs commands that only look (ls, git log) by itself; whatever else runs a program or changes a file is
-shown and asked about first (y, n REASON, a for always). What you type while it works is sent to it. Ctrl-C stops a turn; /quit leaves. Each turn is recorded as a run.
-
-\b
-Examples:
-  stepengine chat --model anthropic/claude-sonnet-4-5
-  stepengine chat coder "Look at the failing test"         (the agent is named before what is said)
-  stepengine chat ./agents/mine.py "Look at the failing test" --cwd ../project
-  printf 'Which files are there?\\n' | stepengine chat     (nobody can be asked: nothing is changed)
-
-{EXIT_CODES}"""
+HELP = "Say what to do. /help lists the commands, /quit leaves. What changes something is asked about first."
+KEYS = """\
+Enter sends, Alt-Enter or Ctrl-J begins a new line. Ctrl-C stops a turn, twice leaves; Ctrl-D leaves.
+@path sends a file along, @@ is an at sign. !command runs in your own shell and shows the agent what came of it; !! does not show it.
+//text says /text to the agent."""
+COMMANDS = {
+    "help": "this",
+    "model": "[MODEL]  show or set the model of all agents, from the next turn on",
+    "agents": "who may spawn whom",
+    "cost": "tokens and cost of each turn",
+    "context": "what goes with the next prompt, by estimate",
+    "undo": "bring back the files that the last turn wrote",
+    "save": "FILE  write the conversation as Markdown",
+    "fork": "[TURN]  go on from after a turn; by default from before the last one",
+    "compact": "[HINT]  have the conversation summarised now",
+    "quit": "leave",
+}
+"""What may be said to the chat itself; each but the last is a method of ``Chat``."""
+SENT_CHARS = 8_192
+SHOWN_TURNS = 10
+UNDONE = "(The files that the last turn wrote were brought back to what they were before it.)"
+TOO_NARROW = 20
 
 
 @partial(with_options, without=("write", "shell", "as_json", "quiet"))
 def chat(
     options: Options,
-    agent: Annotated[str, typer.Argument(help="Id or file of the agent.")] = "coder",
-    prompt: Annotated[str, typer.Argument(help="The first thing to say.")] = "",
+    agent: Annotated[
+        str, typer.Argument(metavar="AGENT", help="Id or file of the agent, before what is said; default: coder.")
+    ] = "",
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The first thing to say.")] = "",
     *,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the last conversation of this folder.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Read and show plain lines, as where there is no terminal.")
+    ] = False,
     model: Model = None,
     no_journal: NoJournal = False,
-) -> None:
-    """Talk with an agent; ``CHAT`` is what users read."""
-    leave(chat_command(attrs.evolve(options, agent=agent, prompt=prompt, model=model, no_journal=no_journal)))
+) -> Exit:
+    r"""
+    Talk with an agent: watch it work, decide what it may do.
 
+    Say what to do, and the next thing when it is done.
 
-HELP = "Say what to do. /quit leaves, Ctrl-C stops a turn. What changes something is asked about first."
+    It reads, searches and runs commands that only look (ls, git log) by itself; whatever else runs a program or changes
+    a file is shown and asked about first (y, n REASON, a for always). What you type while it works is sent to it.
+    Ctrl-C stops a turn, twice leaves; /help lists what else there is. Each turn is recorded as a run.
 
+    Several lines, a history and completion need the extra `chat`: pip install 'stepengine[chat]'.
 
-def chat_command(options: Options) -> Exit:
-    """Talk with an agent until the person leaves."""
-    return explained(lambda: _chat(options.in_force()))
+    Examples:
+      stepengine chat --model anthropic/claude-sonnet-4-5
+      stepengine chat coder "Look at the failing test"
+      stepengine chat ./agents/mine.py "Look at the test" --cwd ../project
+      stepengine chat --resume
 
-
-def _chat(options: Options) -> Exit:
+    Without a terminal nobody can be asked, so that nothing is changed:
+      printf 'Which files are there?\n' | stepengine chat
+    """
     from stepengine.engine import load_agent
 
+    before = _last_chat(agent) if resume else None
+    agent = agent or (before and (before.text("agent", "file") or before.text("agent", "id"))) or "coder"
+    options = attrs.evolve(options, agent=agent, prompt=prompt, model=model, no_journal=no_journal).in_force()
+    history = None if before is None else _state_after(before, options)
     # What the tools may do is asked about, call by call, and the console itself shows the run.
     options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
-    agent = load_agent(options.agent, folders=options.settings.agent_folders)
-    chat = Chat(options, agent, bench_for(options, agent, is_new=True))
-    return asyncio.run(chat.talk())
+    try:
+        definition = load_agent(agent, folders=options.settings.agent_folders)
+    except DefinitionError as error:
+        if prompt or Path(agent).suffix == ".py":
+            raise
+        msg = f"{error.message}. The agent stands before what is said to it: stepengine chat coder {shlex.quote(agent)}"
+        raise UsageProblem(msg) from None
+    made = Chat(options, definition, plain=plain)
+    if history is not None:
+        made.goes_on(history)
+    return asyncio.run(made.talk())
+
+
+def _last_chat(agent: str) -> Entry:
+    """
+    Return the last turn of the newest chat of this folder.
+
+    Raises:
+        UsageProblem: when there is none, it was another agent's, or it still waits for an answer.
+    """
+    here = str(Path.cwd())
+    found = next((e for e in entries() if e.text("command") == "chat" and e.text("cwd") == here), None)
+    if found is None:
+        msg = "there is no chat of this folder to go on with; begin one without --resume"
+        raise UsageProblem(msg)
+    if (
+        agent
+        and normalised_id(agent) != normalised_id(found.text("agent", "id"))
+        and agent != found.text("agent", "file")
+    ):
+        msg = (
+            f"the last chat of this folder is with {found.text('agent', 'id')!r}; leave {agent!r} out to go on with it"
+        )
+        raise UsageProblem(msg)
+    if found.status in GOES_ON:
+        msg = f"its last turn was not ended; first: stepengine resume {found.stem}"
+        raise UsageProblem(msg)
+    return found
+
+
+def _state_after(entry: Entry, options: Options) -> AgentState:
+    """Return the state that a recorded turn left; no model is called."""
+    return repeated(
+        journal_at(entry.journal), attrs.evolve(with_record(options, entry), settings=options.settings)
+    ).state
 
 
 class Chat:
@@ -87,46 +167,221 @@ class Chat:
     Args:
         options: What was typed.
         agent: The agent.
-        bench: What its turns are performed with.
+        plain: Read and show plain lines, whatever the terminal can do.
     """
 
-    def __init__(self, options: Options, agent: AgentDefinition[Any], bench: Bench) -> None:
+    def __init__(self, options: Options, agent: AgentDefinition[Any], *, plain: bool = False) -> None:
         settings = options.settings
         console = console_on(sys.stdout, color=settings.get("display.color"))
+        poor = console.is_dumb_terminal or bool(os.environ.get("CI")) or console.width < TOO_NARROW
         self._options = options
         self._agent = agent
-        self._bench = bench
+        self._bench = bench_for(options, agent, is_new=True)
+        self._console = console
         self._terminal = Terminal(console, Lines(sys.stdin))
+        is_rich = self._terminal.lines.is_terminal and console.is_terminal
+        plain = plain or poor or settings.get("display.plain") or not is_rich
+        names = [f"/{name}" for name in COMMANDS]
+        self._prompt = Prompt(self._terminal, commands=names, root=options.cwd.resolve(), plain=plain)
         self._shown = {
             "verbose": options.verbose, "level": settings.get("display.log"), "thinking": settings.get("display.thinking"),
+            "markdown": not plain,
         }  # fmt: skip
-        self._console = console
-        self._state: AgentState | None = None
+        self._states: list[AgentState] = []
+        self._results: list[RunResult[Any]] = []
+        self._journal: Journal | None = None
+        self._notes: list[str] = []
+        self._engines = AsyncExitStack()
         self._session_id = f"chat-{secrets.token_hex(6)}"  # what is allowed for good holds for all turns
+
+    def goes_on(self, state: AgentState) -> None:
+        """Go on from *state*, and show what was said last."""
+        self._states = [state]
+        for message in _said(state)[-SHOWN_TURNS:]:
+            lines = visible(message.text.strip()).splitlines()
+            self._terminal.say(
+                "\n".join([f"{'> ' if message.role == 'user' else '  '}{line}" for line in lines]), "dim"
+            )
 
     async def talk(self) -> Exit:
         """Take one turn after another; return the exit code of the last one."""
         code = Exit.COMPLETED
         self._terminal.say(f"{self._agent.id}: {one_line(self._agent.description, 200)}".rstrip(": "))
         self._terminal.say(HELP)
-        async with self._bench.engine:
-            said: str | None = self._options.prompt or await self._terminal.line("> ")
+        async with self._engines:
+            await self._engines.enter_async_context(self._bench.engine)
+            said: str | None = self._options.prompt or await self._prompt.next()
             while said is not None and said.strip() not in QUIT:
-                if said.strip():
-                    code = await self._turn(said)
-                    if code is Exit.SUSPENDED:
-                        return code
-                said = await self._terminal.line("> ")
+                if said.startswith("/") and not said.startswith("//"):
+                    code = await self._command(said)
+                elif said.startswith("!"):
+                    await self._shell(said)
+                elif said.strip():
+                    said = said.removeprefix("/") if said.startswith("//") else said
+                    code = await self._turn(self._sent(said), title=said)
+                if code is Exit.SUSPENDED:
+                    return code
+                said = await self._prompt.next()
         return code
 
-    async def _turn(self, said: str) -> Exit:
-        options, agent = self._options, self._agent
-        with Recording.begun(options, None, command="chat", agent_id=agent.id, prompt=said) as recording:
+    def _sent(self, said: str) -> str:
+        """Return what goes to the agent: what was said, the files that it names, and what happened since the last turn."""
+        found = attached(said, self._options.cwd.resolve())
+        for note in found.notes:
+            self._terminal.say(f"  {visible(note)}", "dim")
+        sent = "\n\n".join([*self._notes, found.text])
+        self._notes.clear()
+        return sent
+
+    async def _shell(self, said: str) -> None:
+        """Run a command of the person's own; only who sits there may."""
+        if not self._terminal.lines.is_terminal:
+            complain("!command is for somebody at a terminal; nothing was run")
+            return
+        command = said.lstrip("!").strip()
+        output = await shell_output(command, self._options.cwd.resolve())
+        self._terminal.say(visible(output))
+        if not said.startswith("!!"):
+            self._notes.append(f"(I ran `{command}` myself. It printed:)\n{output[:SENT_CHARS]}")
+
+    async def _command(self, said: str) -> Exit:
+        name, _, rest = said[1:].strip().partition(" ")
+        if name not in COMMANDS:
+            near = difflib.get_close_matches(name, list(COMMANDS), n=1)
+            hint = f"did you mean /{near[0]}?" if near else "/help lists what there is"
+            self._terminal.say(
+                f"there is no /{one_line(name, 40)}; {hint}  (//{one_line(name, 40)} says it to the agent)"
+            )
+            return Exit.COMPLETED
+        try:
+            await getattr(self, f"_do_{name}")(rest.strip())
+        except (UsageProblem, StepEngineError, OSError) as error:
+            self._terminal.say(visible(str(error)), "yellow")
+        return Exit.COMPLETED
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    async def _do_help(self, _: str) -> None:
+        width = max(map(len, COMMANDS)) + 1
+        self._terminal.say(KEYS)
+        self._terminal.say("\n".join([f"  /{name:{width}} {about}" for name, about in COMMANDS.items()]))
+
+    async def _do_model(self, model: str) -> None:
+        if not model:
+            from stepengine.cli.models import listed
+
+            now = self._options.main_model or self._options.settings.get("model") or self._agent.model
+            self._terminal.say(f"now: {one_line(str(now))}")
+            for entry in listed(registry_of(self._options.settings)):
+                if entry.key != "missing":
+                    self._terminal.say(f"  {entry.prefix}/...  key {one_line(entry.key, 60)}")
+            return
+        options = attrs.evolve(self._options, model=[m for m in self._options.model or () if "=" in m] + [model])
+        bench.models_of(options).check(model)
+        made = bench_for(options, self._agent, is_new=True)
+        await self._engines.enter_async_context(made.engine)
+        self._options, self._bench = options, made
+        self._terminal.say(f"from the next turn on: {one_line(model)}; what was allowed for good is asked about again")
+
+    async def _do_agents(self, _: str) -> None:
+        from stepengine.cli.agents import tree_lines
+
+        known = family(self._agent, self._options.agent, self._options.settings.agent_folders)
+        self._terminal.say("\n".join(tree_lines(known)))
+
+    async def _do_cost(self, _: str) -> None:
+        usage, cost = Usage(), Decimal(0)
+        known = True
+        for number, result in enumerate(self._results, start=1):
+            usage, known = usage + result.usage, known and result.cost is not None
+            cost += result.cost or 0
+            self._terminal.say(f"  turn {number}   {tokens(result.usage) or 'no model call'}   {money(result.cost)}")
+        self._terminal.say(f"together {tokens(usage) or 'no model call'}   {money(cost if known else None)}")
+
+    async def _do_context(self, _: str) -> None:
+        from stepengine.data.estimate import estimate_tokens, message_tokens, tool_tokens
+
+        if not self._states:
+            self._terminal.say("nothing was said yet")
+            return
+        state = self._states[-1]
+        parts = {
+            "system prompt": estimate_tokens(state.system_prompt),
+            "tools": tool_tokens(state.tool_definitions.values()),
+        }
+        for message in state.message_history:
+            what = {"user": "what you said", "assistant": "what it said", "tool": "results of tools"}[message.role]
+            parts[what] = parts.get(what, 0) + message_tokens(message)
+        self._terminal.say("about so many tokens go with the next prompt:")
+        for what, count in {**parts, "together": sum(parts.values())}.items():
+            self._terminal.say(f"  {what:<17} {count:>9,}")
+
+    async def _do_undo(self, _: str) -> None:
+        from stepengine.journal import undo
+
+        if self._journal is None:
+            self._terminal.say("there is no recorded turn to undo")
+            return
+        root = self._options.cwd.resolve()
+        planned = str(undo(self._journal, root, dry_run=True, partial=True))
+        self._terminal.say(f"this would be done:\n{visible(planned)}")
+        if ((await self._terminal.line("bring them back? y/n > ")) or "").strip().lower() not in YES:
+            self._terminal.say("nothing was done")
+            return
+        self._terminal.say(visible(str(undo(self._journal, root, partial=True))))
+        self._notes.append(UNDONE)
+
+    async def _do_save(self, file: str) -> None:
+        if not file:
+            msg = "/save FILE writes the conversation as Markdown; name a file that there is not yet"
+            raise UsageProblem(msg)
+        said = _said(self._states[-1]) if self._states else []
+        parts = [f"## {'You' if m.role == 'user' else self._agent.id}\n\n{m.text.strip()}\n" for m in said]
+        _write_new(Path(file), "\n".join(parts))
+        self._terminal.say(f"wrote {one_line(file)}")
+
+    async def _do_fork(self, turn: str) -> None:
+        number = int(turn) if turn.isascii() and turn.isdigit() else len(self._states) - 1
+        if not 0 <= number <= len(self._states) - 1:
+            msg = (
+                f"/fork TURN goes on from after a turn, 0 to {len(self._states) - 1}; without one, from before the last"
+            )
+            raise UsageProblem(msg)
+        self._states, self._session_id = self._states[:number], f"chat-{secrets.token_hex(6)}"
+        self._terminal.say(
+            f"goes on from after turn {number}; files stay as they are, and what came after it is still recorded"
+        )
+
+    async def _do_compact(self, hint: str) -> None:
+        from stepengine.context import Compaction, compact
+
+        if not self._states:
+            self._terminal.say("nothing was said yet")
+            return
+
+        def handle_steps(ctx: StepContext[Any]) -> Steps[None]:
+            yield from compact(ctx.agent_state, Compaction(summary_directives=hint))
+
+        before = self._states[-1]
+        # Not recorded: what a journal holds is repeated with the agent's own handler.
+        options = attrs.evolve(self._options, no_journal=True)
+        agent = attrs.evolve(self._agent, handle_steps=handle_steps, output_schema=None, input_schema=None)
+        await self._turn("", agent, options)
+        after = self._states[-1]
+        self._terminal.say(f"{len(before.message_history)} messages before, {len(after.message_history)} now")
+
+    # --- a turn -------------------------------------------------------------------------------------------------------
+
+    async def _turn(
+        self, said: str, agent: AgentDefinition[Any] | None = None, options: Options | None = None, *, title: str = ""
+    ) -> Exit:
+        agent, options = agent or self._agent, options or self._options
+        with Recording.begun(options, None, command="chat", agent_id=agent.id, prompt=title) as recording:
             try:
                 handle = self._bench.engine.start(
                     agent,
                     said,
-                    previous=self._state,
+                    previous=self._states[-1] if self._states else None,
                     session_id=self._session_id,
                     journal=recording.journal,
                     limits=limits_of(options, agent),
@@ -140,11 +395,29 @@ class Chat:
                 result = await follow(handle, screen, self._terminal, permits=self._terminal.lines.is_terminal)
             recording.ended(result)
         if recording.journal is not None:
+            self._journal = recording.journal
             options = attrs.evolve(options, journal=name_of(recording.journal), stem=recording.stem)
+        self._results.append(result)
         if result.status is not RunStatus.FAILED:
-            self._state = result.state
+            self._states.append(result.state)
         run = Run(result, received[0] if received else None)
         tell_more(result, options)
         if run.code is not Exit.COMPLETED:
             complain(reason_of(run, options, self._bench))
         return run.code
+
+
+def _said(state: AgentState) -> list[UserMessage | AssistantMessage]:
+    """Return what the person and the agent said, without instructions, reminders and tool calls."""
+    found: list[UserMessage | AssistantMessage] = []
+    for message in state.message_history:
+        if isinstance(message, AssistantMessage):
+            found += [message] if message.text.strip() else []
+        elif isinstance(message, UserMessage) and "USER_PROMPT" in message.tags:
+            found.append(message)
+    return found
+
+
+def _write_new(path: Path, text: str) -> None:
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)

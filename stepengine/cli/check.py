@@ -2,55 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import attrs
 
-from stepengine.cli.exits import Exit, explained, leave
+from stepengine.cli.exits import Exit
 from stepengine.cli.journals import journal_at, spread
 from stepengine.cli.options import Files, Json
-from stepengine.cli.render import dumps, visible
+from stepengine.cli.render import dumps, say
 
 if TYPE_CHECKING:
     from stepengine.journal import Report
 
-__all__ = (
-    "check",
-    "check_command",
-)
-
-CHECK = """\
-Check every record of each FILE: checksums, order, fingerprints, blobs; and what looks like a key.
-
-Nothing is run or changed. Leaves with 1 when a file is damaged or holds what looks like a secret. A run without an end
-is no fault.
-
-\b
-Examples:
-  stepengine check run.jsonl
-  stepengine check journals/*.jsonl --json"""
+__all__ = ("check",)
 
 
-def check(files: Files, *, as_json: Json = False) -> None:
-    """Check journals; ``CHECK`` is what users read."""
-    leave(check_command(files, as_json=as_json))
+def check(files: Files, *, as_json: Json = False) -> Exit:
+    """
+    Check journals: are they whole, and free of keys?
 
+    Every record of each FILE is checked: checksums, order, fingerprints, blobs; and what looks like a key.
 
-def check_command(files: Iterable[str], *, as_json: bool) -> Exit:
-    """Print what is wrong with journals."""
+    Nothing is run or changed. Leaves with 1 when a file is damaged or holds what looks like a secret. A run without an
+    end is no fault.
 
-    def command() -> Exit:
-        from stepengine.journal import check
+    Examples:
+      stepengine check run.jsonl
+      stepengine check journals/*.jsonl --json
+    """
+    from stepengine.journal import check
 
-        reports = [check(journal_at(file)) for file in spread(files)]
-        if as_json:
-            print(dumps([{"ok": _is_good(report), **attrs.asdict(report)} for report in reports]))
-        else:
-            print(visible("\n".join([line for report in reports for line in _checked(report)])))
-        return Exit.COMPLETED if all(map(_is_good, reports)) else Exit.FAILED
-
-    return explained(command)
+    reports = [check(journal_at(file)) for file in spread(files)]
+    if as_json:
+        print(dumps([{"ok": _is_good(report), **attrs.asdict(report)} for report in reports]))
+    else:
+        say("\n".join([line for report in reports for line in _checked(report)]), hang=4)
+    return Exit.COMPLETED if all(map(_is_good, reports)) else Exit.FAILED
 
 
 def _is_good(report: Report) -> bool:

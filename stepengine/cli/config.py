@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stepengine.cli.exits import Exit, leave
+from stepengine.cli.exits import Exit
 from stepengine.cli.options import Config
-from stepengine.cli.render import dumps, visible
-from stepengine.cli.settings import KEYS, Settings, UsageProblem, in_force, key_of
+from stepengine.cli.render import dumps, say
+from stepengine.cli.settings import KEYS, Settings, in_force, key_of
 
-__all__ = (
-    "config",
-    "config_command",
-)
+__all__ = ("config",)
 
 
 def config(
-    key: Annotated[str, typer.Argument(help="One setting, such as limits.max_steps; default: all.")] = "",
+    key: Annotated[
+        str, typer.Argument(metavar="KEY", help="One setting, such as limits.max_steps; default: all.")
+    ] = "",
     *,
     file: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
+) -> Exit:
     """
     Show every setting, its value and where it came from.
 
@@ -32,28 +29,16 @@ def config(
     pyproject.toml), the project's over your own (~/.config/stepengine/config.toml). A variable is STEPENGINE_ and the
     setting in capitals, `__` for the dot: STEPENGINE_LIMITS__MAX_STEPS=20.
     """
-    leave(config_command(key, config=file, as_json=as_json))
-
-
-def config_command(name: str = "", *, config: Path | None = None, as_json: bool = False) -> Exit:
-    """Show every setting, its value and where it came from."""
-    try:
-        settings = in_force(config)
-        names = [name] if name else _names(settings)
-        for one in names:
-            key_of(one)
-    except UsageProblem as problem:
-        print(f"stepengine: {visible(str(problem))}", file=sys.stderr)
-        return Exit.USAGE
-    rows = [(one, settings.get(one), settings.origin(one)) for one in names]
+    settings = in_force(file)
+    names = [key] if key else _names(settings)
+    rows = [(one, key_of(one), settings.get(one), settings.origin(one)) for one in names]
     if as_json:
-        shown = {one: {"value": value, "source": origin.source, "place": origin.place} for one, value, origin in rows}
-        print(dumps(shown))
+        print(dumps({one: {"value": value, "source": o.source, "place": o.place} for one, _, value, o in rows}))
         return Exit.COMPLETED
     width = max(len(one) for one in names)
-    for one, value, origin in rows:
+    for one, about, value, origin in rows:
         text = "-" if value is None else dumps(value)
-        print(visible(f"{one.ljust(width)}  {text.ljust(24)}  {origin}   {key_of(one).help}".rstrip()))
+        say(f"{one.ljust(width)}  {text.ljust(24)}  {origin}   {about.help}".rstrip(), hang=width + 2)
     return Exit.COMPLETED
 
 

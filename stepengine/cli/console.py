@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stepengine.cli.progress import Progress, diff_lines
-from stepengine.cli.render import COLORS, ColorScheme, one_line, visible
+from stepengine.cli.render import COLORS, ColorScheme, one_line, visible, wrapped
 from stepengine.data import events as ev
 from stepengine.data.json import thaw
 from stepengine.data.questions import Answer, Question, answer_problem
@@ -37,6 +37,8 @@ __all__ = ("ConsoleRenderer", "Lines", "Screen", "Terminal", "TerminalInteractor
 MAX_SHOWN = 40
 """Lines of what a person decides about that are shown at once."""
 MAX_WIDTH = 100
+MAX_BLOCK = 4_000
+"""Characters of a block of Markdown that are waited for."""
 CHUNK = 65_536
 PERMISSION = "y yes, n no (n REASON), a always, v all of it > "
 YES, NO, ALWAYS = ("y", "yes"), ("n", "no"), ("a", "always")
@@ -142,16 +144,30 @@ def _pollable(stream: TextIO) -> int | None:
 
 
 class Screen(Progress):
-    """Progress that shows the root's text as it arrives, without a status line."""
+    """
+    Progress that shows the root's text as it arrives, without a status line.
 
-    def __init__(self, console: Console, **options: Any) -> None:
+    Args:
+        console: Where.
+        markdown: Show the text as Markdown, each block when it is whole; by default as it is, each piece at once.
+        options: As with ``Progress``.
+    """
+
+    def __init__(self, console: Console, *, markdown: bool = False, **options: Any) -> None:
         super().__init__(console, **options)
         self.shows_questions = False
         self._is_open = False
+        self._block: str | None = "" if markdown else None
 
     def _text(self, path: str, text: str) -> None:
         if path:
             super()._text(path, text)
+            return
+        if self._block is not None:
+            self._block += text
+            while end := _block_end(self._block):
+                block, self._block = self._block[:end], self._block[end:]
+                self._show_block(block)
             return
         self._speak(path)
         self._write(visible(text))
@@ -168,6 +184,7 @@ class Screen(Progress):
         super()._line(path, text, style)
 
     def _on_reply_discarded(self, event: ev.ReplyDiscarded) -> None:
+        self._block = self._block and ""
         self.close_line()
         super()._on_reply_discarded(event)
 
@@ -175,8 +192,20 @@ class Screen(Progress):
         if not self._is_open:
             self._speaker = self._speaker_of(path)
 
+    def _show_block(self, text: str) -> None:
+        """Show a block as Markdown; what it says of links and images stays text, and so does what would steer the terminal."""
+        from rich.markdown import Markdown
+
+        if text.strip():
+            self._speaker = self._speaker_of("")
+            width = min(self._console.width, MAX_WIDTH)
+            self._console.print(Markdown(visible(text.strip("\n")), hyperlinks=False), width=width)
+
     def close_line(self) -> None:
-        """End the line that text was shown on, if it is not ended."""
+        """End the line, or the block, that text was shown on, if it is not ended."""
+        if self._block:
+            block, self._block = self._block, ""
+            self._show_block(block)
         if self._is_open:
             self._is_open = False
             self._write("\n")
@@ -186,6 +215,19 @@ class Screen(Progress):
 
         self._console.print(Text(text), end="", soft_wrap=True)
         self._console.file.flush()
+
+
+def _block_end(text: str) -> int:
+    """Return where the first block of Markdown ends: at an empty line outside a fence; 0 while it may go on."""
+    fence, start = "", 0
+    while (end := text.find("\n", start) + 1) > 0:
+        line = text[start:end].strip()
+        if line[:3] in ("```", "~~~"):
+            fence = "" if line[:3] == fence else fence or line[:3]
+        elif not line and not fence and start:
+            return end
+        start = end
+    return start if len(text) > MAX_BLOCK else 0
 
 
 class Terminal:
@@ -203,11 +245,14 @@ class Terminal:
         self._console = console
         self._colors = colors
 
-    def say(self, text: str, style: str = "") -> None:
-        """Show a line of ours, or one that was made visible."""
+    def say(self, text: str, style: str = "", *, gutter: str = "") -> None:
+        """Show a line of ours, or one that was made visible; *gutter* stands before each line that it takes on a terminal."""
         from rich.text import Text
 
-        self._console.print(Text(text, style=style), soft_wrap=True)
+        if self._console.is_terminal:
+            text = wrapped(text, max(1, self._console.width - len(gutter)))
+        lines = [f"{gutter}{line}" for line in text.split("\n")]
+        self._console.print(Text("\n".join(lines), style=style), soft_wrap=True)
 
     async def line(self, prompt: str) -> str | None:
         """Return the next line, on a terminal behind *prompt*; ``None`` when nothing more will be typed."""
@@ -252,9 +297,9 @@ class Terminal:
         self.say(f"? {one_line(first, 400)}", self._colors.question)
         lines = [*[(visible(line), "") for line in rest], *_about(question, self._colors)]
         for text, style in lines[:most]:
-            self.say(f"| {text}", style)
+            self.say(text, style, gutter="| ")
         if most is not None and len(lines) > most:
-            self.say(f"| ({len(lines) - most} more lines; v shows them)", self._colors.warning)
+            self.say(f"({len(lines) - most} more lines; v shows them)", self._colors.warning, gutter="| ")
         for number, option in enumerate([] if question.tool_name else question.options, start=1):
             self.say(f"  {number}. {one_line(option, 200)}")
 

@@ -12,6 +12,8 @@ import shutil
 import sys
 import tempfile
 from contextlib import ExitStack
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,39 +21,17 @@ import attrs
 import typer
 
 from stepengine.cli.bench import make_progress
-from stepengine.cli.exits import Exit, complain, leave
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Config, Options, Quiet
 from stepengine.cli.perform import Run, perform
-from stepengine.cli.settings import UsageProblem
+from stepengine.cli.render import money, say, wrapped
 from stepengine.data.events import Event
+from stepengine.data.usage import Usage
 
 if TYPE_CHECKING:
     from stepengine.cli.progress import Progress
 
-__all__ = (
-    "CASSETTE",
-    "copy_project",
-    "demo",
-    "demo_command",
-    "nobody",
-    "run_demo",
-)
-
-
-def demo(
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the edited copy of the project and say where it is.")
-    ] = False,
-    quiet: Quiet = False,
-    config: Config = None,
-) -> None:
-    """
-    Watch a generator agent edit a small project, without a key and without network.
-
-    The model's replies are played from a recording through the real SDK; the tools really read and edit files, in a
-    temporary copy. One recorded reply holds a mistake, which the agent's handler finds and has repaired.
-    """
-    leave(demo_command(keep=keep, quiet=quiet, config=config))
+__all__ = ("CASSETTE", "copy_project", "demo", "nobody", "run_demo")
 
 
 HERE = Path(__file__).parent / "_demo"
@@ -64,16 +44,57 @@ PROMPT = "Give orders of 100 or more a discount of 10 % in total(), and say so i
 PARAMS = {"files": ["shop.py", "README.md"]}
 # The schemas of tools are made by pydantic and may differ between its versions; they are no part of what is shown here.
 IGNORED = ("/tools",)
+HANG = 4
 CAUSE = """\
 The last edit happened because of it: it read shop.py again, found that it did not parse, and sent the model back.
 """
-NEXT = """\
+LIVE = "anthropic/claude-sonnet-4-5"
+NEXT = f"""\
 What to type next:
-  stepengine agents                    what else there is to run
-  stepengine run code_searcher --params '{"search_queries": [{"pattern": "def "}]}'    needs no model either
-  export ANTHROPIC_API_KEY=...         then the same agent runs live, on your files:
-  stepengine run editor "..." --write --model anthropic/claude-sonnet-4-5
-  stepengine run editor "..." --write --model llama3.2 --base-url http://localhost:11434/v1    with Ollama, no key"""
+  stepengine agents
+      what else there is to run
+  stepengine run code_searcher \\
+      --params '{{"search_queries": [{{"pattern": "def "}}]}}'
+      needs no model either
+  export ANTHROPIC_API_KEY=...
+  stepengine run editor "..." --write --model {LIVE}
+      the same agent, live, on your files
+  stepengine run editor "..." --write --model llama3.2 \\
+      --base-url http://localhost:11434/v1
+      with Ollama, without a key"""
+
+
+def demo(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the edited copy of the project and say where it is.")
+    ] = False,
+    quiet: Quiet = False,
+    config: Config = None,
+) -> Exit:
+    """
+    Watch an agent edit a small project, without a key.
+
+    The model's replies are played from a recording through the real SDK; the tools really read and edit files, in a
+    temporary copy. One recorded reply holds a mistake, which the agent's handler finds and has repaired.
+    """
+    from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
+
+    progress = make_progress(Options(agent="editor", quiet=quiet, config=config).in_force())
+    folder = Path(tempfile.mkdtemp(prefix="stepengine-demo-")) if keep else None
+    cassette = Cassette.load(CASSETTE, ignore=IGNORED, hint="python cassettes/record_demo.py")
+    _introduce()
+    try:
+        run = run_demo(ReplayTransport(cassette), progress, folder)
+    except CassetteMiss as miss:
+        return complain(str(miss), Exit.DIVERGED)
+    if progress is not None:
+        progress.finish(run.result)
+    if run.code is not Exit.COMPLETED:
+        return complain(f"the demo ended as {run.result.status.value}: {run.result.error}", run.code)
+    _explain(run.result.output["diff"], _cost(run.result.usage))
+    if folder is not None:
+        print(f"\nThe edited project is in {folder}")
+    return Exit.COMPLETED
 
 
 def copy_project(target: Path) -> None:
@@ -107,6 +128,7 @@ def run_demo(transport: Any, progress: Progress | None = None, folder: Path | No
             {"anthropic": provider},
             # Replies are streamed when somebody watches, and the recording holds streams.
             observers=[progress or nobody],
+            pricing=nothing,
         )
         return perform(engine, editor, PROMPT, progress, params=PARAMS)
 
@@ -115,51 +137,46 @@ def nobody(_: Event) -> None:
     """Watch, and say nothing."""
 
 
-def demo_command(*, keep: bool, quiet: bool, config: Path | None = None) -> Exit:
-    """Run the demo and explain what was seen."""
-    from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
+def nothing(model: str, usage: Usage | None, at: datetime) -> Decimal:  # noqa: ARG001 - what a price depends on
+    """Return what a recorded reply costs."""
+    return Decimal(0)
 
-    try:
-        progress = make_progress(Options(agent="editor", quiet=quiet, config=config).in_force())
-    except UsageProblem as problem:
-        return complain(str(problem))
-    folder = Path(tempfile.mkdtemp(prefix="stepengine-demo-")) if keep else None
-    cassette = Cassette.load(CASSETTE, ignore=IGNORED, hint="python cassettes/record_demo.py")
-    _introduce()
-    try:
-        run = run_demo(ReplayTransport(cassette), progress, folder)
-    except CassetteMiss as miss:
-        return complain(str(miss), Exit.DIVERGED)
-    if progress is not None:
-        progress.finish(run.result)
-    if run.code is not Exit.COMPLETED:
-        return complain(f"the demo ended as {run.result.status.value}: {run.result.error}", run.code)
-    _explain(run.result.output["diff"])
-    if folder is not None:
-        print(f"\nThe edited project is in {folder}")
-    return Exit.COMPLETED
+
+def _cost(usage: Usage) -> str:
+    """Return a sentence about what the demo cost, and what it would have cost without its recording."""
+    from stepengine.models.pricing import cost_of
+
+    live = cost_of(LIVE, usage, datetime.now(UTC))
+    about = "" if live is None else f" Live, with {LIVE}, it would have been about {money(live)}."
+    return f"This cost nothing: the replies are a recording.{about}"
 
 
 def _introduce() -> None:
-    print("A generator agent edits a small project. The model's replies are a recording; the rest happens now.\n")
-    print(f"  request   {PROMPT}")
-    print(f"  files     {', '.join(PARAMS['files'])}, in a temporary copy\n", flush=True)
+    say("A generator agent edits a small project. The model's replies are a recording; the rest happens now.\n")
+    say(f"  request   {PROMPT}", hang=10)
+    say(f"  files     {', '.join(PARAMS['files'])}, in a temporary copy\n", hang=10)
 
 
-def _explain(diff: str) -> None:
+def _explain(diff: str, cost: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
     from stepengine.cli.progress import diff_lines
 
     console = Console(highlight=False)
-    console.print(Text("\nWhat changed", style="bold"))
-    for line, style in diff_lines(diff):
+
+    def show(text: str, style: str = "", *, hang: int = 0) -> None:
+        line = wrapped(text, console.width, hang) if console.is_terminal else text
         console.print(Text(line, style=style), soft_wrap=True)
-    console.print(Text("\nThe handler that drove it (agents/editor.py)", style="bold"))
-    console.print(Text(_handler_source()), soft_wrap=True)
-    console.print(Text(CAUSE), soft_wrap=True)
-    console.print(Text(NEXT.replace("stepengine ", f"{_program()} ")), soft_wrap=True)
+
+    show("\nWhat changed", "bold")
+    for line, style in diff_lines(diff):
+        show(line, style, hang=HANG)
+    show("\nThe handler that drove it (agents/editor.py)", "bold")
+    show(_handler_source(), hang=HANG)
+    show(CAUSE)
+    show(f"{cost}\n")
+    show(NEXT.replace("stepengine ", f"{_program()} "))
 
 
 def _program() -> str:

@@ -25,15 +25,7 @@ from stepengine.errors import (
     UnknownModel,
 )
 
-__all__ = (
-    "EXIT_CODES",
-    "Exit",
-    "complain",
-    "exit_code",
-    "explained",
-    "finished",
-    "leave",
-)
+__all__ = ("EXIT_CODES", "Exit", "complain", "exit_code", "explained", "finished", "leave")
 
 
 class Exit(IntEnum):
@@ -79,7 +71,6 @@ def _failed(error: BaseException | None) -> Exit:
 
 
 EXIT_CODES = """\
-\b
 Exit codes:
   0    completed
   1    the run failed

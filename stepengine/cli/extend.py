@@ -7,31 +7,14 @@ from collections.abc import Iterable
 import attrs
 
 from stepengine.cli.bench import bench_for
-from stepengine.cli.exits import EXIT_CODES, Exit, complain, leave
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import answers_of, journal_at, limits_again, name_of, on_journal, performed, recorded_agent
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording, recorded_as
 from stepengine.data.state import RunStatus
 
-__all__ = (
-    "extend",
-    "extend_command",
-)
-
-EXTEND = f"""\
-Record the run in FILE again after its agent was changed: what is still equal is kept, the rest really happens.
-
-Only what changed is paid for. FILE is replaced when the run has ended or waits for an answer, and stays as it is when
-the run fails. What it held before is kept beside it, as run.before-1.jsonl. Effects that changed the world and do not
-hold any more would happen again: that needs --allow-repeat. To go on in another file: stepengine fork.
-
-\b
-Examples:
-  stepengine extend run.jsonl
-  stepengine extend run.jsonl --agent ./agents/mine.py --answer q3=yes
-
-{EXIT_CODES}"""
+__all__ = ("extend",)
 
 
 @with_options
@@ -42,14 +25,22 @@ def extend(
     last: Last = False,
     allow_repeat: Repeat = False,
     answer: Answers = None,
-) -> None:
-    """Record a run again as far as it has changed; ``EXTEND`` is what users read."""
-    leave(extend_command(attrs.evolve(options, journal=file, last=last), answer or (), allow_repeat=allow_repeat))
+) -> Exit:
+    """
+    Record a run again where its agent was changed.
 
+    What is still equal is kept, the rest really happens.
 
-def extend_command(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> Exit:
-    """Record a run again as far as it has changed, and print what came out."""
-    return on_journal(options, lambda options: _extend(options, answers, allow_repeat=allow_repeat))
+    Only what changed is paid for. FILE is replaced when the run has ended or waits for an answer, and stays as it is
+    when the run fails. What it held before is kept beside it, as run.before-1.jsonl. Effects that changed the world and
+    do not hold any more would happen again: that needs --allow-repeat. To go on in another file: stepengine fork.
+
+    Examples:
+      stepengine extend run.jsonl
+      stepengine extend run.jsonl --agent ./agents/mine.py --answer q3=yes
+    """
+    options = attrs.evolve(options, journal=file, last=last)
+    return on_journal(options, lambda options: _extend(options, answer or (), allow_repeat=allow_repeat))
 
 
 def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> Exit:

@@ -13,7 +13,7 @@ import attrs
 import typer
 
 from stepengine.cli.bench import bench_for
-from stepengine.cli.exits import EXIT_CODES, Exit, complain, leave
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     answers_of,
     as_usage,
@@ -33,29 +33,21 @@ from stepengine.cli.settings import UsageProblem
 if TYPE_CHECKING:
     from stepengine.journal import Journal
 
-__all__ = (
-    "Branch",
-    "fork",
-    "fork_command",
-)
+__all__ = ("Branch", "fork")
 
-FORK = f"""\
-Go on from the middle of the run in FILE, in a new journal; FILE itself is only read.
 
-AT is the last effect to keep, as `stepengine show` numbers them: 5, or 3.2#1 for effect 1 of the child 3.2. With --edit
-it gets another outcome: text for a model's reply, JSON or text for a tool's result, an answer for a question; or a
-whole reply or result as `stepengine show --json` prints it. With --restore-files the files that the run wrote after AT are
-brought back first to what they were then, all of them or the fork is refused; see `stepengine undo --help`.
+STORED = ("ModelReply", "ToolResult")
 
-\b
-Examples:
-  stepengine fork --last --at 5
-  stepengine fork run.jsonl --at 5
-  stepengine fork run.jsonl --at 5 --restore-files
-  stepengine fork run.jsonl --at 2 --edit "No such file" --into other.jsonl
-  stepengine fork run.jsonl --at 4 --edit @reply.json
 
-{EXIT_CODES}"""
+@attrs.frozen
+class Branch:
+    """Where a run is forked and what is changed there, as it was typed."""
+
+    at: str
+    edit: str | None = None
+    into: str = ""
+    allow_repeat: bool = False
+    restore_files: bool = False
 
 
 @with_options
@@ -74,29 +66,28 @@ def fork(
         bool, typer.Option("--restore-files", help="First bring back the files that were written after N.")
     ] = False,
     answer: Answers = None,
-) -> None:
-    """Go on from the middle of a run; ``FORK`` is what users read."""
+) -> Exit:
+    """
+    Go on from the middle of a run, in a new journal.
+
+    FILE itself is only read.
+
+    AT is the last effect to keep, as `stepengine show` numbers them: 5, or 3.2#1 for effect 1 of the child 3.2. With
+    --edit it gets another outcome: text for a model's reply, JSON or text for a tool's result, an answer for a
+    question; or a whole reply or result as `stepengine show --json` prints it. With --restore-files the files that the
+    run wrote after AT are brought back first to what they were then, all of them or the fork is refused; see
+    `stepengine undo --help`.
+
+    Examples:
+      stepengine fork --last --at 5
+      stepengine fork run.jsonl --at 5
+      stepengine fork run.jsonl --at 5 --restore-files
+      stepengine fork run.jsonl --at 2 --edit "No such file" --into other.jsonl
+      stepengine fork run.jsonl --at 4 --edit @reply.json
+    """
     branch = Branch(at, edit, into, allow_repeat, restore_files)
-    leave(fork_command(attrs.evolve(options, journal=file, last=last), branch, answer or ()))
-
-
-STORED = ("ModelReply", "ToolResult")
-
-
-@attrs.frozen
-class Branch:
-    """Where a run is forked and what is changed there, as it was typed."""
-
-    at: str
-    edit: str | None = None
-    into: str = ""
-    allow_repeat: bool = False
-    restore_files: bool = False
-
-
-def fork_command(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
-    """Go on from the middle of a run and print what came out."""
-    return on_journal(options, lambda options: _fork(options, branch, answers))
+    options = attrs.evolve(options, journal=file, last=last)
+    return on_journal(options, lambda options: _fork(options, branch, answer or ()))
 
 
 def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:

@@ -4,51 +4,26 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
 
 from stepengine.cli.bench import registry_of
-from stepengine.cli.exits import Exit, complain, leave
+from stepengine.cli.exits import Exit
 from stepengine.cli.options import Config
-from stepengine.cli.render import dumps, visible
-from stepengine.cli.settings import UsageProblem, in_force
+from stepengine.cli.render import dumps, say, visible
+from stepengine.cli.settings import in_force
 from stepengine.data.usage import Usage
-from stepengine.errors import MissingKey, ModelError, UnknownModel
+from stepengine.errors import MissingKey, ModelError
 
 if TYPE_CHECKING:
     from stepengine.models import Models, Provider, ProviderSettings
 
-__all__ = (
-    "Known",
-    "Listed",
-    "known",
-    "listed",
-    "models",
-    "models_command",
-)
-
-
-def models(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[MODEL]...", help="Models to describe; without one, all providers are listed."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
-    config: Config = None,
-) -> None:
-    """
-    List the providers that a model string can name, and whether their keys are set; keys themselves are never shown.
-
-    For a MODEL: its context window and its price, where the data of the package know them. Nothing is asked over the
-    network; `stepengine ask MODEL hi` does that.
-    """
-    leave(models_command(names or (), as_json=as_json, config=config))
+__all__ = ("Known", "Listed", "known", "listed", "models")
 
 
 PRICED_TOKENS = 1_000
@@ -61,6 +36,32 @@ KINDS = {
     "cache_read": Usage(cache_read_tokens=PRICED_TOKENS),
     "cache_write": Usage(cache_write_tokens=PRICED_TOKENS),
 }
+
+
+def models(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MODEL", help="Models to describe; without one, all providers are listed."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    config: Config = None,
+) -> Exit:
+    """
+    List the providers of models, and whether their keys are set.
+
+    Keys themselves are never shown. For a MODEL: its context window and its price, where the data of the package know
+    them. Nothing is asked over the network; `stepengine ask MODEL hi` does that.
+    """
+    registry = registry_of(in_force(config))
+    found = [entry for name in names or () for entry in known(registry, name)]
+    entries: list[Any] = list(found or listed(registry))
+    if as_json:
+        print(dumps([_json_of(entry) for entry in entries]))
+    elif found:
+        print("\n\n".join([_described(entry) for entry in found]))
+    else:
+        _print_table(entries)
+    return Exit.COMPLETED
 
 
 @attrs.frozen
@@ -101,25 +102,6 @@ class Known:
     context_window: int | None
     max_output: int | None
     prices: dict[str, Decimal]
-
-
-def models_command(names: Iterable[str], *, as_json: bool, config: Path | None = None) -> Exit:
-    """Print the providers, or what is known of some models."""
-    try:
-        models = registry_of(in_force(config))
-        found = [entry for name in names for entry in known(models, name)]
-    except UsageProblem as problem:
-        return complain(str(problem))
-    except UnknownModel as error:
-        return complain(error.message)
-    entries: list[Any] = list(found or listed(models))
-    if as_json:
-        print(dumps([_json_of(entry) for entry in entries]))
-    elif found:
-        print("\n\n".join([_described(entry) for entry in found]))
-    else:
-        _print_table(entries)
-    return Exit.COMPLETED
 
 
 def listed(models: Models) -> Iterator[Listed]:
@@ -192,7 +174,7 @@ def _print_table(entries: list[Listed]) -> None:
     widths = [max([len(row[column]) for row in rows]) for column in range(3)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        print("  ".join([*cells, row[3]]))
+        say("  ".join([*cells, row[3]]), hang=4)
     for entry in entries:
         if entry.key.startswith("cannot"):
             print(f"stepengine: {entry.prefix}: {visible(entry.key)}", file=sys.stderr)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeAlias, get_origin, get_type_hints
 import attrs
 import typer
 
+from stepengine.cli.exits import Exit
 from stepengine.cli.settings import Settings, in_force
 from stepengine.data.definition import normalised_id
 
@@ -35,7 +36,7 @@ AGENT_MODEL = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
 File: TypeAlias = Annotated[
     str,
     typer.Argument(
-        metavar="[FILE]",
+        metavar="FILE",
         help="A journal, or the beginning of a run's name in `stepengine runs`; RUNS.db#RUN in an SQLite file.",
     ),
 ]
@@ -120,11 +121,11 @@ class Options:
         return attrs.evolve(self, settings=in_force(self.config))
 
 
-def with_options(command: Callable[..., None], *, without: Container[str] = ()) -> Callable[..., None]:
+def with_options(command: Callable[..., Exit], *, without: Container[str] = ()) -> Callable[..., Exit]:
     """
     Return *command* as typer takes it: with the options of ``Options`` that it does not have itself, after its own.
 
-    What was typed for them is its first argument; those named in *without* are not offered.
+    What was typed for them is its first argument; those named in *without* are not offered, and what is not given has its default.
     """
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     hints = get_type_hints(Options, include_extras=True)
@@ -136,10 +137,11 @@ def with_options(command: Callable[..., None], *, without: Container[str] = ()) 
         and field.name not in [each.name for each in own]
     ]
 
-    def typed(**given: Any) -> None:
-        options = Options(**{each.name: given.pop(each.name) for each in shared})
-        command(options, **given)
+    def typed(**given: Any) -> Exit:
+        options = Options(**{each.name: given.pop(each.name, each.default) for each in shared})
+        return command(options, **given)
 
+    typed.__doc__ = command.__doc__
     typed.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
     return typed
 
@@ -152,7 +154,7 @@ Model: TypeAlias = Annotated[
     ),
 ]
 NoJournal: TypeAlias = Annotated[bool, typer.Option("--no-journal", help="Do not record the run.")]
-Files = Annotated[list[str], typer.Argument(metavar="FILE...", help="Journals.")]
+Files = Annotated[list[str], typer.Argument(metavar="FILE", help="Journals.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Repeat = Annotated[
     bool,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from stepengine.cli.exits import Exit, leave
+from stepengine.cli.exits import Exit
 from stepengine.cli.settings import UsageProblem
 
 if TYPE_CHECKING:
@@ -18,24 +18,8 @@ if TYPE_CHECKING:
     from stepengine.journal import Journal
     from stepengine.permissions import Policy
 
-__all__ = (
-    "Judged",
-    "policy_command",
-)
+__all__ = ("Judged",)
 
-POLICY = """\
-Check the policy in FILE and list its rules; with --against, say what it would have denied or asked in recorded runs.
-
-Nothing is run: the tool calls of the journals are judged as they are recorded, with the inputs that ran. Tools are known by
-name when they come with stepengine; for others name the agent's file with --agent, else rules about categories do not
-see them and modes treat them as tools that may change something. Leaves with 1 when a call would have been denied or
-asked about: for a look before a policy is switched on, and for CI.
-
-\b
-Examples:
-  stepengine policy policy.json
-  stepengine policy policy.json --against run.jsonl
-  stepengine policy policy.json --against runs/*.jsonl --agent ./agents/mine.py --json"""
 SHOWN_CHARS = 200
 
 
@@ -61,27 +45,6 @@ class Judged:
     input: Mapping[str, Any]
     decision: str
     why: str
-
-
-def policy_command(
-    files: Sequence[str], against: Sequence[str] = (), agent: str = "", *, as_json: bool = False
-) -> Exit:
-    """Print what a policy says, or what it would have said in recorded runs; *files* after the first are runs, too."""
-    from stepengine.cli.exits import explained
-    from stepengine.permissions import Policy
-
-    def told() -> Exit:
-        path, *more = files
-        policy = Policy.load(path)
-        if against:
-            return _judge(policy, [*against, *more], agent, as_json=as_json)
-        if more:
-            msg = f"one policy at a time; to judge the run in {more[0]!r}: stepengine policy {path} --against {more[0]}"
-            raise UsageProblem(msg)
-        _list(policy, as_json=as_json)
-        return Exit.COMPLETED
-
-    return explained(told)
 
 
 def _list(policy: Policy, *, as_json: bool) -> None:
@@ -171,7 +134,7 @@ def _known_tools(agent: str) -> dict[str, ToolSpec]:
     return specs
 
 
-def _policy(
+def policy(
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="A policy, such as Policy.save writes.")],
     *,
     against: Annotated[
@@ -182,5 +145,31 @@ def _policy(
     ] = None,
     agent: Annotated[str, typer.Option(help="File or id of an agent whose tools are meant.", metavar="PATH|ID")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
-) -> None:
-    leave(policy_command(files, against or (), agent, as_json=as_json))
+) -> Exit:
+    r"""
+    Check a policy, and try it on recorded runs.
+
+    Lists the rules in FILE; with --against, says what it would have denied or asked in recorded runs.
+
+    Nothing is run: the tool calls of the journals are judged as they are recorded, with the inputs that ran. Tools are
+    known by name when they come with stepengine; for others name the agent's file with --agent, else rules about
+    categories do not see them and modes treat them as tools that may change something. Leaves with 1 when a call would
+    have been denied or asked about: for a look before a policy is switched on, and for CI.
+
+    Examples:
+      stepengine policy policy.json
+      stepengine policy policy.json --against run.jsonl
+      stepengine policy policy.json --agent ./agents/mine.py --json \
+          --against runs/*.jsonl
+    """
+    from stepengine.permissions import Policy
+
+    path, *more = files
+    policy = Policy.load(path)
+    if against:
+        return _judge(policy, [*against, *more], agent, as_json=as_json)
+    if more:
+        msg = f"one policy at a time; to judge the run in {more[0]!r}: stepengine policy {path} --against {more[0]}"
+        raise UsageProblem(msg)
+    _list(policy, as_json=as_json)
+    return Exit.COMPLETED

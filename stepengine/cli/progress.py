@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from stepengine.cli.render import COLORS, ColorScheme, money, one_line, tokens, visible
+from stepengine.cli.render import COLORS, ColorScheme, money, one_line, tokens, visible, wrapped
 from stepengine.data import events as ev
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage, add_cost
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ("LEVELS", "Progress", "diff_lines")
 
 MAX_DIFF_LINES = 40
+HANG = 2
 MANY = 5
 """So many children at once are counted, not followed."""
 OF_MANY = (
@@ -222,7 +223,10 @@ class Progress:
                 self._console.print(
                     Text("  " * _depth(speaker) + self._siblings[speaker], style=self._colors.note), soft_wrap=True
                 )
-        self._console.print(Text("  " * _depth(path) + text, style=style), soft_wrap=True)
+        line = "  " * _depth(path) + text
+        if self._console.is_terminal:
+            line = wrapped(line, self._console.width, HANG)
+        self._console.print(Text(line, style=style), soft_wrap=True)
 
     def _speaker_of(self, path: str) -> str:
         """Return the path of the run with siblings that *path* belongs to, itself or the nearest above; ``""`` if none."""
@@ -384,6 +388,10 @@ class Progress:
             self._line(event.path, f"    {one_line(str(shown['action']), 400)}", self._colors.warning)
         if event.question.remember is not None:
             self._line(event.path, f"    always: {one_line(str(event.question.remember['id']), 400)}", "dim")
+
+    def _on_answer_received(self, event: ev.AnswerReceived) -> None:
+        if not event.path:
+            self._doing = ""
 
     def _on_notification(self, event: ev.Notification) -> None:
         self._line(event.path, f"  * {one_line(event.message, 400)}")

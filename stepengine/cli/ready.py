@@ -9,88 +9,78 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from stepengine.cli.exits import Exit, explained, leave
+from stepengine.cli.exits import Exit
 from stepengine.cli.journals import GoingOn, found, journal_at, spread
 from stepengine.cli.options import Options, with_options
 from stepengine.cli.recording import GOES_ON, entries, latest
-from stepengine.cli.render import dumps, one_line, visible
+from stepengine.cli.render import dumps, one_line, say
 from stepengine.cli.replay import repeated
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.test import fields_of
 from stepengine.errors import ReplayDivergence, StepEngineError
 
-__all__ = (
-    "ready",
-    "ready_command",
-)
-
-READY = """\
-Before a deployment: say which waiting runs would go on with the present code of their agents, and which would diverge.
-
-A run that waits for an answer, or that a crash ended, goes on in the code of today: `stepengine resume` first repeats
-what is recorded, and ends where the code asks for something else. This command does the repeating and stops there:
-nothing is performed or changed, no key is needed. FILE is a journal, a folder of them, an SQLite file or a run's name;
-without one, what `stepengine runs --waiting` lists. Runs that have ended do not count.
-
-\b
-For each run, and the first place that differs:
-  ready      it goes on as it is
-  keep       it goes on with `resume --on-divergence keep`: effects of the same kind are recorded, with other content
-  diverges   effects were added, removed or exchanged: put the old code back until it has ended, or use extend or fork
-  failed     it could not be tried: the journal is damaged, or its agent is not found
-
-\b
-Leaves with:
-  0    every waiting run goes on; with --on-divergence keep, also those of `keep`
-  1    a run could not be tried
-  5    a run would diverge
-
-\b
-Examples:
-  stepengine ready
-  stepengine ready journals/ --agent ./agents/mine.py
-  stepengine ready runs.db --on-divergence keep --json
-  stepengine ready --last"""
-
-
-@with_options
-def ready(
-    options: Options,
-    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE...]", help="Journals, or names of runs.")] = None,
-    *,
-    last: Annotated[
-        bool, typer.Option("--last", help="The newest run of this folder that waits, in place of FILE.")
-    ] = False,
-    on_divergence: Annotated[str, typer.Option(help="raise or keep, as it will be given to resume.")] = "raise",
-) -> None:
-    """Try waiting runs; ``READY`` is what users read."""
-    leave(ready_command(attrs.evolve(options, last=last), files or (), on_divergence))
+__all__ = ("ready",)
 
 
 ADVICE = "\n  to go on "
 
 
-def ready_command(options: Options, files: Iterable[str], on_divergence: str) -> Exit:
-    """Say which waiting runs would go on with the present code, and which not."""
+@with_options
+def ready(
+    options: Options,
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Journals, or names of runs.")] = None,
+    *,
+    last: Annotated[
+        bool, typer.Option("--last", help="The newest run of this folder that waits, in place of FILE.")
+    ] = False,
+    on_divergence: Annotated[str, typer.Option(help="raise or keep, as it will be given to resume.")] = "raise",
+) -> Exit:
+    """
+    Say which waiting runs go on with the present code.
 
-    def command() -> Exit:
-        keeps = GoingOn(on_divergence=on_divergence).checked().on_divergence == "keep"
-        goes_on = ("ready", "ended", "keep") if keeps else ("ready", "ended")
-        told: list[dict[str, Any]] = []
-        for file in _waiting(files, last=options.last):
-            told.append(_tried(attrs.evolve(options, journal=file, last=False, quiet=True)))
-            if not options.as_json and told[-1]["outcome"] != "ended":
-                print(visible("\n".join(_row_of(told[-1]))), flush=True)
-        outcomes = [entry["outcome"] for entry in told]
-        if options.as_json:
-            print(dumps(told))
-        else:
-            print(_counted(outcomes))
-        if "failed" in outcomes:
-            return Exit.FAILED
-        return Exit.COMPLETED if all(outcome in goes_on for outcome in outcomes) else Exit.DIVERGED
+    For a look before a deployment: which would go on, and which would diverge.
 
-    return explained(command)
+    A run that waits for an answer, or that a crash ended, goes on in the code of today: `stepengine resume` first
+    repeats what is recorded, and ends where the code asks for something else. This command does the repeating and stops
+    there: nothing is performed or changed, no key is needed. FILE is a journal, a folder of them, an SQLite file or a
+    run's name; without one, what `stepengine runs --waiting` lists. Runs that have ended do not count.
+
+    For each run, and the first place that differs:
+      ready      it goes on as it is
+      keep       it goes on with `resume --on-divergence keep`: what is
+                 recorded are effects of the same kind, with other content
+      diverges   effects were added, removed or exchanged: put the old code
+                 back until it has ended, or use extend or fork
+      failed     it could not be tried: the journal is damaged, or its agent
+                 is not found
+
+    Leaves with:
+      0    every waiting run goes on; with --on-divergence keep, also those
+           of `keep`
+      1    a run could not be tried
+      5    a run would diverge
+
+    Examples:
+      stepengine ready
+      stepengine ready journals/ --agent ./agents/mine.py
+      stepengine ready runs.db --on-divergence keep --json
+      stepengine ready --last
+    """
+    keeps = GoingOn(on_divergence=on_divergence).checked().on_divergence == "keep"
+    goes_on = ("ready", "ended", "keep") if keeps else ("ready", "ended")
+    told: list[dict[str, Any]] = []
+    for file in _waiting(files or (), last=last):
+        told.append(_tried(attrs.evolve(options, journal=file, last=False, quiet=True)))
+        if not options.as_json and told[-1]["outcome"] != "ended":
+            say("\n".join(_row_of(told[-1])), hang=4)
+    outcomes = [entry["outcome"] for entry in told]
+    if options.as_json:
+        print(dumps(told))
+    else:
+        say(_counted(outcomes))
+    if "failed" in outcomes:
+        return Exit.FAILED
+    return Exit.COMPLETED if all(outcome in goes_on for outcome in outcomes) else Exit.DIVERGED
 
 
 def _waiting(files: Iterable[str], *, last: bool) -> list[str]:

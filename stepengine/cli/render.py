@@ -8,7 +8,9 @@ Everything from models, tools and files that would steer the terminal or hide it
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -23,7 +25,9 @@ from stepengine.errors import ChildError
 __all__ = (
     "COLORS",
     "ColorScheme",
+    "as_text",
     "cut",
+    "draws_lines",
     "dumps",
     "error_of",
     "is_terminal",
@@ -32,8 +36,10 @@ __all__ = (
     "money",
     "one_line",
     "output_of",
+    "say",
     "tokens",
     "visible",
+    "wrapped",
 )
 
 
@@ -96,6 +102,87 @@ def dumps(value: Any) -> str:
 def is_terminal(stream: Any = None) -> bool:
     """Return whether *stream*, by default stderr, is a terminal that can redraw a line."""
     return bool((stream or sys.stderr).isatty())
+
+
+def say(text: str, hang: int | Callable[[str], int] = 0) -> None:
+    """
+    Print lines on stdout, made visible; on a terminal they break at words.
+
+    Args:
+        text: The lines.
+        hang: How far the rest of a line that was broken is indented more than the line, or what tells that of a line.
+    """
+    shown = visible(text)
+    print(wrapped(shown, shutil.get_terminal_size().columns, hang) if is_terminal(sys.stdout) else shown, flush=True)
+
+
+def wrapped(text: str, width: int, hang: int | Callable[[str], int] = 0) -> str:
+    """Return *text* with lines of at most *width* cells, broken at spaces; what is broken off keeps the indentation of its line."""
+    more = hang if callable(hang) else lambda _: hang
+    return "\n".join([part for line in text.split("\n") for part in _broken(line, width, more(line))])
+
+
+def _broken(line: str, width: int, hang: int) -> Iterator[str]:
+    from rich.cells import cell_len, chop_cells
+
+    if cell_len(line) > width:
+        line = line.rstrip(" ")
+    if cell_len(line) <= width:
+        yield line
+        return
+    bare = line.lstrip(" ")
+    now = line[: len(line) - len(bare)]
+    margin = " " * min(len(now) + hang, width // 2)
+    used, is_empty = len(now), True
+    for word in bare.split(" "):
+        parts = [word]
+        if not is_empty and used + 1 + cell_len(word) > width:
+            yield now.rstrip(" ")
+            now, used, is_empty = margin, len(margin), True
+        if is_empty and used + cell_len(word) > width:  # longer than a line
+            # A character may be two cells wide.
+            first = chop_cells(word, width - used)[:1] if used + 1 < width else [""]
+            parts = [*first, *chop_cells(word[len(first[0]) :], width - len(margin))]
+        for part in parts[:-1]:
+            yield (now + part).rstrip(" ")
+            now, used = margin, len(margin)
+        if word or not is_empty:  # spaces where a line was broken are gone
+            gap = "" if is_empty else " "
+            now, used, is_empty = now + gap + parts[-1], used + len(gap) + cell_len(parts[-1]), False
+    yield now.rstrip(" ")
+
+
+def draws_lines(stream: Any = None) -> bool:
+    """Return whether the characters that lines are drawn with can be written to *stream*, by default stdout."""
+    return "utf" in str(getattr(stream or sys.stdout, "encoding", None) or "").lower()
+
+
+def as_text(value: Any, indent: str = "") -> str:
+    """Return a JSON value as a person reads it: a member a line, lists with dashes, texts as they are."""
+    return "\n".join(_text_lines(value, indent))
+
+
+def _text_lines(value: Any, indent: str) -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for name, member in value.items():
+            yield from _member(f"{indent}{visible(str(name), strict=True)}:", member, f"{indent}  ")
+    elif isinstance(value, list) and value:
+        for member in value:
+            if isinstance(member, dict) and member:
+                first, *rest = _text_lines(member, f"{indent}  ")
+                yield from [f"{indent}- {first.lstrip(' ')}", *rest]
+            else:
+                yield from _member(f"{indent}-", member, f"{indent}  ")
+    elif isinstance(value, str):
+        yield from [f"{indent}{line}".rstrip() for line in visible(value).split("\n")]
+    else:
+        yield f"{indent}{json.dumps(value)}"
+
+
+def _member(head: str, value: Any, indent: str) -> Iterator[str]:
+    lines = list(_text_lines(value, indent))
+    is_short = not (isinstance(value, dict | list) and value) and len(lines) == 1
+    yield from [f"{head} {lines[0].lstrip(' ')}".rstrip()] if is_short else [head, *lines]
 
 
 def json_of(result: RunResult[Any]) -> dict[str, Any]:

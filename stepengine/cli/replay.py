@@ -10,7 +10,7 @@ import attrs
 import typer
 
 from stepengine.cli.bench import bench_for
-from stepengine.cli.exits import EXIT_CODES, Exit, complain, leave
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import as_usage, is_cut_off, journal_at, on_journal, performed, recorded_agent
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.perform import told
@@ -20,32 +20,7 @@ if TYPE_CHECKING:
     from stepengine.data.state import RunResult
     from stepengine.journal import Journal, OnDivergence
 
-__all__ = (
-    "repeated",
-    "replay",
-    "replay_command",
-)
-
-REPLAY = f"""\
-Repeat the run in FILE from its record: no model, no tool, no network, no key.
-
-The present code of the agent decides, the record answers. When the agent does something else than it did, the first
-difference is told, with step, file, line and fields, and the exit code is 5.
-
-With --speed the results come as fast as they did, or faster, to watch a run again. With --live some effects really
-happen: call_tool and perform must come to the recorded results; call_model lets a model answer anew against the recorded
-tools, and ends at the first call that was not recorded.
-
-\b
-Examples:
-  stepengine replay --last
-  stepengine replay run.jsonl
-  stepengine replay run.jsonl --speed 4
-  stepengine replay run.jsonl --live call_tool
-  stepengine replay run.jsonl --live call_model --model openai/gpt-5-mini
-  stepengine replay run.jsonl --agent ./agents/mine.py --json
-
-{EXIT_CODES}"""
+__all__ = ("repeated", "replay")
 
 
 @with_options
@@ -61,14 +36,27 @@ def replay(
         list[str] | None,
         typer.Option(help="Effects that really happen: call_tool, perform, call_model.", metavar="KIND"),
     ] = None,
-) -> None:
-    """Repeat a run; ``REPLAY`` is what users read."""
-    leave(replay_command(attrs.evolve(options, journal=file, last=last), live or (), speed or None))
+) -> Exit:
+    """
+    Repeat a run from its record, without model and network.
 
+    The present code of the agent decides, the record answers. When the agent does something else than it did, the first
+    difference is told, with step, file, line and fields, and the exit code is 5.
 
-def replay_command(options: Options, live: Sequence[str] = (), speed: float | None = None) -> Exit:
-    """Repeat a run and print what came out."""
-    return on_journal(options, lambda options: _replay(options, live, speed))
+    With --speed the results come as fast as they did, or faster, to watch a run again. With --live some effects really
+    happen: call_tool and perform must come to the recorded results; call_model lets a model answer anew against the
+    recorded tools, and ends at the first call that was not recorded.
+
+    Examples:
+      stepengine replay --last
+      stepengine replay run.jsonl
+      stepengine replay run.jsonl --speed 4
+      stepengine replay run.jsonl --live call_tool
+      stepengine replay run.jsonl --live call_model --model openai/gpt-5-mini
+      stepengine replay run.jsonl --agent ./agents/mine.py --json
+    """
+    options = attrs.evolve(options, journal=file, last=last)
+    return on_journal(options, lambda options: _replay(options, live or (), speed or None))
 
 
 def _replay(options: Options, live: Sequence[str], speed: float | None) -> Exit:

@@ -10,43 +10,13 @@ import attrs
 import typer
 
 from stepengine.cli.bench import bench_for
-from stepengine.cli.exits import EXIT_CODES, Exit, leave
+from stepengine.cli.exits import Exit
 from stepengine.cli.journals import GoingOn, answers_of, journal_at, limits_again, on_journal, performed, recorded_agent
 from stepengine.cli.options import Answers, File, Last, Options, with_options
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording, recorded_as
 
-__all__ = (
-    "resume",
-    "resume_command",
-)
-
-RESUME = f"""\
-Go on with the run in FILE: answer its questions, or pick it up after a crash or Ctrl-C.
-
-What is recorded is not done again: no model is asked twice, no tool runs twice. A run that has ended just prints its
-result again. The agent is found by the id in FILE, as `stepengine run` finds ids, or given with --agent.
-
-\b
-Examples:
-  stepengine resume --last --answer q3=yes
-  stepengine resume run.jsonl
-  stepengine resume run.jsonl --answer q3=yes
-  stepengine resume run.jsonl --agent ./drafts/mine.py --in-doubt retry
-
-\b
---in-doubt, for an effect that a crash cut off, so that nobody knows whether it happened:
-  fail     the handler gets UnknownOutcome at its yield (default)
-  retry    it is done again
-  ask      the run is suspended with a question about it
-
-\b
---on-divergence, for an agent that was edited since, so that it asks for something else than FILE holds:
-  raise    say where, and leave with 5 (default); stop says so in the result
-  keep     where FILE holds an effect of the same kind, go on with what came of it; from where FILE ends, the code runs
-           as it is now. `stepengine ready FILE` says beforehand whether that works
-
-{EXIT_CODES}"""
+__all__ = ("resume",)
 
 
 @with_options
@@ -58,17 +28,37 @@ def resume(
     answer: Answers = None,
     in_doubt: Annotated[str, typer.Option(help="fail, retry or ask.")] = "fail",
     on_divergence: Annotated[str, typer.Option(help="raise, stop or keep.")] = "raise",
-) -> None:
-    """Go on with a run; ``RESUME`` is what users read."""
-    from stepengine.cli.journals import GoingOn
+) -> Exit:
+    """
+    Go on with a run: answer it, or pick it up after a crash.
 
+    What is recorded is not done again: no model is asked twice, no tool runs twice. A run that has ended just prints
+    its result again. The agent is found by the id in FILE, as `stepengine run` finds ids, or given with --agent.
+
+    A run that `stepengine runs` lists takes over what it was started with and what is not typed again: the agent's file,
+    --base-url, --cwd, --write, --shell, --web and --config. For any other FILE these are given again. The models and
+    the limits stand in FILE itself; --model takes others from here on. Never taken over: --json, --quiet, --verbose.
+
+    Examples:
+      stepengine resume --last --answer q3=yes
+      stepengine resume run.jsonl
+      stepengine resume run.jsonl --answer q3=yes
+      stepengine resume run.jsonl --agent ./drafts/mine.py --in-doubt retry
+
+    --in-doubt, for an effect that a crash cut off, so that nobody knows whether it happened:
+      fail     the handler gets UnknownOutcome at its yield (default)
+      retry    it is done again
+      ask      the run is suspended with a question about it
+
+    --on-divergence, for an agent that was edited since, so that it asks for something else than FILE holds:
+      raise    say where, and leave with 5 (default); stop says so in the result
+      keep     where FILE holds an effect of the same kind, go on with what
+               came of it; from where FILE ends, the code runs as it is now.
+               `stepengine ready FILE` says beforehand whether that works
+    """
     how = GoingOn(in_doubt, on_divergence)
-    leave(resume_command(attrs.evolve(options, journal=file, last=last), answer or (), how))
-
-
-def resume_command(options: Options, answers: Iterable[str], how: GoingOn) -> Exit:
-    """Go on with a run and print what came out."""
-    return on_journal(options, lambda options: _resume(options, answers, how), is_waiting=True)
+    options = attrs.evolve(options, journal=file, last=last)
+    return on_journal(options, lambda options: _resume(options, answer or (), how), is_waiting=True)
 
 
 def _resume(options: Options, answers: Iterable[str], how: GoingOn) -> Exit:

@@ -11,48 +11,21 @@ import attrs
 import typer
 
 from stepengine.cli.bench import bench_for, limits_of
-from stepengine.cli.exits import EXIT_CODES, Exit, explained, leave
+from stepengine.cli.exits import Exit
 from stepengine.cli.journals import name_of, new_journal
 from stepengine.cli.options import Model, NoJournal, Options, with_options
 from stepengine.cli.perform import perform, told
 from stepengine.cli.recording import Recording
 from stepengine.cli.settings import UsageProblem
 
-__all__ = (
-    "read_params",
-    "run",
-    "run_command",
-)
-
-RUN = f"""\
-Run AGENT, and print its output.
-
-AGENT is an id, as `stepengine agents` lists them, or the path of an agent file. Progress is shown while it runs.
-
-\b
-Examples:
-  stepengine run code_searcher --params '{{"search_queries": [{{"pattern": "def main"}}]}}' --json
-  stepengine run editor "Add a docstring to shop.py" --write --model anthropic/claude-sonnet-4-5
-  stepengine run editor "Fix the typo" --write --model llama3.2 --base-url http://localhost:11434/v1
-  stepengine run ./agents/mine.py --params @params.json --cwd ../project
-  git diff | stepengine run ./agents/reviewer.py -
-  stepengine run ./agents/mine.py "Go" --journal run.jsonl     (in a file of your own; then: resume run.jsonl)
-
-\b
-Models:
-  provider/model, such as anthropic/claude-sonnet-4-5; the key comes from the environment
-  --model holds for every agent of the run, --model editor=openai/gpt-5 for one; both can be given
-  `stepengine models` lists the providers and their variables
-  anything else that speaks Chat Completions: --base-url
-
-{EXIT_CODES}"""
+__all__ = ("read_params", "run")
 
 
 @with_options
 def run(
     options: Options,
-    agent: Annotated[str, typer.Argument(help="Id or file of the agent.")],
-    prompt: Annotated[str, typer.Argument(help="What to do; - reads it from stdin.")] = "",
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Id or file of the agent.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to do; - reads it from stdin.")] = "",
     *,
     params: Annotated[str, typer.Option(help="Params as JSON, or @FILE.", metavar="JSON|@FILE")] = "",
     model: Model = None,
@@ -67,16 +40,36 @@ def run(
         ),
     ] = "",
     no_journal: NoJournal = False,
-) -> None:
-    """Run an agent; ``RUN`` is what users read."""
+) -> Exit:
+    r"""
+    Run an agent, and print its output.
+
+    AGENT is an id, as `stepengine agents` lists them, or the path of an agent file. Progress is shown while it runs.
+
+    Examples:
+      stepengine run code_searcher --json \
+          --params '{"search_queries": [{"pattern": "def main"}]}'
+      stepengine run editor "Add a docstring to shop.py" --write \
+          --model anthropic/claude-sonnet-4-5
+      stepengine run editor "Fix the typo" --write \
+          --model llama3.2 --base-url http://localhost:11434/v1
+      stepengine run ./agents/mine.py --params @params.json --cwd ../project
+      git diff | stepengine run ./agents/reviewer.py -
+
+    In a file of your own:
+      stepengine run ./agents/mine.py "Go" --journal run.jsonl
+      stepengine resume run.jsonl
+
+    Models:
+      anthropic/claude-sonnet-4-5     provider/model
+      editor=openai/gpt-5             for one agent, also beside one for all
+      llama3.2 --base-url URL         anything else that speaks Chat Completions
+
+    Keys come from the environment; `stepengine models` lists the providers and their variables.
+    """
     options = attrs.evolve(options, agent=agent, prompt=prompt, params=params, model=model)
     options = attrs.evolve(options, max_steps=max_steps, journal=journal, no_journal=no_journal)
-    leave(run_command(options))
-
-
-def run_command(options: Options) -> Exit:
-    """Run an agent and print what came out."""
-    return explained(lambda: _run(options.in_force()))
+    return _run(options.in_force())
 
 
 def _run(options: Options) -> Exit:

@@ -11,28 +11,14 @@ from typing import Annotated
 
 import typer
 
-from stepengine.cli.exits import Exit, complain, leave
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.recording import GOES_ON, Entry, entries
-from stepengine.cli.render import dumps, money, one_line, visible
-from stepengine.cli.settings import UsageProblem
+from stepengine.cli.render import dumps, money, one_line, say
 
-__all__ = (
-    "runs",
-    "runs_command",
-)
+__all__ = ("runs",)
 
-RUNS = """\
-List the runs that were recorded in this folder, newest first: name, age, status, agent, cost, prompt, open questions.
 
-The beginning of a name stands for the run wherever a FILE is asked for; --last is the newest one. Runs lie in
-$STEPENGINE_STATE_DIR, else $XDG_STATE_HOME/stepengine, else ~/.local/state/stepengine. The oldest ended ones go, by the
-settings journal.keep_runs and journal.keep_bytes; a run that waits or was interrupted stays.
-
-\b
-Examples:
-  stepengine runs
-  stepengine runs --waiting
-  stepengine runs --all --json"""
+COST = re.compile(r"\d{1,9}(?:\.\d{1,30})?")
 
 
 def runs(
@@ -40,27 +26,28 @@ def runs(
     everywhere: Annotated[bool, typer.Option("--all", help="Those of all folders.")] = False,
     waiting: Annotated[bool, typer.Option("--waiting", help="Only those that can be gone on with.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
-) -> None:
-    """List the recorded runs; ``RUNS`` is what users read."""
-    leave(runs_command(everywhere=everywhere, waiting=waiting, as_json=as_json))
+) -> Exit:
+    """
+    List the recorded runs of this folder.
 
+    Newest first: name, age, status, agent, cost, prompt, open questions.
 
-COST = re.compile(r"\d{1,9}(?:\.\d{1,30})?")
+    The beginning of a name stands for the run wherever a FILE is asked for; --last is the newest one. Runs lie in
+    $STEPENGINE_STATE_DIR, else $XDG_STATE_HOME/stepengine, else ~/.local/state/stepengine. The oldest ended ones go, by
+    the settings journal.keep_runs and journal.keep_bytes; a run that waits or was interrupted stays.
 
-
-def runs_command(*, everywhere: bool, waiting: bool, as_json: bool) -> Exit:
-    """Print the recorded runs: those of the working folder, or all."""
+    Examples:
+      stepengine runs
+      stepengine runs --waiting
+      stepengine runs --all --json
+    """
     here = str(Path.cwd())
-    try:
-        found = entries()
-    except UsageProblem as problem:
-        return complain(str(problem))
-    chosen = [entry for entry in found if everywhere or entry.text("cwd") == here]
+    chosen = [entry for entry in entries() if everywhere or entry.text("cwd") == here]
     chosen = [entry for entry in chosen if not waiting or entry.status in GOES_ON]
     if as_json:
         print(dumps([{**entry.info, "stem": entry.stem, "status": entry.status} for entry in chosen]))
     elif chosen:
-        print(visible("\n".join([line for entry in chosen for line in _row(entry)])))
+        say("\n".join([line for entry in chosen for line in _row(entry)]), hang=4)
     else:
         complain("there is no such run; --all lists those of all folders", Exit.COMPLETED)
     return Exit.COMPLETED

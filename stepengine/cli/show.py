@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from stepengine.cli.exits import Exit, complain, explained, leave
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import found, journal_at
 from stepengine.cli.options import File, Json, Last, Options
-from stepengine.cli.render import dumps, visible
+from stepengine.cli.render import dumps, say
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.codec import plain
 from stepengine.data.messages import ToolResult
@@ -27,25 +27,10 @@ if TYPE_CHECKING:
     from stepengine.journal.history import History
     from stepengine.journal.records import Intent, Result
 
-__all__ = (
-    "Shown",
-    "effects_of",
-    "show",
-    "show_command",
-)
+__all__ = ("Shown", "effects_of", "show")
 
-SHOW = """\
-Show the run in FILE step by step: what was asked for, what came back, when, and what it cost.
 
-Nothing is run and no agent is needed. With --step the whole model request of that step is shown, what came back, and
-what was done with it; --step takes the number of a step, or an effect such as 3.2#1.
-
-\b
-Examples:
-  stepengine show --last
-  stepengine show run.jsonl
-  stepengine show run.jsonl --step 2
-  stepengine show run.jsonl --json | jq .effects"""
+NAMES = {"CallTool": "tool_name", "Perform": "name", "Spawn": "agent_id"}
 
 
 def show(
@@ -54,12 +39,38 @@ def show(
     last: Last = False,
     step: Annotated[str, typer.Option(help="Show one step, or one effect, whole.", metavar="N|PATH#N")] = "",
     as_json: Json = False,
-) -> None:
-    """Show a run; ``SHOW`` is what users read."""
-    leave(show_command(file, last=last, step=step, as_json=as_json))
+) -> Exit:
+    """
+    Show a run step by step.
 
+    What was asked for, what came back, when, and what it cost.
 
-NAMES = {"CallTool": "tool_name", "Perform": "name", "Spawn": "agent_id"}
+    Nothing is run and no agent is needed. With --step the whole model request of that step is shown, what came back,
+    and what was done with it; --step takes the number of a step, or an effect such as 3.2#1.
+
+    Examples:
+      stepengine show --last
+      stepengine show run.jsonl
+      stepengine show run.jsonl --step 2
+      stepengine show run.jsonl --json | jq .effects
+    """
+    try:
+        journal = journal_at(found(Options(journal=file, last=last)).journal)
+        history = journal.history()
+        shown = list(effects_of(history))
+        chosen = _chosen(history, shown, step) if step else shown
+        told = _one(history, shown, chosen) if step else _whole(history)
+        if as_json:
+            text = dumps({**told, "effects": [_effect(history, entry) for entry in chosen]})
+        else:
+            text = _rendered(journal, told, {entry.address for entry in chosen} if step else None)
+    except JournalError as error:
+        return complain(error.message, Exit.FAILED)
+    if as_json:
+        print(text)
+    else:
+        say(text, _hang)
+    return Exit.COMPLETED
 
 
 @attrs.frozen
@@ -82,28 +93,6 @@ class Shown:
     what: str
     intent: Intent
     result: Result | None
-
-
-def show_command(file: str, *, last: bool = False, step: str, as_json: bool) -> Exit:
-    """Print a recorded run, or one step of it."""
-
-    def command() -> Exit:
-        try:
-            journal = journal_at(found(Options(journal=file, last=last)).journal)
-            history = journal.history()
-            shown = list(effects_of(history))
-            chosen = _chosen(history, shown, step) if step else shown
-            told = _one(history, shown, chosen) if step else _whole(history)
-            if as_json:
-                text = dumps({**told, "effects": [_effect(history, entry) for entry in chosen]})
-            else:
-                text = visible(_rendered(journal, told, {entry.address for entry in chosen} if step else None))
-        except JournalError as error:
-            return complain(error.message, Exit.FAILED)
-        print(text)
-        return Exit.COMPLETED
-
-    return explained(command)
 
 
 def effects_of(history: History) -> Iterator[Shown]:
@@ -245,6 +234,14 @@ def _so_far(history: History, before: list[Shown]) -> dict[str, Any]:
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
+
+
+def _hang(line: str) -> int:
+    """Return how far what is broken off a line stands behind its begin: behind an address, a dash or the name of a member."""
+    first = line.lstrip(" ").partition(" ")[0]
+    if first == "-":
+        return 2
+    return 5 if "#" in first and first[-1:].isdigit() else 0
 
 
 def _rendered(journal: Journal, told: Mapping[str, Any], addresses: Collection[str] | None) -> str:

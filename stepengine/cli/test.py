@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepengine.cli.exits import Exit, explained, leave
+from stepengine.cli.exits import Exit
 from stepengine.cli.journals import is_cut_off, journal_at, spread
 from stepengine.cli.options import Agent, Config, Files, Json, Options
-from stepengine.cli.render import dumps, visible
+from stepengine.cli.render import dumps, say
 from stepengine.cli.replay import repeated
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import ReplayDivergence, StepEngineError
@@ -19,54 +18,40 @@ if TYPE_CHECKING:
     from stepengine.journal import Journal
     from stepengine.journal.divergence import Field
 
-__all__ = (
-    "fields_of",
-    "suite",
-    "test_command",
-)
-
-TEST = """\
-Replay each FILE against the present code, and say which runs came out differently, and where.
-
-A regression suite for agents: record good runs once, keep them, and let CI test them; it needs no key and no network.
-An output or a status that is not the recorded one counts, too. A folder stands for the *.jsonl files in it, an SQLite
-file for its runs.
-
-\b
-Leaves with:
-  0    all replays did what is recorded
-  1    a file could not be replayed: it is damaged, or its agent is not found
-  5    a replay did something else than its recording
-
-\b
-Examples:
-  stepengine test journals/
-  stepengine test journals/*.jsonl --agent ./agents/mine.py"""
+__all__ = ("fields_of", "suite")
 
 
-def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Config = None) -> None:
-    """Replay journals; ``TEST`` is what users read."""
-    leave(test_command(files, agent=agent, as_json=as_json, config=config))
+def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Config = None) -> Exit:
+    """
+    Replay runs against the present code, as a test suite.
 
+    Says which runs came out differently, and where.
 
-def test_command(files: Iterable[str], *, agent: str, as_json: bool, config: Path | None) -> Exit:
-    """Replay journals against the present code and print which came out differently."""
+    A regression suite for agents: record good runs once, keep them, and let CI test them; it needs no key and no
+    network. An output or a status that is not the recorded one counts, too. A folder stands for the *.jsonl files in
+    it, an SQLite file for its runs.
 
-    def command() -> Exit:
-        told: list[dict[str, Any]] = []
-        options = Options(agent=agent, quiet=True, config=config).in_force()
-        for file in spread(files):
-            told.append(_replayed(file, options))
-            if not as_json:
-                print(visible("\n".join(_told(told[-1]))), flush=True)
-        diverged, broken = [sum(t["outcome"] == o for t in told) for o in ("diverged", "failed")]
-        if as_json:
-            print(dumps(told))
-        else:
-            print(f"{len(told) - diverged - broken} of {len(told)} as recorded, {diverged} diverged, {broken} failed")
-        return Exit.FAILED if broken else Exit.DIVERGED if diverged else Exit.COMPLETED
+    Leaves with:
+      0    all replays did what is recorded
+      1    a file could not be replayed: damaged, or its agent is not found
+      5    a replay did something else than its recording
 
-    return explained(command)
+    Examples:
+      stepengine test journals/
+      stepengine test journals/*.jsonl --agent ./agents/mine.py
+    """
+    told: list[dict[str, Any]] = []
+    options = Options(agent=agent, quiet=True, config=config).in_force()
+    for file in spread(files):
+        told.append(_replayed(file, options))
+        if not as_json:
+            say("\n".join(_told(told[-1])), hang=4)
+    diverged, broken = [sum(t["outcome"] == o for t in told) for o in ("diverged", "failed")]
+    if as_json:
+        print(dumps(told))
+    else:
+        print(f"{len(told) - diverged - broken} of {len(told)} as recorded, {diverged} diverged, {broken} failed")
+    return Exit.FAILED if broken else Exit.DIVERGED if diverged else Exit.COMPLETED
 
 
 def _replayed(file: str, options: Options) -> dict[str, Any]:

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from stepengine.cli.exits import Exit, complain, explained, leave
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import found, journal_at
 from stepengine.cli.options import File, Last, Options
-from stepengine.cli.render import visible
+from stepengine.cli.render import say
 from stepengine.errors import DefinitionError, JournalError, UndoRefused
 
-__all__ = (
-    "UNDO",
-    "undo",
-    "undo_command",
-)
-
-UNDO = """\
-Bring the files that the run in FILE and its children wrote back to what they were before it; FILE itself is only read.
-
-All of it or nothing: when one of the files was changed since, by a person, a command or another run, nothing is done, and
-the files are named. With --partial these are left, and the rest is brought back. A file that had more than 4 MiB is not
-undoable, and what programs did is not undone: that is said, too.
-
-\b
-Examples:
-  stepengine undo --last --dry-run
-  stepengine undo --last
-  stepengine undo run.jsonl --cwd project
-  stepengine undo run.jsonl --at 5             what was written after effect 5
-
-\b
-Leaves with 0 when it is done, with 1 when it is refused."""
+__all__ = ("undo",)
 
 
 def undo(
@@ -58,28 +37,43 @@ def undo(
         list[str] | None,
         typer.Option(help="Protected files that may be brought back, such as .github/workflows/.", metavar="PATTERN"),
     ] = None,
-) -> None:
-    """Undo what a run wrote; ``UNDO`` is what users read."""
-    how = {"at": at, "dry_run": dry_run, "partial": partial, "moved": moved, "allow_protected": allow_protected or ()}
-    leave(undo_command(file, last=last, cwd=cwd, **how))
+) -> Exit:
+    """
+    Bring back the files that a run wrote.
 
+    All files that the run in FILE and its children wrote are brought back to what they were before it; FILE itself is
+    only read.
 
-def undo_command(file: str, *, last: bool, cwd: Path | None, **how: Any) -> Exit:
-    """Undo what a run wrote, and print what was done; *how* are the options of ``stepengine.journal.undo``."""
+    All of it or nothing: when one of the files was changed since, by a person, a command or another run, nothing is
+    done, and the files are named. With --partial these are left, and the rest is brought back. A file that had more
+    than 4 MiB is not undoable, and what programs did is not undone: that is said, too.
 
-    def command() -> Exit:
-        from stepengine.journal import undo
+    Examples:
+      stepengine undo --last --dry-run
+      stepengine undo --last
+      stepengine undo run.jsonl --cwd project
+      stepengine undo run.jsonl --at 5          what was written after effect 5
 
-        options = found(Options(journal=file, last=last))
-        try:
-            done = undo(journal_at(options.journal), options.cwd if cwd is None else cwd, **how)
-        except UndoRefused as error:
-            for path, why in error.files:
-                print(visible(f"changed   {path}: {why}"))
-            return complain("nothing was undone; --partial leaves these files and brings back the rest", Exit.FAILED)
-        except (JournalError, DefinitionError) as error:
-            return complain(error.message, Exit.FAILED)
-        print(visible(str(done)))
-        return Exit.COMPLETED
+    Leaves with 0 when it is done, with 1 when it is refused.
+    """
+    from stepengine.journal import undo
 
-    return explained(command)
+    options = found(Options(journal=file, last=last))
+    try:
+        done = undo(
+            journal_at(options.journal),
+            options.cwd if cwd is None else cwd,
+            at=at,
+            dry_run=dry_run,
+            partial=partial,
+            moved=moved,
+            allow_protected=allow_protected or (),
+        )
+    except UndoRefused as error:
+        for path, why in error.files:
+            say(f"changed   {path}: {why}", hang=10)
+        return complain("nothing was undone; --partial leaves these files and brings back the rest", Exit.FAILED)
+    except (JournalError, DefinitionError) as error:
+        return complain(error.message, Exit.FAILED)
+    say(str(done))
+    return Exit.COMPLETED

@@ -4,6 +4,8 @@ The commands in process: arguments, what goes to which stream, exit codes. Model
 
 from __future__ import annotations
 
+import inspect
+import io
 import json
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stepengine.cli import bench, main
-from stepengine.cli.app import app
+from stepengine.cli.app import GROUPS, app
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,9 +79,46 @@ def test_help_goes_to_stdout_and_teaches_with_examples_and_exit_codes() -> None:
 
         assert 0 == result.exit_code
         assert "" == result.stderr
-        assert "stepengine run code_searcher --params" in result.stdout
+        assert "stepengine run code_searcher " in result.stdout
         for code in ("0 ", "1 ", "2 ", "3 ", "4 ", "5 ", "130", "143"):
-            assert f"\n    {code}" in result.stdout
+            assert f"\n   {code}" in result.stdout
+
+
+def shown(*arguments: str, width: int) -> list[str]:
+    """
+    Return the lines of a help page on a terminal of that width, without the frames of its tables.
+    """
+    page = command(*arguments, "--help", env={"COLUMNS": str(width)}).stdout
+    assert max(map(len, page.splitlines())) <= width
+    return [line.strip("\u2502").rstrip() for line in page.splitlines()]
+
+
+@pytest.mark.spec("ecosystem:EC140")
+def test_every_command_stands_in_its_group_with_a_description_that_fits_at_80_columns() -> None:
+    lines = shown(width=80)
+    groups = [lines.index(next(line for line in lines if f"\u2500 {group} \u2500" in line)) for group in GROUPS]
+
+    assert sorted(groups) == groups
+    for start, commands in zip(groups, GROUPS.values(), strict=True):
+        listed = lines[start + 1 : start + 1 + len(commands)]
+        first = [(inspect.getdoc(each) or "").partition("\n")[0] for each in commands.values()]
+
+        assert [f" {name:7}  {text}" for name, text in zip(commands, first, strict=True)] == listed
+
+
+@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("name", [name for commands in GROUPS.values() for name in commands])
+def test_every_indented_line_of_a_help_is_shown_whole_and_prose_breaks_at_words(name: str, width: int) -> None:
+    """
+    Also its brackets and its backslashes, which rich would take for styles.
+    """
+    lines = shown(name, width=width)
+    text = inspect.cleandoc(GROUPS[next(g for g in GROUPS if name in GROUPS[g])][name].__doc__ or "")
+    indented = [line for line in text.splitlines() if line.startswith(" ")]
+    prose = " ".join([line for line in text.splitlines() if not line.startswith(" ")]).split()
+
+    assert indented == [line[1:] for line in lines if line[1:] in indented]
+    assert " ".join(prose) in " ".join(" ".join([x for x in lines if x[1:] not in indented]).split())
 
 
 @pytest.mark.spec("ecosystem:EC140")
@@ -483,3 +522,53 @@ def test_ctrl_c_while_the_command_line_is_still_loaded_is_a_line_and_its_exit_co
         main()
 
     assert (130, "stepengine: interrupted\n") == (end.value.code, capsys.readouterr().err)
+
+
+# --- who is asked -----------------------------------------------------------------------------------------------------
+
+WRITES = """
+def handle_steps(ctx):
+    result = yield ToolCall("write_file", {"path": "a.txt", "content": "a"})
+    return result.tool_result.status
+
+agent = AgentDefinition("mine", tools=["write_file"], handle_steps=handle_steps)
+"""
+
+
+class Screen(io.StringIO):
+    """
+    A terminal.
+    """
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.spec("requirements:M17", "requirements:X55")
+@pytest.mark.parametrize(
+    ("stdin", "stderr", "options", "status"),
+    [
+        (Screen, Screen, [], "ok"),
+        (Screen, Screen, ["-q"], "ok"),
+        (Screen, Screen, ["-q", "--json"], "ok"),
+        (Screen, io.StringIO, [], "denied"),
+        (io.StringIO, Screen, [], "denied"),
+        (io.StringIO, io.StringIO, ["-q"], "denied"),
+    ],
+)
+def test_a_run_asks_at_a_terminal_that_shows_the_question_and_is_refused_anywhere_else(
+    stdin: Any, stderr: Any, options: list[str], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Its result goes to stdout, which is captured in all of these.
+    """
+    Path("asking.toml").write_text('[permissions]\nmode = "default"\n')
+    said = {"stdin": stdin("y\n"), "stdout": io.StringIO(), "stderr": stderr()}
+    for name, stream in said.items():
+        monkeypatch.setattr(sys, name, stream)
+    arguments = ["run", agent_file(WRITES), "--write", "--config", "asking.toml", *options]
+    app(arguments, standalone_mode=False)
+    output = said["stdout"].getvalue()
+
+    assert status == (json.loads(output)["output"] if "--json" in options else output.strip())
+    assert (status == "ok") == Path("a.txt").exists() == ("| +a" in said["stderr"].getvalue())

@@ -23,9 +23,8 @@ from typer.testing import CliRunner, Result
 from stepengine import AgentDefinition, Answer, Ask, Engine, Hooks, RunStatus, load_agent, tool
 from stepengine.cli import ColorScheme, ConsoleRenderer, TerminalInteractor, bench
 from stepengine.cli.app import app
-from stepengine.cli.chat import chat_command
+from stepengine.cli.chat import chat
 from stepengine.cli.console import PERMISSION, Lines, Terminal, console_on
-from stepengine.cli.options import Options
 from stepengine.cli.recording import entries
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunPhase, RunResult
@@ -480,7 +479,7 @@ def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
     monkeypatch.setattr(bench, "models_of", lambda _: model)
     with terminal() as (_, stream):
         monkeypatch.setattr(sys, "stdin", stream)
-        code = chat_command(Options(agent="coder", model=["scripted/m"]))
+        code = chat(agent="coder", model=["scripted/m"])
         monkeypatch.undo()
 
     assert (0, ["> ", PERMISSION, "> ", "> "]) == (code, asked)
@@ -511,6 +510,14 @@ def test_a_chat_without_a_model_says_what_helps(folder: Path, monkeypatch: pytes
 
     assert 2 == result.exit_code
     assert "agent 'coder' needs a model, and none is set" in result.stderr
+
+
+def test_a_chat_that_takes_what_was_said_for_an_agent_tells_the_order_of_the_two(folder: Path) -> None:
+    said = CliRunner().invoke(app, ["chat", "Say hello"])
+    order = "stepengine chat coder 'Say hello'"
+
+    assert (2, True) == (said.exit_code, said.stderr.rstrip().endswith(order)), said.stderr
+    assert order[:21] not in CliRunner().invoke(app, ["chat", "nobody", "Say hello"]).stderr
 
 
 @pytest.mark.spec("requirements:P9", "requirements:F20")

@@ -20,7 +20,7 @@ from stepengine.cli.progress import LEVELS, Progress, diff_lines
 from stepengine.data import events as ev
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
-from stepengine.data.questions import Question
+from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, RunPhase, RunResult, RunStatus
 from stepengine.data.usage import Spending, Usage
 
@@ -306,6 +306,18 @@ def test_children_that_come_in_waves_are_counted_together_and_told_ever_more_rar
 
     assert [f"agents kid: {n}/{n}" for n in (8, 16, 32, 64)] == shown(*waves).splitlines()
     assert "kid 3/8 | " in on_terminal(*waves[:11])
+
+
+def test_the_status_line_waits_no_more_when_the_answer_is_there() -> None:
+    question = Question("q1", "Ship it?")
+    events = [
+        ev.PhaseChanged(path="", phase=RunPhase.AWAITING_ANSWER),
+        ev.QuestionAsked(path="", question=question),
+        ev.AnswerReceived(path="", question_id="q1", answer=Answer("yes")),
+    ]
+
+    assert "awaiting answer | " in on_terminal(*events[:2])
+    assert "awaiting" not in on_terminal(*events)
 
 
 def test_the_summary_counts_the_whole_tree() -> None:

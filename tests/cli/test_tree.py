@@ -62,10 +62,14 @@ def test_the_command_shows_the_agents_that_can_be_named(tmp_path: Path, monkeypa
     )
     Path("agents/zz_kid.py").write_text('from stepengine import AgentDefinition\nagent = AgentDefinition("zz-kid")\n')
     Path("agents/broken.py").write_text("x = 1\n")
-    result = CliRunner().invoke(app, ["agents", "--tree"])
+    result = CliRunner(charset="ascii").invoke(app, ["agents", "--tree"])
+    drawn = CliRunner().invoke(app, ["agents", "--tree"])
 
     assert 0 == result.exit_code
     assert "zz-boss\n`-- zz-kid\n" in result.stdout
+    assert "zz-boss\n\u2514\u2500\u2500 zz-kid\n" in drawn.stdout
+    for ascii, mark in (("|-- ", "\u251c\u2500\u2500 "), ("`-- ", "\u2514\u2500\u2500 "), ("|   ", "\u2502   ")):
+        assert 0 < result.stdout.count(ascii) == drawn.stdout.count(mark)
     assert "broken.py" in result.stderr
 
     both = CliRunner().invoke(app, ["agents", "--tree", "--json"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stepengine.cli.chat import COMMANDS
 from stepengine.cli.console import ALWAYS, NO, YES
 
 from .pages import blocks_of, execute, page
@@ -23,4 +24,5 @@ def test_a_block_runs(block: object, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_keys_are_all_there() -> None:
-    assert [] == [key for key in (*YES, *NO, *ALWAYS, "/skip", "/quit") if f"`{key}`" not in PAGE]
+    assert [] == [key for key in (*YES, *NO, *ALWAYS, "/skip") if f"`{key}`" not in PAGE]
+    assert [] == [name for name in COMMANDS if f"`/{name}" not in PAGE]

@@ -96,7 +96,7 @@ from stepengine.cli import main, run
 def broken(options):
     secret = "sk-" + "value"
     raise RuntimeError("a bug")
-run.run_command = broken
+run._run = broken
 main()
 """
     done = subprocess.run(

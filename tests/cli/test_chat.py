@@ -1,0 +1,304 @@
+"""
+`stepengine chat` beyond a turn: what is typed, what goes along, what the chat itself does; once in a real terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli import bench
+from stepengine.cli.app import app
+from stepengine.cli.chat import COMMANDS, Chat
+from stepengine.cli.console import Lines, Terminal, console_on
+from stepengine.cli.prompt import Prompt, attached, shell_output
+from stepengine.cli.recording import entries, runs_folder
+from stepengine.testing import ScriptedModel, text, tool_call
+
+WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "project"
+    place.mkdir()
+    (place / "a.txt").write_text("color\n")
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.fixture
+def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def chat(*replies: Any, typed: str, options: tuple[str, ...] = ()) -> tuple[Result, ScriptedModel]:
+        model = ScriptedModel(replies)
+        monkeypatch.setattr(bench, "models_of", lambda _: model)
+        return CliRunner().invoke(app, ["chat", "--model", "scripted/m", *options], input=typed), model
+
+    return chat
+
+
+# --- files and commands of the person ---------------------------------------------------------------------------------
+
+
+def test_a_file_goes_along_only_from_inside_the_folder_and_only_what_tools_may_read(folder: Path) -> None:
+    (folder.parent / "outside.txt").write_text("outside")
+    (folder / ".env").write_text("KEY=secret")
+    (folder / "link").symlink_to(folder.parent / "outside.txt")
+    (folder / "large").write_text("x" * 70_000)
+    (folder / "bytes").write_bytes(b"\xff\xfe")
+    said = "Look at @a.txt, @@home me@a.txt @../outside.txt @link @.env @large @bytes @none @a.txt"
+    found = attached(said, folder)
+    refused = [note.partition(" does not go along: ")[0] for note in found.notes[1:]]
+
+    assert f'{said.replace("@@", "@")}\n\n<file path="a.txt">\ncolor\n\n</file>' == found.text
+    assert "+ a.txt (6 bytes)" == found.notes[0]
+    assert ["../outside.txt", "link", ".env", "large", "bytes", "none"] == refused
+
+
+def test_files_that_are_too_much_together_stay_behind(folder: Path) -> None:
+    for name in "uvwxyz":
+        (folder / name).write_text(name * 60_000)
+    found = attached("@u @v @w @x @y @z", folder)
+
+    assert [True] * 4 + [False] * 2 == [note.startswith("+ ") for note in found.notes]
+    assert "it has more than" in found.notes[-1]
+
+
+async def test_a_command_of_the_person_shows_both_streams_and_its_exit_code(folder: Path) -> None:
+    said = await shell_output("cat a.txt; echo wrong >&2; exit 3", folder)
+
+    assert "color\nwrong\n(exit code 3)" == said
+
+
+# --- what the chat itself does ----------------------------------------------------------------------------------------
+
+
+def test_every_command_of_the_table_is_there_and_help_lists_it(chats: Any) -> None:
+    result, _ = chats(typed="/help\n")
+    listed = re.findall(r"^  /(\w+) ", result.stdout, re.MULTILINE)
+
+    assert list(COMMANDS) == listed
+    assert {"quit"} == {name for name in COMMANDS if not hasattr(Chat, f"_do_{name}")}
+
+
+def test_a_slash_is_for_the_chat_two_are_for_the_agent_and_an_unknown_one_is_sent_nowhere(chats: Any) -> None:
+    result, model = chats(text("Yes?"), typed="/hlep\n//help me\n!rm a.txt\n/quit\nnever\n")
+
+    assert "there is no /hlep; did you mean /help?" in result.stdout
+    assert ["/help me"] == [m.text for call in model.calls for m in call.messages if m.role == "user"]
+    assert "nothing was run" in result.stderr
+    assert Path("a.txt").exists()
+
+
+def test_a_conversation_is_saved_forked_and_compacted(chats: Any) -> None:
+    result, model = chats(
+        text("One. " * 2_000), text("Two."), text("It was about numbers."), text("Three."),
+        typed="first @a.txt\nsecond\n/save talk.md\n/save talk.md\n/fork\n/compact numbers only\nthird\n/cost\n/context\n",
+    )  # fmt: skip
+    asked, last = [[m.text for m in call.messages] for call in model.calls[2:]]
+
+    assert ["## You", "## coder", "## You", "## coder"] == re.findall(
+        "^## .*", Path("talk.md").read_text(), re.MULTILINE
+    )
+    assert 1 == result.stdout.count("wrote talk.md") == result.stdout.count("File exists")
+    assert "goes on from after turn 1" in result.stdout
+    assert ("second" not in asked, any("numbers only" in said for said in asked)) == (True, True)
+    assert (["third"], 1) == (last[-1:], sum("It was about numbers." in said for said in last))
+    assert not any("first" in said for said in last)
+    assert "  turn 3 " in result.stdout
+    assert "what you said" in result.stdout
+
+
+def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prompt() -> Prompt:
+        return Prompt(
+            Terminal(console_on(io.StringIO()), Lines(io.StringIO("said\n"))), commands=[], root=folder, plain=False
+        )
+
+    with_it = prompt()
+    monkeypatch.setitem(sys.modules, "prompt_toolkit", None)
+    without = prompt()
+
+    assert (True, False) == (with_it.is_rich, without.is_rich)
+    assert "said" == asyncio.run(without.next())
+
+
+@pytest.mark.spec("requirements:P9", "requirements:X55")
+def test_the_last_conversation_of_a_folder_goes_on_with_all_that_was_said(chats: Any) -> None:
+    none, _ = chats(typed="", options=("--resume",))
+    chats(text("One."), text("Two."), typed="first\nsecond\n")
+    result, model = chats(text("Three."), typed="third\n", options=("--resume",))
+
+    assert (2, True) == (none.exit_code, "there is no chat of this folder" in none.stderr)
+    said = [m.text for m in model.calls[0].messages if m.role in ("user", "assistant")]
+    assert ["first", "One.", "second", "Two.", "third"] == said
+    assert ["> first", "  One.", "> second", "  Two."] == result.stdout.splitlines()[:4]
+    assert ["third", "second", "first"] == [entry.text("title") for entry in entries()]
+
+
+def test_another_model_holds_from_the_next_turn_on(chats: Any) -> None:
+    _, model = chats(text("One."), text("Two."), typed="first\n/model scripted/other\nsecond\n")
+
+    assert ["scripted/m", "scripted/other"] == [call.model for call in model.calls]
+
+
+# --- in a terminal ----------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import time
+from stepengine.cli import bench, main
+from stepengine.testing import ScriptedModel, text, tool_call
+
+def slow(request):
+    time.sleep(0.01)
+    return tool_call("run_terminal_command", {"command": "sleep 30"})
+
+model = ScriptedModel([
+    text("# Title\\n\\nIt says **color**.\\n\\n\\x1b[2J[link](http://example.test)\\n"),
+    tool_call("write_file", {"path": "b.txt", "content": "colour\\n"}),
+    text("Written."),
+    slow,
+])
+bench.models_of = lambda _: model
+main()
+"""
+
+
+READY = "(ready for a paste)"
+"""What prompt_toolkit tells a terminal when it begins to read."""
+
+
+class Somebody:
+    """
+    A person at a terminal of 80 columns.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, **variables: str) -> None:
+        self.keyboard, program = pty.openpty()
+        termios.tcsetwinsize(program, (40, 80))
+        environment = {**os.environ, "CI": "", "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", **variables}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, "chat", "--model", "scripted/m", *arguments],
+            cwd=folder, stdin=program, stdout=program, stderr=program, env=environment,
+            preexec_fn=take_terminal,  # noqa: PLW1509 - no thread of this process is in it
+        )  # fmt: skip
+        os.close(program)
+        self.screen = ""
+
+    def sees(self, *expected: str) -> None:
+        """
+        Wait until one after the other is shown after what was seen before, whatever colours are between.
+        """
+        for said in expected:
+            while said not in self.screen:
+                assert select.select([self.keyboard], [], [], 30)[0], (said, self.screen)
+                try:
+                    chunk = os.read(self.keyboard, 65_536)
+                except OSError:
+                    chunk = b""
+                assert chunk, (said, self.screen)
+                chunk = chunk.replace(b"\x1b[?2004h", READY.encode())
+                self.screen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", "", chunk.decode(errors="replace"))
+            self.screen = self.screen.partition(said)[2]
+
+    def types(self, keys: str) -> None:
+        os.write(self.keyboard, keys.encode())
+
+    def leaves(self) -> int:
+        try:
+            while os.read(self.keyboard, 65_536):
+                pass
+        except OSError:
+            pass
+        return self.process.wait(30)
+
+
+def take_terminal() -> None:
+    import fcntl
+
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def somebody(folder: Path) -> Iterator[Any]:
+    here: list[Somebody] = []
+
+    def sits(*arguments: str, **variables: str) -> Somebody:
+        here.append(Somebody(folder, *arguments, **variables))
+        return here[-1]
+
+    yield sits
+    for one in here:
+        one.process.kill()
+        one.process.wait()
+        os.close(one.keyboard)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:P9", "reliability:UI03")
+def test_somebody_talks_decides_undoes_interrupts_and_leaves_in_a_terminal(somebody: Any, folder: Path) -> None:
+    there = somebody()
+    there.sees(READY)
+    there.types("Look at @a.txt\nsecond line\r")
+    there.sees("+ a.txt (6 bytes)", "It says color.", r"\x1b[2Jlink (http://example.test)", "completed", READY)
+    there.types("Write it\r")
+    there.sees("| +colour", "always")
+    assert not (folder / "b.txt").exists()
+    there.types("y\n")
+    there.sees("Written.", READY)
+    assert "colour\n" == (folder / "b.txt").read_text()
+    there.types("/undo\r")
+    there.sees("removed   b.txt", "y/n > ")
+    there.types("y\n")
+    there.sees(READY)
+    assert not (folder / "b.txt").exists()
+    there.types("!echo $((6 * 7))\r")
+    there.sees("42\r\n", READY)
+    there.types("Take long\r")
+    there.sees("sleep 30")
+    there.types("y\n")
+    there.sees("> run_terminal_command")
+    there.types("\x03")
+    there.sees("SIGINT: the run was cancelled", READY)
+    there.types("\x03")
+    there.sees("Ctrl-C once more leaves")
+    there.types("\x03")
+
+    assert signal.SIGINT + 128 == there.leaves()
+    runs = runs_folder()
+    assert runs is not None
+    history = runs.parent / "chat-history.jsonl"
+    said = [json.loads(line) for line in history.read_text().splitlines()]
+    assert ["Look at @a.txt\nsecond line", "Write it", "/undo", "!echo $((6 * 7))", "Take long"] == said
+    assert 0o600 == history.stat().st_mode & 0o777
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("arguments", "variables"), [(["--plain"], {}), ([], {"TERM": "dumb"}), ([], {"CI": "1"})])
+def test_a_plain_chat_shows_what_was_said_as_it_is_and_redraws_nothing(
+    somebody: Any, arguments: list[str], variables: dict[str, str]
+) -> None:
+    there = somebody(*arguments, **variables)
+    there.sees("> ")
+    there.types("Look\n")
+    there.sees("It says **color**.")
+    there.sees("> ")
+    there.types("/quit\n")
+
+    assert 0 == there.leaves()
