@@ -53,7 +53,7 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
 
 def changer_of(cls: type[T], *names: str) -> Callable[..., T]:
     """
-    Return a function of an instance of a frozen attrs class and of new values of the fields *names*, given by name.
+    Return a function of an instance of a frozen attrs class and of new values of the fields *names*, in that order.
 
     What it gives is a copy with these values, unconverted and unchecked; every other field is as it was, also where it was made
     of one that is changed.
@@ -64,7 +64,7 @@ def changer_of(cls: type[T], *names: str) -> Callable[..., T]:
     known: dict[str, Any] = {"_twin": _twin_of(cls), "_frozen": cls}
     fields = [field.name for field in attrs.fields(cls)]  # type: ignore[arg-type]
     lines = [f"    made.{name} = {name if name in names else f'_of.{name}'}" for name in fields]
-    changed: Callable[..., T] = _compiled(["_of", "*", *names], lines, known)
+    changed: Callable[..., T] = _compiled(["_of", *names], lines, known)
     return changed
 
 
