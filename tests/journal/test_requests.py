@@ -4,6 +4,7 @@ Requests are stored as differences: whatever happens to a history, the recorded 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import attrs
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from stepengine.data.effects import CallModel
 from stepengine.data.messages import AssistantMessage, UserMessage
-from stepengine.data.models import ModelRequest
+from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.outcomes import Value
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
@@ -40,6 +41,11 @@ moves = st.one_of(
 )
 
 
+# Given again and again as they are, as a run does, or changed from one request to the next.
+TOOLS = ((), (ToolSpec("t", "d", {"type": "object", "$ref": "x"}),), (ToolSpec("u", "", {}), ToolSpec("t", "d", {})))
+SETTINGS = ModelSettings()
+
+
 def moved(history: Transcript, move: tuple[str, Any]) -> Transcript:
     kind, value = move
     match kind:
@@ -58,7 +64,7 @@ def moved(history: Transcript, move: tuple[str, Any]) -> Transcript:
 
 
 @pytest.mark.spec("replay:J19", "prototype:N9", "replay:J39")
-@given(st.lists(moves, max_size=12), st.lists(words, max_size=2), st.booleans())
+@given(st.lists(moves, max_size=12), st.lists(words, max_size=2), st.lists(st.sampled_from(TOOLS), max_size=3))
 def test_every_request_is_read_back_as_it_was_sent(changes, prompts, tools):
     history, journal = Transcript(), MemoryJournal(redact="off")
     writer = journal.writer()
@@ -69,12 +75,17 @@ def test_every_request_is_read_back_as_it_was_sent(changes, prompts, tools):
         seen = moved(history, move)
         history = history if move[0] == "aside" else seen
         prompt = prompts[number % len(prompts)] if prompts else ""
-        specs = (ToolSpec("t", "d", {"type": "object", "$ref": "x"}),) if tools else ()
-        request = ModelRequest("m", prompt, seen, specs, tail=(UserMessage("tail"),) if number % 3 else ())
+        specs = tools[number % len(tools)] if tools else ()
+        request = ModelRequest(
+            "m", prompt, seen, specs, tail=() if number % 3 else (UserMessage("tail"),), settings=SETTINGS
+        )
         sent.append(request)
         writer.append(Intent("", number, CallModel(number, request)))
         writer.append(Result("", number, number, Value(None)))
-    read = MemoryJournal(journal.lines(), redact="off").history()
+    lines = journal.lines()
+    blobs = [json.loads(line)["fp"] for line in lines if line.startswith(b'{"kind":"blob"')]
+    assert len(blobs) == len(set(blobs)), "what many requests share is written once, before the first of them"
+    read = MemoryJournal(lines, redact="off").history()
     prints = Fingerprints(PLAIN)
     for number, request in enumerate(sent):
         intent = read.intents["", number]
