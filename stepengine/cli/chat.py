@@ -353,14 +353,14 @@ class Chat:
         )
 
     async def _do_compact(self, hint: str) -> None:
-        from stepengine.context import Compaction, compact
+        from stepengine.context import compact, summarize
 
         if not self._states:
             self._terminal.say("nothing was said yet")
             return
 
         def handle_steps(ctx: StepContext[Any]) -> Steps[None]:
-            yield from compact(ctx.agent_state, Compaction(summary_directives=hint))
+            yield from compact(ctx.agent_state, summarize(directives=hint))
 
         before = self._states[-1]
         # Not recorded: what a journal holds is repeated with the agent's own handler.

@@ -220,7 +220,8 @@ def attached(said: str, folder: Path, withhold: Sequence[str] = ()) -> Attached:
 
 def _content(name: str, folder: Path, withhold: Sequence[str], most: int) -> str | Exception:
     from stepengine.errors import ToolError
-    from stepengine.tools.files.root import Policy, Root
+    from stepengine.tools.files.policy import Policy
+    from stepengine.tools.files.root import Root
 
     try:
         root = Root(folder, Policy(withhold=tuple(withhold), allow_wide_root=True))
