@@ -92,7 +92,9 @@ MODULES = {
     "stepengine.models": ["Models", "Provider", "ModelRequest", "ModelReply", "ModelDelta", "fallback"],
     "stepengine.permissions": ["Policy", "Rule"],
     "stepengine.sessions": ["FileSessions", "SqliteSessions", "MemorySessions"],
+    "stepengine.ag_ui": ["ag_ui", "answers_of", "prompt_of"],
     "stepengine.otel": ["Tracing"],
+    "stepengine.vercel": ["HEADERS", "answers_of", "prompt_of", "sse", "vercel"],
     "stepengine.events": ["TextDelta", "ToolStarted", "ToolFinished", "AgentFinished", "RunFinished"],
     "stepengine.errors": ["StepEngineError", "ToolError", "ModelError", "LimitExceeded", "LimitReached"],
 }
