@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias
 import attrs
 import typer
 
+from stepengine.cli.acp import add_acp_command
 from stepengine.cli.ending import EXIT_CODES, leave
 from stepengine.cli.journal_app import add_journal_commands
 from stepengine.cli.options import BaseUrl, Config, Options, Quiet, with_options
@@ -262,3 +263,4 @@ def version() -> None:
 add_journal_commands(app)
 add_scanning_commands(app)
 add_policy_command(app)
+add_acp_command(app)

@@ -1,0 +1,80 @@
+"""``stepengine acp``: an agent for an editor, over stdin and stdout."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+import typer
+
+from stepengine.cli.ending import leave
+from stepengine.cli.options import BaseUrl, Config, Options
+from stepengine.cli.recording import runs_folder
+from stepengine.cli.report import Exit
+from stepengine.cli.settings import UsageProblem
+
+if TYPE_CHECKING:
+    from stepengine.data.events import Event
+    from stepengine.engine import Engine
+
+__all__ = ("acp_command", "add_acp_command")
+
+ACP = """\
+Serve AGENT to an editor that speaks the Agent Client Protocol; the editor starts this command.
+
+The agent works in the folder that the editor names. It reads and searches by itself; what changes a file or runs a program is shown
+and asked about first. Sessions are kept in the user's state folder. Needs: pip install 'stepengine[acp]'
+
+\b
+In Zed's settings:
+  "agent_servers": {"stepengine": {"command": "stepengine", "args": ["acp", "base2", "--model", "anthropic/claude-sonnet-4-5"]}}"""
+
+SESSIONS = "editors"
+
+
+def acp_command(options: Options) -> Exit:
+    """Serve an agent until the editor goes away."""
+    from stepengine.cli.running import explained
+
+    return explained(lambda: _serve(options.in_force()))
+
+
+def _serve(options: Options) -> Exit:
+    from stepengine.acp import serve, take_stdout
+    from stepengine.cli.running import bench_for
+    from stepengine.engine import load_agent
+
+    runs = runs_folder()
+    if runs is None:
+        msg = "there is no home folder to keep sessions in; set STEPENGINE_STATE_DIR"
+        raise UsageProblem(msg)
+    options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
+
+    def make(cwd: Path, /, *, observers: tuple[Callable[[Event], Any], ...] = ()) -> Engine:
+        agent = load_agent(options.agent, folders=options.settings.agent_folders)
+        return bench_for(attrs.evolve(options, cwd=cwd), agent, is_new=True, observers=observers, headless=False).engine
+
+    out = take_stdout()
+    agent = load_agent(options.agent, folders=options.settings.agent_folders)
+    asyncio.run(serve(make, agent.id, runs.parent / SESSIONS, out=out))
+    return Exit.COMPLETED
+
+
+def add_acp_command(app: typer.Typer) -> None:
+    """Add the command to *app*."""
+
+    @app.command("acp", help=ACP)
+    def acp(
+        agent: Annotated[str, typer.Argument(help="Id or file of the agent.")] = "base2",
+        *,
+        model: Annotated[
+            list[str] | None,
+            typer.Option(help="Model of every agent, or of one of them.", metavar="MODEL|AGENT=MODEL"),
+        ] = None,
+        base_url: BaseUrl = "",
+        config: Config = None,
+    ) -> None:
+        leave(acp_command(Options(agent=agent, model=model, base_url=base_url, config=config)))
