@@ -92,6 +92,7 @@ MODULES = {
     "stepengine.models": ["Models", "Provider", "ModelRequest", "ModelReply", "ModelDelta", "fallback"],
     "stepengine.permissions": ["Policy", "Rule"],
     "stepengine.sessions": ["FileSessions", "SqliteSessions", "MemorySessions"],
+    "stepengine.acp": ["EditorAgent", "MakeEngine", "serve", "take_stdout"],
     "stepengine.ag_ui": ["ag_ui", "answers_of", "prompt_of"],
     "stepengine.otel": ["Tracing"],
     "stepengine.vercel": ["HEADERS", "answers_of", "prompt_of", "sse", "vercel"],

@@ -179,7 +179,8 @@ class Shown:
         yield acp.update_tool_call(call, status=status, content=content)
 
     def _progress(self, event: ToolProgress | ToolLog) -> Iterator[Any]:
-        if event.tool_call_id:
+        # What a call shows is replaced, and a diff says more.
+        if event.tool_call_id and self._kind(event.tool_name) != "edit":
             content = [acp.tool_content(acp.text_block(event.message[:RESULT_CHARS]))]
             yield acp.update_tool_call(self._call_id(event.path, event.tool_call_id), content=content)
 
