@@ -146,13 +146,13 @@ async def test_a_prompt_is_streamed_and_an_edit_is_shown_as_a_diff_and_asked_abo
 async def test_a_turn_is_cancelled_while_its_question_is_open_and_the_session_goes_on(
     tmp_path: Path, project: Path
 ) -> None:
-    waiting = asyncio.Event()
+    waiting, cancelled = asyncio.Event(), asyncio.Event()
 
-    async def never(call: Any, options: Any) -> Any:
+    async def slow(call: Any, options: Any) -> Any:
         waiting.set()
-        await asyncio.sleep(1)
+        await cancelled.wait()
 
-    editor = Editor(never)
+    editor = Editor(slow)
     async with served(editor, tmp_path) as agent:
         session = (await agent.new_session(cwd=str(project), mcp_servers=[])).session_id
         turn = asyncio.create_task(said_to(agent, session, "edit shop.py rate tax"))
@@ -161,6 +161,7 @@ async def test_a_turn_is_cancelled_while_its_question_is_open_and_the_session_go
             await said_to(agent, session, "hello")
         await agent.cancel(session_id=session)
         assert "cancelled" == (await turn).stop_reason
+        cancelled.set()
         assert -32602 == second.value.code
         assert "rate = 1\nname = 2\n" == (project / "shop.py").read_text()
         assert "end_turn" == (await said_to(agent, session, "hello")).stop_reason
