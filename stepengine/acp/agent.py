@@ -309,10 +309,13 @@ class EditorAgent:
         session.handle, session.turn, session.events = handle, turn, handle.events()
 
     def _answer_with(self, session: _Session, text: str) -> None:
-        handle, question = session.handle, session.question
-        session.question = None
-        if handle is not None and question is not None:
-            handle.answer(question.id, text)
+        """Give the run what it asked for; a text that is no answer leaves its question open."""
+        assert session.handle is not None  # noqa: S101 - the turn before left it
+        if session.question is None:
+            session.handle.send_input(text)
+        else:
+            session.handle.answer(session.question.id, text)
+            session.question = None
 
     async def _follow(self, session: _Session) -> schema.PromptResponse:
         """Show a run until it has ended, or asks for words."""

@@ -23,6 +23,7 @@ from stepengine.data.events import (
     ModelStarted,
     PermissionRequested,
     ReplyDiscarded,
+    RunFinished,
     TextCompleted,
     TextDelta,
     ThinkingCompleted,
@@ -73,6 +74,7 @@ class Shown:
         self._kinds: dict[str, str] = {}
         self._blocks: dict[tuple[str, int], _Block] = {}
         self._calls: set[str] = set()
+        self._said: list[str] = []
         self._made = 0
 
     def of(self, event: Event) -> Iterator[Any]:
@@ -118,6 +120,8 @@ class Shown:
                 yield acp.update_tool_call(self._agent_id(event.path), content=content)
             return
         kind = "text" if isinstance(event, TextCompleted) else "thought"
+        if kind == "text":
+            self._said.append(event.text)
         block = self._blocks.get((kind, event.seq))
         if block is not None and not event.text.startswith(block.shown):
             del self._blocks[kind, event.seq]
@@ -132,6 +136,12 @@ class Shown:
         if not event.path:
             self._blocks.clear()
         yield from ()
+
+    def _finished(self, event: RunFinished) -> Iterator[Any]:
+        """Give what a run ends with when its model did not say it: what its handler returned."""
+        text = event.result.text
+        if text.strip() and not any(text in said for said in self._said):
+            yield self._more("text", -1, text)
 
     def _told(self, event: Compacted | Warned) -> Iterator[Any]:
         said = event.message if isinstance(event, Warned) else f"The conversation was made shorter ({event.by})."
@@ -257,6 +267,7 @@ SHOWN: Mapping[type[Event], Callable[[Shown, Any], Iterator[Any]]] = {
     ModelStarted: Shown._model_started,  # noqa: SLF001
     PermissionRequested: Shown._asked,  # noqa: SLF001
     ReplyDiscarded: Shown._discarded,  # noqa: SLF001
+    RunFinished: Shown._finished,  # noqa: SLF001
     TextCompleted: Shown._completed,  # noqa: SLF001
     TextDelta: Shown._delta,  # noqa: SLF001
     ThinkingCompleted: Shown._completed,  # noqa: SLF001

@@ -15,6 +15,7 @@ from stepengine.cli.options import BaseUrl, Config, Options
 from stepengine.cli.recording import runs_folder
 from stepengine.cli.report import Exit
 from stepengine.cli.settings import UsageProblem
+from stepengine.errors import DefinitionError
 
 if TYPE_CHECKING:
     from stepengine.data.events import Event
@@ -55,7 +56,11 @@ def _serve(options: Options) -> Exit:
 
     def make(cwd: Path, /, *, observers: tuple[Callable[[Event], Any], ...] = ()) -> Engine:
         agent = load_agent(options.agent, folders=options.settings.agent_folders)
-        return bench_for(attrs.evolve(options, cwd=cwd), agent, is_new=True, observers=observers, headless=False).engine
+        here = attrs.evolve(options, cwd=cwd)
+        try:
+            return bench_for(here, agent, is_new=True, observers=observers, headless=False).engine
+        except UsageProblem as problem:
+            raise DefinitionError(str(problem)) from None
 
     out = take_stdout()
     agent = load_agent(options.agent, folders=options.settings.agent_folders)

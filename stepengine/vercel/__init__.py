@@ -200,6 +200,7 @@ class _Page:
         self._calls: dict[str, bool] = {}
         self._approvals: dict[str, str] = {}
         self._decided_calls: set[str] = set()
+        self._said: list[str] = []
         self._agents: dict[str, Chunk] = {}
         self._made = 0
         self._has_begun = False
@@ -255,7 +256,13 @@ class _Page:
             case RunStatus.TRUNCATED:
                 yield from self._end("length")
             case _:
+                yield from self._unsaid(result.text)
                 yield from self._end("stop")
+
+    def _unsaid(self, text: str) -> Iterator[Chunk]:
+        """Give what a run ends with when its model did not say it: what its handler returned."""
+        if text.strip() and not any(text in said for said in self._said):
+            yield from self._more("text", -1, text)
 
     # --- the root's steps, texts and thoughts ---------------------------------------------------------------------------
 
@@ -288,6 +295,8 @@ class _Page:
     def _completed(self, event: TextCompleted | ThinkingCompleted) -> Iterator[Chunk]:
         """End a part; what a reader who fell behind did not get is made up for, what it got wrongly is taken back."""
         kind = "text" if isinstance(event, TextCompleted) else "reasoning"
+        if kind == "text":
+            self._said.append(event.text)
         block = self._blocks.get((kind, event.seq))
         shown = "" if block is None else block.shown
         if not event.text.startswith(shown):

@@ -185,6 +185,7 @@ async def test_a_question_with_options_is_a_request_and_one_for_words_is_answere
         assert "end_turn" == (await said_to(agent, session, "ask me")).stop_reason
         assert "Which name?" in editor.said()
         assert "end_turn" == (await said_to(agent, session, "Ann")).stop_reason
+        assert editor.said().endswith("Ann in L")
     assert ["Which size?"] == [call.title for call, _ in editor.asked]
     replayed = Editor()
     async with served(replayed, tmp_path) as agent:

@@ -196,3 +196,23 @@ async def test_a_reply_that_broke_off_is_taken_back(version: int, kept: list[str
                 texts.clear()
     assert kept == texts
     assert ("data-discarded" in {chunk["type"] for chunk in chunks}) is (version == 6)
+
+
+async def test_what_a_handler_returns_is_shown_as_what_a_model_says_is_and_not_twice() -> None:
+    from stepengine import STEP, AgentDefinition, Engine
+    from stepengine.testing import ScriptedModel
+
+    def returning(ctx: Any) -> Any:
+        yield STEP
+        return ctx.prompt
+
+    bot = AgentDefinition("bot", model="m/m", handle_steps=returning)
+    for prompt, texts in (("mine", ["said", "mine"]), ("said", ["said"])):
+        async with Engine([bot], models=ScriptedModel(["said"])) as running:
+            chunks = await shown(running.stream("bot", prompt))
+        verify(chunks)
+        parts: dict[str, str] = {}
+        for chunk in chunks:
+            if chunk["type"] == "text-delta":
+                parts[chunk["id"]] = parts.get(chunk["id"], "") + chunk["delta"]
+        assert texts == list(parts.values())
