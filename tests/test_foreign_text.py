@@ -1036,6 +1036,8 @@ PLACES = (
 )
 
 APART: dict[str, str] = {
+    "acp/kept.py:ID": "a name of a fixed length",
+    "acp/kept.py:_read": "JSON of a capped size, in a folder that was made for its owner alone",
     "cli/console.py:Lines._taken": "what a person typed, in UTF-8",
     "cli/inspecting.py:COST": "runs of digits with a cap each, in a file of our own state folder",
     "cli/journals.py:ADVISED": "advice that this package wrote",
