@@ -259,6 +259,7 @@ async def test_text_that_a_reader_missed_is_made_up_for_and_what_was_discarded_i
         yield ev.ToolInputDelta(tool_name="t", text="{", tool_call_id="c1", seq=1, run_id="x")
         yield ev.ReplyDiscarded(model="m", seq=1, run_id="x")
         yield ev.TextDelta(text="right", seq=1, run_id="x")
+        yield ev.ToolInputDelta(tool_name="t", text="{}", tool_call_id="c1", seq=1, run_id="x")
         yield ev.TextCompleted(text="other", seq=1, run_id="x")
         yield ev.ThinkingCompleted(text="whole", seq=2, run_id="x")
 
@@ -279,5 +280,5 @@ async def test_text_that_a_reader_missed_is_made_up_for_and_what_was_discarded_i
     ]
     assert ["Hello.", "wrong", "right", "other"] == list(texts.values())
     assert ["Hello.", "other"] == [text for message, text in texts.items() if message not in gone]
-    assert "c1" in gone
+    assert ("c1", 2) == (gone[1], [event["type"] for event in got].count("TOOL_CALL_START"))
     assert ["whole"] == list(joined(got, "REASONING_MESSAGE_CONTENT", "messageId").values())
