@@ -25,6 +25,7 @@ __all__ = ("Kept", "KeptSession", "Turn")
 VERSION = 1
 ID = re.compile(r"[0-9a-f]{16}")
 ABOUT = "session.json"
+OTHERS_WRITE = 0o022
 MAX_ABOUT = 16 * 1_048_576
 TITLE_CHARS = 80
 
@@ -114,6 +115,7 @@ class Kept:
         session.folder = self._folder / session.id
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_owner()
             session.folder.mkdir(mode=0o700)
             session.save()
         except OSError as error:
@@ -128,12 +130,20 @@ class Kept:
             msg = f"there is no session {session_id!r:.80}; `session/list` names those that are kept"
             raise SessionError(msg)
         try:
+            self._check_owner()
             about = _read(folder / ABOUT)
             turns = [Turn(str(t["prompt"]), folder / Path(t["journal"]).name, bool(t["kept"])) for t in about["turns"]]
             return KeptSession(session_id, folder, Path(about["cwd"]), turns, str(about["updated"]))
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             msg = f"the session {session_id!r} cannot be read: {type(error).__name__}"
             raise SessionError(msg) from None
+
+    def _check_owner(self) -> None:
+        """Raise unless only this user may put something into the folder: what lies there is what an agent goes on from."""
+        status = self._folder.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
+            msg = f"others may write in {str(self._folder)!r}; make it yours alone with `chmod 700`"
+            raise SessionError(msg)
 
     def copy(self, source: KeptSession, cwd: Path) -> KeptSession:
         """Make a session that goes on from where another one is."""

@@ -12,7 +12,6 @@ import typer
 
 from stepengine.cli.ending import leave
 from stepengine.cli.options import BaseUrl, Config, Options
-from stepengine.cli.recording import runs_folder
 from stepengine.cli.report import Exit
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError
@@ -45,6 +44,7 @@ def acp_command(options: Options) -> Exit:
 
 def _serve(options: Options) -> Exit:
     from stepengine.acp import serve, take_stdout
+    from stepengine.cli.recording import runs_folder
     from stepengine.cli.running import bench_for
     from stepengine.engine import load_agent
 
