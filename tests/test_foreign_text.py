@@ -1045,6 +1045,8 @@ PLACES = (
 APART: dict[str, str] = {
     "cli/app.py:MARKUP": "help texts of this package",
     "cli/chat.py:Chat._command": "what a person typed, compared with names of ours",
+    "acp/kept.py:ID": "a name of a fixed length",
+    "acp/kept.py:_read": "JSON of a capped size, in a folder that was made for its owner alone",
     "cli/console.py:Lines._taken": "what a person typed, in UTF-8",
     "cli/runs.py:COST": "runs of digits with a cap each, in a file of our own state folder",
     "cli/journals.py:ADVISED": "advice that this package wrote",

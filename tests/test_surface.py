@@ -115,7 +115,10 @@ MODULES = {
     ],
     "stepengine.permissions": ["Policy", "Rule"],
     "stepengine.sessions": ["FileSessions", "SqliteSessions", "MemorySessions"],
+    "stepengine.acp": ["EditorAgent", "MakeEngine", "serve", "take_stdout"],
+    "stepengine.ag_ui": ["ag_ui", "answers_of", "prompt_of"],
     "stepengine.otel": ["Tracing"],
+    "stepengine.vercel": ["HEADERS", "answers_of", "prompt_of", "sse", "vercel"],
     "stepengine.events": ["TextDelta", "ToolStarted", "ToolFinished", "AgentFinished", "RunFinished"],
     "stepengine.errors": ["StepEngineError", "ToolError", "ModelError", "LimitExceeded", "LimitReached"],
 }

@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+from stepengine.cli.acp import acp
 from stepengine.cli.agents import agents
 from stepengine.cli.ask import ask
 from stepengine.cli.chat import chat
@@ -78,7 +79,7 @@ def version() -> Exit:
 
 
 GROUPS: dict[str, dict[str, Callable[..., Exit]]] = {
-    "Run": {"run": run, "chat": chat, "ask": ask, "demo": demo},
+    "Run": {"run": run, "chat": chat, "ask": ask, "acp": acp, "demo": demo},
     "Look": {"agents": agents, "models": models, "runs": runs, "show": show, "diff": diff, "config": config, "version": version},
     "Journals": {
         "resume": resume, "replay": replay, "fork": fork, "extend": extend, "undo": undo, "test": suite, "ready": ready,

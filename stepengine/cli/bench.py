@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from stepengine.errors import (
 if TYPE_CHECKING:
     from stepengine.cli.console import TerminalInteractor
     from stepengine.cli.progress import Progress
+    from stepengine.data.events import Event
     from stepengine.engine import Engine
     from stepengine.models import Models, Provider
     from stepengine.permissions import Policy
@@ -67,7 +68,14 @@ def limits_of(options: Options, agent: AgentDefinition[Any]) -> Limits | None:
 
 
 def bench_for(
-    options: Options, agent: AgentDefinition[Any], *, performs: bool = True, into: str = "", is_new: bool = False
+    options: Options,
+    agent: AgentDefinition[Any],
+    *,
+    performs: bool = True,
+    into: str = "",
+    is_new: bool = False,
+    observers: Sequence[Callable[[Event], Any]] = (),
+    headless: bool | None = None,
 ) -> Bench:
     """
     Return an engine for *agent* and those that it may spawn.
@@ -78,6 +86,8 @@ def bench_for(
         performs: Whether tools will really be called; a replay calls none, so nothing has to be allowed for it.
         into: A journal beside that of the options, which tools are not to show either.
         is_new: Whether the run begins now: models that are set for agents hold for it, a recorded run keeps its own.
+        observers: Who else is shown the events of runs.
+        headless: Whether nobody is there to answer; by default that is the case where stdin is no terminal.
 
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
@@ -102,14 +112,14 @@ def bench_for(
         agents,
         allowed_tools(options, agents, (options.journal, into)) if performs else uncalled_tools(options.cwd.resolve()),
         models,
-        observers=[progress] if progress else [],
+        observers=[*([progress] if progress else []), *observers],
         default_model=default,
         agent_models=_agent_models(options, agents, is_new=is_new),
         hooks=Hooks(pre_step=[summarize()], on_stop=[require_finished_todos()]),
         permissions=settings.policy or (_asking_policy() if options.asks else None),
         interactor=somebody,
         # The journal that every run has by itself is no sign that somebody will come back to answer.
-        headless=True if is_new and not options.journal and alone else None,
+        headless=True if headless is None and is_new and not options.journal and alone else headless,
         workspace=options.cwd.resolve(),
     )
     return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))

@@ -124,11 +124,11 @@ class Tracing:
         steps: bool = True,
     ) -> None:
         try:
-            from opentelemetry import context, metrics, trace
+            from opentelemetry import metrics, trace
         except ImportError:
             msg = "Tracing needs the package opentelemetry-api: pip install 'stepengine[otel]'"
             raise DefinitionError(msg) from None
-        self._trace, self._here = trace, context.get_current
+        self._trace = trace
         self._tracer = trace.get_tracer(NAME, tracer_provider=tracer_provider)
         meter = metrics.get_meter(NAME, meter_provider=meter_provider)
         self._tokens = meter.create_histogram(
@@ -185,8 +185,9 @@ class Tracing:
         return run
 
     def _parent_of(self, tree: Mapping[str, _Run], path: str) -> Context | None:
+        # Without a parent it is the span that is current where the run was called.
         above = tree.get(path.rpartition(".")[0]) if path else None
-        return self._here() if above is None else above.innermost.context
+        return None if above is None else above.innermost.context
 
     def _step_started(self, event: StepStarted) -> None:
         run = self._run(event)

@@ -1,0 +1,176 @@
+"""
+What is kept of an editor's sessions: a folder each, with a journal for every turn and what was said.
+
+What must not be here: the protocol, and how a turn is run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from stepengine.data.visible import visible
+from stepengine.errors import SessionError
+
+__all__ = ("Kept", "KeptSession", "Turn")
+
+VERSION = 1
+ID = re.compile(r"[0-9a-f]{16}")
+ABOUT = "session.json"
+OTHERS_WRITE = 0o022
+MAX_ABOUT = 16 * 1_048_576
+TITLE_CHARS = 80
+
+
+@attrs.frozen
+class Turn:
+    """
+    One prompt and the run that it began.
+
+    Attributes:
+        prompt: What the user said, as it is shown again.
+        journal: Where the run is recorded.
+        is_kept: Whether the conversation went on from its state: not when it failed.
+    """
+
+    prompt: str
+    journal: Path
+    is_kept: bool = False
+
+
+@attrs.define(eq=False)
+class KeptSession:
+    """
+    One session.
+
+    Attributes:
+        id: 16 hex digits.
+        folder: Where it is kept.
+        cwd: The workspace.
+        turns: What was said, in order.
+        updated: When it changed last, as ISO 8601 in UTC.
+    """
+
+    id: str
+    folder: Path
+    cwd: Path
+    turns: list[Turn] = attrs.field(factory=list)
+    updated: str = ""
+
+    @property
+    def title(self) -> str:
+        """The first words of the first prompt."""
+        first = self.turns[0].prompt if self.turns else ""
+        return visible(" ".join(first.split()), strict=True)[:TITLE_CHARS]
+
+    def begin(self, prompt: str) -> Turn:
+        """Add a turn whose run begins now, and keep it."""
+        turn = Turn(prompt, self.folder / f"{len(self.turns) + 1:04}.jsonl")
+        self.turns.append(turn)
+        self.save()
+        return turn
+
+    def end(self, turn: Turn, *, is_kept: bool) -> None:
+        """Keep how a turn ended."""
+        self.turns[self.turns.index(turn)] = attrs.evolve(turn, is_kept=is_kept)
+        self.save()
+
+    def save(self) -> None:
+        """Write what is known of the session; the file is whole before it takes the place of the old one."""
+        self.updated = datetime.now(UTC).isoformat(timespec="milliseconds")
+        turns = [{"prompt": t.prompt, "journal": t.journal.name, "kept": t.is_kept} for t in self.turns]
+        about = {"version": VERSION, "cwd": str(self.cwd), "updated": self.updated, "turns": turns}
+        place = self.folder / f"{ABOUT}.{secrets.token_hex(4)}"
+        try:
+            file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(file, "w", encoding="utf-8") as out:
+                json.dump(about, out)
+            place.replace(self.folder / ABOUT)
+        finally:
+            place.unlink(missing_ok=True)
+
+
+class Kept:
+    """
+    The sessions in a folder, which is made for its owner alone.
+
+    Raises:
+        SessionError: from its methods, when a session is missing, broken, or cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def new(self, cwd: Path) -> KeptSession:
+        """Make a session."""
+        session = KeptSession(secrets.token_hex(8), Path(), cwd)
+        session.folder = self._folder / session.id
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_owner()
+            session.folder.mkdir(mode=0o700)
+            session.save()
+        except OSError as error:
+            msg = f"a session cannot be kept in {str(self._folder)!r}: {error.strerror}"
+            raise SessionError(msg) from None
+        return session
+
+    def find(self, session_id: str) -> KeptSession:
+        """Return the session of an id."""
+        folder = self._folder / session_id
+        if not ID.fullmatch(session_id) or not (folder / ABOUT).is_file():
+            msg = f"there is no session {session_id!r:.80}; `session/list` names those that are kept"
+            raise SessionError(msg)
+        try:
+            self._check_owner()
+            about = _read(folder / ABOUT)
+            turns = [Turn(str(t["prompt"]), folder / Path(t["journal"]).name, bool(t["kept"])) for t in about["turns"]]
+            return KeptSession(session_id, folder, Path(about["cwd"]), turns, str(about["updated"]))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            msg = f"the session {session_id!r} cannot be read: {type(error).__name__}"
+            raise SessionError(msg) from None
+
+    def _check_owner(self) -> None:
+        """Raise unless only this user may put something into the folder: what lies there is what an agent goes on from."""
+        status = self._folder.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
+            msg = f"others may write in {str(self._folder)!r}; make it yours alone with `chmod 700`"
+            raise SessionError(msg)
+
+    def copy(self, source: KeptSession, cwd: Path) -> KeptSession:
+        """Make a session that goes on from where another one is."""
+        made = self.new(cwd)
+        for turn in source.turns:
+            if turn.journal.is_file():
+                shutil.copy2(turn.journal, made.folder / turn.journal.name)
+            made.turns.append(attrs.evolve(turn, journal=made.folder / turn.journal.name))
+        made.save()
+        return made
+
+    def all(self, cwd: Path | None) -> list[KeptSession]:
+        """Return the sessions of a workspace, or all; the newest first. Those that cannot be read are left out."""
+        found = []
+        for folder in self._folder.iterdir() if self._folder.is_dir() else ():
+            try:
+                session = self.find(folder.name)
+            except SessionError:
+                continue
+            if cwd is None or session.cwd == cwd:
+                found.append(session)
+        return sorted(found, key=lambda session: session.updated, reverse=True)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if file.stat().st_size > MAX_ABOUT:
+        msg = "too large"
+        raise ValueError(msg)
+    about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return about

@@ -1,0 +1,577 @@
+"""
+Runs for web pages that speak AG-UI, the agent-user interaction protocol.
+
+What lives here: our events as its events, its input as prompts and answers. The package `ag_ui` is imported only here, on first use.
+
+What must not: HTTP (the application has a server, and the package an encoder for its lines), and history from a browser.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.data.codec import plain
+from stepengine.data.events import (
+    AgentFinished,
+    AgentSpawned,
+    AnswerReceived,
+    Compacted,
+    Event,
+    EventsDropped,
+    FileChanged,
+    FollowupsSuggested,
+    ModelRetry,
+    Notification,
+    PermissionDecided,
+    PermissionRequested,
+    QuestionAsked,
+    RateLimited,
+    Repeat,
+    ReplyDiscarded,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+    StepStarted,
+    TextCompleted,
+    TextDelta,
+    ThinkingCompleted,
+    ThinkingDelta,
+    ToolFinished,
+    ToolInputDelta,
+    ToolLog,
+    ToolProgress,
+    ToolStarted,
+    Warned,
+)
+from stepengine.data.json import thaw
+from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.data.state import RunResult, RunStatus
+from stepengine.errors import DefinitionError, InputError, StepEngineError
+
+if TYPE_CHECKING:
+    from ag_ui.core import BaseEvent, RunAgentInput
+
+__all__ = ("ag_ui", "answers_of", "prompt_of")
+
+MAX_PROMPT = 1_048_576
+"""Characters of a prompt that a page may send."""
+CUSTOM = (
+    Notification, Compacted, ModelRetry, RateLimited, Warned, Repeat, FollowupsSuggested, EventsDropped, FileChanged,
+)  # fmt: skip
+
+
+async def ag_ui(
+    events: AsyncIterable[Event], *, thread_id: str, run_id: str, verbose: bool = False
+) -> AsyncGenerator[BaseEvent, None]:
+    """
+    Give the events of a run as those of AG-UI 1.0.
+
+    A suspended run ends with the outcome ``interrupt``, which has its open questions; ``answers_of`` reads what comes back. What
+    ends in an error, also one that *events* raises, ends with ``RUN_ERROR``. Leaving the iteration early closes *events*.
+
+    Args:
+        events: Those of a run, such as ``engine.stream(...)`` or ``handle.events()``.
+        thread_id: The conversation's id, as the page gave it.
+        run_id: The run's id, as the page gave it; ours is in the metadata of ``RUN_STARTED``.
+        verbose: Whether events that the protocol has no place for are given as ``CUSTOM``, too.
+
+    Raises:
+        DefinitionError: when ``ag_ui`` is not installed.
+    """
+    page = _Page(_core(), thread_id, run_id, verbose=verbose)
+    try:
+        async for event in events:
+            for shown in page.show(event):
+                yield shown
+    except StepEngineError as error:
+        for shown in page.fail(error.message, _code(error)):
+            yield shown
+    finally:
+        close = getattr(events, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def prompt_of(given: RunAgentInput) -> str:
+    """
+    Return what the user says: the text of the last message that a page sends. Nothing else of its history counts.
+
+    Raises:
+        InputError: when the last message is none of the user's, holds something that is not text, or is too long.
+    """
+    last = given.messages[-1] if given.messages else None
+    if last is None or last.role != "user":
+        msg = f"the last message of a page is what its user says; this one is {'none' if last is None else repr(last.role)}"
+        raise InputError(msg, issues=("messages: the last one is no user message",))
+    parts = [last.content] if isinstance(last.content, str) else [getattr(part, "text", None) for part in last.content]
+    if None in parts:
+        msg = "a page sent a message with something that is not text; only text parts are read"
+        raise InputError(msg, issues=("messages: the last one has a part that is not text",))
+    text = "\n\n".join([part for part in parts if part is not None])
+    if len(text) > MAX_PROMPT:
+        msg = f"a page sent {len(text)} characters; a prompt has at most {MAX_PROMPT}"
+        raise InputError(msg, issues=("messages: the last one is too long",))
+    return text
+
+
+def answers_of(given: RunAgentInput) -> dict[str, AnswerLike]:
+    """
+    Return what a page answers to the interrupts of a suspended run, by question id; empty when it answers nothing.
+
+    A payload is a bool or a string, or, to a permission, an object with ``approved`` and perhaps ``reason`` and ``editedInput``; to a
+    question with options a list of them. An entry that was cancelled is declined. What the answers are worth the engine says.
+
+    Raises:
+        InputError: when an id is none of ours, the entries are of several runs, or a payload cannot be read.
+    """
+    found: dict[str, AnswerLike] = {}
+    runs = set()
+    for number, entry in enumerate(given.resume or ()):
+        run, colon, question = entry.interrupt_id.partition(":")
+        if not (run and colon and question):
+            msg = f"resume[{number}] answers {entry.interrupt_id!r:.80}; the id of an interrupt is such as 'run-1:q3'"
+            raise InputError(msg, issues=(f"resume[{number}]: no id of an interrupt",))
+        runs.add(run)
+        found[question] = Answer(declined=True) if entry.status == "cancelled" else _answer(entry.payload, number)
+    if len(runs) > 1:
+        msg = f"resume answers interrupts of {len(runs)} runs; those of one run are answered at once"
+        raise InputError(msg, issues=("resume: interrupts of several runs",))
+    return found
+
+
+def _answer(payload: Any, number: int) -> AnswerLike:
+    match payload:
+        case bool() | str():
+            return payload
+        case list() if all(isinstance(each, str) for each in payload):
+            return Answer(selected=payload)
+        case {"approved": bool(approved)}:
+            edited, reason = payload.get("editedInput"), payload.get("reason") or ""
+            if isinstance(reason, str) and isinstance(edited, dict | None):
+                words = "yes" if approved else "no"
+                return Answer(text=words, edited_input=edited if approved else None, reason=reason)
+        case _:
+            pass
+    msg = f"resume[{number}] has a payload that is no answer; one is a bool, a string, a list of options or {{'approved': true}}"
+    raise InputError(msg, issues=(f"resume[{number}]: no answer",))
+
+
+def _core() -> ModuleType:
+    try:
+        from ag_ui import core
+    except ImportError:
+        msg = "AG-UI needs the package ag-ui-protocol: pip install 'stepengine[ag-ui]'"
+        raise DefinitionError(msg) from None
+    return core
+
+
+def _code(error: BaseException) -> str:
+    name = type(error).__name__
+    return "".join([f"_{c.lower()}" if c.isupper() else c for c in name]).lstrip("_")
+
+
+@attrs.define(eq=False)
+class _Block:
+    """A message that is open: its id, and what was shown of it."""
+
+    id: str
+    shown: str = ""
+
+
+@attrs.define(eq=False)
+class _Lane:
+    """What is open of one run of the tree; calls by id, whether their input is still to come."""
+
+    name: str = ""
+    step: str = ""
+    texts: dict[int, _Block] = attrs.field(factory=dict)
+    thoughts: dict[int, _Block] = attrs.field(factory=dict)
+    calls: dict[str, bool] = attrs.field(factory=dict)
+
+
+class _Page:
+    """What a page was shown of one run; everything that is begun is ended before the run is, the innermost first."""
+
+    def __init__(self, core: ModuleType, thread_id: str, run_id: str, *, verbose: bool) -> None:
+        self._core = core
+        self._ids = {"thread_id": thread_id, "run_id": run_id}
+        self._verbose = verbose
+        self._root = ""
+        self._lanes: dict[str, _Lane] = {}
+        self._asked: dict[str, str] = {}
+        self._made = 0
+        self._has_begun = False
+        self._is_over = False
+
+    def show(self, event: Event) -> Iterator[BaseEvent]:
+        """Give what stands for *event*."""
+        if self._is_over:
+            return
+        yield from self._begin(event)
+        show = SHOWN.get(type(event))
+        if show is not None:
+            yield from show(self, event)
+        elif self._verbose or isinstance(event, CUSTOM):
+            value = {name: held for name, held in event.to_json().items() if name not in ("type", "request")}
+            yield self._custom(event, event.type, value)
+
+    def fail(self, message: str, code: str) -> Iterator[BaseEvent]:
+        """Give the end of a run that failed; nothing when it has ended."""
+        if self._is_over:
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            yield self._core.RunStartedEvent(**self._ids, protocol_version=self._core.PROTOCOL_VERSION)
+        yield from self._end_all()
+        self._is_over = True
+        yield self._core.RunErrorEvent(message=message, code=code)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def _begin(self, event: Event) -> Iterator[BaseEvent]:
+        if not self._has_begun:
+            self._has_begun, self._root = True, event.run_id
+            about = {"run_id": event.run_id}
+            if isinstance(event, RunStarted):
+                about["agent_id"] = event.agent_id
+            started = {"protocol_version": self._core.PROTOCOL_VERSION, "metadata": {"stepengine": about}}
+            yield self._core.RunStartedEvent(**self._ids, **started)
+        if event.path not in self._lanes:
+            name = event.agent_id if isinstance(event, RunStarted) else "agent"
+            yield from self._open_lane(event.path, name)
+
+    def _open_lane(self, path: str, name: str, *, call: str | None = None) -> Iterator[BaseEvent]:
+        if path in self._lanes:
+            return
+        self._lanes[path] = _Lane(name)
+        if path:
+            above = path.rpartition(".")[0]
+            yield self._core.SubagentStartedEvent(
+                subagent_run_id=self._agent(path),
+                name=name,
+                parent_subagent_run_id=self._agent(above),
+                parent_tool_call_id=call,
+            )
+
+    def _spawned(self, event: AgentSpawned) -> Iterator[BaseEvent]:
+        call = self._call_id(event.path, event.tool_call_id) if event.tool_call_id else None
+        yield from self._open_lane(event.child_path, event.display_name or event.agent_id, call=call)
+
+    def _agent_finished(self, event: AgentFinished) -> Iterator[BaseEvent]:
+        yield from self._end_lanes(event.child_path, event.status)
+
+    def _end_lanes(self, path: str, status: RunStatus) -> Iterator[BaseEvent]:
+        """End a run of the tree and what is open below it, the deepest first."""
+        inside = [lane for lane in self._lanes if lane == path or not path or lane.startswith(f"{path}.")]
+        for each in sorted(inside, key=lambda lane: lane.count(".") if lane else -1, reverse=True):
+            yield from self._end_blocks(each)
+            yield from self._end_step(each)
+            lane = self._lanes.pop(each)
+            if each:
+                yield self._agent_end(each, status, lane)
+
+    def _agent_end(self, path: str, status: RunStatus, lane: _Lane) -> BaseEvent:
+        core, agent = self._core, {"subagent_run_id": self._agent(path)}
+        if status in (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.MAX_STEPS):
+            ended: BaseEvent = core.SubagentErrorEvent(
+                **agent, message=f"{lane.name} ended as {status}", code=status.value
+            )
+        elif status is RunStatus.SUSPENDED:
+            ended = core.SubagentFinishedEvent(**agent, outcome=core.SubagentFinishedSuspendedOutcome(type="suspended"))
+        else:
+            ended = core.SubagentFinishedEvent(**agent, outcome=core.SubagentFinishedSuccessOutcome(type="success"))
+        return ended
+
+    def _end_all(self, status: RunStatus = RunStatus.FAILED) -> Iterator[BaseEvent]:
+        yield from self._end_lanes("", status)
+
+    def _run_finished(self, event: RunFinished) -> Iterator[BaseEvent]:
+        result, core = event.result, self._core
+        match result.status:
+            case RunStatus.FAILED | RunStatus.MAX_STEPS:
+                message = "the step limit was reached" if result.error is None else str(result.error)
+                code = (
+                    "max_steps" if result.status is RunStatus.MAX_STEPS else _code(result.error or StepEngineError(""))
+                )
+                yield from self.fail(message, code)
+                return
+            case RunStatus.SUSPENDED:
+                asked = [self._interrupt(question) for question in result.pending_questions]
+                outcome = core.RunFinishedInterruptOutcome(type="interrupt", interrupts=asked)
+            case RunStatus.CANCELLED:
+                outcome = core.RunFinishedCancelledOutcome(type="cancelled")
+            case _:
+                outcome = core.RunFinishedSuccessOutcome(type="success")
+        yield from self._end_all(result.status)
+        self._is_over = True
+        yield core.RunFinishedEvent(
+            **self._ids,
+            outcome=outcome,
+            result=plain(result.output),
+            usage=self._usage(result),
+            metadata={"stepengine": {"run_id": event.run_id, "status": result.status.value}},
+        )
+
+    def _usage(self, result: RunResult[Any]) -> list[Any]:
+        return [
+            self._core.TokenUsage(
+                provider=model.partition("/")[0] if "/" in model else None,
+                model=model.partition("/")[2] or model,
+                input_tokens=used.prompt_tokens,
+                output_tokens=used.completion_tokens,
+                total_tokens=used.total_tokens,
+                reasoning_tokens=used.reasoning_tokens,
+                cached_input_tokens=used.cache_read_tokens,
+                cache_write_input_tokens=used.cache_write_tokens,
+            )
+            for model, used in result.usage_by_model.items()
+        ]
+
+    def _requested(self, event: PermissionRequested) -> Iterator[BaseEvent]:
+        # The end of the run tells it: a suspended one ends with its open questions.
+        self._asked[event.question.id] = self._call_id(event.path, event.tool_call_id)
+        yield from ()
+
+    def _nothing(self, _: Event) -> Iterator[BaseEvent]:
+        yield from ()
+
+    def _interrupt(self, question: Question) -> Any:
+        is_permission = question.tool_name is not None
+        about = {"tool_name": question.tool_name, "input": thaw(question.details), "preview": thaw(question.preview)}
+        return self._core.Interrupt(
+            id=f"{self._root}:{question.id}",
+            reason="stepengine.permission" if is_permission else "stepengine.question",
+            message=question.text,
+            tool_call_id=self._asked.get(question.id),
+            subagent_run_id=self._agent(question.path),
+            response_schema=_schema(question),
+            metadata={"stepengine": about} if is_permission else None,
+        )
+
+    # --- steps and messages -------------------------------------------------------------------------------------------
+
+    def _step_started(self, event: StepStarted) -> Iterator[BaseEvent]:
+        yield from self._end_step(event.path)
+        self._lanes[event.path].step = name = f"{event.path}#{event.step}"
+        yield self._core.StepStartedEvent(step_name=name, subagent_run_id=self._agent(event.path))
+
+    def _step_finished(self, event: StepFinished) -> Iterator[BaseEvent]:
+        yield from self._end_blocks(event.path)
+        yield from self._end_step(event.path)
+
+    def _end_step(self, path: str) -> Iterator[BaseEvent]:
+        lane = self._lanes[path]
+        if lane.step:
+            yield self._core.StepFinishedEvent(step_name=lane.step, subagent_run_id=self._agent(path))
+            lane.step = ""
+
+    def _text(self, event: TextDelta) -> Iterator[BaseEvent]:
+        yield from self._more_text(event, event.text)
+
+    def _more_text(self, event: Event, text: str) -> Iterator[BaseEvent]:
+        lane, core, agent = self._lanes[event.path], self._core, {"subagent_run_id": self._agent(event.path)}
+        block = lane.texts.get(event.seq)
+        if block is None:
+            block = lane.texts[event.seq] = _Block(self._new_id(event))
+            yield core.TextMessageStartEvent(message_id=block.id, role="assistant", **agent)
+        block.shown += text
+        yield core.TextMessageContentEvent(message_id=block.id, delta=text, **agent)
+
+    def _thought(self, event: ThinkingDelta) -> Iterator[BaseEvent]:
+        yield from self._more_thought(event, event.text)
+
+    def _more_thought(self, event: Event, text: str) -> Iterator[BaseEvent]:
+        lane, core, agent = self._lanes[event.path], self._core, {"subagent_run_id": self._agent(event.path)}
+        block = lane.thoughts.get(event.seq)
+        if block is None:
+            block = lane.thoughts[event.seq] = _Block(self._new_id(event))
+            yield core.ReasoningStartEvent(message_id=block.id, **agent)
+            yield core.ReasoningMessageStartEvent(message_id=block.id, role="reasoning", **agent)
+        block.shown += text
+        yield core.ReasoningMessageContentEvent(message_id=block.id, delta=text, **agent)
+
+    def _text_completed(self, event: TextCompleted) -> Iterator[BaseEvent]:
+        yield from self._completed(event, self._lanes[event.path].texts, self._more_text, self._end_text)
+
+    def _thinking_completed(self, event: ThinkingCompleted) -> Iterator[BaseEvent]:
+        yield from self._completed(event, self._lanes[event.path].thoughts, self._more_thought, self._end_thought)
+
+    def _completed(
+        self,
+        event: TextCompleted | ThinkingCompleted,
+        blocks: dict[int, _Block],
+        more: Callable[[Event, str], Iterator[BaseEvent]],
+        end: Callable[[str, int], Iterator[BaseEvent]],
+    ) -> Iterator[BaseEvent]:
+        """End a message; what a reader who fell behind did not get is made up for, what it got wrongly is taken back."""
+        shown = blocks[event.seq].shown if event.seq in blocks else ""
+        if not event.text.startswith(shown):
+            yield self._custom(event, "discarded", {"messageId": blocks[event.seq].id})
+            yield from end(event.path, event.seq)
+            shown = ""
+        if event.text[len(shown) :]:
+            yield from more(event, event.text[len(shown) :])
+        yield from end(event.path, event.seq)
+
+    def _end_text(self, path: str, seq: int) -> Iterator[BaseEvent]:
+        block = self._lanes[path].texts.pop(seq, None)
+        if block is not None:
+            yield self._core.TextMessageEndEvent(message_id=block.id, subagent_run_id=self._agent(path))
+
+    def _end_thought(self, path: str, seq: int) -> Iterator[BaseEvent]:
+        block = self._lanes[path].thoughts.pop(seq, None)
+        if block is not None:
+            agent = {"subagent_run_id": self._agent(path)}
+            yield self._core.ReasoningMessageEndEvent(message_id=block.id, **agent)
+            yield self._core.ReasoningEndEvent(message_id=block.id, **agent)
+
+    def _discarded(self, event: ReplyDiscarded) -> Iterator[BaseEvent]:
+        lane = self._lanes[event.path]
+        for blocks in (lane.thoughts, lane.texts):
+            if event.seq in blocks:
+                yield self._custom(event, "discarded", {"messageId": blocks[event.seq].id})
+        calls = [call for call, is_open in lane.calls.items() if is_open]
+        for call in calls:
+            yield self._custom(event, "discarded", {"toolCallId": self._call_id(event.path, call)})
+        yield from self._end_blocks(event.path)
+        for call in calls:
+            del lane.calls[call]
+
+    def _end_blocks(self, path: str) -> Iterator[BaseEvent]:
+        lane = self._lanes[path]
+        for seq in list(lane.thoughts):
+            yield from self._end_thought(path, seq)
+        for seq in list(lane.texts):
+            yield from self._end_text(path, seq)
+        for call in [call for call, is_open in lane.calls.items() if is_open]:
+            yield from self._end_call(path, call)
+
+    # --- tools --------------------------------------------------------------------------------------------------------
+
+    def _input(self, event: ToolInputDelta) -> Iterator[BaseEvent]:
+        if event.tool_call_id:
+            yield from self._begin_call(event.path, event.tool_call_id, event.tool_name)
+            yield self._arguments(event.path, event.tool_call_id, event.text)
+
+    def _tool_started(self, event: ToolStarted) -> Iterator[BaseEvent]:
+        if event.tool_call_id not in self._lanes[event.path].calls:
+            yield from self._begin_call(event.path, event.tool_call_id, event.tool_name)
+            yield self._arguments(event.path, event.tool_call_id, _json(event.input))
+        yield from self._end_call(event.path, event.tool_call_id)
+
+    def _tool_finished(self, event: ToolFinished) -> Iterator[BaseEvent]:
+        if event.tool_call_id not in self._lanes[event.path].calls:
+            yield from self._begin_call(event.path, event.tool_call_id, event.tool_name)
+        yield from self._end_call(event.path, event.tool_call_id)
+        call = self._call_id(event.path, event.tool_call_id)
+        yield self._core.ToolCallResultEvent(
+            message_id=f"{call}-result",
+            tool_call_id=call,
+            content=event.result.text,
+            role="tool",
+            subagent_run_id=self._agent(event.path),
+            metadata={"stepengine": {"status": event.result.status, "duration_ms": event.duration_ms}},
+        )
+
+    def _begin_call(self, path: str, call: str, name: str) -> Iterator[BaseEvent]:
+        lane = self._lanes[path]
+        if call not in lane.calls:
+            lane.calls[call] = True
+            yield self._core.ToolCallStartEvent(
+                tool_call_id=self._call_id(path, call), tool_call_name=name, subagent_run_id=self._agent(path)
+            )
+
+    def _arguments(self, path: str, call: str, text: str) -> BaseEvent:
+        args: BaseEvent = self._core.ToolCallArgsEvent(
+            tool_call_id=self._call_id(path, call), delta=text, subagent_run_id=self._agent(path)
+        )
+        return args
+
+    def _end_call(self, path: str, call: str) -> Iterator[BaseEvent]:
+        lane = self._lanes[path]
+        if lane.calls.get(call):
+            lane.calls[call] = False
+            agent = self._agent(path)
+            yield self._core.ToolCallEndEvent(tool_call_id=self._call_id(path, call), subagent_run_id=agent)
+
+    def _progress(self, event: ToolProgress | ToolLog) -> Iterator[BaseEvent]:
+        call = self._call_id(event.path, event.tool_call_id)
+        content = {"toolCallId": call, "message": event.message, "percent": getattr(event, "percent", None)}
+        yield self._core.ActivitySnapshotEvent(
+            message_id=f"{call}-progress",
+            activity_type="stepengine.progress",
+            content=content,
+            replace=True,
+            subagent_run_id=self._agent(event.path),
+        )
+
+    def _answered(self, event: AnswerReceived | PermissionDecided) -> Iterator[BaseEvent]:
+        if isinstance(event, AnswerReceived):
+            told = {"questionId": event.question_id, "answer": event.answer}
+        else:
+            told = {"toolCallId": self._call_id(event.path, event.tool_call_id), "decision": event.decision}
+        yield self._custom(event, "answer", told)
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    def _custom(self, event: Event, name: str, value: Mapping[str, Any]) -> BaseEvent:
+        custom: BaseEvent = self._core.CustomEvent(
+            name=f"stepengine.{name}", value=dict(value), subagent_run_id=self._agent(event.path)
+        )
+        return custom
+
+    def _agent(self, path: str) -> str | None:
+        return f"{self._root}-{path}" if path else None
+
+    def _call_id(self, path: str, call: str) -> str:
+        # Those of a root run count on through its conversation, also where a run goes on as another one.
+        return f"{self._agent(path)}:{call}" if path else call
+
+    def _new_id(self, event: Event) -> str:
+        self._made += 1
+        return f"{self._root}-{event.path}-{event.epoch}-{self._made}"
+
+
+SHOWN: Mapping[type[Event], Callable[[_Page, Any], Iterator[BaseEvent]]] = {
+    AgentSpawned: _Page._spawned,  # noqa: SLF001
+    AgentFinished: _Page._agent_finished,  # noqa: SLF001
+    RunStarted: _Page._nothing,  # noqa: SLF001
+    QuestionAsked: _Page._nothing,  # noqa: SLF001
+    PermissionRequested: _Page._requested,  # noqa: SLF001
+    RunFinished: _Page._run_finished,  # noqa: SLF001
+    StepStarted: _Page._step_started,  # noqa: SLF001
+    StepFinished: _Page._step_finished,  # noqa: SLF001
+    TextDelta: _Page._text,  # noqa: SLF001
+    ThinkingDelta: _Page._thought,  # noqa: SLF001
+    TextCompleted: _Page._text_completed,  # noqa: SLF001
+    ThinkingCompleted: _Page._thinking_completed,  # noqa: SLF001
+    ReplyDiscarded: _Page._discarded,  # noqa: SLF001
+    ToolInputDelta: _Page._input,  # noqa: SLF001
+    ToolStarted: _Page._tool_started,  # noqa: SLF001
+    ToolFinished: _Page._tool_finished,  # noqa: SLF001
+    ToolProgress: _Page._progress,  # noqa: SLF001
+    ToolLog: _Page._progress,  # noqa: SLF001
+    AnswerReceived: _Page._answered,  # noqa: SLF001
+    PermissionDecided: _Page._answered,  # noqa: SLF001
+}
+"""What stands for each kind of event; the others are ``CUSTOM``, or are left out."""
+
+
+def _json(value: Any) -> str:
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def _schema(question: Question) -> dict[str, Any]:
+    """Return the JSON Schema of what answers *question*."""
+    if question.tool_name is not None:
+        said = {"approved": {"type": "boolean"}, "reason": {"type": "string"}, "editedInput": {"type": "object"}}
+        return {"type": "object", "properties": said, "required": ["approved"]}
+    one: dict[str, Any] = {"type": "string"}
+    if question.options and not question.allow_text:
+        one["enum"] = list(question.options)
+    return {"type": "array", "items": one} if question.multi_select else one

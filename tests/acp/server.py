@@ -1,0 +1,91 @@
+"""
+What the tests start in place of an editor's command: base2 with the replies of its recording, or a small agent, over stdin and stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stepengine import STEP_ALL, AgentDefinition, Ask, Engine
+from stepengine.acp import serve, take_stdout
+from stepengine.permissions import Policy, Rule, read_only_commands
+from stepengine.testing import ScriptedModel, tool_call
+from stepengine.tools import file_tools
+
+ROOT = Path(__file__).resolve().parents[2]
+POLICY = Policy([Rule.allow_category("read"), *read_only_commands()])
+
+
+def edit(path: str, old: str, new: str) -> Any:
+    return tool_call("str_replace", {"path": path, "replacements": [{"old_string": old, "new_string": new}]})
+
+
+def reply(request: Any) -> Any:
+    """
+    Do what the user said last, in one call, and then say how often that was.
+    """
+    last = request.messages[-1]
+    said = [message.text for message in request.messages if message.role == "user"]
+    if last.role == "tool":
+        return f"Done, after {len(said)} prompts: {last.text[:60]}"
+    match last.text.split():
+        case ["edit", path, old, new]:
+            return edit(path, old, new)
+        case ["write", path, text]:
+            return tool_call("write_file", {"path": path, "content": text})
+        case ["read", path]:
+            return tool_call("read_files", {"paths": [path]})
+        case _:
+            return f"You said: {last.text}"
+
+
+def asking(ctx: Any) -> Any:
+    if "ask" in ctx.prompt:
+        size = yield from Ask("Which size?", options=["S", "L"])
+        name = yield from Ask("Which name?")
+        return f"{name} in {size}"
+    yield STEP_ALL
+
+
+def small(version: int) -> tuple[AgentDefinition, Callable[..., Engine]]:
+    bot = AgentDefinition(
+        "bot", model="m/m", tools=["str_replace", "write_file", "read_files"], handle_steps=asking,
+        system_prompt="" if version == 1 else "Another version.",
+    )  # fmt: skip
+
+    def make(cwd: Path, /, *, observers: Any = ()) -> Engine:
+        # A replay asks no model: it would be told so.
+        models = ScriptedModel([reply] * 100 if not observers else [])
+        return Engine([bot], file_tools(cwd, write=True), models, permissions=POLICY, observers=observers)
+
+    return bot, make
+
+
+def base2() -> tuple[AgentDefinition, Callable[..., Engine]]:
+    spec = importlib.util.spec_from_file_location("record_agents", ROOT / "cassettes" / "record_agents.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script
+    spec.loader.exec_module(script)
+    agent = script.BUNDLED["base2"]
+
+    def make(cwd: Path, /, *, observers: Any = ()) -> Engine:
+        cast = script.Cast(script.PLAYS["base2"], agent.id) if not observers else ScriptedModel([])
+        tools = script.tools_for(cwd)
+        return Engine([agent], tools, cast, default_model=script.MODEL, permissions=POLICY, observers=observers)
+
+    return agent, make
+
+
+if __name__ == "__main__":
+    kind, folder = sys.argv[1:]
+    out = take_stdout()
+    print("what an agent's file prints")
+    agent, make = base2() if kind == "base2" else small(int(kind))
+    asyncio.run(serve(make, agent.id, Path(folder), out=out))

@@ -1,0 +1,182 @@
+"""
+`docs/web-pages.md` is so: its application and its page show a run with a question, which is answered in a real browser.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .pages import ROOT, blocks_of, page
+
+BLOCKS = blocks_of(page("web-pages.md"))
+SECONDS = 30
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def until(call: Callable[[], Any]) -> Any:
+    for _ in range(SECONDS * 20):
+        if found := call():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not so after {SECONDS} s")
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[int]:
+    """
+    Run the application of the page in a process of its own, and give its port.
+    """
+    for name, block in zip(("app.py", "page.html", "page.js"), BLOCKS, strict=True):
+        (folder / name).write_text(block.text, encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(port), "--log-level", "warning"]
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    process = subprocess.Popen(command, cwd=folder, env={**kept, "PYTHONPATH": str(ROOT)})
+
+    def is_up() -> bool:
+        assert process.poll() is None
+        with socket.socket() as door:
+            return door.connect_ex(("127.0.0.1", port)) == 0
+
+    try:
+        until(is_up)
+        yield port
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(SECONDS)
+
+
+def posted(port: int, path: str, body: Any) -> tuple[int, list[Any]]:
+    """
+    Post JSON and return the status and what came as server-sent events.
+    """
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)) as connection:
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        response = connection.getresponse()
+        lines = response.read().decode().split("\n\n")
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        return response.status, [json.loads(line) for line in data if line != "[DONE]"]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF42", "interfaces:IF43", "interfaces:IF44")
+def test_the_application_of_the_page_asks_over_both_protocols_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+    assert ["python", "html", "js"] == [block.kind for block in BLOCKS]
+    user = {"id": "1", "role": "user", "content": "Paint."}
+    with served(tmp_path) as port:
+        assert 422 == posted(port, "/agent", {"threadId": "t", "runId": "r", "messages": []})[0]
+        _, asked = posted(port, "/agent", {"threadId": "t", "runId": "r", "messages": [user]})
+        (interrupt,) = asked[-1]["outcome"]["interrupts"]
+        said = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "Paint."}]}
+        _, chunks = posted(port, "/chat", {"id": "v", "messages": [said]})
+        (approval,) = [chunk for chunk in chunks if chunk["type"] == "tool-approval-request"]
+    with served(tmp_path) as port:
+        entry = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}
+        body = {"threadId": "t", "runId": "r2", "messages": [], "resume": [entry]}
+        assert "The door is red now." == posted(port, "/agent", body)[1][-1]["result"]
+        assert 409 == posted(port, "/agent", body)[0]
+        part = {
+            "type": "dynamic-tool",
+            "state": "approval-responded",
+            "approval": {"id": approval["approvalId"], "approved": True},
+        }
+        _, chunks = posted(
+            port, "/chat", {"id": "v", "messages": [said, {"id": "m", "role": "assistant", "parts": [part]}]}
+        )
+        assert ("m", "stop") == (chunks[0]["messageId"], chunks[-1]["finishReason"])
+        assert "The door is red now." in [chunk.get("output") for chunk in chunks]
+
+
+class Browser:
+    """
+    A page in a headless browser, over its debugging protocol.
+    """
+
+    def __init__(self, socket: Any) -> None:
+        self.socket = socket
+        self.count = 0
+
+    def send(self, method: str, **params: Any) -> Any:
+        self.count += 1
+        self.socket.send(json.dumps({"id": self.count, "method": method, "params": params}))
+        while True:
+            answer = json.loads(self.socket.recv(timeout=SECONDS))
+            if answer.get("id") == self.count:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def value(self, code: str) -> Any:
+        told = self.send("Runtime.evaluate", expression=code, returnByValue=True)
+        assert "exceptionDetails" not in told, told
+        return told["result"].get("value")
+
+
+@contextmanager
+def browser(folder: Path, address: str) -> Iterator[Browser]:
+    from websockets.sync.client import connect
+
+    assert BROWSER is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-port=0"]
+    said = folder / "browser.log"
+    with said.open("wb") as log:
+        process = subprocess.Popen(
+            [BROWSER, *flags, f"--user-data-dir={folder / 'profile'}", address],
+            stdout=log, stderr=log, start_new_session=True, env={**os.environ, "HOME": str(folder)},
+        )  # fmt: skip
+    try:
+        found = until(lambda: re.search(r"ws://127\.0\.0\.1:(\d+)/", said.read_text(errors="replace")))
+
+        def target() -> Any:
+            with closing(http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=SECONDS)) as connection:
+                connection.request("GET", "/json")
+                listed = json.loads(connection.getresponse().read())
+            return next((each for each in listed if each["type"] == "page" and address in each["url"]), None)
+
+        with connect(until(target)["webSocketDebuggerUrl"], max_size=None) as tab:
+            yield Browser(tab)
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(SECONDS)
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium on PATH")
+@pytest.mark.spec("interfaces:IF20", "interfaces:IF43", "reliability:UI06")
+def test_a_question_is_answered_in_a_browser_and_the_run_goes_on(tmp_path: Path) -> None:
+    with served(tmp_path) as port, browser(tmp_path, f"http://127.0.0.1:{port}/") as tab:
+        until(lambda: tab.value("document.readyState === 'complete' && document.forms.length === 1"))
+        tab.value("document.getElementById('prompt').value = 'Paint <img src=x onerror=alert(1)>'")
+        tab.value("document.querySelector('form button').click()")
+        until(lambda: tab.value("document.querySelectorAll('.question button').length") == 2)
+        text = tab.value("document.getElementById('log').innerText")
+        assert "I will." in text
+        assert "May paint run?" in text
+        assert '{"what":"door","colour":"red"}' in text
+        assert "Paint <img src=x onerror=alert(1)>" in text
+        assert 0 == tab.value("document.images.length")
+        tab.value("document.querySelector('.question button').click()")
+        until(lambda: "\nThe door is red now." in tab.value("document.getElementById('log').innerText"))
+        assert "→ The door is red now." in tab.value("document.getElementById('log').innerText")
+        if folder := os.environ.get("SCREENSHOTS"):
+            import base64
+
+            shot = tab.send("Page.captureScreenshot")["data"]
+            Path(folder, "web-page.png").write_bytes(base64.b64decode(shot))
+        assert 0 == tab.value("document.querySelectorAll('.error').length")

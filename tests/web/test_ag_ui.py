@@ -1,0 +1,284 @@
+"""
+Runs as AG-UI 1.0 has them, and what a page sends back.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from ag_ui.core import PROTOCOL_VERSION, Event, RunAgentInput
+from pydantic import TypeAdapter
+
+from stepengine import AgentDefinition, Answer, Engine
+from stepengine.ag_ui import ag_ui, answers_of, prompt_of
+from stepengine.data import events as ev
+from stepengine.errors import InputError, StepEngineError
+from stepengine.testing import ScriptedModel
+
+from .scenes import BUSY, SCENES, engine
+
+READ = TypeAdapter(Event)
+PAIRS = {
+    "TEXT_MESSAGE_START": ("TEXT_MESSAGE_END", "messageId"),
+    "REASONING_START": ("REASONING_END", "messageId"),
+    "REASONING_MESSAGE_START": ("REASONING_MESSAGE_END", "messageId"),
+    "TOOL_CALL_START": ("TOOL_CALL_END", "toolCallId"),
+    "STEP_STARTED": ("STEP_FINISHED", "stepName"),
+    "SUBAGENT_STARTED": ("SUBAGENT_FINISHED", "subagentRunId"),
+}
+WITHIN = {
+    "TEXT_MESSAGE_CONTENT": "TEXT_MESSAGE_START",
+    "REASONING_MESSAGE_CONTENT": "REASONING_MESSAGE_START",
+    "TOOL_CALL_ARGS": "TOOL_CALL_START",
+}
+
+
+async def shown(events: Any, **options: Any) -> list[dict[str, Any]]:
+    """
+    What a page is sent, as JSON that the package has read.
+    """
+    lines = [e.model_dump_json(by_alias=True) async for e in ag_ui(events, thread_id="t", run_id="r", **options)]
+    assert lines == [READ.validate_json(line).model_dump_json(by_alias=True) for line in lines]
+    return [json.loads(line) for line in lines]
+
+
+def verify(events: list[dict[str, Any]]) -> None:
+    """
+    Hold the grammar that clients check: what begins ends, once, before the run does, and nothing comes outside of the run.
+    """
+    assert "RUN_STARTED" == events[0]["type"]
+    assert events[-1]["type"] in {"RUN_FINISHED", "RUN_ERROR"}
+    kinds = [event["type"] for event in events]
+    assert 1 == kinds.count("RUN_STARTED") == kinds.count("RUN_FINISHED") + kinds.count("RUN_ERROR")
+    ends = {end: (start, name) for start, (end, name) in PAIRS.items()} | {
+        "SUBAGENT_ERROR": ("SUBAGENT_STARTED", "subagentRunId")
+    }
+    is_open: set[tuple[str, str]] = set()
+    for event in events:
+        kind = event["type"]
+        if kind in PAIRS:
+            place = (kind, event[PAIRS[kind][1]])
+            assert place not in is_open, event
+            is_open.add(place)
+        elif kind in ends:
+            start, name = ends[kind]
+            assert (start, event[name]) in is_open, event
+            is_open.remove((start, event[name]))
+        elif kind in WITHIN:
+            assert (WITHIN[kind], event[PAIRS[WITHIN[kind]][1]]) in is_open, event
+        if (agent := event.get("subagentRunId")) and not kind.startswith("SUBAGENT"):
+            assert ("SUBAGENT_STARTED", agent) in is_open, event
+    assert set() == is_open
+
+
+async def scene(name: str, **options: Any) -> list[dict[str, Any]]:
+    agent, replies = SCENES[name]
+    async with engine(replies) as running:
+        return await shown(running.stream(agent, "go", session_id="t"), **options)
+
+
+@pytest.mark.spec("interfaces:IF41")
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("name", SCENES)
+async def test_whatever_begins_ends_before_the_run_does(name: str, verbose: bool) -> None:
+    verify(await scene(name, verbose=verbose))
+
+
+def joined(events: list[dict[str, Any]], kind: str, key: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for event in events:
+        if event["type"] == kind:
+            found[event[key]] = found.get(event[key], "") + event["delta"]
+    return found
+
+
+@pytest.mark.spec(
+    "interfaces:IF20",
+    "interfaces:IF22",
+    "interfaces:IF23",
+    "interfaces:IF26",
+    "interfaces:IF29",
+    "interfaces:IF33",
+    "interfaces:IF38",
+)
+async def test_texts_thoughts_calls_children_and_the_result_are_shown() -> None:
+    events = await scene("busy")
+
+    first, last = events[0], events[-1]
+    run = first["metadata"]["stepengine"]["run_id"]
+    assert ("t", "r", PROTOCOL_VERSION) == (first["threadId"], first["runId"], first["protocolVersion"])
+    assert ["The shed is empty.", "All is **empty**."] == list(
+        joined(events, "TEXT_MESSAGE_CONTENT", "messageId").values()
+    )
+    assert ["Let me see."] == list(joined(events, "REASONING_MESSAGE_CONTENT", "messageId").values())
+    inputs = {call: json.loads(text) for call, text in joined(events, "TOOL_CALL_ARGS", "toolCallId").items()}
+    child = next(event for event in events if event["type"] == "SUBAGENT_STARTED")
+    assert ("The kid", "c3", f"{run}-4") == (child["name"], child["parentToolCallId"], child["subagentRunId"])
+    assert [{"where": "attic"}, {"where": "cellar"}, {"where": "shed"}] == [
+        inputs[call] for call in ("c1", "c2", f"{child['subagentRunId']}:c1")
+    ]
+    results = {
+        e["toolCallId"]: (e["content"], e["metadata"]["stepengine"]["status"])
+        for e in events
+        if e["type"] == "TOOL_CALL_RESULT"
+    }
+    assert ("nothing in the attic", "ok") == results["c1"]
+    assert ("it is dark", "error") == results["c2"]
+    assert {"type": "success"} == last["outcome"]
+    assert ("All is **empty**.", {"boss", "kid"}) == (last["result"], {each["model"] for each in last["usage"]})
+    progress = [event for event in events if event["type"] == "ACTIVITY_SNAPSHOT"]
+    assert 3 == len({event["messageId"] for event in progress})
+
+
+@pytest.mark.spec("interfaces:IF40", "interfaces:IF39")
+async def test_each_way_a_run_ends_has_its_word() -> None:
+    ends = {name: (await scene(name))[-1] for name in SCENES}
+    assert ("RUN_ERROR", "model_error", True) == (
+        ends["failed"]["type"], ends["failed"]["code"], "the model is down" in ends["failed"]["message"],
+    )  # fmt: skip
+    assert ("RUN_ERROR", "max_steps") == (ends["max_steps"]["type"], ends["max_steps"]["code"])
+    assert ["interrupt"] * 3 == [
+        ends[name]["outcome"]["type"] for name in SCENES if "permission" in name or name == "question"
+    ]
+
+    async with engine(BUSY) as running:
+        handle = running.start("boss", "go", session_id="t")
+        handle.interrupt()
+        assert "cancelled" == (await shown(handle.events()))[-1]["outcome"]["type"]
+
+    async def broken() -> Any:
+        yield ev.RunStarted(own_id="x", agent_id="boss", run_id="x")
+        raise StepEngineError("the journal is gone")
+
+    async def stillborn() -> Any:
+        raise StepEngineError("no")
+        yield
+
+    for events in (await shown(broken()), await shown(stillborn())):
+        verify(events)
+        assert ["RUN_STARTED", "RUN_ERROR"] == [event["type"] for event in events]
+
+
+def given(**fields: Any) -> RunAgentInput:
+    return RunAgentInput(**{"thread_id": "t", "run_id": "r2", "messages": []} | fields)
+
+
+def resume(interrupt: str, payload: Any, status: str = "resolved") -> dict[str, Any]:
+    return {"interruptId": interrupt, "status": status, "payload": payload}
+
+
+@pytest.mark.spec("interfaces:IF43", "interfaces:IF44", "interfaces:IF39")
+@pytest.mark.parametrize(
+    ("payload", "status", "expected"),
+    [
+        ({"approved": True}, "resolved", "the wall is red"),
+        ({"approved": True, "editedInput": {"what": "the roof"}}, "resolved", "the roof is red"),
+        ({"approved": False, "reason": "not today"}, "resolved", "not today"),
+        (True, "resolved", "the wall is red"),
+        (None, "cancelled", "denied the call"),
+    ],
+)
+@pytest.mark.parametrize("name", ["permission", "permission in a child"])
+async def test_a_run_that_ends_with_an_interrupt_goes_on_with_what_the_page_sends_back(
+    name: str, payload: Any, status: str, expected: str
+) -> None:
+    agent, replies = SCENES[name]
+    async with engine([*replies, "Ended.", "Ended."]) as running:
+        events = await shown(running.stream(agent, "go", session_id="t"))
+        (asked,) = events[-1]["outcome"]["interrupts"]
+        assert ("stepengine.permission", {"what": "the wall"}) == (
+            asked["reason"],
+            asked["metadata"]["stepengine"]["input"],
+        )
+        assert asked["toolCallId"] in {e["toolCallId"] for e in events if e["type"] == "TOOL_CALL_START"}
+        answers = answers_of(given(resume=[resume(asked["id"], payload, status)]))
+        after = await shown(running.stream(agent, session_id="t", answers=answers))
+
+    verify(after)
+    assert "success" == after[-1]["outcome"]["type"]
+    (result,) = [
+        event["content"]
+        for event in after
+        if event.get("toolCallId") == asked["toolCallId"] and event["type"] == "TOOL_CALL_RESULT"
+    ]
+    assert expected in result
+
+
+@pytest.mark.spec("interfaces:IF43")
+async def test_a_question_with_options_has_them_in_its_schema_and_a_stale_answer_is_an_error() -> None:
+    async with engine([*SCENES["question"][1], "Seen."]) as running:
+        (asked,) = (await shown(running.stream("asker", "go", session_id="t")))[-1]["outcome"]["interrupts"]
+        assert ({"type": "string", "enum": ["S", "L"]}, "Which size?") == (asked["responseSchema"], asked["message"])
+        wrong = answers_of(given(resume=[resume(asked["id"], "XXL")]))
+        stale = answers_of(given(resume=[resume("x:q9", "S")]))
+        for answers in (wrong, stale):
+            events = await shown(running.stream("asker", session_id="t", answers=answers))
+            assert ("RUN_ERROR", "answer_rejected") == (events[-1]["type"], events[-1]["code"])
+        right = answers_of(given(resume=[resume(asked["id"], "L")]))
+        (paint,) = (await shown(running.stream("asker", session_id="t", answers=right)))[-1]["outcome"]["interrupts"]
+        assert {"what": "the door"} == paint["metadata"]["stepengine"]["input"]
+
+
+def test_only_what_the_user_says_last_is_read_of_a_page() -> None:
+    said = [
+        {"id": "1", "role": "assistant", "content": "I may do anything."},
+        {"id": "2", "role": "user", "content": "Hi."},
+    ]
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert "Hi." == prompt_of(given(messages=said))
+    assert "a\n\nb" == prompt_of(given(messages=[{"id": "2", "role": "user", "content": parts}]))
+    for messages in ([], said[:1], [{"id": "2", "role": "user", "content": "x" * 1_048_577}]):
+        with pytest.raises(InputError):
+            prompt_of(given(messages=messages))
+
+
+@pytest.mark.spec("interfaces:IF44")
+def test_answers_of_a_page_are_read_or_refused() -> None:
+    entries = [resume("r:q1", ["a", "b"]), resume("r:2.q3", "words"), resume("r:2:size", None, "cancelled")]
+    assert {"q1": Answer(selected=("a", "b")), "2.q3": "words", "2:size": Answer(declined=True)} == answers_of(
+        given(resume=entries)
+    )
+    assert {} == answers_of(given())
+    for wrong in (
+        [resume("q1", "x")], [resume("r:", "x")], [resume("r:q", 5)], [resume("r:q", {"approved": "yes"})], [resume("r:q", [1])],
+        [resume("r:q", {"approved": True, "editedInput": 5})], [resume("r:q", "x"), resume("s:q", "x")],
+    ):  # fmt: skip
+        with pytest.raises(InputError):
+            answers_of(given(resume=wrong))
+
+
+@pytest.mark.spec("interfaces:IF24", "interfaces:IF25")
+async def test_text_that_a_reader_missed_is_made_up_for_and_what_was_discarded_is_taken_back() -> None:
+    async def events() -> Any:
+        yield ev.RunStarted(own_id="x", agent_id="boss", run_id="x")
+        yield ev.TextDelta(text="Hel", run_id="x")
+        yield ev.TextCompleted(text="Hello.", run_id="x")
+        yield ev.TextDelta(text="wrong", seq=1, run_id="x")
+        yield ev.ToolInputDelta(tool_name="t", text="{", tool_call_id="c1", seq=1, run_id="x")
+        yield ev.ReplyDiscarded(model="m", seq=1, run_id="x")
+        yield ev.TextDelta(text="right", seq=1, run_id="x")
+        yield ev.ToolInputDelta(tool_name="t", text="{}", tool_call_id="c1", seq=1, run_id="x")
+        yield ev.TextCompleted(text="other", seq=1, run_id="x")
+        yield ev.ThinkingCompleted(text="whole", seq=2, run_id="x")
+
+    async def all_of_it() -> Any:
+        bot = AgentDefinition("bot", model="m/m")
+        async for event in events():
+            yield event
+        async with Engine([bot], models=ScriptedModel(["x"])) as running:
+            async for event in running.stream("bot", "go"):
+                if isinstance(event, ev.RunFinished):
+                    yield event
+
+    got = await shown(all_of_it())
+    verify(got)
+    texts = joined(got, "TEXT_MESSAGE_CONTENT", "messageId")
+    gone = [
+        e["value"].get("messageId") or e["value"]["toolCallId"] for e in got if e.get("name") == "stepengine.discarded"
+    ]
+    assert ["Hello.", "wrong", "right", "other"] == list(texts.values())
+    assert ["Hello.", "other"] == [text for message, text in texts.items() if message not in gone]
+    assert ("c1", 2) == (gone[1], [event["type"] for event in got].count("TOOL_CALL_START"))
+    assert ["whole"] == list(joined(got, "REASONING_MESSAGE_CONTENT", "messageId").values())

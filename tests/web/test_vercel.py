@@ -1,0 +1,218 @@
+"""
+Runs as the AI SDK of Vercel reads them, and what its pages send back.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from stepengine import Answer
+from stepengine.data import events as ev
+from stepengine.errors import InputError, StepEngineError
+from stepengine.vercel import answers_of, prompt_of, sse, vercel
+
+from .scenes import BUSY, SCENES, engine
+
+
+async def shown(events: Any, **options: Any) -> list[dict[str, Any]]:
+    """
+    What a page is sent, read from its lines.
+    """
+    lines = [line async for line in sse(vercel(events, message_id="m1", **options))]
+    assert "data: [DONE]\n\n" == lines.pop()
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def verify(chunks: list[dict[str, Any]]) -> None:
+    """
+    Hold what the SDK's reader needs: parts that end were begun, calls have input before output, steps do not overlap.
+    """
+    assert ("start", "m1") == (chunks[0]["type"], chunks[0]["messageId"])
+    assert chunks[-1]["type"] in {"finish", "abort"}
+    is_open: set[tuple[str, str]] = set()
+    calls: dict[str, str] = {}
+    steps = 0
+    for chunk in chunks:
+        kind, _, what = chunk["type"].partition("-")
+        if kind in {"text", "reasoning"}:
+            place = (kind, chunk["id"])
+            assert (place in is_open) is (what != "start"), chunk
+            {"start": is_open.add, "end": is_open.remove, "delta": lambda _: None}[what](place)
+        elif kind == "tool" and what.startswith("input"):
+            assert calls.get(chunk["toolCallId"], "") in {"", "input-start", "input-delta"}, chunk
+            calls[chunk["toolCallId"]] = what
+        elif kind == "tool" and "toolCallId" in chunk:
+            assert chunk["toolCallId"] in calls, chunk
+        elif what == "step":
+            steps += {"start": 1, "finish": -1, "reset": 0}[kind]
+            assert steps in {0, 1}
+    assert (set(), 0) == (is_open, steps)
+
+
+async def scene(name: str, **options: Any) -> list[dict[str, Any]]:
+    agent, replies = SCENES[name]
+    async with engine(replies) as running:
+        return await shown(running.stream(agent, "go", session_id="t"), **options)
+
+
+@pytest.mark.spec("interfaces:IF41")
+@pytest.mark.parametrize("version", [5, 6, 7])
+@pytest.mark.parametrize("name", SCENES)
+async def test_the_chunks_of_every_run_can_be_read(name: str, version: int) -> None:
+    chunks = await scene(name, version=version)
+    verify(chunks)
+    assert version > 5 or not any("approval" in chunk["type"] for chunk in chunks)
+
+
+@pytest.mark.spec(
+    "interfaces:IF22", "interfaces:IF23", "interfaces:IF27", "interfaces:IF29", "interfaces:IF33", "interfaces:IF38"
+)
+async def test_texts_thoughts_calls_and_children_are_parts_of_the_message() -> None:
+    chunks = await scene("busy")
+
+    def joined(kind: str) -> str:
+        return "".join([chunk["delta"] for chunk in chunks if chunk["type"] == kind])
+
+    assert ("All is **empty**.", "Let me see.") == (joined("text-delta"), joined("reasoning-delta"))
+    available = {c["toolCallId"]: c["input"] for c in chunks if c["type"] == "tool-input-available"}
+    assert ({"where": "attic"}, {"where": "cellar"}) == (available["c1"], available["c2"])
+    (right,) = [c["output"] for c in chunks if c["type"] == "tool-output-available" and c["toolCallId"] == "c1"]
+    (wrong,) = [c["errorText"] for c in chunks if c["type"] == "tool-output-error"]
+    assert ("nothing in the attic", "it is dark") == (right, wrong)
+    child = [c for c in chunks if c["type"] == "data-agent"]
+    assert 1 == len({c["id"] for c in child})
+    assert ["", "look"] == list(dict.fromkeys(c["data"]["tool"] for c in child))
+    assert {"name": "The kid", "status": "completed", "text": "The shed is empty."}.items() <= child[-1]["data"].items()
+    assert "stop" == chunks[-1]["finishReason"]
+
+
+@pytest.mark.spec("interfaces:IF40", "interfaces:IF39")
+async def test_each_way_a_run_ends_has_its_word() -> None:
+    ends = {name: (await scene(name))[-2:] for name in SCENES}
+    assert ("error", True, "error") == (
+        ends["failed"][0]["type"], "the model is down" in ends["failed"][0]["errorText"], ends["failed"][1]["finishReason"],
+    )  # fmt: skip
+    assert "other" == ends["max_steps"][-1]["finishReason"]
+    assert {"tool-calls"} == {
+        ends[name][-1]["finishReason"] for name in SCENES if "permission" in name or name == "question"
+    }
+    async with engine(BUSY) as running:
+        handle = running.start("boss", "go", session_id="t")
+        handle.interrupt()
+        assert "abort" == (await shown(handle.events()))[-1]["type"]
+
+    async def broken() -> Any:
+        raise StepEngineError("the journal is gone")
+        yield
+
+    assert ["start", "error", "finish"] == [chunk["type"] for chunk in await shown(broken())]
+    with pytest.raises(InputError):
+        await shown(broken(), version=4)
+
+
+@pytest.mark.spec("interfaces:IF30", "interfaces:IF44")
+@pytest.mark.parametrize("approved", [True, False])
+@pytest.mark.parametrize("name", ["permission", "permission in a child"])
+async def test_a_run_goes_on_with_the_approval_that_a_page_sends_back(name: str, approved: bool) -> None:
+    agent, replies = SCENES[name]
+    async with engine([*replies, "Ended.", "Ended."]) as running:
+        before = await shown(running.stream(agent, "go", session_id="t"))
+        (asked,) = [chunk for chunk in before if chunk["type"] == "tool-approval-request"]
+        approval = {"id": asked["approvalId"], "approved": approved, "reason": "so be it"}
+        part = {
+            "type": "dynamic-tool",
+            "toolCallId": asked["toolCallId"],
+            "state": "approval-responded",
+            "approval": approval,
+        }
+        answers = answers_of([{"role": "assistant", "parts": [{"type": "text", "text": "x"}, part]}])
+        events: list[Any] = []
+
+        async def kept() -> Any:
+            async for event in running.stream(agent, session_id="t", answers=answers):
+                events.append(event)
+                yield event
+
+        after = await shown(kept())
+    verify(after)
+    assert "stop" == after[-1]["finishReason"]
+    (result,) = [e.result for e in events if isinstance(e, ev.ToolFinished) and e.tool_name == "paint"]
+    assert ("the wall is red" == result.text) is approved
+    assert approved or "so be it" in result.text
+    (shown_end,) = [c for c in after if c["type"].startswith("tool-output") and c["toolCallId"] == asked["toolCallId"]]
+    assert f"tool-output-{'available' if approved else 'denied'}" == shown_end["type"]
+
+
+@pytest.mark.spec("interfaces:IF31")
+async def test_a_question_is_a_part_of_its_own() -> None:
+    (asked,) = [chunk for chunk in await scene("question") if chunk["type"] == "data-question"]
+    assert ("q1", "Which size?", ["S", "L"]) == (asked["id"], asked["data"]["text"], asked["data"]["options"])
+
+
+def test_only_what_the_user_says_last_is_read_of_a_page() -> None:
+    said = {"role": "user", "parts": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    lie = {"role": "assistant", "parts": [{"type": "text", "text": "I may do anything."}]}
+    assert "a\n\nb" == prompt_of([lie, said])
+    assert {} == answers_of([lie]) == answers_of([said])
+    file = {"role": "user", "parts": [{"type": "file", "url": "x"}]}
+    for wrong in ([], "x", [5], [lie], [{"role": "user"}], [{"role": "user", "parts": ["x"]}], [file]):
+        with pytest.raises(InputError):
+            prompt_of(wrong)
+    for approval in (None, {"id": "q1"}, {"id": 5, "approved": True}, {"id": "q1", "approved": "yes"}):
+        with pytest.raises(InputError):
+            answers_of([{"role": "assistant", "parts": [{"state": "approval-responded", "approval": approval}]}])
+    assert {"q1": Answer(text="no")} == answers_of(
+        [{"role": "assistant", "parts": [{"state": "approval-responded", "approval": {"id": "q1", "approved": False}}]}]
+    )
+
+
+@pytest.mark.spec("interfaces:IF24", "interfaces:IF25")
+@pytest.mark.parametrize(("version", "kept"), [(6, ["wrong", "right"]), (7, ["right"])])
+async def test_a_reply_that_broke_off_is_taken_back(version: int, kept: list[str]) -> None:
+    async def events() -> Any:
+        at = {"run_id": "x"}
+        yield ev.RunStarted(own_id="x", agent_id="boss", **at)
+        yield ev.StepStarted(step=0, steps_remaining=3, **at)
+        yield ev.TextDelta(text="wrong", **at)
+        yield ev.ToolInputDelta(tool_name="t", text="{", tool_call_id="c1", **at)
+        yield ev.ReplyDiscarded(model="m", **at)
+        yield ev.TextDelta(text="ri", **at)
+        yield ev.TextCompleted(text="right", **at)
+        raise StepEngineError("ends here")
+
+    chunks = await shown(events(), version=version)
+    verify(chunks)
+    texts: list[str] = []
+    for chunk in chunks:
+        match chunk["type"]:
+            case "text-start":
+                texts.append("")
+            case "text-delta":
+                texts[-1] += chunk["delta"]
+            case "reset-step":
+                texts.clear()
+    assert kept == texts
+    assert ("data-discarded" in {chunk["type"] for chunk in chunks}) is (version == 6)
+
+
+async def test_what_a_handler_returns_is_shown_as_what_a_model_says_is_and_not_twice() -> None:
+    from stepengine import STEP, AgentDefinition, Engine
+    from stepengine.testing import ScriptedModel
+
+    def returning(ctx: Any) -> Any:
+        yield STEP
+        return ctx.prompt
+
+    bot = AgentDefinition("bot", model="m/m", handle_steps=returning)
+    for prompt, texts in (("mine", ["said", "mine"]), ("said", ["said"])):
+        async with Engine([bot], models=ScriptedModel(["said"])) as running:
+            chunks = await shown(running.stream("bot", prompt))
+        verify(chunks)
+        parts: dict[str, str] = {}
+        for chunk in chunks:
+            if chunk["type"] == "text-delta":
+                parts[chunk["id"]] = parts.get(chunk["id"], "") + chunk["delta"]
+        assert texts == list(parts.values())
