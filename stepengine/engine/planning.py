@@ -295,7 +295,7 @@ class Planner:
             created=created,
             random=Random(f"{self.seed}:{path}") if definition.handle_steps is not None else None,  # noqa: S311
             model=model,
-            tools=agent.tools,
+            tools=dict(agent.tools) if agent.hooks.pre_run else agent.tools,
             offered=agent.offered,
             sent=None if shown is None else shown.specs,
             agents=agent.children,

@@ -9,7 +9,7 @@ Spawn that leads to ``p`` and everything after it. What began together with that
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -276,7 +276,7 @@ class Past:
         stand_ins = {
             name: ToolBinding(ToolSpec(name, "", JsonDict()), lambda given: Validated(given, given)) for name in gone
         }
-        return attrs.evolve(plan, tools={**tools, **stand_ins})
+        return attrs.evolve(plan, tools=_WithStandIns(tools, stand_ins))
 
     def use(self, address: Address) -> None:
         """Note that the run has come by this address."""
@@ -724,3 +724,15 @@ class Replayer:
 def _as_it_is(output: Any) -> Any:
     """Return the output of an agent whose output is JSON."""
     return output
+
+
+class _WithStandIns(dict[str, ToolBinding]):
+    """A run's tools with stand-ins; a tool that ``pre_run`` hooks add goes to the run's own table, too, where performers look."""
+
+    def __init__(self, own: Mapping[str, ToolBinding], stand_ins: Mapping[str, ToolBinding]) -> None:
+        super().__init__({**own, **stand_ins})
+        self._own = own
+
+    def __setitem__(self, name: str, binding: ToolBinding) -> None:
+        super().__setitem__(name, binding)
+        self._own[name] = binding  # type: ignore[index]

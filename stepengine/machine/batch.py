@@ -20,7 +20,7 @@ from stepengine.data.questions import NOBODY, REMEMBERED, Answer, Decision, Ques
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
-from stepengine.machine.calls import Call, Member, ask_effect, carry_out, named, unavailable
+from stepengine.machine.calls import Call, Member, ask_effect, carry_out, follow_up, named, unavailable
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.state import RunState
@@ -156,6 +156,8 @@ def _together(
         run.unwrap(outcomes[0])
     stops = _distributed(members, outcomes)
     for call in allowed:
+        if not stops:
+            yield from follow_up(call)
         yield from _after(call)
     if stops:
         raise Stopped(merged(stops))

@@ -77,6 +77,11 @@ class Compiler:
             **{keyword: self._bound(keyword) for keyword in BOUNDS},
         }
 
+    @property
+    def keywords(self) -> frozenset[str]:
+        """The keywords that are checked, and those that only describe."""
+        return DESCRIPTIONS.union(self._keywords)
+
     def refuse(self, at: str, problem: str) -> NoReturn:
         """Raise the error for a schema that cannot be checked."""
         msg = f"input_schema of tool {self._name!r} at {at}: {problem}"

@@ -1,0 +1,51 @@
+"""
+What the tests of MCP share: a small real server as a process, and agents that use it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition
+from stepengine.mcp import McpTools, mcp_tools
+
+pytest.importorskip("mcp", reason="the extra mcp is not installed")
+
+SERVER = Path(__file__).with_name("server.py")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def package_is_loaded() -> None:
+    """
+    The package is imported before a test begins: its imports take most of a second, which no time-out has to hold.
+    """
+    import mcp_types  # noqa: F401
+
+
+@pytest.fixture
+def small() -> Iterator[Any]:
+    """
+    Make sources of tools of the small server: `small("junk", timeout=5)`.
+    """
+
+    def make(*modes: str, name: str = "small", **options: Any) -> McpTools:
+        return mcp_tools([sys.executable, str(SERVER), *modes], name=name, **{"start_timeout": 30, **options})
+
+    return make
+
+
+@pytest.fixture
+def agent() -> Any:
+    """
+    Make an agent with the tools of a source.
+    """
+
+    def make(*tools: Any, **options: Any) -> AgentDefinition[Any]:
+        return AgentDefinition("worker", model="test/model", tools=[*tools], **options)
+
+    return make
