@@ -50,6 +50,7 @@ class Options:
         sampling: Whether it may ask the run's model.
         timeout: Seconds that a request may take.
         start_timeout: Seconds that starting it may take, its greeting included.
+        protocol: ``"auto"``, or ``"legacy"`` for the greeting of before 2026-07-28.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Options:
     sampling: bool = False
     timeout: float = 60.0
     start_timeout: float = 10.0
+    protocol: str = "auto"
 
 
 @attrs.frozen
@@ -151,6 +153,7 @@ class _Live:
         asked: Any = self._asked
         return Client(
             server,
+            mode=options.protocol,
             elicitation_callback=asked if options.elicitation else None,
             sampling_callback=asked if options.sampling else None,
         )

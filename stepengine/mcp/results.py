@@ -34,8 +34,7 @@ def result_of(raw: Mapping[str, Any]) -> ToolResult:
     parts = content_parts(raw.get("content") or ())
     structured = raw.get("structuredContent")
     if structured is not None:
-        # Servers also send the same as text, for clients that know nothing else.
-        parts = [JsonPart(freeze(structured)), *[p for p in parts if not _says_the_same(p, structured)]]
+        parts = _with_structured(parts, structured)
     if raw.get("isError"):
         texts = [
             p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
@@ -44,17 +43,39 @@ def result_of(raw: Mapping[str, Any]) -> ToolResult:
     return as_result(ToolResult(tuple(parts)))
 
 
-def _says_the_same(part: ResultPart, structured: Any) -> bool:
-    if not isinstance(part, TextPart) or len(part.text) > RESULT_CHARS:
-        return False
-    plain = structured.get("result") if isinstance(structured, Mapping) and len(structured) == 1 else None
-    if part.text == plain:
-        return True
+def _with_structured(parts: Sequence[ResultPart], structured: Any) -> list[ResultPart]:
+    """
+    Return *parts* with the value of a result in the place of the texts that say the same, for clients that know nothing else.
+
+    A plain value comes in an object with the one member ``result``; where the text says it without, so does this.
+    """
+    others = [part for part in parts if not isinstance(part, TextPart)]
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    if isinstance(structured, Mapping) and list(structured) == ["result"]:
+        plain = structured["result"]
+        if isinstance(plain, str) and texts == [plain]:
+            return list(parts)
+        if _says(texts, plain) or (isinstance(plain, list) and _says_each(texts, plain)):
+            return [JsonPart(freeze(plain)), *others]
+    return [JsonPart(freeze(structured)), *(others if _says(texts, structured) else parts)]
+
+
+def _says(texts: Sequence[str], value: Any) -> bool:
+    return len(texts) == 1 and _says_each(texts, [value])
+
+
+def _says_each(texts: Sequence[str], values: Sequence[Any]) -> bool:
+    return len(texts) == len(values) and all(_read(t, v) == v for t, v in zip(texts, values, strict=True))
+
+
+def _read(text: str, value: Any) -> Any:
+    """Return a text as JSON, if it is some, unless *value* is a text itself."""
+    if isinstance(value, str) or len(text) > RESULT_CHARS:
+        return text
     try:
-        said = json.loads(part.text)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return False
-    return said == structured or (plain is not None and said == plain)
+        return text
 
 
 def content_parts(content: Sequence[Mapping[str, Any]]) -> list[ResultPart]:

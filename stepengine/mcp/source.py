@@ -62,6 +62,7 @@ def mcp_tools(
     pins: Mapping[str, str] | None = None,
     timeout: float = 60.0,
     start_timeout: float = 10.0,
+    protocol: Literal["auto", "legacy"] = "auto",
 ) -> McpTools:
     """
     Return the tools of an MCP server, for ``AgentDefinition(tools=[...])`` or ``Engine(tools=[...])``.
@@ -92,6 +93,7 @@ def mcp_tools(
             first list that this process sees counts.
         timeout: Seconds that a call may take, not counting the time in which a person is asked.
         start_timeout: Seconds that starting the server may take.
+        protocol: ``"legacy"`` greets the server as before 2026-07-28, for one that is silent when it is asked what it speaks.
 
     Raises:
         DefinitionError: for a name or a server that cannot be used.
@@ -109,6 +111,7 @@ def mcp_tools(
         sampling=sampling,
         timeout=timeout,
         start_timeout=start_timeout,
+        protocol=protocol,
     )
     return McpTools(
         options,

@@ -5,7 +5,6 @@ What the tests of MCP share: a small real server as a process, and agents that u
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,26 @@ def package_is_loaded() -> None:
 
 
 @pytest.fixture
-def small() -> Iterator[Any]:
+def small() -> Any:
     """
     Make sources of tools of the small server: `small("junk", timeout=5)`.
     """
 
     def make(*modes: str, name: str = "small", **options: Any) -> McpTools:
         return mcp_tools([sys.executable, str(SERVER), *modes], name=name, **{"start_timeout": 30, **options})
+
+    return make
+
+
+@pytest.fixture
+def near() -> Any:
+    """
+    Make sources of tools of the small server in this process, where nothing has to be started.
+    """
+    from .server import made
+
+    def make(*modes: str, name: str = "small", **options: Any) -> McpTools:
+        return mcp_tools(made(*modes), name=name, **options)
 
     return make
 

@@ -1,5 +1,5 @@
 """
-A small real MCP server, run as a process of its own: ``python server.py [MODE ...]``.
+A small real MCP server: as a process, ``python server.py [MODE ...]``, and as an object for tests that need no process.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import mcp_types as types
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.resolve import Elicit, Resolve, Sample
 from pydantic import BaseModel
 
-MODES = sys.argv[1:]
-server = MCPServer("small")
+READS = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False, destructive_hint=False)
 
 
-@server.tool(annotations=types.ToolAnnotations(read_only_hint=True, idempotent_hint=True))
 def add(a: int, b: int) -> int:
     """
     Add two numbers.
@@ -29,7 +28,6 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-@server.tool()
 def crash() -> str:
     """
     Die in the middle of a call.
@@ -38,7 +36,6 @@ def crash() -> str:
     return "never"
 
 
-@server.tool()
 def once(marker: str) -> str:
     """
     Die in the middle of the first call, and answer every other one.
@@ -49,7 +46,6 @@ def once(marker: str) -> str:
     return "answered"
 
 
-@server.tool()
 async def wait(seconds: float, marker: str = "") -> str:
     """
     Take a while; a marker file says how it ended.
@@ -63,7 +59,6 @@ async def wait(seconds: float, marker: str = "") -> str:
     return "done"
 
 
-@server.tool()
 async def steps(count: int, ctx: Context[Any, Any]) -> str:
     """
     Say how far it is.
@@ -73,7 +68,6 @@ async def steps(count: int, ctx: Context[Any, Any]) -> str:
     return "all"
 
 
-@server.tool()
 def fail() -> str:
     """
     Raise.
@@ -81,7 +75,6 @@ def fail() -> str:
     raise ValueError("a secret path")
 
 
-@server.tool()
 def spawn(seconds: int) -> int:
     """
     Start a process that outlives its parent.
@@ -89,7 +82,6 @@ def spawn(seconds: int) -> int:
     return subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"]).pid
 
 
-@server.tool()
 def environment() -> list[str]:
     """
     Name the variables that this server sees.
@@ -106,16 +98,29 @@ class Size(BaseModel):
     gift: bool
 
 
-@server.tool()
-async def order(what: str, ctx: Context[Any, Any]) -> str:
+def ask_size(what: str) -> Elicit[Size]:
+    return Elicit(f"Which size of {what}?", Size)
+
+
+def order(what: str, size: Annotated[Size, Resolve(ask_size)]) -> str:
     """
     Ask a person for a size.
     """
-    said = await ctx.elicit(f"Which size of {what}?", Size)
-    return f"{said.action}: {said.data.size}, {said.data.gift}" if said.action == "accept" else said.action
+    return f"ordered {what}: {size.size}, {'a gift' if size.gift else 'no gift'}"
 
 
-@server.resource("note://{name}")
+def ask_model(about: str) -> Sample:
+    said = types.SamplingMessage(role="user", content=types.TextContent(type="text", text=f"A poem about {about}"))
+    return Sample([said], max_tokens=100, system_prompt="Rhyme.")
+
+
+def poem(about: str, said: Annotated[types.CreateMessageResult, Resolve(ask_model)]) -> str:
+    """
+    Have a poem written by the model of whoever calls.
+    """
+    return f"A poem: {said.content.text}" if said.content.type == "text" else "no text"
+
+
 def note(name: str) -> str:
     """
     Read a note.
@@ -123,7 +128,6 @@ def note(name: str) -> str:
     return f"note {name}"
 
 
-@server.prompt()
 def greet(who: str) -> str:
     """
     Greet somebody.
@@ -131,27 +135,42 @@ def greet(who: str) -> str:
     return f"Say hello to {who}."
 
 
-if "many" in MODES:
-    for number in range(60):
+def made(*modes: str) -> MCPServer:
+    server = MCPServer("small")
+    server.tool(annotations=READS)(add)
+    server.tool(annotations=READS if "idempotent" in modes else None)(once)
+    for tool in (crash, wait, steps, fail, spawn, environment, order, poem):
+        server.tool()(tool)
+    server.resource("note://{name}")(note)
+    server.resource("list://all", name="all")(lambda: "everything")
+    server.prompt()(greet)
+    for number in range(60 if "many" in modes else 0):
 
-        def one(text: str) -> str:
-            return f"got {text}"
+        def thing(text: str, number: int = number) -> str:
+            return f"thing {number} got {text}"
 
-        server.add_tool(one, name=f"thing_{number}", description=f"Do the thing with the number {number}.")
+        server.add_tool(thing, name=f"thing_{number}", description=f"Do the thing with the number {number}.")
+    return server
+
+
+def main(modes: list[str]) -> None:
+    if "junk" in modes:
+        print("\n".join(["this is no message"] * 30), flush=True)
+    if "noise" in modes:
+        print("\n".join(["this is no message"] * 500), flush=True)
+    if "loud" in modes:
+        sys.stderr.write("x" * 1_000_000)
+    if "dead" in modes:
+        sys.exit("no licence")
+    if "mute" in modes:
+        signal.pause()
+    if "stubborn" in modes:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "http" in modes:
+        made(*modes).run("streamable-http", port=int(modes[-1]))
+    else:
+        made(*modes).run("stdio")
+
 
 if __name__ == "__main__":
-    if "junk" in MODES:
-        print("\n".join(["this is no message"] * 30), flush=True)
-    if "noise" in MODES:
-        print("\n".join(["this is no message"] * 500), flush=True)
-    if "loud" in MODES:
-        sys.stderr.write("x" * 1_000_000)
-    if "dead" in MODES:
-        sys.exit("no licence")
-    if "mute" in MODES:
-        signal.pause()
-    if "stubborn" in MODES:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if "http" in MODES:
-        server.run("streamable-http", port=int(MODES[-1]))
-    server.run("stdio")
+    main(sys.argv[1:])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from stepengine.events import ToolProgress
 from stepengine.journal import MemoryJournal
 from stepengine.mcp import mcp_tools
 from stepengine.testing import ScriptedModel, tool_call, tool_calls
-
-from .conftest import SERVER
 
 
 def results(result: Any) -> list[tuple[str, str]]:
@@ -35,14 +32,14 @@ async def test_a_model_is_shown_the_tools_of_a_server_under_its_name_and_calls_t
 
     assert ["small__add", "small__fail"] == [tool.name for tool in model.calls[0].tools]
     assert "Add two numbers." == model.calls[0].tools[0].description
-    assert [("ok", '{"result":3}')] == results(result)
-    assert {"result": 3} == result.tool_calls[0].result.data
+    assert [("ok", "3")] == results(result)
+    assert 3 == result.tool_calls[0].result.data
 
 
 async def test_a_handler_calls_a_tool_of_a_server_by_its_name(small: Any, agent: Any) -> None:
     def handle(ctx: Any) -> Any:
-        value = yield from call("small__add", dict, a=2, b=5)
-        return value["result"]
+        value = yield from call("small__add", int, a=2, b=5)
+        return value
 
     async with Engine([agent(small(), handle_steps=handle)], models=ScriptedModel([])) as engine:
         result = await engine.run("worker")
@@ -71,7 +68,7 @@ async def test_a_server_that_dies_in_a_call_gives_an_error_result_and_is_there_a
 
     lost = "the connection to the MCP server 'small' was lost; the outcome is unknown"
     assert RunStatus.COMPLETED is result.status
-    assert [("error", lost), ("ok", '{"result":3}')] == results(result)
+    assert [("error", lost), ("ok", "3")] == results(result)
 
 
 @pytest.mark.spec("reliability:MC05")
@@ -91,21 +88,11 @@ async def test_a_server_that_dies_a_third_time_in_a_run_is_gone_for_it(
 @pytest.mark.spec("reliability:MC14")
 @pytest.mark.parametrize(("trusted", "expected"), [(True, "ok"), (False, "error")])
 async def test_a_lost_call_is_sent_again_only_for_a_hint_that_the_caller_trusts(
-    agent: Any, tmp_path: Path, trusted: bool, expected: str
+    small: Any, agent: Any, tmp_path: Path, trusted: bool, expected: str
 ) -> None:
-    script = tmp_path / "server.py"
-    script.write_text(
-        SERVER.read_text()
-        .replace("@server.tool()\ndef once", "@server.tool(annotations=HINTS)\ndef once")
-        .replace(
-            'server = MCPServer("small")',
-            'server = MCPServer("small")\nHINTS = types.ToolAnnotations(idempotent_hint=True)',
-        )
-    )
-    source = mcp_tools([sys.executable, str(script)], name="small", trust_hints=trusted, start_timeout=30)
     model = ScriptedModel([tool_call("small__once", {"marker": str(tmp_path / "marker")}), "ok"])
 
-    async with Engine([agent(source)], models=model) as engine:
+    async with Engine([agent(small("idempotent", trust_hints=trusted))], models=model) as engine:
         result = await engine.run("worker", "Go.")
 
     assert [expected] == [status for status, _ in results(result)]
@@ -146,7 +133,7 @@ async def test_a_run_that_was_broken_off_goes_on_with_a_server_that_was_started_
         result = await engine.resume(journal, answers={question.id: "yes"})
 
     assert RunStatus.SUSPENDED is waiting.status
-    assert '{"result":7}' == results(result)[-1][1]
+    assert "7" == results(result)[-1][1]
 
 
 def _ask() -> list[Any]:
@@ -162,7 +149,7 @@ async def test_fifty_calls_at_once_are_answered_each_with_its_own(small: Any, ag
     async with Engine([agent(small(trust_hints=True))], models=model) as engine:
         result = await engine.run("worker", "Go.")
 
-    assert [{"result": n} for n in range(50)] == [one.result.data for one in result.tool_calls]
+    assert [*range(50)] == [one.result.data for one in result.tool_calls]
 
 
 async def test_runs_at_once_share_one_server(small: Any, agent: Any) -> None:
@@ -198,7 +185,7 @@ async def test_a_call_that_is_cancelled_is_cancelled_at_the_server_which_lives_o
         timed_out, added = results(await engine.run("worker", "Go."))
 
     assert "error" == timed_out[0]
-    assert '{"result":3}' == added[1]
+    assert "3" == added[1]
     assert "cancelled" == marker.read_text()
 
 
@@ -222,7 +209,7 @@ async def test_nothing_of_a_server_is_left_when_the_engine_is_closed(small: Any,
 
     async with Engine([agent(small("stubborn"))], models=model) as engine:
         result = await engine.run("worker", "Go.")
-        child = result.tool_calls[0].result.data["result"]
+        child = result.tool_calls[0].result.data
         os.kill(child, 0)
 
     with pytest.raises(ProcessLookupError):
@@ -235,7 +222,7 @@ def test_a_synchronous_engine_starts_and_closes_a_server_too(small: Any, agent: 
     with Engine([agent(small())], models=model) as engine:
         result = engine.run_sync("worker", "Go.")
 
-    assert [("ok", '{"result":3}')] == results(result)
+    assert [("ok", "3")] == results(result)
 
 
 def test_an_engine_that_nobody_closes_leaves_no_server_behind_when_its_loop_ends(small: Any, agent: Any) -> None:
@@ -243,7 +230,7 @@ def test_an_engine_that_nobody_closes_leaves_no_server_behind_when_its_loop_ends
 
     result = asyncio.run(Engine([agent(small())], models=model).run("worker", "Go."))
 
-    assert [("ok", '{"result":3}')] == results(result)
+    assert [("ok", "3")] == results(result)
 
 
 @pytest.mark.spec("reliability:MC08")
@@ -256,7 +243,7 @@ async def test_a_server_sees_little_of_the_environment_and_what_its_caller_names
     async with Engine([agent(small(env={"NAMED": "1"}))], models=model) as engine:
         result = await engine.run("worker", "Go.")
 
-    seen = set(result.tool_calls[0].result.data["result"])
+    seen = set(result.tool_calls[0].result.data)
     allowed = {
         "PATH",
         "HOME",
@@ -284,7 +271,7 @@ async def test_lines_that_are_no_messages_are_skipped_and_a_flood_on_the_standar
     async with Engine([agent(small("junk", "loud"))], models=model) as engine:
         result = await engine.run("worker", "Go.")
 
-    assert [("ok", '{"result":3}')] == results(result)
+    assert [("ok", "3")] == results(result)
     assert ("", "") == tuple(capfd.readouterr())
 
 
@@ -327,7 +314,7 @@ async def test_an_engine_may_have_the_source_and_agents_list_it_by_name(small: A
     async with Engine([worker], tools=[small()], models=model) as engine:
         result = await engine.run("worker", "Go.")
 
-    assert [("ok", '{"result":3}')] == results(result)
+    assert [("ok", "3")] == results(result)
 
 
 async def test_a_single_step_has_the_tools_of_a_server_too(small: Any, agent: Any) -> None:
@@ -339,7 +326,7 @@ async def test_a_single_step_has_the_tools_of_a_server_too(small: Any, agent: An
     async with Engine([agent(small())], models=model) as engine:
         step = await engine.step(state)
 
-    assert '{"result":3}' == step.agent_state.message_history[-1].text
+    assert "3" == step.agent_state.message_history[-1].text
 
 
 @pytest.mark.spec("reliability:MC07")
