@@ -82,7 +82,7 @@ def prompt_tool(server: str, prompts: Sequence[Mapping[str, Any]], session: Sess
         parts: list[ResultPart] = []
         for message in result.messages[:PARTS]:
             block = message.content.model_dump(mode="json", by_alias=True, exclude_none=True)
-            parts += [TextPart(f"{message.role}:"), *content_parts([block])]
+            parts += [TextPart(f"{message.role}: "), *content_parts([block])]
         return as_result(ToolResult(tuple(parts)))
 
     return Tool(
