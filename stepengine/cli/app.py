@@ -10,6 +10,7 @@ import typer
 
 from stepengine.cli.ending import EXIT_CODES, leave
 from stepengine.cli.journal_app import add_journal_commands
+from stepengine.cli.mcp import add_mcp_commands
 from stepengine.cli.options import BaseUrl, Config, Options, Quiet, with_options
 from stepengine.cli.policies import add_policy_command
 from stepengine.cli.scanning import add_scanning_commands
@@ -262,3 +263,4 @@ def version() -> None:
 add_journal_commands(app)
 add_scanning_commands(app)
 add_policy_command(app)
+add_mcp_commands(app)

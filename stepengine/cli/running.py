@@ -172,7 +172,13 @@ def limits_of(options: Options, agent: AgentDefinition[Any]) -> Limits | None:
 
 
 def bench_for(
-    options: Options, agent: AgentDefinition[Any], *, performs: bool = True, into: str = "", is_new: bool = False
+    options: Options,
+    agent: AgentDefinition[Any],
+    *,
+    performs: bool = True,
+    into: str = "",
+    is_new: bool = False,
+    asks_back: bool = False,
 ) -> Bench:
     """
     Return an engine for *agent* and those that it may spawn.
@@ -182,6 +188,7 @@ def bench_for(
         agent: The agent.
         performs: Whether tools will really be called; a replay calls none, so nothing has to be allowed for it.
         into: A journal beside that of the options, which tools are not to show either.
+        asks_back: Whether somebody else can be asked what a run wants to know, so that nothing is denied for want of a terminal.
         is_new: Whether the run begins now: models that are set for agents hold for it, a recorded run keeps its own.
 
     Raises:
@@ -213,7 +220,7 @@ def bench_for(
         permissions=settings.policy or (_asking_policy() if options.asks else None),
         interactor=somebody,
         # The journal that every run has by itself is no sign that somebody will come back to answer.
-        headless=True if is_new and not options.journal and not sys.stdin.isatty() else None,
+        headless=True if is_new and not asks_back and not options.journal and not sys.stdin.isatty() else None,
         workspace=options.cwd.resolve(),
     )
     return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))

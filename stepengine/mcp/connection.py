@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.client.session import ClientSession
 
-__all__ = ("Connection", "Lost", "Options", "Wanted")
+__all__ = ("Connection", "Lost", "Options", "Wanted", "installed")
 
 T = TypeVar("T")
 CLOSED = -32000
@@ -219,8 +219,7 @@ class Connection:
     """
 
     def __init__(self, options: Options) -> None:
-        if find_spec("mcp") is None:
-            raise DefinitionError(REMEDY)
+        installed()
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
@@ -413,6 +412,12 @@ class Connection:
         answer: asyncio.Future[Any] = self._loop.create_future()
         free[0].asked.put_nowait((params, answer))
         return await answer
+
+
+def installed() -> None:
+    """Raise ``DefinitionError`` where the package is not installed; it says what helps."""
+    if find_spec("mcp") is None:
+        raise DefinitionError(REMEDY)
 
 
 def _apart(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
