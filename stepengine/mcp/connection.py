@@ -225,6 +225,7 @@ class Connection:
         self._lock = asyncio.Lock()
         self._live: _Live | None = None
         self._restarts: dict[str, int] = {}
+        self._was_up = False
         self._open: dict[str, OpenCall] = {}
         self._tickets = 0
         self.digests: dict[str, str] = {}
@@ -257,6 +258,7 @@ class Connection:
         self._live = live = _Live(self._options, self._answered)
         try:
             await live.entered()
+            self._was_up = True
         except ToolError as error:
             if isinstance(error.__cause__, FileNotFoundError | PermissionError | NotADirectoryError):
                 self._live = None
@@ -273,7 +275,8 @@ class Connection:
         if used >= len(RESTART_WAITS):
             self._live = None
             because = f": {why}" if why else ""
-            msg = f"the MCP server {name!r} is gone: it was started again {used} times in this run, and ended each time{because}"
+            gone = "is gone" if self._was_up else "did not start"
+            msg = f"the MCP server {name!r} {gone}: it was started again {used} times in this run, and ended each time{because}"
             raise ToolError(msg)
         LOGGER.warning("the MCP server %r ended and is started again%s", name, f": {why}" if why else "")
         await asyncio.sleep(RESTART_WAITS[used])
