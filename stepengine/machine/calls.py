@@ -140,6 +140,7 @@ def follow_up(call: Call) -> Flow[None]:
     runs, given = call.binding and call.binding.runs, call.result
     if type(runs) is not Ordinary or runs.follow is None or given is None or given.status != "pending":
         return
+    yield from call.run.notify(call.started())
     author = Author(f"the tool {call.asked.tool_name!r}", runs.follow(call.input, given))  # type: ignore[arg-type]
     try:
         result = yield from _followed(call.run, author)
@@ -154,7 +155,7 @@ def follow_up(call: Call) -> Flow[None]:
     finally:
         call.run.warn(*author.close())
     call.settle(result, call.run.now)
-    yield from call.show()
+    yield from call.run.notify(call.finished())
 
 
 def _followed(run: RunState, author: Author) -> Flow[ToolResult]:
