@@ -36,21 +36,21 @@ async def test_a_model_is_shown_the_tools_of_a_server_under_its_name_and_calls_t
     assert 3 == result.tool_calls[0].result.data
 
 
-async def test_a_handler_calls_a_tool_of_a_server_by_its_name(small: Any, agent: Any) -> None:
+async def test_a_handler_calls_a_tool_of_a_server_by_its_name(near: Any, agent: Any) -> None:
     def handle(ctx: Any) -> Any:
         value = yield from call("small__add", int, a=2, b=5)
         return value
 
-    async with Engine([agent(small(), handle_steps=handle)], models=ScriptedModel([])) as engine:
+    async with Engine([agent(near(), handle_steps=handle)], models=ScriptedModel([])) as engine:
         result = await engine.run("worker")
 
     assert 7 == result.unwrap()
 
 
-async def test_what_a_server_refuses_is_an_error_result(small: Any, agent: Any) -> None:
+async def test_what_a_server_refuses_is_an_error_result(near: Any, agent: Any) -> None:
     model = ScriptedModel([tool_call("small__fail", {}), tool_call("small__add", {"a": "x", "b": 1}), "ok"])
 
-    async with Engine([agent(small())], models=model) as engine:
+    async with Engine([agent(near())], models=model) as engine:
         failed, misfit = results(await engine.run("worker", "Go."))
 
     assert "error" == failed[0]
@@ -71,6 +71,7 @@ async def test_a_server_that_dies_in_a_call_gives_an_error_result_and_is_there_a
     assert [("error", lost), ("ok", "3")] == results(result)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:MC05")
 async def test_a_server_that_dies_a_third_time_in_a_run_is_gone_for_it(
     small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
@@ -85,6 +86,7 @@ async def test_a_server_that_dies_a_third_time_in_a_run_is_gone_for_it(
     assert "the MCP server 'small' is gone: it was started again 2 times in this run" in gone[1]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:MC14")
 @pytest.mark.parametrize(("trusted", "expected"), [(True, "ok"), (False, "error")])
 async def test_a_lost_call_is_sent_again_only_for_a_hint_that_the_caller_trusts(
@@ -115,7 +117,7 @@ async def test_a_journal_replays_without_the_server_and_without_the_package(smal
     assert results(lived) == results(again)
 
 
-async def test_a_run_that_was_broken_off_goes_on_with_a_server_that_was_started_anew(small: Any, agent: Any) -> None:
+async def test_a_run_that_was_broken_off_goes_on_with_a_server_that_was_started_anew(near: Any, agent: Any) -> None:
     journal = MemoryJournal()
     model = ScriptedModel(
         [
@@ -125,7 +127,7 @@ async def test_a_run_that_was_broken_off_goes_on_with_a_server_that_was_started_
             "ok",
         ]
     )
-    source = small()
+    source = near()
     async with Engine([agent(source, "ask_user")], tools=_ask(), models=model) as engine:
         waiting = await engine.run("worker", "Go.", journal=journal)
     async with Engine([agent(source, "ask_user")], tools=_ask(), models=model) as engine:
@@ -152,8 +154,8 @@ async def test_fifty_calls_at_once_are_answered_each_with_its_own(small: Any, ag
     assert [*range(50)] == [one.result.data for one in result.tool_calls]
 
 
-async def test_runs_at_once_share_one_server(small: Any, agent: Any) -> None:
-    source = small()
+async def test_runs_at_once_share_one_server(near: Any, agent: Any) -> None:
+    source = near()
     replies = [reply for _ in range(5) for reply in ()]
     model = ScriptedModel([*replies, *[_adding for _ in range(10)]])
 
@@ -189,11 +191,11 @@ async def test_a_call_that_is_cancelled_is_cancelled_at_the_server_which_lives_o
     assert "cancelled" == marker.read_text()
 
 
-async def test_what_a_server_says_of_its_progress_is_shown_as_the_tools(small: Any, agent: Any) -> None:
+async def test_what_a_server_says_of_its_progress_is_shown_as_the_tools(near: Any, agent: Any) -> None:
     shown = []
     model = ScriptedModel([tool_call("small__steps", {"count": 4}), "ok"])
 
-    async with Engine([agent(small())], models=model, observers=[shown.append]) as engine:
+    async with Engine([agent(near())], models=model, observers=[shown.append]) as engine:
         await engine.run("worker", "Go.")
 
     progress = [event for event in shown if isinstance(event, ToolProgress)]
@@ -203,6 +205,7 @@ async def test_what_a_server_says_of_its_progress_is_shown_as_the_tools(small: A
     assert {"small__steps"} == {event.tool_name for event in progress}
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:MC06")
 async def test_nothing_of_a_server_is_left_when_the_engine_is_closed(small: Any, agent: Any) -> None:
     model = ScriptedModel([tool_call("small__spawn", {"seconds": 600}), "ok"])
@@ -280,8 +283,12 @@ async def test_lines_that_are_no_messages_are_skipped_and_a_flood_on_the_standar
     ("mode", "said"),
     [
         ("dead", "it said: no licence"),
-        ("mute", "it did not answer within 1 s"),
-        ("noise", "it wrote more than 100 lines that are no messages, the first: this is no message"),
+        pytest.param("mute", "it did not answer within 1 s", marks=pytest.mark.deep),
+        pytest.param(
+            "noise",
+            "it wrote more than 100 lines that are no messages, the first: this is no message",
+            marks=pytest.mark.deep,
+        ),
     ],
 )
 async def test_a_server_that_does_not_come_up_fails_the_run_and_says_why(
@@ -307,23 +314,23 @@ async def test_a_program_that_is_not_there_is_said_at_once(agent: Any) -> None:
     assert "the MCP server 'small' did not start: FileNotFoundError" in str(result.error)
 
 
-async def test_an_engine_may_have_the_source_and_agents_list_it_by_name(small: Any) -> None:
+async def test_an_engine_may_have_the_source_and_agents_list_it_by_name(near: Any) -> None:
     model = ScriptedModel([tool_call("small__add", {"a": 1, "b": 2}), "ok"])
     worker = AgentDefinition("worker", model="test/model", tools=["small"])
 
-    async with Engine([worker], tools=[small()], models=model) as engine:
+    async with Engine([worker], tools=[near()], models=model) as engine:
         result = await engine.run("worker", "Go.")
 
     assert [("ok", "3")] == results(result)
 
 
-async def test_a_single_step_has_the_tools_of_a_server_too(small: Any, agent: Any) -> None:
+async def test_a_single_step_has_the_tools_of_a_server_too(near: Any, agent: Any) -> None:
     from stepengine import AgentState, UserMessage
 
     model = ScriptedModel([tool_call("small__add", {"a": 1, "b": 2})])
     state = AgentState.from_messages([UserMessage("Go.")], agent_id="worker")
 
-    async with Engine([agent(small())], models=model) as engine:
+    async with Engine([agent(near())], models=model) as engine:
         step = await engine.step(state)
 
     assert "3" == step.agent_state.message_history[-1].text
