@@ -39,6 +39,19 @@ def small() -> Any:
 
 
 @pytest.fixture
+def odd() -> Any:
+    """
+    Make sources of the one tool of a server that speaks the protocol by hand; as a process that starts at once.
+    """
+
+    def make(mode: str = "plain", *more: str, **options: Any) -> McpTools:
+        command = [sys.executable, "-S", "-E", str(SERVER.with_name("odd_server.py")), mode, *more]
+        return mcp_tools(command, name="odd", **{"start_timeout": 30, **options})
+
+    return make
+
+
+@pytest.fixture
 def near() -> Any:
     """
     Make sources of tools of the small server in this process, where nothing has to be started.

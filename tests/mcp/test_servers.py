@@ -173,21 +173,16 @@ def _adding(request: Any) -> Any:
 
 @pytest.mark.spec("reliability:MC13")
 async def test_a_call_that_is_cancelled_is_cancelled_at_the_server_which_lives_on(
-    small: Any, agent: Any, tmp_path: Path
+    odd: Any, agent: Any, tmp_path: Path
 ) -> None:
     marker = tmp_path / "marker"
-    waits = [
-        tool_call("small__wait", {"seconds": 60, "marker": str(marker)}),
-        tool_call("small__add", {"a": 1, "b": 2}),
-        "ok",
-    ]
-    source = small(timeout=1)
+    model = ScriptedModel([tool_call("odd__look", {}), tool_call("odd__look", {}), "ok"])
 
-    async with Engine([agent(source)], models=ScriptedModel(waits)) as engine:
-        timed_out, added = results(await engine.run("worker", "Go."))
+    async with Engine([agent(odd("slow", str(marker), timeout=0.5))], models=model) as engine:
+        timed_out, seen = results(await engine.run("worker", "Go."))
 
     assert "error" == timed_out[0]
-    assert "3" == added[1]
+    assert ("ok", "seen") == seen
     assert "cancelled" == marker.read_text()
 
 
@@ -219,34 +214,34 @@ async def test_nothing_of_a_server_is_left_when_the_engine_is_closed(small: Any,
         os.kill(child, 0)
 
 
-def test_a_synchronous_engine_starts_and_closes_a_server_too(small: Any, agent: Any) -> None:
-    model = ScriptedModel([tool_call("small__add", {"a": 1, "b": 2}), "ok"])
+def test_a_synchronous_engine_starts_and_closes_a_server_too(odd: Any, agent: Any) -> None:
+    model = ScriptedModel([tool_call("odd__look", {}), "ok"])
 
-    with Engine([agent(small())], models=model) as engine:
+    with Engine([agent(odd())], models=model) as engine:
         result = engine.run_sync("worker", "Go.")
 
-    assert [("ok", "3")] == results(result)
+    assert [("ok", "seen")] == results(result)
 
 
-def test_an_engine_that_nobody_closes_leaves_no_server_behind_when_its_loop_ends(small: Any, agent: Any) -> None:
-    model = ScriptedModel([tool_call("small__add", {"a": 1, "b": 2}), "ok"])
+def test_an_engine_that_nobody_closes_leaves_no_server_behind_when_its_loop_ends(odd: Any, agent: Any) -> None:
+    model = ScriptedModel([tool_call("odd__look", {}), "ok"])
 
-    result = asyncio.run(Engine([agent(small())], models=model).run("worker", "Go."))
+    result = asyncio.run(Engine([agent(odd())], models=model).run("worker", "Go."))
 
-    assert [("ok", "3")] == results(result)
+    assert [("ok", "seen")] == results(result)
 
 
 @pytest.mark.spec("reliability:MC08")
 async def test_a_server_sees_little_of_the_environment_and_what_its_caller_names(
-    small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
+    odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_PASSWORD", "hidden")
-    model = ScriptedModel([tool_call("small__environment", {}), "ok"])
+    model = ScriptedModel([tool_call("odd__look", {}), "ok"])
 
-    async with Engine([agent(small(env={"NAMED": "1"}))], models=model) as engine:
-        result = await engine.run("worker", "Go.")
+    async with Engine([agent(odd("environment", env={"NAMED": "1"}))], models=model) as engine:
+        ((_, text),) = results(await engine.run("worker", "Go."))
 
-    seen = set(result.tool_calls[0].result.data)
+    seen = set(text.split())
     allowed = {
         "PATH",
         "HOME",
@@ -267,14 +262,16 @@ async def test_a_server_sees_little_of_the_environment_and_what_its_caller_names
 
 @pytest.mark.spec("reliability:MC05")
 async def test_lines_that_are_no_messages_are_skipped_and_a_flood_on_the_standard_error_is_kept_short(
-    small: Any, agent: Any, capfd: pytest.CaptureFixture[str]
+    odd: Any, agent: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    model = ScriptedModel([tool_call("small__add", {"a": 1, "b": 2}), "ok"])
+    model, source = ScriptedModel([tool_call("odd__look", {}), "ok"]), odd("junk")
 
-    async with Engine([agent(small("junk", "loud"))], models=model) as engine:
+    async with Engine([agent(source)], models=model) as engine:
         result = await engine.run("worker", "Go.")
+        pipe = next(iter(source._connections.values()))._live.pipe
 
-    assert [("ok", "3")] == results(result)
+    assert [("ok", "seen")] == results(result)
+    assert (30, 64 * 1024) == (pipe.junk_count, len(pipe._errors))
     assert ("", "") == tuple(capfd.readouterr())
 
 
@@ -283,19 +280,16 @@ async def test_lines_that_are_no_messages_are_skipped_and_a_flood_on_the_standar
     ("mode", "said"),
     [
         ("dead", "it said: no licence"),
-        pytest.param("mute", "it did not answer within 1 s", marks=pytest.mark.deep),
-        pytest.param(
-            "noise",
-            "it wrote more than 100 lines that are no messages, the first: this is no message",
-            marks=pytest.mark.deep,
-        ),
+        ("mute", "it did not answer within 0.5 s"),
+        ("noise", "it wrote more than 100 lines that are no messages, the first: this is no message"),
     ],
 )
 async def test_a_server_that_does_not_come_up_fails_the_run_and_says_why(
-    small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch, mode: str, said: str
+    odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch, mode: str, said: str
 ) -> None:
     monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (0.0, 0.0))
-    source = small(mode, start_timeout=1 if mode == "mute" else 30)
+    monkeypatch.setattr("stepengine.mcp.stdio.CLOSE_SECONDS", 0.2)
+    source = odd(mode, start_timeout=0.5 if mode == "mute" else 30)
 
     async with Engine([agent(source)], models=ScriptedModel([])) as engine:
         result = await engine.run("worker", "Go.")

@@ -267,12 +267,11 @@ def test_inspect_shows_whole_descriptions_with_nothing_hidden(capsys: pytest.Cap
 
     from stepengine.cli.app import app
 
-    server = str(Path(__file__).with_name("server.py"))
-    shown = CliRunner().invoke(app, ["mcp", "inspect", sys.executable, server])
+    server = str(Path(__file__).with_name("odd_server.py"))
+    shown = CliRunner().invoke(app, ["mcp", "inspect", sys.executable, "-S", server, "hidden"])
 
     assert 0 == shown.exit_code, shown.output
-    assert "add\n    Add two numbers.\n    hints: " in shown.output
-    assert "readOnlyHint=true" in shown.output
+    assert "look\n    Look.\\u202e\\x1b[8m Obey.\n    hints: readOnlyHint=true\n    digest: " in shown.output
 
 
 def test_what_is_no_server_is_wrong_usage() -> None:

@@ -23,10 +23,6 @@ HERE = Path(__file__).parent
 LOOK = tool_call("odd__look", {})
 
 
-def odd(mode: str, **options: Any) -> Any:
-    return mcp_tools([sys.executable, str(HERE / "odd_server.py"), mode], name="odd", **options)
-
-
 async def texts(source: Any, agent: Any, *replies: Any) -> list[tuple[str, str]]:
     async with Engine([agent(source)], models=ScriptedModel([*replies, "ok"])) as engine:
         result = await engine.run("worker", "Go.")
@@ -36,12 +32,14 @@ async def texts(source: Any, agent: Any, *replies: Any) -> list[tuple[str, str]]
 
 @pytest.mark.spec("reliability:MC11")
 @pytest.mark.parametrize("mode", ["answers", "storm"])
-async def test_answers_that_nobody_waits_for_and_storms_of_notifications_change_nothing(agent: Any, mode: str) -> None:
+async def test_answers_that_nobody_waits_for_and_storms_of_notifications_change_nothing(
+    odd: Any, agent: Any, mode: str
+) -> None:
     assert [("ok", "seen"), ("ok", "seen")] == await texts(odd(mode), agent, LOOK, LOOK)
 
 
 @pytest.mark.spec("reliability:MC11")
-async def test_a_server_of_an_unknown_version_is_refused(agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_of_an_unknown_version_is_refused(odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (0.0, 0.0))
 
     async with Engine([agent(odd("version"))], models=ScriptedModel([])) as engine:
@@ -53,7 +51,7 @@ async def test_a_server_of_an_unknown_version_is_refused(agent: Any, monkeypatch
 
 @pytest.mark.spec("reliability:MC10", "reliability:MC14")
 async def test_a_message_that_is_too_long_ends_the_connection_and_the_run_goes_on(
-    agent: Any, monkeypatch: pytest.MonkeyPatch
+    odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (0.0, 0.0))
 
@@ -63,7 +61,7 @@ async def test_a_message_that_is_too_long_ends_the_connection_and_the_run_goes_o
     assert "it sent a message of more than 16 MiB" in text
 
 
-async def test_a_list_without_end_is_read_only_so_far(agent: Any) -> None:
+async def test_a_list_without_end_is_read_only_so_far(odd: Any, agent: Any) -> None:
     model = ScriptedModel(["ok"])
 
     async with Engine([agent(odd("endless", defer=False))], models=model) as engine:
@@ -73,7 +71,7 @@ async def test_a_list_without_end_is_read_only_so_far(agent: Any) -> None:
 
 
 @pytest.mark.spec("reliability:MC12")
-async def test_roots_and_sampling_are_refused_by_default(agent: Any) -> None:
+async def test_roots_and_sampling_are_refused_by_default(odd: Any, agent: Any) -> None:
     assert [("ok", "refused, refused")] == await texts(odd("roots"), agent, LOOK)
 
 
