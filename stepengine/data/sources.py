@@ -43,5 +43,5 @@ class ToolSource(Protocol):
     def meant(self, ctx: HookContext, call: ToolCallPart, /) -> Meant | None:
         """Return what *call* passes on, for rules to judge; ``None`` for a call that stands for itself."""
 
-    async def aclose(self) -> None:
-        """Give back what was opened, in every event loop; it can be opened again."""
+    async def aclose(self, blocked: Any = None) -> None:
+        """Give back what was opened, in every event loop but *blocked*, which stands still and is only told."""

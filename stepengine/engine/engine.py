@@ -563,15 +563,15 @@ class Engine:
         forgotten = self._stop_all()
         here = _loop_here()
         left = self._loop_thread.run(lambda: until_ended(self._launcher.active, here))
-        self._loop_thread.run(self._close_sources)
+        self._loop_thread.run(lambda: self._close_sources(here))
         self._loop_thread.run(self._models.close)
         self._loop_thread.close()
         self._threads.close()
         warn_of(forgotten, left)
 
-    async def _close_sources(self) -> None:
+    async def _close_sources(self, blocked: asyncio.AbstractEventLoop | None = None) -> None:
         for source in list(self._launcher.catalog.sources.values()):
-            await source.aclose()
+            await source.aclose(blocked)
 
     def _stop_all(self) -> list[EngineRun]:
         """Tell every run to end; return those in the background whose handles nobody ever looked at."""

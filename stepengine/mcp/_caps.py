@@ -38,6 +38,8 @@ ERROR_CHARS = 4_000
 # questions
 QUESTION_CHARS = 1_000
 FIELDS = 10
+OPTIONS = 50
+"""From how many on a choice is asked for as text."""
 ROUNDS = 10
 TRIES = 3
 SAMPLED_TOKENS = 8_192

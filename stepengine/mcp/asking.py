@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from stepengine.data.json import freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.models import ModelSettings
 from stepengine.data.visible import visible
 from stepengine.data.yields import Ask, Complete
 from stepengine.errors import StepEngineError
-from stepengine.mcp._caps import FIELDS, QUESTION_CHARS, ROUNDS, SAMPLED_TOKENS, TRIES
+from stepengine.mcp._caps import FIELDS, OPTIONS, QUESTION_CHARS, ROUNDS, SAMPLED_TOKENS, TRIES
 
 __all__ = ("Asking",)
 
@@ -136,7 +135,7 @@ def _question(text: str, field: Mapping[str, Any]) -> Ask:
     if field.get("type") == "boolean":
         options = [YES, NO]
     named = [visible(str(one), strict=True) for one in options]
-    return Ask(text, named if len(named) > 1 else (), multi_select=several, details=freeze({"field": dict(field)}))
+    return Ask(text, named if 1 < len(named) <= OPTIONS else (), multi_select=several)
 
 
 def _value(said: str, field: Mapping[str, Any]) -> tuple[Any, str]:

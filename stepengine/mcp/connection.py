@@ -18,7 +18,7 @@ import attrs
 
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.mcp._caps import PAGES, RESTART_WAITS, RUNS_KEPT, TOOLS
+from stepengine.mcp._caps import CLOSE_SECONDS, PAGES, RESTART_WAITS, RUNS_KEPT, TOOLS
 from stepengine.mcp.stdio import Pipe, Program
 from stepengine.runtime.logs import LOGGER
 
@@ -117,9 +117,9 @@ class OpenCall:
             self.waiting.set_result(value)
 
     async def end(self) -> None:
-        """Give the request up; the server is told."""
+        """Give the request up; the server is told, if it listens."""
         self.task.cancel()
-        await asyncio.wait((self.task,))
+        await asyncio.wait((self.task,), timeout=CLOSE_SECONDS)
 
 
 class _Live:
@@ -337,6 +337,7 @@ class Connection:
             Lost: when the connection ended meanwhile.
             ToolError: for everything else that the server, or the way to it, answered with.
         """
+        from anyio import BrokenResourceError, ClosedResourceError
         from mcp import MCPError
         from pydantic import ValidationError
 
@@ -352,6 +353,8 @@ class Connection:
                 raise self._lost() from error
             msg = f"the MCP server {name!r} answered with an error: {visible(error.message)}"
             raise ToolError(msg) from error
+        except (BrokenResourceError, ClosedResourceError) as error:
+            raise self._lost() from error
         except ValidationError as error:
             msg = f"the MCP server {name!r} answered with what the protocol does not know: {visible(str(error))}"
             raise ToolError(msg) from error

@@ -151,14 +151,6 @@ def _target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> Any:
     return server
 
 
-@attrs.frozen
-class _Index:
-    """What hooks of a run share about the tools that were found for it."""
-
-    by_name: Mapping[str, ToolLike]
-    deferred: Deferred | None
-
-
 class McpTools:
     """A source of tools; ``mcp_tools`` makes one. It can be listed by any number of agents and engines."""
 
@@ -212,11 +204,10 @@ class McpTools:
         if self._resources:
             beside += resource_tools(self.name, self.session)
         deferred = Deferred(self.name, tools) if self._is_deferred(tools) else None
-        index = _Index({tool.spec.name: tool for tool in tools}, deferred)
         return Change(
             tools=(*tools, *beside) if deferred is None else (*deferred.tools, *beside),
             unlisted=() if deferred is None else tools,
-            values={self._key: index},
+            values={self._key: deferred},
         )
 
     @property
@@ -230,12 +221,8 @@ class McpTools:
 
     def meant(self, ctx: HookContext, call: ToolCallPart) -> Meant | None:
         """Return the tool that a call passes on, so that rules see its own name."""
-        index = ctx.values.get(self._key)
-        if not isinstance(index, _Index):
-            return None
-        if index.deferred is not None:
-            return index.deferred.meant(call)
-        return None
+        deferred = ctx.values.get(self._key)
+        return deferred.meant(call) if isinstance(deferred, Deferred) else None
 
     def _tool(self, listed: Listed) -> ToolLike:
         annotations = annotations_of(listed.hints, trusted=self._trusts)
@@ -266,6 +253,7 @@ class McpTools:
         loop = asyncio.get_running_loop()
         found = self._connections.get(id(loop))
         if found is None or found.loop is not loop:
+            self._connections = {k: c for k, c in self._connections.items() if not c.loop.is_closed()}
             found = self._connections[id(loop)] = Connection(self._options)
         return found
 
@@ -419,13 +407,15 @@ class McpTools:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    async def aclose(self) -> None:
-        """End the server in every event loop; the next run starts it again."""
+    async def aclose(self, blocked: Any = None) -> None:
+        """End the server in every event loop; one that stands still is only told. The next run starts it again."""
         here = asyncio.get_running_loop()
         connections, self._connections = list(self._connections.values()), {}
         for connection in connections:
             if connection.loop is here:
                 await connection.aclose()
+            elif connection.loop is blocked:
+                connection.loop.call_soon(connection.abandon)
             elif connection.loop.is_running():
                 ending = asyncio.run_coroutine_threadsafe(connection.aclose(), connection.loop)
                 with suppress(TimeoutError):

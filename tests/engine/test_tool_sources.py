@@ -45,7 +45,7 @@ class Shelf:
     def meant(self, ctx: Any, call: ToolCallPart) -> Meant | None:
         return None
 
-    async def aclose(self) -> None:
+    async def aclose(self, blocked: Any = None) -> None:
         self.closed += 1
 
 

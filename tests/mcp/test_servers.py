@@ -61,14 +61,18 @@ async def test_what_a_server_refuses_is_an_error_result(near: Any, agent: Any) -
 async def test_a_server_that_dies_in_a_call_gives_an_error_result_and_is_there_again_for_the_next_one(
     small: Any, agent: Any
 ) -> None:
-    calls = [tool_call("small__crash", {}), tool_call("small__add", {"a": 1, "b": 2}), "ok"]
+    source, adds = small(), tool_call("small__add", {"a": 1, "b": 2})
 
-    async with Engine([agent(small())], models=ScriptedModel(calls)) as engine:
+    async with Engine(
+        [agent(source)], models=ScriptedModel([tool_call("small__crash", {}), adds, adds, adds, "ok"])
+    ) as engine:
         result = await engine.run("worker", "Go.")
+        restarts = list(next(iter(source._connections.values()))._restarts.values())
 
     lost = "the connection to the MCP server 'small' was lost; the outcome is unknown"
     assert RunStatus.COMPLETED is result.status
-    assert [("error", lost), ("ok", "3")] == results(result)
+    assert [("error", lost), *[("ok", "3")] * 3] == results(result)
+    assert [1] == restarts
 
 
 @pytest.mark.deep
