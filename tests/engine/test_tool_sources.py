@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Change, Engine, Hooks, Perform, RunStatus, Tool
+from stepengine import AgentDefinition, Change, Engine, Hooks, Perform, RunStatus, Tool, ToolCall
 from stepengine.data.messages import ToolCallPart
 from stepengine.data.sources import Meant
 from stepengine.errors import DefinitionError
@@ -153,3 +153,19 @@ def test_a_source_is_listed_once() -> None:
 
     with pytest.raises(DefinitionError, match="listed twice"):
         worker(shelf, shelf)
+
+
+async def test_what_one_run_found_is_unknown_to_the_next_one() -> None:
+    def handle(ctx: Any) -> Any:
+        result = yield from ToolCall("cup", {}, include_tool_call=False)
+        return result.text
+
+    shelf = Shelf("cup")
+    agent = worker(shelf, handle_steps=handle)
+    async with Engine([agent], models=ScriptedModel([])) as engine:
+        first = await engine.run("worker")
+        shelf.names = []
+        second = await engine.run("worker")
+
+    assert "taken" == first.unwrap()
+    assert "Tool 'cup' is not available" in str(second.error)
