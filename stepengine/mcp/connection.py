@@ -83,13 +83,23 @@ class OpenCall:
 
     Attributes:
         task: The request.
-        asked: What the server asked, each with the future of its answer.
+        waiting: The answer that the server waits for; ``None`` when it has asked nothing.
     """
 
     def __init__(self, request: Coroutine[Any, Any, Any]) -> None:
         self.task = _apart(request, "mcp call")
-        self.asked: asyncio.Queue[tuple[Any, asyncio.Future[Any]]] = asyncio.Queue()
         self.waiting: asyncio.Future[Any] | None = None
+        self._asked: list[tuple[Any, asyncio.Future[Any]]] = []
+        self._bell: asyncio.Future[None] | None = None
+
+    def ask(self, request: Any, answer: asyncio.Future[Any]) -> None:
+        """Take what the server asks, and the future of its answer."""
+        self._asked.append((request, answer))
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._asked and self._bell is not None and not self._bell.done():
+            self._bell.set_result(None)
 
     async def outcome(self) -> Any:
         """
@@ -98,18 +108,17 @@ class OpenCall:
         Raises:
             asyncio.CancelledError: when the caller was cancelled; then the request is, too, and the server is told.
         """
-        question = asyncio.ensure_future(self.asked.get())
+        bell = self._bell = asyncio.get_running_loop().create_future()
+        self._ring()
         try:
-            await asyncio.wait((self.task, question), return_when=asyncio.FIRST_COMPLETED)
-            if self.task.done():
-                return self.task.result()
-            request, self.waiting = question.result()
-            return Wanted({"asked": request.model_dump(mode="json", by_alias=True, exclude_none=True)})
+            await asyncio.wait((self.task, bell), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await self.end()
             raise
-        finally:
-            question.cancel()
+        if self.task.done():
+            return self.task.result()
+        request, self.waiting = self._asked.pop(0)
+        return Wanted({"asked": request.model_dump(mode="json", by_alias=True, exclude_none=True)})
 
     def answer(self, value: Any) -> None:
         """Answer what the server asked last."""
@@ -416,7 +425,7 @@ class Connection:
         if not free:
             return types.ErrorData(code=types.INVALID_REQUEST, message="No call is open that this could be about")
         answer: asyncio.Future[Any] = self._loop.create_future()
-        free[0].asked.put_nowait((params, answer))
+        free[0].ask(params, answer)
         return await answer
 
 

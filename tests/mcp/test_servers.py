@@ -24,7 +24,9 @@ def results(result: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.spec("reliability:MC03")
-async def test_a_model_is_shown_the_tools_of_a_server_under_its_name_and_calls_them(small: Any, agent: Any) -> None:
+async def test_a_model_is_shown_the_tools_of_a_server_under_its_name_and_calls_them(
+    small: Any, agent: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     model = ScriptedModel([tool_call("small__add", {"a": 1, "b": 2}), "3"])
 
     async with Engine([agent(small(include=["add", "fail"]))], models=model) as engine:
@@ -34,6 +36,7 @@ async def test_a_model_is_shown_the_tools_of_a_server_under_its_name_and_calls_t
     assert "Add two numbers." == model.calls[0].tools[0].description
     assert [("ok", "3")] == results(result)
     assert 3 == result.tool_calls[0].result.data
+    assert [] == [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
 async def test_a_handler_calls_a_tool_of_a_server_by_its_name(near: Any, agent: Any) -> None:
