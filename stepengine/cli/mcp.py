@@ -88,7 +88,7 @@ def _inspect(server: list[str], *, as_json: bool) -> Exit:
     if len(server) == 1 and "://" in server[0] and not is_address:
         msg = f"{server[0]!r} is no address of a server; it begins with http:// or https://"
         raise UsageProblem(msg)
-    source = mcp_tools(server[0] if is_address else server, name="server", prompts=True)
+    source = mcp_tools(server[0] if is_address else server, name="server", prompts=True, start_timeout=60)
     found = asyncio.run(_listing(source))
     if as_json:
         print(json.dumps(found, ensure_ascii=True, indent=2))

@@ -8,6 +8,7 @@ own does nothing but own it; requests come from any other.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import Context
@@ -236,7 +237,6 @@ class Connection:
         self._restarts: dict[str, int] = {}
         self._was_up = False
         self._open: dict[str, OpenCall] = {}
-        self._tickets = 0
         self.digests: dict[str, str] = {}
         self.promises: dict[str, Mapping[str, Any]] = {}
 
@@ -397,8 +397,7 @@ class Connection:
 
     def opened(self, request: Coroutine[Any, Any, Any]) -> tuple[str, OpenCall]:
         """Begin a request during which the server may ask; the ticket is what it is known by."""
-        self._tickets += 1
-        ticket = f"{id(self):x}-{self._tickets}"
+        ticket = secrets.token_hex(8)  # it stands in records, which other processes go on with
         call = self._open[ticket] = OpenCall(request)
         return ticket, call
 

@@ -51,6 +51,7 @@ class Deferred:
             self._search,
             category="mcp",
             annotations=ToolAnnotations(read_only=True),
+            requires_permission=False,
             parallel_safe=True,
             in_thread=False,
         )

@@ -10,13 +10,14 @@ from stepengine.data.tools import ToolLike
 from stepengine.errors import ToolError
 from stepengine.mcp._caps import DESCRIPTION_CHARS, PARTS
 from stepengine.mcp.connection import Connection
-from stepengine.mcp.listing import shown_text
+from stepengine.mcp.listing import annotations_of, shown_text
 from stepengine.mcp.results import content_parts, error_result, resource_part
 from stepengine.tools.conversion import as_result
 from stepengine.tools.definition import Tool
 
 __all__ = ("prompt_tool", "resource_tools")
 
+WORST = annotations_of({}, trusted=False)
 Session = Callable[[], Awaitable[tuple[Connection, Any]]]
 
 
@@ -56,6 +57,7 @@ def resource_tools(server: str, session: Session) -> list[ToolLike]:
             {"type": "object", "properties": {}},
             listed,
             category="mcp",
+            annotations=WORST,
         ),
         Tool(
             f"mcp_read_{server}",
@@ -63,6 +65,7 @@ def resource_tools(server: str, session: Session) -> list[ToolLike]:
             {"type": "object", "properties": {"uri": uri}, "required": ["uri"]},
             read,
             category="mcp",
+            annotations=WORST,
         ),
     ]
 
@@ -95,6 +98,7 @@ def prompt_tool(server: str, prompts: Sequence[Mapping[str, Any]], session: Sess
         },
         get,
         category="mcp",
+        annotations=WORST,
     )
 
 
