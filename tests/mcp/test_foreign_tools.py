@@ -379,6 +379,15 @@ async def test_many_tools_are_searched_and_called_by_name_and_rules_see_the_tool
     assert "text" in wrong.text
 
 
+async def test_nobody_is_asked_about_a_search(near: Any) -> None:
+    model = ScriptedModel([tool_call("mcp_search_small", {"query": "number 17"}), "ok"])
+
+    async with Engine([worker(near("many"))], models=model, permissions=Policy()) as engine:
+        result = await engine.run("worker", GO)
+
+    assert ["ok"] == [one.result.status for one in result.tool_calls]
+
+
 async def test_a_handler_calls_a_deferred_tool_under_its_own_name(near: Any) -> None:
     from stepengine import ToolCall
 
