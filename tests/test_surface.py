@@ -91,6 +91,7 @@ MODULES = {
     ],
     "stepengine.models": ["Models", "Provider", "ModelRequest", "ModelReply", "ModelDelta", "fallback"],
     "stepengine.permissions": ["Policy", "Rule"],
+    "stepengine.mcp": ["mcp_tools", "AgentServer", "Offered"],
     "stepengine.sessions": ["FileSessions", "SqliteSessions", "MemorySessions"],
     "stepengine.events": ["TextDelta", "ToolStarted", "ToolFinished", "AgentFinished", "RunFinished"],
     "stepengine.errors": ["StepEngineError", "ToolError", "ModelError", "LimitExceeded", "LimitReached"],

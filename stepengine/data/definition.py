@@ -207,7 +207,7 @@ class AgentDefinition(Generic[Out]):
     @property
     def tool_names(self) -> tuple[str, ...]:
         """The names of its tools in order; of a source its own name."""
-        return tuple([t if isinstance(t, str) else named_tool(t) for t in self.tools])
+        return tuple([t if isinstance(t, str) else _tool_name(t) for t in self.tools])
 
     @property
     def spawnable_ids(self) -> tuple[str, ...]:
@@ -215,7 +215,7 @@ class AgentDefinition(Generic[Out]):
         return tuple([a if isinstance(a, str) else a.id for a in self.spawnable_agents])
 
 
-def named_tool(tool: ToolLike | ToolSource) -> str:
+def _tool_name(tool: ToolLike | ToolSource) -> str:
     """Return the name of a tool or a source of tools."""
     return tool.spec.name if isinstance(tool, ToolLike) else tool.name
 

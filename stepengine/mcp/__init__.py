@@ -9,6 +9,7 @@ What must not: a client protocol of our own, and anything that a floor below wou
 
 from __future__ import annotations
 
+from stepengine.mcp.serving import AgentServer, Offered
 from stepengine.mcp.source import McpTools, mcp_tools
 
-__all__ = ("McpTools", "mcp_tools")
+__all__ = ("AgentServer", "McpTools", "Offered", "mcp_tools")

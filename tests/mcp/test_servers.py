@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -343,3 +344,14 @@ def test_a_server_is_named_in_code_and_never_by_text() -> None:
         mcp_tools("rm -rf /", name="small")
     with pytest.raises(DefinitionError, match="is no name of a server"):
         mcp_tools(["x"], name="a__b")
+
+
+def test_the_package_is_loaded_when_a_server_is_first_needed() -> None:
+    code = (
+        "import sys; from stepengine.mcp import mcp_tools; from stepengine import AgentDefinition, Engine; "
+        "Engine([AgentDefinition('a', tools=[mcp_tools(['x'], name='x')])]); "
+        "print(sorted({'mcp', 'mcp_types', 'httpx2'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "[]\n" == done.stdout
