@@ -47,6 +47,8 @@ from stepengine.journal.show import clean_tree
 from stepengine.machine.blocks import split_blocks
 from stepengine.machine.output import json_in as answer_in
 from stepengine.machine.spawning import matching_id
+from stepengine.mcp.results import result_of
+from stepengine.mcp.stdio import Pipe, Program
 from stepengine.models._failures import Call, body_failure
 from stepengine.models._json import call_part, read_json
 from stepengine.models._schemas import plain_schema
@@ -85,6 +87,8 @@ from stepengine.tools.web.fetching import Fetched
 from stepengine.tools.web.pages import CODECS, page_of
 from stepengine.tools.web.urls import joined, parse_url
 
+with contextlib.suppress(ImportError):
+    pass  # imported on first use, which takes most of a second
 PACKAGE = Path(stepengine.__file__).parent
 AGENTS = Path(__file__).resolve().parent.parent / "agents"
 N = 32_768
@@ -385,6 +389,22 @@ SECRET_SHAPES = (
 HOSTILE_NAMES = (of("a"), of("aB"), of("_a"), of("é"), of("A"), of("a."))
 
 JSON_SHAPES = tuple(lambda n, shape=shape: shape(n).encode("utf-8", "surrogatepass") for shape in BRACKETS)
+
+
+def served(text: str) -> Any:
+    """Read a line of an MCP server."""
+    return Pipe(Program(("server",)), bool)._parsed(text.encode("utf-8", "surrogatepass"))
+
+
+def last_words(text: str) -> Any:
+    pipe = Pipe(Program(("server",)), bool)
+    pipe._errors += text.encode("utf-8", "surrogatepass")
+    return pipe.last_words()
+
+
+def result_text(text: str) -> Any:
+    return result_of({"content": [{"type": "text", "text": text}], "structuredContent": {"n": 1}})
+
 
 PLACES = (
     # --- ignore files, globs, paths
@@ -813,6 +833,15 @@ PLACES = (
     Place("redaction of all", lambda text: redactor_for("all", {}).value({"a": text}), SECRET_SHAPES),
     Place("redaction of what trickles in", trickled, SECRET_SHAPES, most=1 << 18),
     Place("JSON in a text to redact", json_in, BRACKETS, most=1 << 22),
+    Place("message of an MCP server", served, BRACKETS, ("mcp/stdio.py:Pipe._parsed",), most=1 << 24),
+    Place(
+        "last words of an MCP server",
+        last_words,
+        (of("\x1b[8m"), of("\u0300"), of("\n")),
+        ("mcp/stdio.py:Pipe.last_words",),
+        most=1 << 16,
+    ),
+    Place("result of an MCP server", result_text, (*BRACKETS, of("a")), ("mcp/results.py:_read",), most=1 << 24),
     Place("redaction in bytes", lambda text: Redactor(KNOWN, shapes=True).binary(text.encode()), SECRET_SHAPES),
     Place(
         "search for secrets",
@@ -1047,6 +1076,8 @@ APART: dict[str, str] = {
     "cli/chat.py:Chat._command": "what a person typed, compared with names of ours",
     "acp/kept.py:ID": "a name of a fixed length",
     "acp/kept.py:_read": "JSON of a capped size, in a folder that was made for its owner alone",
+    "mcp/names.py:ODD": "one character at a time",
+    "mcp/names.py:SERVER": "a name that the author wrote, of a fixed length",
     "cli/console.py:Lines._taken": "what a person typed, in UTF-8",
     "cli/runs.py:COST": "runs of digits with a cap each, in a file of our own state folder",
     "cli/journals.py:ADVISED": "advice that this package wrote",

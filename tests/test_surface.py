@@ -114,6 +114,7 @@ MODULES = {
         "fallback",
     ],
     "stepengine.permissions": ["Policy", "Rule"],
+    "stepengine.mcp": ["mcp_tools", "AgentServer", "Offered"],
     "stepengine.sessions": ["FileSessions", "SqliteSessions", "MemorySessions"],
     "stepengine.acp": ["EditorAgent", "MakeEngine", "serve", "take_stdout"],
     "stepengine.ag_ui": ["ag_ui", "answers_of", "prompt_of"],

@@ -26,6 +26,7 @@ from stepengine.cli.diff import diff
 from stepengine.cli.exits import EXIT_CODES, Exit, explained, leave
 from stepengine.cli.extend import extend
 from stepengine.cli.fork import fork
+from stepengine.cli.mcp import inspect_server, serve
 from stepengine.cli.models import models
 from stepengine.cli.policy import policy
 from stepengine.cli.ready import ready
@@ -87,6 +88,14 @@ GROUPS: dict[str, dict[str, Callable[..., Exit]]] = {
     "Keep safe": {"check": check, "seal": seal, "repair": repair, "scan": scan, "scrub": scrub, "policy": policy},
 }  # fmt: skip
 """Every command, by its group and its name."""
+UNDER = {
+    "mcp": (
+        "Run",
+        "Agents as tools for MCP clients, and a look at MCP servers.",
+        {"serve": serve, "inspect": inspect_server},
+    )
+}
+"""Commands of two words: their group, what the first word stands for, and the commands by their second word."""
 RUNNING = (run, chat, ask, resume, replay, fork, extend)
 """Those that leave with any of the exit codes."""
 
@@ -130,15 +139,27 @@ def _made() -> typer.Typer:
     )
     for group, commands in GROUPS.items():
         for name, command in commands.items():
-            text = inspect.cleandoc(command.__doc__ or "")
-            made.command(
-                name,
-                help=_shown(text),
-                short_help=MARKUP.sub(r"\\[", text.partition("\n")[0]),
-                epilog=_shown(EXIT_CODES) if command in RUNNING else None,
-                rich_help_panel=group,
-            )(_leaving(command))
+            _add(made, name, command, group)
+        for first, (of, text, several) in UNDER.items():
+            if of == group:
+                below = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+                for name, command in several.items():
+                    _add(below, name, command)
+                made.add_typer(below, name=first, help=text, rich_help_panel=group)
     return made
+
+
+def _add(made: typer.Typer, name: str, command: Callable[..., Exit], group: str | None = None) -> None:
+    text = inspect.cleandoc(command.__doc__ or "")
+    made.command(
+        name,
+        help=_shown(text),
+        short_help=MARKUP.sub(r"\\[", text.partition("\n")[0]),
+        epilog=_shown(EXIT_CODES) if command in RUNNING else None,
+        rich_help_panel=group,
+        # What follows the command of a server is its own, also where it looks like an option.
+        context_settings={"ignore_unknown_options": True} if command is inspect_server else None,
+    )(_leaving(command))
 
 
 app = _made()

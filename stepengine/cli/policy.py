@@ -125,11 +125,12 @@ def _known_tools(agent: str) -> dict[str, ToolSpec]:
     """Return the tools that come with the package, and those of the agents in a file, by name."""
     from stepengine.cli.bench import family
     from stepengine.cli.toolset import uncalled_tools
+    from stepengine.data.tools import ToolLike
     from stepengine.engine import load_agent
 
     specs = {tool.spec.name: tool.spec for tool in uncalled_tools(Path.cwd())}
     for definition in family(load_agent(agent), agent) if agent else ():
-        own = [tool for tool in definition.tools if not isinstance(tool, str)]
+        own = [tool for tool in definition.tools if isinstance(tool, ToolLike)]
         specs |= {tool.spec.name: tool.spec for tool in own}
     return specs
 

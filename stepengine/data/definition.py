@@ -16,6 +16,7 @@ from stepengine.data.hooks import HookContext, Hooks, StepContext
 from stepengine.data.json import freeze_object, text_of
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelSettings
+from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolLike
 from stepengine.errors import DataError, DefinitionError
 
@@ -114,7 +115,7 @@ class AgentDefinition(Generic[Out]):
         model: ``provider/model``; ``None`` uses the spawner's or the engine's default.
         display_name: The id by default.
         description: What other agents are shown.
-        tools: Tool names or ``Tool`` objects.
+        tools: Tool names, ``Tool`` objects, and sources such as ``mcp_tools(...)``, of which it has all tools.
         spawnable_agents: Ids or definitions of agents that it may spawn.
         system_prompt: Sent as it is; the engine adds nothing (requirements A8).
         instructions_prompt: Inserted once per run after the user's input.
@@ -141,7 +142,7 @@ class AgentDefinition(Generic[Out]):
     model: str | None
     display_name: str
     description: str
-    tools: tuple[str | ToolLike, ...]
+    tools: tuple[str | ToolLike | ToolSource, ...]
     spawnable_agents: tuple[str | AgentDefinition[Any], ...]
     system_prompt: str | PromptLike
     instructions_prompt: str
@@ -164,7 +165,7 @@ class AgentDefinition(Generic[Out]):
         model: str | None = None,
         display_name: str | None = None,
         description: str = "",
-        tools: Sequence[str | ToolLike] = (),
+        tools: Sequence[str | ToolLike | ToolSource] = (),
         spawnable_agents: Sequence[str | AgentDefinition[Any]] = (),
         system_prompt: str | PromptLike | None = "",
         instructions_prompt: str | None = "",
@@ -205,13 +206,18 @@ class AgentDefinition(Generic[Out]):
 
     @property
     def tool_names(self) -> tuple[str, ...]:
-        """The names of its tools in order."""
-        return tuple([t if isinstance(t, str) else t.spec.name for t in self.tools])
+        """The names of its tools in order; of a source its own name."""
+        return tuple([t if isinstance(t, str) else _tool_name(t) for t in self.tools])
 
     @property
     def spawnable_ids(self) -> tuple[str, ...]:
         """The ids of the agents that it may spawn, in order."""
         return tuple([a if isinstance(a, str) else a.id for a in self.spawnable_agents])
+
+
+def _tool_name(tool: ToolLike | ToolSource) -> str:
+    """Return the name of a tool or a source of tools."""
+    return tool.spec.name if isinstance(tool, ToolLike) else tool.name
 
 
 def _input_schema(value: Any) -> InputSchema | None:
@@ -275,7 +281,7 @@ def _is_text(value: Any) -> bool:
 
 def _wrong_member(agent: AgentDefinition[Any]) -> str | None:
     for tool in agent.tools:
-        if not isinstance(tool, (str, ToolLike)):
+        if not isinstance(tool, (str, ToolLike, ToolSource)):
             return f"tools holds tool names and Tool objects, not {tool!r}"
     if len(set(agent.tool_names)) != len(agent.tool_names):
         return f"a tool is listed twice in {list(agent.tool_names)}"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from stepengine.data.definition import AgentDefinition
+    from stepengine.data.tools import ToolLike
 
 __all__ = ("CHANGE_POINTS", "HOOK_POINTS", "Change", "HookContext", "Hooks", "RunLogger", "StepContext")
 
@@ -112,6 +113,8 @@ CHANGE_POINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         # A tool's change is recorded, and Python objects are not: a replay would know nothing of them.
         "values": CHANGERS,
         "tail": ("pre_run", "pre_step"),
+        "tools": ("pre_run",),
+        "unlisted": ("pre_run",),
         "input": ("pre_tool",),
         "result": ("post_tool",),
     }
@@ -143,6 +146,9 @@ class Change:
         values: Python objects to share with later hooks of this run; never stored, so not for tools.
         tail: Messages at the end of requests that nobody stores: of the next one (``pre_step``), of every request of the run
             (``pre_run``). The prefix that a provider has cached stays as it is.
+        tools: Tools that the run has beside those of its agent (``pre_run``); what they depend on comes from a recorded
+            ``Perform``, so that a replay has the same.
+        unlisted: Tools that the run knows, and its model is not shown (``pre_run``).
         input: A new input of the call (``pre_tool``); it is validated again.
         result: A new result of the call (``post_tool``).
     """
@@ -153,6 +159,8 @@ class Change:
     context: JsonDict | None = attrs.field(default=None, converter=_object)
     values: Mapping[str, Any] | None = attrs.field(default=None, metadata={"stored": False})
     tail: tuple[Message, ...] = attrs.field(default=(), converter=tuple_of)
+    tools: tuple[ToolLike, ...] = attrs.field(default=(), converter=tuple_of, metadata={"stored": False})
+    unlisted: tuple[ToolLike, ...] = attrs.field(default=(), converter=tuple_of, metadata={"stored": False})
     input: JsonDict | None = attrs.field(default=None, converter=_object)
     result: ToolResult | None = None
 

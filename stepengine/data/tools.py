@@ -8,7 +8,7 @@ runs, which is one of ``Ordinary``, ``Control``, ``Spawning`` and ``Asking``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -146,10 +146,16 @@ class Ordinary:
 
     Attributes:
         tool: What has the body, a ``stepengine.Tool``; ``None`` where nobody can carry a call out.
+        follow: Goes on with a call whose body gave a result with the status ``"pending"``, because it needs something of the
+            run first: a generator of ``Ask``, ``Complete`` and ``Perform`` that returns the result. It is given the input and
+            the pending result, which stands in the record, and nothing else, so that a replay goes the same way.
     """
 
     how: ClassVar[How] = "ordinary"
     tool: Any = attrs.field(default=None, eq=False)
+    follow: Callable[[JsonDict, ToolResult], Generator[Any, Any, ToolResult]] | None = attrs.field(
+        default=None, eq=False
+    )
 
 
 @attrs.frozen

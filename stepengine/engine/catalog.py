@@ -7,17 +7,19 @@ A definition that is met later, because a handler or a caller gave it, is checke
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import attrs
 
 from stepengine.data.definition import AgentDefinition, normalised_id
-from stepengine.data.hooks import HOOK_POINTS, Hooks
+from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks
 from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.limits import Limits
-from stepengine.data.messages import system_reminder
+from stepengine.data.messages import ToolCallPart, system_reminder
+from stepengine.data.questions import Decision
+from stepengine.data.sources import Meant, ToolSource
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec
 from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
@@ -47,6 +49,7 @@ class Agent:
         schemas: Its params and output schemas as functions.
         hooks: The engine's hooks followed by its own.
         limits: The limits that it sets; what it leaves open is taken from the engine's.
+        openings: The ``pre_run`` hooks, among *hooks*, by which its sources give it their tools.
     """
 
     definition: AgentDefinition[Any]
@@ -57,6 +60,7 @@ class Agent:
     schemas: Compiled
     hooks: Hooks
     limits: Limits
+    openings: tuple[Callable[..., Any], ...]
     _family: Mapping[str, Agent] = attrs.field(repr=False)
 
     def child(self, key: str) -> Agent:
@@ -80,7 +84,7 @@ class Catalog:
 
     Args:
         agents: Definitions; those that they may spawn are collected from them.
-        tools: Tools that agents may list by name, and handlers may always use.
+        tools: Tools that agents may list by name, and handlers may always use; sources of tools that agents may list.
         hooks: The engine's hooks.
         limits: The engine's limits.
         permissions: The policy for every tool call of every agent; without one all are allowed.
@@ -92,7 +96,7 @@ class Catalog:
     def __init__(
         self,
         agents: Iterable[AgentDefinition[Any]],
-        tools: Iterable[ToolLike],
+        tools: Iterable[ToolLike | ToolSource],
         hooks: Hooks,
         limits: Limits,
         permissions: Policy | None = None,
@@ -101,7 +105,10 @@ class Catalog:
         self._permissions = permissions
         self._limits = limits
         self._hooks = hooks
-        self._tools = _by_name("the engine", tools)
+        given = list(tools)
+        self.sources: dict[int, ToolSource] = {}
+        self._sources = {t.name: self._met_source(t) for t in given if isinstance(t, ToolSource)}
+        self._tools = _by_name("the engine", [t for t in given if not isinstance(t, ToolSource)])
         self._bound = {name: tool.binding() for name, tool in {**BUILT_IN, **self._tools}.items()}
         self._agents: dict[str, Agent] = {}
         self._agents = self._family(list(agents), carried_by(self._tools.values()))
@@ -184,19 +191,23 @@ class Catalog:
         family: Mapping[str, Agent],
         ids: Mapping[str, Agent | AgentDefinition[Any]],
     ) -> Agent:
-        own = _by_name(f"agent {definition.id!r}", [t for t in definition.tools if not isinstance(t, str)])
+        named = [t for t in definition.tools if not isinstance(t, str | ToolSource)]
+        own = _by_name(f"agent {definition.id!r}", named)
+        sources = self._sources_of(definition)
         tools: dict[str, ToolBinding] = {**self._bound, **{n: t.binding() for n, t in own.items()}}
-        for name in definition.tool_names:
+        listed = [name for name in definition.tool_names if name not in sources]
+        for name in listed:
             if name not in tools:
-                raise _no_tool(definition, name, tools)
+                raise _no_tool(definition, name, [*tools, *self._sources])
         check_hooks(f"agent {definition.id!r}", definition.hooks)
         spawnable = tuple([_spawnable(definition, wanted, ids) for wanted in definition.spawnable_ids])
         direct = _direct(definition, [ids[key] for key in spawnable], tools)
         tools |= direct
-        offered = (*definition.tool_names, *direct)
+        offered = (*listed, *direct)
         schemas = compiled(definition)
         if schemas.output_schema is not None:
             tools["set_output"] = set_output_binding(schemas.output_schema)
+        openings = tuple([_opening(definition, source, tools) for source in sources.values()])
         return Agent(
             definition=definition,
             tools=tools,
@@ -204,18 +215,72 @@ class Catalog:
             specs=JsonDict({name: tools[name].spec for name in offered}),
             spawnable=spawnable,
             schemas=schemas,
-            hooks=self._hooks_of(definition, tools),
+            hooks=self._hooks_of(definition, tools, sources.values(), openings),
             limits=definition.limits.over(self._limits),
+            openings=openings,
             family=family,
         )
 
-    def _hooks_of(self, definition: AgentDefinition[Any], known: Mapping[str, ToolBinding]) -> Hooks:
+    def _met_source(self, source: ToolSource) -> ToolSource:
+        """Return *source*, and have it closed with the engine."""
+        return self.sources.setdefault(id(source), source)
+
+    def _sources_of(self, definition: AgentDefinition[Any]) -> dict[str, ToolSource]:
+        """Return the sources of an agent by name: its own, and those of the engine that it lists."""
+        own = {t.name: self._met_source(t) for t in definition.tools if isinstance(t, ToolSource)}
+        return own | {t: self._sources[t] for t in definition.tools if isinstance(t, str) and t in self._sources}
+
+    def _hooks_of(
+        self,
+        definition: AgentDefinition[Any],
+        known: Mapping[str, ToolBinding],
+        sources: Iterable[ToolSource],
+        openings: tuple[Callable[..., Any], ...],
+    ) -> Hooks:
         """Return the engine's hooks, the agent's own, and behind both the policy, which judges the final input."""
         hooks = self._hooks + definition.hooks if definition.hooks else self._hooks
+        if openings:
+            hooks = Hooks(pre_run=openings) + hooks
         if self._permissions is None:
             return hooks
         specs = {name: binding.spec for name, binding in known.items()}
+        if openings:
+            return hooks + Hooks(pre_tool=_judging(self._permissions, specs, tuple(sources)))
         return hooks + Hooks(pre_tool=self._permissions.hook(specs.get))
+
+
+def _opening(
+    definition: AgentDefinition[Any], source: ToolSource, known: Mapping[str, ToolBinding]
+) -> Callable[[HookContext], Generator[Any, Any, Change]]:
+    """Return the ``pre_run`` hook that gives a run the tools of *source*; *known* are those that it has anyway."""
+    own = frozenset(known)
+
+    def opening(ctx: HookContext) -> Generator[Any, Any, Change]:
+        change = yield from source.pre_run(ctx)
+        for tool in (*change.tools, *change.unlisted):
+            if tool.spec.name in own:
+                msg = (
+                    f"agent {definition.id!r}: {source.name!r} has a tool {tool.spec.name!r}, and there is another one of that "
+                    "name; give the source another name, or exclude the tool there"
+                )
+                raise DefinitionError(msg)
+        return change
+
+    return opening
+
+
+def _judging(
+    policy: Policy, specs: Mapping[str, ToolSpec], sources: tuple[ToolSource, ...]
+) -> Callable[[HookContext, ToolCallPart], Decision]:
+    """Return the policy's hook for runs whose tools are found when they begin; it judges what a call passes on."""
+
+    def permission(ctx: HookContext, call: ToolCallPart) -> Decision:
+        passed = next(filter(None, [source.meant(ctx, call) for source in sources]), None)
+        spec = specs.get(call.tool_name) or ctx.state.tool_definitions.get(call.tool_name)
+        meant = passed or Meant(spec or ToolSpec(call.tool_name), call)
+        return policy.hook(lambda _: meant.spec)(ctx, meant.call)
+
+    return permission
 
 
 def _spawnable(definition: AgentDefinition[Any], wanted: str, ids: Mapping[str, Any]) -> str:

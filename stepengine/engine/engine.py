@@ -19,6 +19,7 @@ from stepengine.data.json import thaw
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelRequest
 from stepengine.data.questions import Interactor, checked_interactor
+from stepengine.data.sources import ToolSource
 from stepengine.data.state import AgentState, RunResult
 from stepengine.data.tools import ToolLike
 from stepengine.data.yields import StepResult
@@ -80,7 +81,7 @@ class Engine:
 
     Args:
         agents: The agents that may be named by id; those that they may spawn are collected from them.
-        tools: Tools that agents may list by name.
+        tools: Tools that agents may list by name, and sources of tools such as ``mcp_tools(...)``, by theirs.
         models: One ``Provider`` for every model string, a mapping from prefix to ``Provider``, a ``Models`` registry, or
             ``None`` for the real adapters with keys from the environment.
         hooks: Hooks of every agent, called before the agent's own.
@@ -120,7 +121,7 @@ class Engine:
     def __init__(
         self,
         agents: Iterable[AgentDefinition[Any]] = (),
-        tools: Iterable[ToolLike] = (),
+        tools: Iterable[ToolLike | ToolSource] = (),
         models: ModelsLike = None,
         *,
         hooks: Hooks | None = None,
@@ -552,6 +553,7 @@ class Engine:
         """
         forgotten = self._stop_all()
         left = await until_ended(self._launcher.active)
+        await self._close_sources()
         if self._loop_thread.is_running:
             await asyncio.to_thread(self._loop_thread.close)
         await self._models.close()
@@ -563,10 +565,15 @@ class Engine:
         forgotten = self._stop_all()
         here = _loop_here()
         left = self._loop_thread.run(lambda: until_ended(self._launcher.active, here))
+        self._loop_thread.run(lambda: self._close_sources(here))
         self._loop_thread.run(self._models.close)
         self._loop_thread.close()
         self._threads.close()
         warn_of(forgotten, left)
+
+    async def _close_sources(self, blocked: asyncio.AbstractEventLoop | None = None) -> None:
+        for source in list(self._launcher.catalog.sources.values()):
+            await source.aclose(blocked)
 
     def _stop_all(self) -> list[EngineRun]:
         """Tell every run to end; return those in the background whose handles nobody ever looked at."""

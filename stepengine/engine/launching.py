@@ -352,7 +352,7 @@ class StepRun:
         self._step: StepResult | None = None
         definition = attrs.evolve(agent.definition, handle_steps=None, instructions_prompt="")
         object.__setattr__(definition, "handle_steps", self._handler)
-        hooks = attrs.evolve(agent.hooks, pre_run=(), post_run=()) if agent.hooks else Hooks()
+        hooks = attrs.evolve(agent.hooks, pre_run=agent.openings, post_run=()) if agent.hooks else Hooks()
         self.agent = attrs.evolve(agent, definition=definition, hooks=hooks)
 
     def start(self, plan: RunPlan, fresh: AgentState) -> tuple[RunPlan, AgentState]:

@@ -297,7 +297,7 @@ class Planner:
             starts_at=starts_at,
             random=Random(f"{self.seed}:{path}") if definition.handle_steps is not None else None,  # noqa: S311
             model=model,
-            tools=agent.tools,
+            tools=dict(agent.tools) if agent.hooks.pre_run else agent.tools,
             offered=agent.offered,
             sent=None if shown is None else shown.specs,
             agents=agent.children,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -352,7 +352,7 @@ class Past:
         stand_ins = {
             name: ToolBinding(ToolSpec(name, "", JsonDict()), lambda given: Validated(given, given)) for name in gone
         }
-        return attrs.evolve(plan, tools={**tools, **stand_ins})
+        return attrs.evolve(plan, tools=_WithStandIns(tools, stand_ins))
 
     def use(self, address: Address) -> None:
         """Note that the run has come by this address."""
@@ -765,3 +765,15 @@ class Replayer:
 def _as_it_is(output: Any) -> Any:
     """Return the output of an agent whose output is JSON."""
     return output
+
+
+class _WithStandIns(dict[str, ToolBinding]):
+    """A run's tools with stand-ins; a tool that ``pre_run`` hooks add goes to the run's own table, too, where performers look."""
+
+    def __init__(self, own: Mapping[str, ToolBinding], stand_ins: Mapping[str, ToolBinding]) -> None:
+        super().__init__({**own, **stand_ins})
+        self._own = own
+
+    def __setitem__(self, name: str, binding: ToolBinding) -> None:
+        super().__setitem__(name, binding)
+        self._own[name] = binding  # type: ignore[index]

@@ -20,7 +20,7 @@ from stepengine.data.questions import NOBODY, REMEMBERED, Answer, Decision, Ques
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
-from stepengine.machine.calls import Call, Member, ask_effect, carry_out, conclude, named, unavailable
+from stepengine.machine.calls import Call, Member, ask_effect, carry_out, conclude, follow_up, named, unavailable
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.state import RunState
@@ -88,7 +88,7 @@ def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
             try:
                 if not _may_run(call, why):
                     yield from call.show()
-                elif is_judged or call.how != "ordinary":
+                elif is_judged or not call.is_plain:
                     yield from _passed_on(call)
                 else:
                     (effect,) = call.effects()
@@ -198,6 +198,8 @@ def _together(
         run.unwrap(outcomes[0])
     stops = _distributed(members, outcomes)
     for call in allowed:
+        if call.is_followed and not stops:
+            yield from follow_up(call)
         yield from _after(call)
     if stops:
         raise Stopped(merged(stops))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, assert_never
+from typing import Any, Literal, assert_never, cast
 
 import attrs
 
@@ -27,7 +27,16 @@ from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult
 from stepengine.data.tools import Asking, Control, How, Ordinary, Spawning, ToolBinding, ToolSpec, Validated
 from stepengine.data.transcript import Transcript
-from stepengine.errors import LimitExceeded, PerformError, StepEngineError, ToolInputError, ToolNotAvailable
+from stepengine.errors import (
+    HandlerError,
+    LimitExceeded,
+    LimitReached,
+    PerformError,
+    StepEngineError,
+    ToolInputError,
+    ToolNotAvailable,
+)
+from stepengine.machine.author import Author, Returned
 from stepengine.machine.control import run_control
 from stepengine.machine.protocol import CALLS, Flow
 from stepengine.machine.signals import Stopped, merged
@@ -45,6 +54,7 @@ __all__ = (
     "ask_effect",
     "carry_out",
     "conclude",
+    "follow_up",
     "hook_call",
     "member_of",
     "named",
@@ -52,6 +62,8 @@ __all__ = (
 )
 
 Source = Literal["model", "handler", "hook"]
+MAX_FOLLOWED = 100
+"""How much one call of a tool may need of its run."""
 
 
 class Member(ABC):
@@ -108,7 +120,11 @@ def _carried_out(member: Member) -> Flow[Any]:
         if run.must_prepare():
             yield from run.prepare(effect)
         outcomes = (run.receive((yield effect), effect),)
-    return conclude(member, outcomes)
+    result = conclude(member, outcomes)
+    if type(member) is Call and member.is_followed:
+        yield from follow_up(member)
+        return member.result
+    return result
 
 
 def conclude(member: Member, outcomes: Sequence[Single]) -> Any:
@@ -119,6 +135,49 @@ def conclude(member: Member, outcomes: Sequence[Single]) -> Any:
     if member.failure is not None:
         raise raised(member.failure)
     return member.result
+
+
+def follow_up(call: Call) -> Flow[None]:
+    """
+    Go on with a call whose tool needs something of the run before it has its result: an answer, a model's reply, I/O.
+
+    Raises:
+        Stopped: when the run ends meanwhile, such as for a question that stays open; the call has a result that says so.
+        LimitReached: when a budget was spent; the call has an error result.
+    """
+    runs, given = cast("Ordinary", cast("ToolBinding", call.binding).runs), call.result
+    yield from call.run.notify(call.started())
+    author = Author(f"the tool {call.asked.tool_name!r}", runs.follow(call.input, given))  # type: ignore[misc,arg-type]
+    try:
+        result = yield from _followed(call.run, author)
+    except Stopped as stopped:
+        call.close(stopped.stop)
+        raise
+    except LimitReached as reached:
+        call.finish(ToolResult.error(f"Not executed: {reached.error}"))
+        raise
+    except StepEngineError as error:
+        result = ToolResult.error(str(error))
+    finally:
+        call.run.warn(*author.close())
+    call.settle(result, call.run.now)
+    yield from call.run.notify(call.finished())
+
+
+def _followed(run: RunState, author: Author) -> Flow[ToolResult]:
+    asked = author.send(None)
+    for _ in range(MAX_FOLLOWED):
+        if type(asked) is Returned:
+            result: ToolResult = asked.value
+            return result
+        try:
+            value = yield from carry_out(member_of(run, asked))
+        except (StepEngineError, LimitReached) as error:
+            asked = author.throw(error)
+        else:
+            asked = author.send(y.StepResult(run.frozen(), value=value))
+    msg = f"{author.what} asked for more than {MAX_FOLLOWED} things in one call"
+    raise HandlerError(msg, kind="RuntimeError", location=author.location)
 
 
 def _carried_out_shown(call: Call) -> Flow[Any]:
@@ -424,6 +483,20 @@ class Call(Member):
         return self._validated.input if self._validated else self.asked.input
 
     @property
+    def is_plain(self) -> bool:
+        """Whether one effect is all that its tool can need."""
+        runs = self.binding.runs if self.binding else None
+        return type(runs) is Ordinary and runs.follow is None
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether its tool needs something of the run before it has its result."""
+        if self.result is None or self.result.status != "pending" or self.binding is None:
+            return False
+        runs = self.binding.runs
+        return type(runs) is Ordinary and runs.follow is not None
+
+    @property
     def has_ended_turn(self) -> bool:
         """Whether the tool ran and ends the turn."""
         if self.binding is None or self.result is None:
@@ -529,7 +602,7 @@ class Call(Member):
         else:
             value = outcome.value  # type: ignore[union-attr]
             result = runs.shown(value) if type(runs) is Asking else value
-        self._settle(result, outcome.at)
+        self.settle(result, outcome.at)
         return None
 
     def _take_children(self, runs: Spawning, outcomes: Sequence[Single]) -> Stop | None:
@@ -552,10 +625,11 @@ class Call(Member):
         ]
         if runs.is_inline:
             run.take_history(children[0], self.asked.tool_call_id)
-        self._settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
+        self.settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
         return None
 
-    def _settle(self, result: ToolResult, at: int) -> None:
+    def settle(self, result: ToolResult, at: int) -> None:
+        """Set the result of a call that ran, and make what it leaves in its run; *at* is when that was."""
         self._duration = max(0, at - self._started)
         self.result = named(result, self.asked)
         if result.credits_used:

@@ -50,7 +50,8 @@ class RunPlan:
         starts_at: How many of these milliseconds had passed when this run began; 0 for the root.
         random: The run's random source, seeded from (seed, path); only a handler needs one.
         model: The model string in force, or ``None``.
-        tools: Every tool that the run knows by name: those of the engine and the agent, and those that every run knows.
+        tools: Every tool that the run knows by name: those of the engine and the agent, and those that every run knows. The
+            table is the run's own where ``pre_run`` hooks may add to it.
         offered: Names of the tools that the agent itself has, in order.
         sent: Tool definitions that are sent in the place of its own: those of the parent whose system prompt it inherits.
         agents: Normalised ids of the agents that it may spawn, each with its display name; ``None`` leaves it to

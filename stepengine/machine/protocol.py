@@ -310,8 +310,11 @@ HOOKS = ("CallFunction", "CallModel:complete", "CallTool:hook", "HookFailed")
 """What hooks may cause at their points."""
 BATCH = ("PermissionDecided", "AskPerson:permission", "CallTool:model", "Gather")
 """What the calls of one reply may cause, beside those that stand between a ``ToolStarted`` and its ``ToolFinished``."""
-OWN = ("Gather", "AskPerson:question")
-"""What the machine asks for in the middle of a call that it carries out itself: children, a person."""
+OWN = ("Gather", "AskPerson:question", "CallFunction", "CallModel:complete")
+"""
+What the machine asks for in the middle of a call that it carries out itself, or that goes on after its tool's body: children, a
+person, I/O, a model.
+"""
 
 
 def _stay(state: str, *tokens: str) -> dict[str, str]:

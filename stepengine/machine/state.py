@@ -27,7 +27,7 @@ from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Gathered, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunPhase
-from stepengine.data.tools import ToolSpec
+from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage, add_cost, known_costs, quick_spending, quick_usage
 from stepengine.errors import (
@@ -166,7 +166,7 @@ class RunState:
         """Begin with *state*; of the plan's tools, which the run may call, *offered* are its agent's own."""
         self.plan = plan
         plan.here()
-        self.bindings = plan.tools
+        self.bindings: dict[str, ToolBinding] = plan.tools  # type: ignore[assignment]  # its own where something may be added
         self.offered = offered
         self.specs = tuple(offered.values()) if plan.sent is None else plan.sent
         self.definitions = JsonDict(offered if plan.sent is None else {s.name: s for s in plan.sent})
@@ -601,6 +601,17 @@ class RunState:
             self._context = freeze({k: v for k, v in merged.items() if v is not None})
         if change.values:
             self._values.update(change.values)
+        if change.tools or change.unlisted:
+            self._adopt(change.tools, change.unlisted)
+
+    def _adopt(self, tools: Sequence[ToolLike], unlisted: Sequence[ToolLike]) -> None:
+        """Know tools that were found when the run began, in the plan's own table, where performers look for them, too."""
+        for tool in (*tools, *unlisted):
+            self.bindings[tool.spec.name] = tool.binding()
+        self.offered = {**self.offered, **{tool.spec.name: tool.spec for tool in tools}}
+        if self.plan.sent is None:
+            self.specs = tuple(self.offered.values())
+            self.definitions = JsonDict(self.offered)
 
     def take_history(self, child: ChildResult[Any], call_id: str) -> None:
         """Put history and context that an inline child leaves in the place of the run's own (generator-contract L25, L26)."""

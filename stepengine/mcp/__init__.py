@@ -1,10 +1,15 @@
 """
-Tools that come from MCP servers.
+Tools that come from MCP servers, and agents that are offered as such tools.
 
-What lives here: the adapter that turns a server's tools into `Tool` objects. The package `mcp` is imported only here, on first
-use, and always absolutely.
+What lives here: ``mcp_tools``, which turns a server's tools into ``Tool`` objects for each run, and what answers a client that
+calls our agents. The package ``mcp`` is imported only here, on first use, and always absolutely; a replay does without it.
 
 What must not: a client protocol of our own, and anything that a floor below would need.
 """
 
-__all__: tuple[str, ...] = ()
+from __future__ import annotations
+
+from stepengine.mcp.serving import AgentServer, Offered
+from stepengine.mcp.source import McpTools, mcp_tools
+
+__all__ = ("AgentServer", "McpTools", "Offered", "mcp_tools")

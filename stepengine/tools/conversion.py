@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from stepengine.tools.definition import Tool
 
 __all__ = (
+    "DOCUMENT_BYTES",
+    "IMAGE_BYTES",
+    "RESULT_CHARS",
     "as_result",
     "cut",
     "decode",

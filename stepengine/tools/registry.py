@@ -65,12 +65,14 @@ class ToolRegistry:
 
     def for_agent(self, agent: AgentDefinition[Any]) -> tuple[ToolLike, ...]:
         """
-        Return the tools of an agent in its order; names are looked up here.
+        Return the tools of an agent in its order; names are looked up here. Those of a source are not known outside of a run.
 
         Raises:
             ToolNotAvailable: when the agent names a tool that is not registered.
         """
-        return tuple([self._found(t) if isinstance(t, str) else t for t in agent.tools])
+        return tuple(
+            [self._found(t) if isinstance(t, str) else t for t in agent.tools if isinstance(t, str | ToolLike)]
+        )
 
     def specs(self, names: Iterable[str] | None = None) -> Mapping[str, ToolSpec]:
         """Return name to specification, of all tools or of those named."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jsonschema_rs import ValidationError, Validator
 
 __all__ = (
-    "NAMED_SCHEMAS", "SCHEMAS", "STRING", "JsonSchema", "SchemaInputs", "check_providers", "described", "object_schema",
+    "NAMED_SCHEMAS", "SCHEMAS", "STRING", "UNFIT_AT_TOP", "UNFOLLOWED", "JsonSchema", "SchemaInputs", "check_providers", "described", "object_schema",
     "refusal", "validator",
 )  # fmt: skip
 

@@ -154,9 +154,9 @@ def direct_tool(definition: AgentDefinition[Any]) -> Tool[..., Any]:
     return _tool(tool_name(definition), _description(definition), schema, entries, listed)
 
 
-def carried_by(tools: Iterable[str | ToolLike]) -> list[AgentDefinition[Any]]:
+def carried_by(tools: Iterable[Any]) -> list[AgentDefinition[Any]]:
     """Return the agents that tools such as ``task`` carry; whoever has the tool may run them."""
-    ways = [tool.binding().runs for tool in tools if not isinstance(tool, str)]
+    ways = [tool.binding().runs for tool in tools if isinstance(tool, ToolLike)]
     return [agent for way in ways if isinstance(way, Spawning) for agent in way.agents]
 
 

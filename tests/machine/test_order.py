@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import attrs
 import pytest
 
 from stepengine.data import yields as y
 from stepengine.data.events import PhaseChanged
 from stepengine.data.hooks import Change
-from stepengine.data.messages import UserMessage
+from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
+from stepengine.data.tools import Ordinary
 from stepengine.errors import ModelError
 from stepengine.machine.protocol import ANYWHERE, FIRST, LAST, ORDER, SILENT, STOPPED, advance
 from tests.machine.test_stops import COUNT, Rich
@@ -108,6 +110,18 @@ def test_every_row_of_the_table_is_used():
             yield STEP
 
     used |= play(agent(careless), World(children={"helper": child()})).rows
+
+    def follow(asked, given):
+        yield y.Perform(int)
+        yield y.Complete("x")
+        return ToolResult.text("done")
+
+    later = attrs.evolve(ADD, runs=Ordinary(None, follow))
+    world = World(
+        replies=lambda k: reply(call("add")) if k == 1 else reply("x"),
+        tools={"add": lambda **_: ToolResult.json(0, status="pending")},
+    )
+    used |= play(agent(nothing_but_handlers, tools=["add"]), world, tools=[later]).rows
     asking = hooks(pre_tool=[lambda ctx, asked: Decision.ask()])
     used |= play(agent(nothing_but_handlers, tools=["add"], hooks=asking), tools=[ADD]).rows
     stopping = hooks(post_run=[failing])

@@ -20,6 +20,7 @@ from stepengine import (
     Ask,
     ChildResult,
     Complete,
+    Engine,
     GenerateN,
     Hooks,
     Limits,
@@ -43,6 +44,7 @@ from stepengine import (
     tool,
 )
 from stepengine.errors import PerformError
+from stepengine.mcp import mcp_tools
 from stepengine.models import ModelReply
 
 
@@ -208,5 +210,8 @@ def results(run: RunResult[Style], child: ChildResult[Bugs], untyped: RunResult)
     assert_type(ToolResult.text("hi").text, str)
 
 
+served = mcp_tools(["server"], name="server")
+buyer = AgentDefinition("buyer", tools=[served, count_lines, "ask_user"])
+engine = Engine([buyer], tools=[served])
 silent = AgentDefinition("silent", handle_steps=several_at_once)
 assert_type(silent, AgentDefinition[None])

@@ -1,0 +1,47 @@
+"""``ToolSource``: tools that are only known when a run begins, as the floors below whoever makes one know it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from stepengine.data.hooks import Change, HookContext
+from stepengine.data.messages import ToolCallPart
+from stepengine.data.tools import ToolSpec
+
+__all__ = ("Meant", "ToolSource")
+
+
+class Meant(NamedTuple):
+    """
+    The call that is judged in the place of one that only passes it on.
+
+    Attributes:
+        spec: What is known of the tool that would run.
+        call: The call of that tool, with the input that would run.
+    """
+
+    spec: ToolSpec
+    call: ToolCallPart
+
+
+@runtime_checkable
+class ToolSource(Protocol):
+    """
+    Tools that are only known when a run begins, such as those of a server: an agent definition and an engine accept it.
+
+    ``stepengine.mcp.mcp_tools`` makes one. The engine closes what it opened.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name, by which an agent lists it when the engine has it."""
+
+    def pre_run(self, ctx: HookContext, /) -> Generator[Any, Any, Change]:
+        """Return ``Change(tools=...)``; it is a ``pre_run`` hook, so what it looks up by ``Perform`` is recorded."""
+
+    def meant(self, ctx: HookContext, call: ToolCallPart, /) -> Meant | None:
+        """Return what *call* passes on, for rules to judge; ``None`` for a call that stands for itself."""
+
+    async def aclose(self, blocked: Any = None) -> None:
+        """Give back what was opened, in every event loop but *blocked*, which stands still and is only told."""

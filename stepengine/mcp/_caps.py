@@ -1,0 +1,45 @@
+"""What a server may send, and how long it may take: every number of this adapter in one place."""
+
+from __future__ import annotations
+
+MIB = 1024 * 1024
+
+# a server as a process
+LINE_BYTES = 16 * MIB
+"""The longest message; a longer one ends the connection."""
+JUNK_LINES = 100
+JUNK_KEPT = 3
+JUNK_CHARS = 200
+STDERR_BYTES = 64 * 1024
+STDERR_SHOWN = 2_000
+FLUSH_SECONDS = 0.5
+CLOSE_SECONDS = 2.0
+"""How long a process has to end after its input was closed, and once more after SIGTERM."""
+RESTART_WAITS = (0.5, 2.0)
+"""How long is waited before a server is started again, in one run; after the last one it is gone."""
+RUNS_KEPT = 1_000
+
+# lists
+PAGES = 100
+TOOLS = 1_000
+DESCRIPTION_CHARS = 4_096
+SCHEMA_BYTES = 64 * 1024
+SCHEMA_DEPTH = 32
+NAME_CHARS = 64
+DEFER_TOOLS = 40
+DEFER_TOKENS = 8_000
+CHARS_PER_TOKEN = 4
+FOUND = 10
+
+# results
+PARTS = 100
+ERROR_CHARS = 4_000
+
+# questions
+QUESTION_CHARS = 1_000
+FIELDS = 10
+OPTIONS = 50
+"""From how many on a choice is asked for as text."""
+ROUNDS = 10
+TRIES = 3
+SAMPLED_TOKENS = 8_192

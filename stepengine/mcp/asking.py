@@ -1,0 +1,162 @@
+"""
+What a server asks in the middle of a call, as questions of the run and calls of its model, and the answers as the protocol has them.
+
+Only JSON comes in and goes out, so that a replay goes the same way without the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.models import ModelSettings
+from stepengine.data.visible import visible
+from stepengine.data.yields import Ask, Complete
+from stepengine.errors import StepEngineError
+from stepengine.mcp._caps import FIELDS, OPTIONS, QUESTION_CHARS, ROUNDS, SAMPLED_TOKENS, TRIES
+
+__all__ = ("Asking",)
+
+DECLINED: Mapping[str, Any] = {"action": "decline"}
+YES, NO = "yes", "no"
+
+
+class Asking:
+    """
+    Answers what one server asks.
+
+    Args:
+        server: Its name, which every question says.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self.rounds = ROUNDS
+
+    def answered(self, requests: Mapping[str, Any]) -> Generator[Any, Any, dict[str, Any]]:
+        """Return the answer to every request, by key, as JSON."""
+        answers: dict[str, Any] = {}
+        for key, request in sorted(requests.items()):
+            params = request.get("params", request)
+            if "messages" in params:
+                answers[key] = yield from self._sampled(params)
+            elif "requestedSchema" in params:
+                answers[key] = yield from self._form(params)
+            elif "url" in params:
+                answers[key] = yield from self._address(params)
+            else:
+                answers[key] = {"error": "This client does not answer such requests"}
+        return answers
+
+    # --- people ---------------------------------------------------------------------------------------------------------
+
+    def _text(self, *said: str) -> str:
+        text = visible(" - ".join([part for part in said if part]))
+        text = text if len(text) <= QUESTION_CHARS else f"{text[:QUESTION_CHARS]}..."
+        return f"The MCP server {self._server} asks: {text}"
+
+    def _form(self, params: Mapping[str, Any]) -> Generator[Any, Any, Mapping[str, Any]]:
+        """Ask for the fields of a form one by one; who declines one that is required declines the form."""
+        schema, message = params["requestedSchema"], str(params.get("message", ""))
+        fields = schema.get("properties") or {}
+        if len(fields) > FIELDS:
+            return DECLINED
+        if not fields:
+            said = yield from Ask(self._text(message), [YES, NO])
+            return {"action": "accept", "content": {}} if said == YES else DECLINED
+        content: dict[str, Any] = {}
+        for name, field in fields.items():
+            value = yield from self._field(message, name, field)
+            if value is not None:
+                content[name] = value
+            elif name in (schema.get("required") or ()):
+                return DECLINED
+        return {"action": "accept", "content": content}
+
+    def _field(self, message: str, name: str, field: Mapping[str, Any]) -> Generator[Any, Any, Any]:
+        """Ask for one field; ``None`` when the person declines, or gives nothing that fits three times."""
+        about = str(field.get("description") or "")
+        title = str(field.get("title") or name)
+        problem = ""
+        for _ in range(TRIES):
+            said = yield _question(self._text(message, title, about, problem), field)
+            if not said.value:
+                return None
+            value, problem = _value(said.value, field)
+            if not problem:
+                return value
+        return None
+
+    def _address(self, params: Mapping[str, Any]) -> Generator[Any, Any, Mapping[str, Any]]:
+        """Show an address as text; nobody opens it from here (reliability MC09)."""
+        said = yield from Ask(
+            self._text(str(params.get("message", "")), f"open {params['url']} yourself"), ["done", NO]
+        )
+        return {"action": "accept"} if said == "done" else DECLINED
+
+    # --- the model ------------------------------------------------------------------------------------------------------
+
+    def _sampled(self, params: Mapping[str, Any]) -> Generator[Any, Any, Mapping[str, Any]]:
+        """Have the run's model called; it is counted and limited like any other call of it."""
+        tokens = params.get("maxTokens")
+        settings = ModelSettings(
+            max_tokens=min(int(tokens), SAMPLED_TOKENS) if tokens else SAMPLED_TOKENS,
+            temperature=params.get("temperature"),
+        )
+        try:
+            messages = [_message(one) for one in params["messages"]]
+            reply = yield from Complete(messages, system_prompt=params.get("systemPrompt"), settings=settings)
+        except StepEngineError as error:
+            return {"error": f"The model could not be called: {error.message}"}
+        content = {"type": "text", "text": reply.text}
+        return {"role": "assistant", "content": content, "model": reply.model or "unknown", "stopReason": "endTurn"}
+
+    # --- back to the server ---------------------------------------------------------------------------------------------
+
+    def response(self, answer: Mapping[str, Any]) -> Any:
+        """Return an answer as the package has it, with what makes it an error when it is one."""
+        import mcp_types as types
+
+        if "error" in answer:
+            return types.ErrorData(code=types.INVALID_REQUEST, message=answer["error"])
+        kind = types.ElicitResult if "action" in answer else types.CreateMessageResult
+        return kind.model_validate(answer, by_name=False)
+
+    def responses(self, answers: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all answers as the package has them; one that is an error declines."""
+        return {key: self.response(DECLINED if "error" in one else one) for key, one in answers.items()}
+
+
+def _question(text: str, field: Mapping[str, Any]) -> Ask:
+    several = field.get("type") == "array"
+    choices = (field.get("items") or {}) if several else field
+    options = choices.get("enum") or [one.get("const") for one in choices.get("oneOf") or choices.get("anyOf") or ()]
+    if field.get("type") == "boolean":
+        options = [YES, NO]
+    named = [visible(str(one), strict=True) for one in options]
+    return Ask(text, named if 1 < len(named) <= OPTIONS else (), multi_select=several)
+
+
+def _value(said: str, field: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return what a person said as the field wants it, or what is wrong with it."""
+    kind = field.get("type")
+    text = said.strip()
+    if kind == "boolean":
+        return text.lower() in (YES, "y", "true"), ""
+    if kind == "array":
+        return [part.strip() for part in text.split(",") if part.strip()], ""
+    if kind not in ("integer", "number"):
+        return said, ""
+    try:
+        return (int(text) if kind == "integer" else float(text)), ""
+    except ValueError:
+        return None, f"{text[:50]!r} is no {kind}"
+
+
+def _message(said: Mapping[str, Any]) -> UserMessage | AssistantMessage:
+    content = said.get("content")
+    blocks = content if isinstance(content, list | tuple) else [content]
+    texts = [str(b.get("text", "")) if b.get("type") == "text" else f"[{b.get('type')}]" for b in blocks if b]
+    text = "\n".join(texts)
+    return AssistantMessage(text) if said.get("role") == "assistant" else UserMessage(text)

@@ -1,0 +1,468 @@
+"""
+One server in one event loop: owned by one task, started when it is needed, started again when it died, never left behind.
+
+The package's client has to be left by the task that entered it, and a server that dies may cancel that task. So a task of its
+own does nothing but own it; requests come from any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from contextvars import Context
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from stepengine.data.visible import visible
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.mcp._caps import CLOSE_SECONDS, PAGES, RESTART_WAITS, RUNS_KEPT, TOOLS
+from stepengine.mcp.stdio import Pipe, Program
+from stepengine.runtime.logs import LOGGER
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.client.session import ClientSession
+
+__all__ = ("Connection", "Lost", "Options", "Wanted", "installed")
+
+T = TypeVar("T")
+CLOSED = -32000
+REMEDY = "the package mcp is not installed: pip install 'stepengine[mcp]'"
+
+
+class Lost(ToolError):
+    """The connection ended while a call was open, so that nobody knows what became of it."""
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """
+    What ``mcp_tools`` was told of a server.
+
+    Attributes:
+        name: What it is called.
+        server: A ``Program``, the URL of an endpoint, or a server in this process.
+        headers: HTTP headers of every request to a URL.
+        elicitation: Whether it may ask people.
+        sampling: Whether it may ask the run's model.
+        timeout: Seconds that a request may take.
+        start_timeout: Seconds that starting it may take, its greeting included.
+        protocol: ``"auto"``, or ``"legacy"`` for the greeting of before 2026-07-28.
+    """
+
+    name: str
+    server: Any
+    headers: Mapping[str, str] | None = None
+    elicitation: bool = True
+    sampling: bool = False
+    timeout: float = 60.0
+    start_timeout: float = 10.0
+    protocol: str = "auto"
+
+
+@attrs.frozen
+class Wanted:
+    """
+    What a server wants to know before it goes on with a call.
+
+    Attributes:
+        requests: The requests by key, as JSON with ``method`` and ``params``.
+        state: What has to be sent back with the answers; ``None`` where the request is still open.
+    """
+
+    requests: Mapping[str, Any]
+    state: str | None = None
+
+
+class OpenCall:
+    """
+    A request that is under way, with what its server asks meanwhile.
+
+    Attributes:
+        task: The request.
+        waiting: The answer that the server waits for; ``None`` when it has asked nothing.
+    """
+
+    def __init__(self, request: Coroutine[Any, Any, Any]) -> None:
+        self.task = _apart(request, "mcp call")
+        self.waiting: asyncio.Future[Any] | None = None
+        self._asked: list[tuple[Any, asyncio.Future[Any]]] = []
+        self._bell: asyncio.Future[None] | None = None
+
+    def ask(self, request: Any, answer: asyncio.Future[Any]) -> None:
+        """Take what the server asks, and the future of its answer."""
+        self._asked.append((request, answer))
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._asked and self._bell is not None and not self._bell.done():
+            self._bell.set_result(None)
+
+    async def outcome(self) -> Any:
+        """
+        Return what the request gave, or what the server asks first.
+
+        Raises:
+            asyncio.CancelledError: when the caller was cancelled; then the request is, too, and the server is told.
+        """
+        bell = self._bell = asyncio.get_running_loop().create_future()
+        self._ring()
+        try:
+            await asyncio.wait((self.task, bell), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self.end()
+            raise
+        if self.task.done():
+            return self.task.result()
+        request, self.waiting = self._asked.pop(0)
+        return Wanted({"asked": request.model_dump(mode="json", by_alias=True, exclude_none=True)})
+
+    def answer(self, value: Any) -> None:
+        """Answer what the server asked last."""
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_result(value)
+
+    async def end(self) -> None:
+        """Give the request up; the server is told, if it listens."""
+        self.task.cancel()
+        await asyncio.wait((self.task,), timeout=CLOSE_SECONDS)
+
+
+class _Live:
+    """A client that was entered, and the task that owns it."""
+
+    def __init__(self, options: Options, answer: Callable[[Any], Awaitable[Any]]) -> None:
+        self._options = options
+        self._answer = answer
+        self._over = asyncio.Event()
+        self._closed = False
+        self.pipe: Pipe | None = None
+        self.why = ""
+        self.client: Client = self._made()
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.task = _apart(self._own(), f"mcp server {options.name}")
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set() or self.task.done()
+
+    def _made(self) -> Client:
+        from mcp import Client
+
+        options = self._options
+        server: Any = options.server
+        if isinstance(server, Program):
+            self.pipe = Pipe(server, self._over.set)
+            server = self.pipe.opened()
+        elif isinstance(server, str) and options.headers:
+            server = _with_headers(server, options.headers)
+        asked: Any = self._asked
+        return Client(
+            server,
+            mode=options.protocol,
+            elicitation_callback=asked if options.elicitation else None,
+            sampling_callback=asked if options.sampling else None,
+        )
+
+    async def _asked(self, _: Any, params: Any) -> Any:
+        return await self._answer(params)
+
+    async def _own(self) -> None:
+        """Enter the client, wait until it is over, leave it: all in this task."""
+        try:
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(self._options.start_timeout):
+                    await stack.enter_async_context(self.client)
+                if not self._ready.done():
+                    self._ready.set_result(None)
+                await self._over.wait()
+        except BaseException as error:
+            self._over.set()
+            self.why = self._said(error)
+            if not self._ready.done():
+                failed = ToolError(f"the MCP server {self._options.name!r} did not start: {self.why}")
+                failed.__cause__ = _leaf(error)
+                self._ready.set_exception(failed)
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+        finally:
+            self._over.set()
+
+    def _said(self, error: BaseException) -> str:
+        """Return in words why it is over: what this side objects to, what went wrong, what the process said last."""
+        leaf = _leaf(error)
+        pipe = self.pipe
+        if pipe is not None and pipe.problem:
+            said = pipe.problem
+        elif isinstance(leaf, TimeoutError):
+            said = f"it did not answer within {self._options.start_timeout:g} s"
+        else:
+            said = visible(f"{type(leaf).__name__}: {leaf}", strict=True)
+        words = pipe.last_words() if pipe is not None else ""
+        return f"{said}; it said: {words}" if words else said
+
+    async def entered(self) -> None:
+        """Wait until it can be used; raises ``ToolError`` when it cannot."""
+        await asyncio.shield(self._ready)
+
+    def end(self) -> None:
+        """Have it left; may be called twice."""
+        self._over.set()
+
+    async def ended(self) -> None:
+        self.end()
+        await asyncio.wait((self.task,))
+
+
+class Connection:
+    """
+    What one event loop has of a server.
+
+    Args:
+        options: What it is.
+    """
+
+    def __init__(self, options: Options) -> None:
+        installed()
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._lock = asyncio.Lock()
+        self._live: _Live | None = None
+        self._restarts: dict[str, int] = {}
+        self._was_up = False
+        self._open: dict[str, OpenCall] = {}
+        self.digests: dict[str, str] = {}
+        self.promises: dict[str, Mapping[str, Any]] = {}
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that it belongs to."""
+        return self._loop
+
+    # --- starting and ending ------------------------------------------------------------------------------------------
+
+    async def session(self, run: str = "") -> ClientSession:
+        """
+        Return a session that is under way; *run* is the root run, which has its server started again twice at most.
+
+        Raises:
+            ToolError: when the server cannot be started, or has died too often.
+        """
+        async with self._lock:
+            while self._live is None or self._live.is_over:
+                await self._start(run)
+            return self._live.client.session
+
+    async def _start(self, run: str) -> None:
+        before = self._live
+        if before is not None:
+            await before.ended()
+            await self._wait_to_restart(run, before.why)
+        self._live = live = _Live(self._options, self._answered)
+        try:
+            await live.entered()
+            self._was_up = True
+        except ToolError as error:
+            if isinstance(error.__cause__, FileNotFoundError | PermissionError | NotADirectoryError):
+                self._live = None
+                raise  # waiting helps nobody
+        except BaseException:
+            live.end()
+            raise
+
+    async def _wait_to_restart(self, run: str, why: str) -> None:
+        name, used = self._options.name, self._restarts.pop(run, 0)
+        while len(self._restarts) >= RUNS_KEPT:
+            self._restarts.pop(next(iter(self._restarts)))
+        self._restarts[run] = used + 1
+        if used >= len(RESTART_WAITS):
+            self._live = None
+            because = f": {why}" if why else ""
+            gone = "is gone" if self._was_up else "did not start"
+            msg = f"the MCP server {name!r} {gone}: it was started again {used} times in this run, and ended each time{because}"
+            raise ToolError(msg)
+        LOGGER.warning("the MCP server %r ended and is started again%s", name, f": {why}" if why else "")
+        await asyncio.sleep(RESTART_WAITS[used])
+
+    async def aclose(self) -> None:
+        """End the server, and every request that waits for a person."""
+        for ticket in list(self._open):
+            await self.forget(ticket)
+        live, self._live = self._live, None
+        if live is not None:
+            await live.ended()
+
+    def abandon(self) -> None:
+        """Have everything ended without waiting, for whoever cannot."""
+        if self._live is not None:
+            self._live.end()
+
+    # --- lists --------------------------------------------------------------------------------------------------------
+
+    async def listed(self) -> dict[str, list[dict[str, Any]]]:
+        """
+        Return all tools, and all prompts, as they came over the wire.
+
+        Raises:
+            ToolError: when the server cannot be started, or gives no list.
+        """
+        from mcp_types import PaginatedRequestParams
+
+        self._restarts.pop("", None)
+        session = await self.session()
+        can = session.server_capabilities
+
+        async def pages(ask: Callable[..., Awaitable[Any]], what: str) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = []
+            cursor: str | None = None
+            for _ in range(PAGES):
+                page = await self.guarded(ask(params=PaginatedRequestParams(cursor=cursor)), self._options.timeout)
+                found += [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in getattr(page, what)]
+                cursor = page.next_cursor
+                if cursor is None or len(found) > TOOLS:
+                    break
+            return found
+
+        return {
+            "tools": await pages(session.list_tools, "tools") if can is None or can.tools is not None else [],
+            "prompts": await pages(session.list_prompts, "prompts")
+            if can is not None and can.prompts is not None
+            else [],
+        }
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    async def guarded(self, request: Awaitable[T], seconds: float | None = None) -> T:
+        """
+        Await a request to the server, at most so many seconds.
+
+        Raises:
+            Lost: when the connection ended meanwhile.
+            ToolError: for everything else that the server, or the way to it, answered with.
+        """
+        from anyio import BrokenResourceError, ClosedResourceError
+        from mcp import MCPError
+        from pydantic import ValidationError
+
+        name = self._options.name
+        try:
+            async with asyncio.timeout(seconds):
+                return await request
+        except TimeoutError as error:
+            msg = f"the MCP server {name!r} did not answer within {seconds} s"
+            raise ToolError(msg) from error
+        except MCPError as error:
+            if error.code == CLOSED:
+                raise self._lost() from error
+            msg = f"the MCP server {name!r} answered with an error: {visible(error.message)}"
+            raise ToolError(msg) from error
+        except (BrokenResourceError, ClosedResourceError) as error:
+            raise self._lost() from error
+        except ValidationError as error:
+            msg = f"the MCP server {name!r} answered with what the protocol does not know: {visible(str(error))}"
+            raise ToolError(msg) from error
+
+    def _lost(self) -> Lost:
+        live = self._live
+        if live is not None:
+            live.end()
+        pipe = live.pipe if live is not None else None
+        because = f" ({pipe.problem})" if pipe is not None and pipe.problem else ""
+        return Lost(
+            f"the connection to the MCP server {self._options.name!r} was lost{because}; the outcome is unknown"
+        )
+
+    async def request(
+        self, session: ClientSession, tool: str, arguments: Mapping[str, Any], progress: Any, **more: Any
+    ) -> Any:
+        """Send one ``tools/call``; returns ``Wanted`` or the result as JSON. Errors are those of ``guarded``."""
+        import mcp_types as types
+        from pydantic import TypeAdapter
+
+        params = types.CallToolRequestParams(name=tool, arguments=dict(arguments), **more)
+        # The session's own method checks what came with a validator whose expressions can take for ever.
+        answer: Any = TypeAdapter(types.InputRequiredResult | types.CallToolResult)
+        sent = session.send_request(types.CallToolRequest(params=params), answer, progress_callback=progress)
+        result = await self.guarded(sent)
+        dumped = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+        if isinstance(result, types.InputRequiredResult):
+            return Wanted(dumped.get("inputRequests") or {}, result.request_state)
+        return dumped
+
+    def opened(self, request: Coroutine[Any, Any, Any]) -> tuple[str, OpenCall]:
+        """Begin a request during which the server may ask; the ticket is what it is known by."""
+        ticket = secrets.token_hex(8)  # it stands in records, which other processes go on with
+        call = self._open[ticket] = OpenCall(request)
+        return ticket, call
+
+    def open_call(self, ticket: str) -> OpenCall | None:
+        """Return the request of a ticket, if it still waits."""
+        return self._open.get(ticket)
+
+    def closed(self, ticket: str) -> None:
+        """Take note that a request has ended."""
+        self._open.pop(ticket, None)
+
+    async def forget(self, ticket: str) -> None:
+        """Give a request up that nobody will go on with."""
+        call = self._open.pop(ticket, None)
+        if call is not None:
+            await call.end()
+
+    async def _answered(self, params: Any) -> Any:
+        """Have a person, or the run, answer what the server asks; which of several open calls it is about, it does not say."""
+        import mcp_types as types
+
+        waiting = [call for call in self._open.values() if not call.task.done()]
+        free: Sequence[OpenCall] = [call for call in waiting if call.waiting is None or call.waiting.done()] or waiting
+        if not free:
+            return types.ErrorData(code=types.INVALID_REQUEST, message="No call is open that this could be about")
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        free[0].ask(params, answer)
+        return await answer
+
+
+def installed() -> None:
+    """Raise ``DefinitionError`` where the package is not installed; it says what helps."""
+    if find_spec("mcp") is None:
+        raise DefinitionError(REMEDY)
+
+
+def _apart(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """Begin a task that does not belong to the tool call which happens to be the first to need it, and ends with it."""
+    return asyncio.create_task(work, name=name, context=Context())
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())
+
+
+def _leaf(error: BaseException) -> BaseException:
+    """Return what really happened: groups of groups hold it (interfaces IF58)."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    return error
+
+
+def _with_headers(url: str, headers: Mapping[str, str]) -> Any:
+    from contextlib import asynccontextmanager
+
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    @asynccontextmanager
+    async def opened() -> Any:
+        async with (
+            create_mcp_http_client(headers=dict(headers)) as client,
+            streamable_http_client(url, http_client=client) as s,
+        ):
+            yield s
+
+    return opened()

@@ -1,0 +1,218 @@
+"""
+What a server offers, as JSON that a journal keeps: made of what the server says, and read again on replay.
+
+Everything that a model sees of a tool is made when the list is read from the server, so that a recorded list gives the same
+requests for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from inspect import cleandoc
+from typing import Any
+
+import attrs
+
+from stepengine.data.json import JsonDict, canonical, compact, freeze, freeze_object, thaw
+from stepengine.data.tools import ToolAnnotations
+from stepengine.data.visible import visible
+from stepengine.errors import DataError, DefinitionError
+from stepengine.mcp._caps import DESCRIPTION_CHARS, SCHEMA_BYTES, SCHEMA_DEPTH, TOOLS
+from stepengine.mcp.names import tool_name
+from stepengine.tools.schemas import UNFIT_AT_TOP, UNFOLLOWED, SchemaInputs
+
+__all__ = ("Listed", "annotations_of", "digest_of", "listed_tools", "shown_text")
+
+MAPS = ("properties", "patternProperties", "$defs", "definitions")
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+ONES = ("items", "additionalProperties", "not", "propertyNames")
+
+
+@attrs.frozen(kw_only=True)
+class Listed:
+    """
+    One tool of a server.
+
+    Attributes:
+        name: What the server calls it.
+        tool: What it is called here.
+        description: For the model, without what has no picture, cut.
+        input_schema: For the model, and checked before a call.
+        hints: What the server says of it; nobody has to believe it.
+        digest: SHA-256 of what the server sent of it.
+    """
+
+    name: str
+    tool: str
+    description: str
+    input_schema: JsonDict = attrs.field(converter=freeze_object)
+    hints: JsonDict = attrs.field(converter=freeze_object)
+    digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a journal keeps it."""
+        return {**attrs.asdict(self, recurse=False), "input_schema": thaw(self.input_schema), "hints": thaw(self.hints)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Listed:
+        """Return what ``to_json`` made; members that it does not know are left out."""
+        return cls(**{field.name: value[field.name] for field in attrs.fields(cls)})
+
+
+@attrs.frozen
+class Found:
+    """
+    What a list gave.
+
+    Attributes:
+        tools: The tools that can be used, by name.
+        left_out: For every other one, a sentence that says why it cannot.
+    """
+
+    tools: tuple[Listed, ...]
+    left_out: tuple[str, ...]
+
+
+def listed_tools(
+    server: str, raw: Sequence[Mapping[str, Any]], *, include: Sequence[str] | None, exclude: Sequence[str]
+) -> Found:
+    """
+    Return the tools of a list as the server sent it: JSON objects with the wire's names.
+
+    Raises:
+        DefinitionError: when two of them have one name here.
+    """
+    wanted = [t for t in raw if (include is None or t["name"] in include) and t["name"] not in exclude]
+    made: dict[str, Listed] = {}
+    left_out: list[str] = []
+    if len(wanted) > TOOLS:
+        left_out.append(f"{len(wanted) - TOOLS:,} tools after the first {TOOLS:,}")
+    for tool in wanted[:TOOLS]:
+        try:
+            one = _listed(server, tool)
+        except (DefinitionError, DataError) as error:
+            left_out.append(f"{_named(tool)}: {error.message}")
+            continue
+        twin = made.get(one.tool)
+        if twin is not None:
+            msg = (
+                f"the tools {visible(twin.name, strict=True)!r} and {visible(one.name, strict=True)!r} of the MCP server "
+                f"{server!r} would both be called {one.tool!r}; leave one out with exclude=[...]"
+            )
+            raise DefinitionError(msg)
+        made[one.tool] = one
+    missing = sorted(set(include or ()) - {t["name"] for t in raw})
+    left_out += [f"{visible(name, strict=True)!r}, which the server does not have" for name in missing]
+    return Found(tuple([made[name] for name in sorted(made)]), tuple(left_out))
+
+
+def _named(tool: Mapping[str, Any]) -> str:
+    return repr(visible(str(tool.get("name", ""))[:200], strict=True))
+
+
+def _listed(server: str, tool: Mapping[str, Any]) -> Listed:
+    if (tool.get("execution") or {}).get("taskSupport") == "required":
+        msg = "it only runs as a task, which is not supported"
+        raise DefinitionError(msg)
+    name = tool["name"]
+    schema = fitting_schema(tool_name(server, name), tool.get("inputSchema") or {})
+    return Listed(
+        name=name,
+        tool=tool_name(server, name),
+        description=shown_text(tool.get("description") or tool.get("title") or ""),
+        input_schema=schema,
+        hints={k: v for k, v in (tool.get("annotations") or {}).items() if k.endswith("Hint") and isinstance(v, bool)},
+        digest=digest_of(tool),
+    )
+
+
+def shown_text(text: str) -> str:
+    """Return a text of a server as models and people are shown it: nothing hidden, and not endless (reliability MC02)."""
+    shown = visible(cleandoc(text[:DESCRIPTION_CHARS]))
+    return (
+        shown
+        if len(text) <= DESCRIPTION_CHARS and len(shown) <= DESCRIPTION_CHARS
+        else f"{shown[:DESCRIPTION_CHARS]}..."
+    )
+
+
+def digest_of(tool: Mapping[str, Any]) -> str:
+    """Return the digest by which a definition is pinned (reliability MC01); the order of members does not count."""
+    members = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
+    said = {member: tool[member] for member in members if tool.get(member) is not None}
+    return hashlib.sha256(canonical(freeze(said)).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def annotations_of(hints: Mapping[str, Any], *, trusted: bool) -> ToolAnnotations:
+    """
+    Return what is taken to be true of a tool (reliability MC04).
+
+    Hints that nobody vouches for loosen nothing: such a tool changes things, may destroy some, and reaches out. Of a trusted
+    server they count, and what is missing is the worst, as the protocol says.
+    """
+    said = hints if trusted else {}
+    read_only = bool(said.get("readOnlyHint", False))
+    return ToolAnnotations(
+        read_only=read_only,
+        destructive=not read_only and bool(said.get("destructiveHint", True)),
+        idempotent=bool(said.get("idempotentHint", False)),
+        open_world=bool(said.get("openWorldHint", True)),
+    )
+
+
+# --- schemas ----------------------------------------------------------------------------------------------------------
+
+
+def fitting_schema(name: str, given: Mapping[str, Any]) -> JsonDict:
+    """
+    Return a foreign schema as providers take it and inputs can be checked against it (design 15).
+
+    What cannot be checked here, and what providers refuse at the top, is taken out: the server checks its input itself.
+
+    Raises:
+        DefinitionError: when it is too large, too deep, or no schema of an object even so.
+    """
+    if _depth(given) > SCHEMA_DEPTH:
+        msg = f"its input schema is nested more than {SCHEMA_DEPTH} deep"
+        raise DefinitionError(msg)
+    frozen = freeze_object(given)
+    if len(compact(frozen)) > SCHEMA_BYTES:
+        msg = f"its input schema has more than {SCHEMA_BYTES // 1024} KiB"
+        raise DefinitionError(msg)
+    top = {word: value for word, value in frozen.items() if word not in UNFIT_AT_TOP and word != "$schema"}
+    kept: Any = _kept({**top, "type": top.get("type", "object")})
+    try:
+        return SchemaInputs(name, kept).schema
+    except DefinitionError:
+        # The likeliest reason is an expression of a dialect that is not matched here.
+        return SchemaInputs(name, _kept(kept, without=frozenset({"pattern", "patternProperties"}))).schema
+
+
+def _depth(value: Any) -> int:
+    """Return how deep JSON is nested; without recursion, since it is foreign."""
+    deepest, waiting = 0, [(value, 1)]
+    while waiting:
+        one, level = waiting.pop()
+        deepest = max(deepest, level)
+        if level > SCHEMA_DEPTH:
+            break
+        below = one.values() if isinstance(one, Mapping) else one if isinstance(one, list | tuple) else ()
+        waiting += [(child, level + 1) for child in below]
+    return deepest
+
+
+def _kept(schema: Any, without: frozenset[str] = frozenset()) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    made: dict[str, Any] = {}
+    for word, value in schema.items():
+        if word in without or word in UNFOLLOWED:
+            continue
+        if word in MAPS and isinstance(value, Mapping):
+            made[word] = {key: _kept(below, without) for key, below in value.items()}
+        elif word in LISTS and isinstance(value, list | tuple):
+            made[word] = [_kept(below, without) for below in value]
+        else:
+            made[word] = _kept(value, without) if word in ONES else value
+    return made

@@ -1,0 +1,107 @@
+"""A server's resources and prompts, as tools."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from stepengine.data.messages import ResultPart, TextPart, ToolResult
+from stepengine.data.tools import ToolLike
+from stepengine.errors import ToolError
+from stepengine.mcp._caps import DESCRIPTION_CHARS, PARTS
+from stepengine.mcp.connection import Connection
+from stepengine.mcp.listing import annotations_of, shown_text
+from stepengine.mcp.results import content_parts, error_result, resource_part
+from stepengine.tools.conversion import as_result
+from stepengine.tools.definition import Tool
+
+__all__ = ("prompt_tool", "resource_tools")
+
+WORST = annotations_of({}, trusted=False)
+Session = Callable[[], Awaitable[tuple[Connection, Any]]]
+
+
+def resource_tools(server: str, session: Session) -> list[ToolLike]:
+    """Return the tool that lists the resources of a server, and the one that reads one of them."""
+
+    async def listed(_: dict[str, Any]) -> ToolResult:
+        try:
+            connection, client = await session()
+            page = await connection.guarded(client.list_resources())
+            templates = await connection.guarded(client.list_resource_templates())
+        except ToolError as error:
+            return error_result(error.message)
+        found = [
+            *[{"uri": r.uri, "name": r.name, "about": shown_text(r.description or "")} for r in page.resources],
+            *[
+                {"template": t.uri_template, "name": t.name, "about": shown_text(t.description or "")}
+                for t in templates.resource_templates
+            ],
+        ]
+        return as_result(found[: 10 * PARTS])
+
+    async def read(input: dict[str, Any]) -> ToolResult:
+        try:
+            connection, client = await session()
+            result = await connection.guarded(client.read_resource(input["uri"]))
+        except ToolError as error:
+            return error_result(error.message)
+        contents = [c.model_dump(mode="json", by_alias=True, exclude_none=True) for c in result.contents]
+        return as_result(ToolResult(tuple([resource_part(one) for one in contents[:PARTS]])))
+
+    uri = {"type": "string", "description": "The address of the resource, as the list has it"}
+    return [
+        Tool(
+            f"mcp_resources_{server}",
+            f"List what the MCP server {server} has to read; an address in a template has parts to fill in.",
+            {"type": "object", "properties": {}},
+            listed,
+            category="mcp",
+            annotations=WORST,
+        ),
+        Tool(
+            f"mcp_read_{server}",
+            f"Read a resource of the MCP server {server}.",
+            {"type": "object", "properties": {"uri": uri}, "required": ["uri"]},
+            read,
+            category="mcp",
+            annotations=WORST,
+        ),
+    ]
+
+
+def prompt_tool(server: str, prompts: Sequence[Mapping[str, Any]], session: Session) -> ToolLike:
+    """Return the tool that gives one of a server's prompts, with the arguments filled in."""
+    lines = [_introduced(prompt) for prompt in prompts]
+    arguments = {"type": "object", "additionalProperties": {"type": "string"}}
+    names = [str(prompt["name"]) for prompt in prompts]
+
+    async def get(input: dict[str, Any]) -> ToolResult:
+        try:
+            connection, client = await session()
+            result = await connection.guarded(client.get_prompt(input["name"], input.get("arguments") or {}))
+        except ToolError as error:
+            return error_result(error.message)
+        parts: list[ResultPart] = []
+        for message in result.messages[:PARTS]:
+            block = message.content.model_dump(mode="json", by_alias=True, exclude_none=True)
+            parts += [TextPart(f"{message.role}: "), *content_parts([block])]
+        return as_result(ToolResult(tuple(parts)))
+
+    return Tool(
+        f"mcp_prompt_{server}",
+        "\n".join([f"Get a prompt of the MCP server {server}. It has:", *lines])[:DESCRIPTION_CHARS],
+        {
+            "type": "object",
+            "properties": {"name": {"type": "string", "enum": names}, "arguments": arguments},
+            "required": ["name"],
+        },
+        get,
+        category="mcp",
+        annotations=WORST,
+    )
+
+
+def _introduced(prompt: Mapping[str, Any]) -> str:
+    named = [f"{one['name']}{'' if one.get('required') else '?'}" for one in prompt.get("arguments") or ()]
+    return shown_text(f"- {prompt['name']}({', '.join(named)}): {prompt.get('description') or ''}")

@@ -1,0 +1,138 @@
+"""What a server gave for a call, as the result of a tool; everything here is JSON as it came over the wire."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepengine.data.json import compact, freeze
+from stepengine.data.messages import DocumentPart, ImagePart, JsonPart, ResultPart, TextPart, ToolResult
+from stepengine.data.visible import visible
+from stepengine.errors import DataError, DefinitionError
+from stepengine.mcp._caps import ERROR_CHARS, PARTS
+from stepengine.tools.conversion import DOCUMENT_BYTES, IMAGE_BYTES, RESULT_CHARS, as_result, cut
+from stepengine.tools.schemas import JsonSchema
+
+__all__ = ("content_parts", "error_result", "misfit", "result_of")
+
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+PDF = "application/pdf"
+
+
+def error_result(text: str) -> ToolResult:
+    """Return an error result whose text, which may be a server's, has nothing hidden in it and an end."""
+    return ToolResult.error(cut(visible(text), ERROR_CHARS))
+
+
+def result_of(raw: Mapping[str, Any]) -> ToolResult:
+    """Return the result of a call; media are kept within the caps of all tools, links stay text."""
+    parts = content_parts(raw.get("content") or ())
+    structured = raw.get("structuredContent")
+    if structured is not None:
+        parts = _with_structured(parts, structured)
+    if raw.get("isError"):
+        texts = [
+            p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
+        ]
+        return error_result("\n".join(texts) or "the server says that the call failed, and not why")
+    return as_result(ToolResult(tuple(parts)))
+
+
+def _with_structured(parts: Sequence[ResultPart], structured: Any) -> list[ResultPart]:
+    """
+    Return *parts* with the value of a result in the place of the texts that say the same, for clients that know nothing else.
+
+    A plain value comes in an object with the one member ``result``; where the text says it without, so does this.
+    """
+    others = [part for part in parts if not isinstance(part, TextPart)]
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    if isinstance(structured, Mapping) and list(structured) == ["result"]:
+        plain = structured["result"]
+        if isinstance(plain, str) and texts == [plain]:
+            return list(parts)
+        if _says(texts, plain) or (isinstance(plain, list) and _says_each(texts, plain)):
+            return [JsonPart(freeze(plain)), *others]
+    return [JsonPart(freeze(structured)), *(others if _says(texts, structured) else parts)]
+
+
+def _says(texts: Sequence[str], value: Any) -> bool:
+    return len(texts) == 1 and _says_each(texts, [value])
+
+
+def _says_each(texts: Sequence[str], values: Sequence[Any]) -> bool:
+    return len(texts) == len(values) and all(_read(t, v) == v for t, v in zip(texts, values, strict=True))
+
+
+def _read(text: str, value: Any) -> Any:
+    """Return a text as JSON, if it is some, unless *value* is a text itself."""
+    if isinstance(value, str) or len(text) > RESULT_CHARS:
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def content_parts(content: Sequence[Mapping[str, Any]]) -> list[ResultPart]:
+    """Return the parts of a result, of a prompt or of a resource; what no model can be shown is said in words."""
+    parts = [_part(block) for block in content[:PARTS]]
+    if len(content) > PARTS:
+        parts.append(TextPart(f"[{len(content) - PARTS:,} more parts were left out]"))
+    return parts
+
+
+def _part(block: Mapping[str, Any]) -> ResultPart:
+    kind = block.get("type")
+    if kind == "text":
+        return TextPart(str(block.get("text", "")))
+    if kind == "image":
+        return _media(block.get("data"), str(block.get("mimeType", "")), "image")
+    if kind == "resource_link":
+        about = f" ({block['mimeType']})" if block.get("mimeType") else ""
+        return TextPart(f"[a link, which was not followed: {block.get('uri')}{about}]")
+    if kind == "resource":
+        return resource_part(block.get("resource") or {})
+    return TextPart(f"[{kind or 'something'} of the type {block.get('mimeType', 'unknown')} was left out]")
+
+
+def resource_part(resource: Mapping[str, Any]) -> ResultPart:
+    """Return what a resource holds."""
+    if isinstance(resource.get("text"), str):
+        return TextPart(resource["text"])
+    return _media(resource.get("blob"), str(resource.get("mimeType") or ""), f"the resource {resource.get('uri')}")
+
+
+def _media(encoded: Any, mime: str, what: str) -> ResultPart:
+    cap = IMAGE_BYTES if mime in IMAGES else DOCUMENT_BYTES
+    if mime not in (*IMAGES, PDF):
+        return TextPart(f"[{what} of the type {mime or 'unknown'} was left out]")
+    if not isinstance(encoded, str) or len(encoded) * 3 // 4 > cap:
+        return TextPart(f"[{what} was left out: it has more than {cap:,} bytes]")
+    try:
+        data = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return TextPart(f"[{what} was left out: it is no base64]")
+    made = DocumentPart(data=data, mime_type=mime) if mime == PDF else ImagePart(data=data, mime_type=mime)
+    result = as_result(made)
+    return TextPart(f"[{what} was left out: {result.text}]") if result.is_error else result.content[0]
+
+
+def misfit(name: str, schema: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
+    """
+    Return why what a call gave is not what its tool had promised (reliability MC10); ``""`` when it is.
+
+    A promise that cannot be checked without risk, such as an expression that has to be tried out, is taken as kept.
+    """
+    if raw.get("isError"):
+        return ""
+    try:
+        check = JsonSchema(f"the output schema of {name!r}", schema)
+    except (DefinitionError, DataError):
+        return ""
+    if "structuredContent" not in raw:
+        return "it promises structured content, and gave none"
+    issues = check.issues(freeze(raw["structuredContent"]))
+    return "; ".join(issues[:PARTS])

@@ -1,0 +1,447 @@
+"""
+``mcp_tools``: the tools of one MCP server, as a source that an agent lists among its tools.
+
+When a run begins, the server is asked for its list by a recorded ``Perform``. What the model sees is made of that record, so a
+replay needs no server, not even the package. Calls are ordinary tool calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from stepengine.data.events import ToolProgress
+from stepengine.data.hooks import Change, HookContext
+from stepengine.data.json import JsonDict, JsonValue, freeze_object
+from stepengine.data.messages import ToolCallPart, ToolResult
+from stepengine.data.sources import Meant
+from stepengine.data.tools import Ordinary, ToolBinding, ToolLike
+from stepengine.data.visible import visible
+from stepengine.data.yields import Perform
+from stepengine.errors import DefinitionError, PerformError, ToolError
+from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS
+from stepengine.mcp.asking import Asking
+from stepengine.mcp.connection import Connection, Lost, Options, Wanted
+from stepengine.mcp.deferring import Deferred
+from stepengine.mcp.listing import Listed, annotations_of, digest_of, listed_tools
+from stepengine.mcp.names import check_server_name
+from stepengine.mcp.offering import prompt_tool, resource_tools
+from stepengine.mcp.results import error_result, misfit, result_of
+from stepengine.mcp.stdio import Program
+from stepengine.tools.context import ToolContext
+from stepengine.tools.definition import Tool
+
+__all__ = ("McpTools", "mcp_tools")
+
+CATEGORY = "mcp"
+END_SECONDS = 10.0
+
+
+def mcp_tools(
+    server: Any,
+    *,
+    name: str,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    resources: bool = False,
+    prompts: bool = False,
+    trust_hints: bool = False,
+    elicitation: bool = True,
+    sampling: bool = False,
+    defer: bool | Literal["auto"] = "auto",
+    pins: Mapping[str, str] | None = None,
+    timeout: float = 60.0,
+    start_timeout: float = 10.0,
+    protocol: Literal["auto", "legacy"] = "auto",
+) -> McpTools:
+    """
+    Return the tools of an MCP server, for ``AgentDefinition(tools=[...])`` or ``Engine(tools=[...])``.
+
+    The server is started, or connected to, when a run first needs it, once in each event loop, and closed with the engine. One
+    that dies is started again twice in a run; the call that was open has an error result, since nobody knows what became of it.
+
+    What a server says of its tools is a stranger's word: their descriptions are shown to the model without hidden characters,
+    and their hints loosen no rule unless *trust_hints* is set. Its tools are called ``name__tool``, in the category ``"mcp"``.
+
+    Args:
+        server: The command as a list of words (no shell reads it), the URL of a streamable HTTP endpoint, a
+            ``StdioServerParameters`` of the package ``mcp``, or a server object of it in this process.
+        name: What stands before the names of its tools: letters, digits and ``-``.
+        env: Variables that the process sees beside ``PATH``, ``HOME``, ``USER``, ``LOGNAME``, ``TMPDIR``, ``TZ`` and the locale.
+        cwd: The folder that the process works in.
+        headers: HTTP headers of every request to a URL, such as its authorization.
+        include: The server's names of the tools to take; all by default.
+        exclude: The server's names of tools to leave out.
+        resources: Whether to offer ``mcp_resources_NAME``, which lists them, and ``mcp_read_NAME``, which reads one.
+        prompts: Whether to offer ``mcp_prompt_NAME``, which gives one of the server's prompts.
+        trust_hints: Whether the server's hints count: ``readOnlyHint`` for rules, ``idempotentHint`` for calling again.
+        elicitation: Whether the server may ask a person; its questions become the run's.
+        sampling: Whether the server may have the run's model called, within the run's limits; it sees what is replied.
+        defer: Whether the model finds tools by ``mcp_search_NAME`` and calls them by ``mcp_call_NAME`` instead of being shown
+            all; ``"auto"`` from 41 tools or about 8,000 tokens on.
+        pins: Digests of definitions, by the server's name of the tool; a tool that is another one is left out. Without one the
+            first list that this process sees counts.
+        timeout: Seconds that a call may take, not counting the time in which a person is asked.
+        start_timeout: Seconds that starting the server may take.
+        protocol: ``"legacy"`` greets the server as before 2026-07-28, for one that is silent when it is asked what it speaks.
+
+    Raises:
+        DefinitionError: for a name or a server that cannot be used.
+    """
+    check_server_name(name)
+    target = _target(server, env, cwd)
+    if isinstance(target, Program) and headers:
+        msg = f"the MCP server {name!r} is a process, and headers= are for a URL; give it variables with env="
+        raise DefinitionError(msg)
+    options = Options(
+        name=name,
+        server=target,
+        headers=headers,
+        elicitation=elicitation,
+        sampling=sampling,
+        timeout=timeout,
+        start_timeout=start_timeout,
+        protocol=protocol,
+    )
+    return McpTools(
+        options,
+        include=None if include is None else tuple(include),
+        exclude=tuple(exclude),
+        resources=resources,
+        prompts=prompts,
+        trust_hints=trust_hints,
+        defer=defer,
+        pins=dict(pins or {}),
+    )
+
+
+def _target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> Any:
+    """Return a process as a ``Program``, everything else as it is."""
+    parameters = getattr(server, "args", None)
+    if isinstance(parameters, list) and isinstance(getattr(server, "command", None), str):
+        more = {**(server.env or {}), **(env or {})}
+        where = server.cwd if cwd is None else cwd
+        return Program((server.command, *parameters), more, None if where is None else str(Path(where)))
+    if isinstance(server, list | tuple) and server and all(isinstance(word, str) for word in server):
+        return Program(tuple(server), env, None if cwd is None else str(Path(cwd)))
+    if env or cwd is not None:
+        msg = f"env= and cwd= are for a server that is a process, such as ['npx', 'some-server'], not for {server!r}"
+        raise DefinitionError(msg)
+    if isinstance(server, str):
+        if server.startswith(("http://", "https://")):
+            return server
+        msg = (
+            f"an MCP server is a list of words such as ['npx', 'some-server'], or a URL that begins with http:// or https://, "
+            f"not the text {server!r}"
+        )
+        raise DefinitionError(msg)
+    if not any(kind.__module__.partition(".")[0] == "mcp" for kind in type(server).__mro__):
+        msg = f"an MCP server is a list of words, a URL, or a server of the package mcp, not {server!r}"
+        raise DefinitionError(msg)
+    return server
+
+
+class McpTools:
+    """A source of tools; ``mcp_tools`` makes one. It can be listed by any number of agents and engines."""
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        include: tuple[str, ...] | None,
+        exclude: tuple[str, ...],
+        resources: bool,
+        prompts: bool,
+        trust_hints: bool,
+        defer: bool | Literal["auto"],
+        pins: dict[str, str],
+    ) -> None:
+        self._options = options
+        self._include = include
+        self._exclude = exclude
+        self._resources = resources
+        self._prompts = prompts
+        self._trusts = trust_hints
+        self._defer = defer
+        self._pins = pins
+        self._asking = Asking(options.name)
+        self._connections: dict[int, Connection] = {}
+
+    @property
+    def name(self) -> str:
+        """What stands before the names of its tools."""
+        return self._options.name
+
+    def __repr__(self) -> str:
+        return f"McpTools({self.name!r})"
+
+    # --- what a run has of it -----------------------------------------------------------------------------------------
+
+    def pre_run(self, ctx: HookContext) -> Generator[Any, Any, Change]:
+        """Look the list up, or read it from the record, and give the run its tools."""
+        try:
+            recorded = yield from Perform.idempotent(self.listing, self.name)
+        except PerformError as error:
+            raise ToolError(_cause(error)) from error
+        for reason in recorded["left_out"]:
+            line = f"The MCP server {self.name!r} has a tool that is left out: {reason}"
+            ctx.logger.warning(line)
+        listed = [Listed.from_json(one) for one in recorded["tools"]]
+        tools: list[ToolLike] = [self._tool(one) for one in listed]
+        beside: list[ToolLike] = (
+            [prompt_tool(self.name, recorded["prompts"], self.session)] if recorded["prompts"] else []
+        )
+        if self._resources:
+            beside += resource_tools(self.name, self.session)
+        deferred = Deferred(self.name, tools) if self._is_deferred(tools) else None
+        return Change(
+            tools=(*tools, *beside) if deferred is None else (*deferred.tools, *beside),
+            unlisted=() if deferred is None else tools,
+            values={self._key: deferred},
+        )
+
+    @property
+    def _key(self) -> str:
+        return f"mcp:{self.name}"
+
+    def _is_deferred(self, tools: Sequence[ToolLike]) -> bool:
+        if self._defer != "auto":
+            return self._defer
+        return len(tools) > DEFER_TOOLS or sum(t.spec.chars for t in tools) > DEFER_TOKENS * CHARS_PER_TOKEN
+
+    def meant(self, ctx: HookContext, call: ToolCallPart) -> Meant | None:
+        """Return the tool that a call passes on, so that rules see its own name."""
+        deferred = ctx.values.get(self._key)
+        return deferred.meant(call) if isinstance(deferred, Deferred) else None
+
+    def _tool(self, listed: Listed) -> ToolLike:
+        annotations = annotations_of(listed.hints, trusted=self._trusts)
+
+        async def run(ctx: ToolContext, input: dict[str, Any]) -> ToolResult:
+            return await self._call(listed, ctx, input)
+
+        return _ServerTool(
+            listed.tool,
+            listed.description,
+            listed.input_schema,
+            run,
+            follow=partial(self._followed, listed),
+            category=CATEGORY,
+            annotations=annotations,
+            parallel_safe=self._trusts and annotations.read_only,
+            timeout=self._options.timeout,
+        )
+
+    # --- outside of the machine -----------------------------------------------------------------------------------------
+
+    async def session(self) -> tuple[Connection, Any]:
+        """Return the connection of the running event loop, and its session."""
+        connection = self._connection()
+        return connection, await connection.session()
+
+    def _connection(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        found = self._connections.get(id(loop))
+        if found is None or found.loop is not loop:
+            self._connections = {k: c for k, c in self._connections.items() if not c.loop.is_closed()}
+            found = self._connections[id(loop)] = Connection(self._options)
+        return found
+
+    async def listing(self, name: str) -> dict[str, Any]:
+        """
+        Ask the server *name* for its lists.
+
+        Raises:
+            ToolError: when it cannot be asked.
+            DefinitionError: when two of its tools have one name.
+        """
+        connection = self._connection()
+        raw = await connection.listed()
+        connection.digests = {tool["name"]: digest_of(tool) for tool in raw["tools"]}
+        connection.promises = {t["name"]: t["outputSchema"] for t in raw["tools"] if t.get("outputSchema")}
+        found = listed_tools(name, raw["tools"], include=self._include, exclude=self._exclude)
+        left_out = list(found.left_out)
+        kept = []
+        for tool in found.tools:
+            pinned = self._pins.setdefault(tool.name, tool.digest)
+            if pinned == tool.digest:
+                kept.append(tool.to_json())
+            else:
+                left_out.append(
+                    f"{visible(tool.name, strict=True)!r}: its definition changed; the one that was accepted has the digest "
+                    f"{pinned}, this one {tool.digest}; accept it with accept({tool.name!r}, digest)"
+                )
+        return freeze_object({"tools": kept, "prompts": raw["prompts"] if self._prompts else [], "left_out": left_out})
+
+    def accept(self, name: str, digest: str) -> None:
+        """Take the definition with *digest* as the right one of the tool that the server calls *name*, from the next run on."""
+        self._pins[name] = digest
+
+    @property
+    def pins(self) -> Mapping[str, str]:
+        """The digests that definitions must have, by the server's name of the tool; fit for ``mcp_tools(pins=...)``."""
+        return dict(self._pins)
+
+    async def _call(self, listed: Listed, ctx: ToolContext, input: Mapping[str, Any]) -> ToolResult:
+        """Call a tool; what the server wants to know first makes the result a pending one."""
+        try:
+            return await self._tried(listed, ctx, input)
+        except Lost as lost:
+            if not (self._trusts and listed.hints.get("idempotentHint")):
+                return error_result(lost.message)
+        except ToolError as error:
+            return error_result(error.message)
+        try:
+            return await self._tried(listed, ctx, input)  # the caller vouches for it (reliability MC14)
+        except ToolError as error:
+            return error_result(error.message)
+
+    async def _tried(self, listed: Listed, ctx: ToolContext, input: Mapping[str, Any]) -> ToolResult:
+        connection = self._connection()
+
+        async def progress(done: float, total: float | None, message: str | None) -> None:
+            percent = min(100.0, max(0.0, 100 * done / total)) if total else None
+            ctx.emit(ToolProgress(message=visible(message or ""), percent=percent))
+
+        session = await connection.session((*ctx.ancestor_run_ids, ctx.run_id)[0])
+        refusal = await self._changed(connection, listed)
+        if refusal:
+            return error_result(refusal)
+        ticket, call = connection.opened(connection.request(session, listed.name, input, progress))
+        try:
+            outcome = await call.outcome()
+        finally:
+            if call.task.done():
+                connection.closed(ticket)
+        if not call.task.done() and ctx.is_of_run:
+            ctx.of_run(("mcp", ticket), partial(_Held, connection, ticket))
+        return self._shown(connection, listed, outcome, ticket)
+
+    async def _changed(self, connection: Connection, listed: Listed) -> str:
+        """Return why a tool is not what the run's list says (reliability MC01); ``""`` when it is."""
+        if not connection.digests:
+            await self.listing(self.name)  # the list came out of a record
+        now = connection.digests.get(listed.name)
+        if now == listed.digest:
+            return ""
+        if now is None:
+            return f"the MCP server {self.name!r} does not have the tool {listed.name!r} any more"
+        return (
+            f"the definition of {listed.tool!r} changed since the list of this run was made, so it is not called: it had the "
+            f"digest {listed.digest}, and has {now}"
+        )
+
+    def _shown(self, connection: Connection, listed: Listed, outcome: Any, ticket: str) -> ToolResult:
+        if isinstance(outcome, Wanted):
+            waits = {"requests": outcome.requests, "state": outcome.state, "ticket": ticket}
+            return ToolResult.json(freeze_object(waits), status="pending")
+        promise = connection.promises.get(listed.name)
+        wrong = misfit(listed.tool, promise, outcome) if promise else ""
+        return (
+            error_result(f"the result is not what {listed.tool!r} promises: {wrong}") if wrong else result_of(outcome)
+        )
+
+    # --- what a server wants to know first --------------------------------------------------------------------------------
+
+    def _followed(self, listed: Listed, input: JsonDict, given: ToolResult) -> Generator[Any, Any, ToolResult]:
+        """Have the server's questions answered by the run, and go on with the call."""
+        waits: Any = given.data
+        for _ in range(self._asking.rounds):
+            answers = yield from self._asking.answered(waits["requests"])
+            outcome = yield from Perform(
+                self.going_on, listed.to_json(), input, waits["ticket"], waits["state"], answers
+            )
+            if "requests" not in outcome:
+                return error_result(outcome["error"]) if "error" in outcome else result_of(outcome["result"])
+            waits = outcome
+        return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
+
+    async def going_on(
+        self,
+        tool: Mapping[str, Any],
+        input: Mapping[str, Any],
+        ticket: str,
+        state: str | None,
+        answers: Mapping[str, Any],
+    ) -> JsonValue:
+        """Give the server the answers, and return what it gave for the call: a result, an error, or more questions."""
+        connection = self._connection()
+        listed = Listed.from_json(tool)
+        call = connection.open_call(ticket)
+        try:
+            if call is None or call.task.done():
+                if state is None:
+                    return {
+                        "error": f"the MCP server {self.name!r} does not wait for the answer any more; the outcome is unknown"
+                    }
+                connection.closed(ticket)
+                more = {"input_responses": self._asking.responses(answers), "request_state": state}
+                session = await connection.session()
+                ticket, call = connection.opened(connection.request(session, listed.name, input, None, **more))
+            else:
+                call.answer(self._asking.response(answers["asked"]))
+            async with asyncio.timeout(self._options.timeout):
+                outcome = await call.outcome()
+        except ToolError as error:
+            return {"error": error.message}
+        except TimeoutError:
+            return {"error": f"the MCP server {self.name!r} did not answer within {self._options.timeout:g} s"}
+        finally:
+            if call is not None and call.task.done():
+                connection.closed(ticket)
+        if isinstance(outcome, Wanted):
+            return {"requests": outcome.requests, "state": outcome.state, "ticket": ticket}
+        promise = connection.promises.get(listed.name)
+        wrong = misfit(listed.tool, promise, outcome) if promise else ""
+        return {"error": wrong} if wrong else {"result": outcome}
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    async def aclose(self, blocked: Any = None) -> None:
+        """End the server in every event loop; one that stands still is only told. The next run starts it again."""
+        here = asyncio.get_running_loop()
+        connections, self._connections = list(self._connections.values()), {}
+        for connection in connections:
+            if connection.loop is here:
+                await connection.aclose()
+            elif connection.loop is blocked:
+                connection.loop.call_soon(connection.abandon)
+            elif connection.loop.is_running():
+                ending = asyncio.run_coroutine_threadsafe(connection.aclose(), connection.loop)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.wrap_future(ending), END_SECONDS)
+
+
+class _Held:
+    """A request that waits for a person; it is given up with the run."""
+
+    def __init__(self, connection: Connection, ticket: str) -> None:
+        self._connection = connection
+        self._ticket = ticket
+
+    async def aclose(self) -> list[str]:
+        await self._connection.forget(self._ticket)
+        return []
+
+
+class _ServerTool(Tool[..., Any]):
+    """A tool whose call may go on after its body; see ``Ordinary.follow``."""
+
+    def __init__(self, *args: Any, follow: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._binding: ToolBinding = attrs.evolve(self._binding, runs=Ordinary(self, follow))
+
+
+def _cause(error: PerformError) -> str:
+    """Return what the function said, without the name of the function: whoever reads it has not written that."""
+    return error.message.partition(" raised ")[2].partition(": ")[2] or error.message

@@ -1,0 +1,35 @@
+"""
+`docs/mcp.md` is so: its Python runs, and what it says of options is what `mcp_tools` takes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from stepengine.mcp import mcp_tools
+
+from .pages import follow, page
+
+PAGE = page("mcp.md")
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:MC01", "reliability:MC04", "reliability:MC12")
+def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mcp", reason="the extra mcp is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+
+    follow("mcp.md", tmp_path)
+
+
+def test_every_option_is_told_and_no_other() -> None:
+    known = set(inspect.signature(mcp_tools).parameters) - {"server", "name"}
+    told = set(re.findall(r"`(?:mcp_tools\(\.\.\., )?(\w+)=", PAGE)) | set(re.findall(r"`(timeout)`", PAGE))
+
+    assert told <= known | {"include_tool_call", "tools"}
+    assert known - told <= {"start_timeout", "protocol"}

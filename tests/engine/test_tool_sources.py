@@ -1,0 +1,171 @@
+"""
+Sources of tools: what they find when a run begins is recorded, known to that run alone, and judged like any other tool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Change, Engine, Hooks, Perform, RunStatus, Tool, ToolCall
+from stepengine.data.messages import ToolCallPart
+from stepengine.data.sources import Meant
+from stepengine.errors import DefinitionError
+from stepengine.journal import MemoryJournal
+from stepengine.permissions import Policy, Rule
+from stepengine.testing import ScriptedModel, tool_call
+
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class Shelf:
+    """
+    A source whose tools are the names that it holds at the moment.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.names = list(names)
+        self.looked = self.closed = 0
+
+    name = "shelf"
+
+    async def look(self) -> list[str]:
+        self.looked += 1
+        return list(self.names)
+
+    def pre_run(self, ctx: Any) -> Generator[Any, Any, Change]:
+        names = yield from Perform.idempotent(self.look)
+        return Change(tools=[Tool(name, f"Take {name}.", EMPTY, self.take) for name in names])
+
+    async def take(self, input: dict[str, Any]) -> str:
+        return "taken"
+
+    def meant(self, ctx: Any, call: ToolCallPart) -> Meant | None:
+        return None
+
+    async def aclose(self, blocked: Any = None) -> None:
+        self.closed += 1
+
+
+def worker(*tools: Any, **options: Any) -> AgentDefinition[Any]:
+    return AgentDefinition("worker", model="test/model", tools=[*tools], **options)
+
+
+async def test_each_run_has_the_tools_that_were_there_when_it_began() -> None:
+    shelf = Shelf("cup")
+    model = ScriptedModel(["ok", "ok"])
+
+    async with Engine([worker(shelf)], models=model) as engine:
+        await engine.run("worker", "Go.")
+        shelf.names = ["plate"]
+        result = await engine.run("worker", "Go.")
+
+    assert [["cup"], ["plate"]] == [[tool.name for tool in request.tools] for request in model.calls]
+    assert ["plate"] == list(result.state.tool_definitions)
+    assert 1 == shelf.closed
+
+
+async def test_a_replay_has_the_tools_of_the_record_and_looks_nowhere() -> None:
+    shelf, journal = Shelf("cup"), MemoryJournal()
+    async with Engine([worker(shelf)], models=ScriptedModel([tool_call("cup", {}), "ok"])) as engine:
+        await engine.run("worker", "Go.", journal=journal)
+    other = Shelf("plate")
+
+    async with Engine([worker(other)], models=ScriptedModel([])) as engine:
+        again = await engine.replay(journal)
+
+    assert (RunStatus.COMPLETED, ["taken"]) == (again.status, [one.result.text for one in again.tool_calls])
+    assert 0 == other.looked
+
+
+async def test_a_child_has_the_tools_of_its_own_sources() -> None:
+    shelf = Shelf("cup")
+    child = AgentDefinition("child", model="test/model", tools=[shelf])
+    parent = AgentDefinition("parent", model="test/model", tools=["spawn_agents"], spawnable_agents=[child])
+    spawns = tool_call("spawn_agents", {"agents": [{"agent_type": "child", "prompt": "x"}]})
+    model = ScriptedModel([spawns, tool_call("cup", {}), "done", "ok"])
+
+    async with Engine([parent], models=model) as engine:
+        result = await engine.run("parent", "Go.")
+
+    assert RunStatus.COMPLETED is result.status
+    assert ["cup"] == [tool.name for tool in model.calls[1].tools]
+    assert "cup" not in [tool.name for tool in model.calls[0].tools]
+
+
+async def test_rules_judge_a_tool_that_was_found_when_the_run_began() -> None:
+    model = ScriptedModel([tool_call("cup", {}), tool_call("plate", {}), "ok"])
+    policy = Policy([Rule.allow_tool("cup")], mode="dont_ask")
+
+    async with Engine([worker(Shelf("cup", "plate"))], models=model, permissions=policy) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert ["ok", "denied"] == [one.result.status for one in result.tool_calls]
+
+
+async def test_a_tool_that_is_there_already_fails_the_run_by_name() -> None:
+    async def take(input: dict[str, Any]) -> str:
+        return "own"
+
+    own = Tool("cup", "Take the cup.", EMPTY, take)
+    async with Engine([worker(own, Shelf("cup"))], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert isinstance(result.error, DefinitionError)
+    assert "'shelf' has a tool 'cup', and there is another one of that name" in str(result.error)
+
+
+async def test_a_hook_of_the_authors_may_add_tools_to_one_run() -> None:
+    async def take(input: dict[str, Any]) -> str:
+        return "taken"
+
+    def adding(ctx: Any) -> Change | None:
+        return Change(tools=[Tool("cup", "Take the cup.", EMPTY, take)]) if ctx.metadata.get("cup") else None
+
+    agent = worker(hooks=Hooks(pre_run=[adding]))
+    model = ScriptedModel([tool_call("cup", {}), "ok", "ok"])
+    async with Engine([agent], models=model) as engine:
+        one = await engine.run(agent, "Go.", metadata={"cup": True})
+        await engine.run(agent, "Go.")
+
+    assert ["taken"] == [call.result.text for call in one.tool_calls]
+    assert [["cup"], ["cup"], []] == [[tool.name for tool in request.tools] for request in model.calls]
+
+
+async def test_tools_are_added_when_a_run_begins_and_at_no_other_point() -> None:
+    async def take(input: dict[str, Any]) -> str:
+        return "taken"
+
+    def late(ctx: Any) -> Change:
+        return Change(tools=[Tool("cup", "Take the cup.", EMPTY, take)])
+
+    agent = worker(hooks=Hooks(pre_step=[late]))
+    async with Engine([agent], models=ScriptedModel(["ok"])) as engine:
+        result = await engine.run(agent, "Go.")
+
+    assert "tools is for pre_run hooks" in str(result.error)
+
+
+def test_a_source_is_listed_once() -> None:
+    shelf = Shelf("cup")
+
+    with pytest.raises(DefinitionError, match="listed twice"):
+        worker(shelf, shelf)
+
+
+async def test_what_one_run_found_is_unknown_to_the_next_one() -> None:
+    def handle(ctx: Any) -> Any:
+        result = yield from ToolCall("cup", {}, include_tool_call=False)
+        return result.text
+
+    shelf = Shelf("cup")
+    agent = worker(shelf, handle_steps=handle)
+    async with Engine([agent], models=ScriptedModel([])) as engine:
+        first = await engine.run("worker")
+        shelf.names = []
+        second = await engine.run("worker")
+
+    assert "taken" == first.unwrap()
+    assert "Tool 'cup' is not available" in str(second.error)

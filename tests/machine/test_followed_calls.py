@@ -1,0 +1,110 @@
+"""
+Calls that go on after their tool's body: what the tool needs of the run is asked for, and then the call has its result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine.data import events as ev
+from stepengine.data import yields as y
+from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool
+from stepengine.data.messages import ToolResult
+from stepengine.data.state import RunStatus
+from stepengine.data.tools import Ordinary, ToolBinding
+from stepengine.errors import ToolError
+from tests.machine.world import World, agent, binding, call, play, reply
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def ordering(input: Any, given: ToolResult) -> Any:
+    size = yield from y.Ask(f"Which size of {input['what']}?")
+    number = yield from y.Perform(double, int(size))
+    said = yield from y.Complete("Rhyme.")
+    return ToolResult.text(f"{given.data}: {number} {said.text}")
+
+
+def followed(follow: Any, **spec: Any) -> ToolBinding:
+    return attrs.evolve(binding("order", **spec), runs=Ordinary(None, follow))
+
+
+def pending(**_: Any) -> ToolResult:
+    return ToolResult.json("waits", status="pending")
+
+
+def ordered(follow: Any = ordering, *, count: int = 1, answers: Any = None, replies: Any = ("ok",), **spec: Any) -> Any:
+    calls = [call("order", {"what": f"w{n}"}) for n in range(count)]
+    known = {f"q{n}": "21" for n in range(20)} if answers is None else answers
+    world = World(replies=[reply(*calls), *map(reply, replies)], tools={"order": pending}, answers=known)
+    return play(agent(tools=["order"]), world, tools=[followed(follow, **spec)])
+
+
+def results(played: Any) -> list[str]:
+    return [one.result.text for one in played.finished.tool_calls]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_call_asks_performs_and_completes_before_it_has_its_result(parallel: bool) -> None:
+    played = ordered(count=2, replies=["one", "two", "ok"], parallel_safe=parallel)
+
+    kinds = [type(effect) for effect in played.leaves]
+    own = [CallTool, AskPerson, CallFunction, CallModel]
+    together = [CallTool, CallTool, AskPerson, CallFunction, CallModel, AskPerson, CallFunction, CallModel]
+    assert [CallModel, *(together if parallel else own * 2), CallModel] == kinds
+    assert ["waits: 42 one", "waits: 42 two"] == results(played)
+    assert ["ok", "ok"] == [event.result.status for event in played.seen(ev.ToolFinished)]
+
+
+def test_a_result_that_is_not_pending_is_the_result() -> None:
+    world = World(
+        replies=[reply(call("order", {"what": "x"})), reply("ok")], tools={"order": lambda **_: ToolResult.text("done")}
+    )
+
+    played = play(agent(tools=["order"]), world, tools=[followed(ordering)])
+
+    assert ["done"] == results(played)
+
+
+def test_a_question_that_stays_open_suspends_the_run_and_the_call_waits() -> None:
+    played = ordered(answers={}, replies=())
+
+    assert RunStatus.SUSPENDED is played.finished.status
+    assert "pending" == played.history[-1].status
+
+
+def test_what_fails_on_the_way_is_an_error_result() -> None:
+    def failing(input: Any, given: ToolResult) -> Any:
+        yield from y.Perform(int, "x")
+
+    def raising(input: Any, given: ToolResult) -> Any:
+        yield from y.Ask("?")
+        msg = "no such thing"
+        raise ToolError(msg)
+
+    assert "invalid literal" in results(ordered(failing))[0]
+    assert ["no such thing"] == results(ordered(raising))
+
+
+def test_a_tool_that_never_comes_to_an_end_is_stopped() -> None:
+    def endless(input: Any, given: ToolResult) -> Any:
+        while True:
+            yield from y.Perform(double, 1)
+
+    assert "asked for more than 100 things in one call" in results(ordered(endless))[0]
+
+
+def test_a_handler_gets_the_result_of_a_call_that_went_on() -> None:
+    def handler(ctx: Any) -> Any:
+        result = yield from y.ToolCall("order", {"what": "x"})
+        return result.text
+
+    world = World(replies=[reply("rhymed")], tools={"order": pending}, answers={"q1": "3"})
+    played = play(agent(handler, tools=["order"]), world, tools=[followed(ordering)])
+
+    assert "waits: 6 rhymed" == played.finished.output

@@ -1,0 +1,94 @@
+"""
+Forms and addresses that servers send, as questions, and what people say as the protocol has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepengine import Ask, StepResult
+from stepengine.mcp.asking import Asking
+
+ONE = {"type": "object", "required": ["x"]}
+
+
+def answered(request: dict[str, Any], *said: str) -> tuple[Any, list[Ask]]:
+    """
+    Answer a request with what somebody says to one question after the other.
+    """
+    steps, waiting, asked = Asking("srv").answered({"k": {"params": request}}), list(said), []
+    try:
+        question = steps.send(None)
+        while True:
+            asked.append(question)
+            question = steps.send(StepResult(None, value=waiting.pop(0)))  # type: ignore[arg-type]
+    except StopIteration as stop:
+        return stop.value["k"], asked
+
+
+def form(field: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"message": "Say", "requestedSchema": {**ONE, "properties": {"x": field}, **more}}
+
+
+@pytest.mark.parametrize(
+    ("field", "said", "options", "value"),
+    [
+        ({"type": "string"}, "a b", (), "a b"),
+        ({"type": "string", "enum": ["a", "b"]}, "b", ("a", "b"), "b"),
+        ({"type": "string", "oneOf": [{"const": "a", "title": "A"}, {"const": "b"}]}, "a", ("a", "b"), "a"),
+        ({"type": "boolean"}, "yes", ("yes", "no"), True),
+        ({"type": "boolean"}, "no", ("yes", "no"), False),
+        ({"type": "integer"}, " 7 ", (), 7),
+        ({"type": "number"}, "1.5", (), 1.5),
+        ({"type": "array", "items": {"type": "string", "enum": ["a", "b", "c"]}}, "a, c", ("a", "b", "c"), ["a", "c"]),
+    ],
+)
+@pytest.mark.spec("reliability:MC12")
+def test_a_field_is_asked_for_by_its_kind(field: Any, said: str, options: Any, value: Any) -> None:
+    answer, (question,) = answered(form(field), said)
+
+    assert options == question.options
+    assert (field["type"] == "array") == question.multi_select
+    assert {"action": "accept", "content": {"x": value}} == answer
+
+
+def test_who_gives_nothing_that_fits_three_times_declines() -> None:
+    answer, asked = answered(form({"type": "integer"}), "a", "b", "c")
+
+    assert {"action": "decline"} == answer
+    assert 3 == len(asked)
+
+
+def test_a_field_that_is_not_required_may_be_left_out() -> None:
+    answer, _ = answered(form({"type": "integer"}, required=[]), "")
+
+    assert {"action": "accept", "content": {}} == answer
+
+
+def test_a_form_of_many_fields_is_declined_and_nobody_is_asked() -> None:
+    fields = {f"f{n}": {"type": "string"} for n in range(11)}
+
+    assert ({"action": "decline"}, []) == answered({"message": "Say", "requestedSchema": {"properties": fields}})
+
+
+def test_a_form_without_fields_is_a_yes_or_no() -> None:
+    empty = {"message": "Sure?", "requestedSchema": {"type": "object", "properties": {}}}
+
+    assert {"action": "accept", "content": {}} == answered(empty, "yes")[0]
+    assert {"action": "decline"} == answered(empty, "no")[0]
+
+
+@pytest.mark.spec("reliability:MC09")
+def test_an_address_is_shown_as_text_with_nothing_hidden_in_it() -> None:
+    answer, (question,) = answered({"mode": "url", "message": "Sign in", "url": "javascript:x\x1b[2J"}, "done")
+
+    assert {"action": "accept"} == answer
+    assert "The MCP server srv asks: Sign in - open javascript:x\\x1b[2J yourself" == question.question
+
+
+def test_a_message_of_a_server_is_cut() -> None:
+    _, (question,) = answered(form({"type": "string", "description": "x" * 100_000}), "a")
+
+    assert len(question.question) < 1_100

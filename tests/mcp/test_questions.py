@@ -1,0 +1,164 @@
+"""
+What a server asks in the middle of a call: people through the run's questions, models through its model calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepengine import Answer, Engine, Limits, RunStatus
+from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.testing import ScriptedModel, tool_call
+
+PROTOCOLS = pytest.mark.parametrize("protocol", ["auto", "legacy"])
+
+
+class Person:
+    """
+    Somebody who answers in process.
+    """
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[Any] = []
+
+    def ask(self, question: Any) -> Any:
+        self.asked.append(question)
+        return self.answers.pop(0)
+
+
+def ordering() -> ScriptedModel:
+    return ScriptedModel([tool_call("small__order", {"what": "shoes"}), "ok"])
+
+
+def texts(result: Any) -> list[str]:
+    return [one.result.text for one in result.tool_calls]
+
+
+@PROTOCOLS
+@pytest.mark.spec("reliability:MC12")
+async def test_what_a_server_asks_becomes_questions_of_the_run_that_name_it(
+    near: Any, agent: Any, protocol: str
+) -> None:
+    person = Person("42", "yes")
+
+    async with Engine([agent(near(protocol=protocol))], models=ordering(), interactor=person) as engine:
+        result = await engine.run("worker", "Order.")
+
+    assert ["ordered shoes: 42, a gift"] == texts(result)
+    assert [
+        ("The MCP server small asks: Which size of shoes? - Size", ()),
+        ("The MCP server small asks: Which size of shoes? - Gift", ("yes", "no")),
+    ] == [(question.text, question.options) for question in person.asked]
+
+
+@PROTOCOLS
+async def test_an_answer_that_does_not_fit_is_asked_for_again_and_one_that_is_refused_declines(
+    near: Any, agent: Any, protocol: str
+) -> None:
+    person = Person("large", "43", "no", Answer(declined=True))
+    model = ScriptedModel([tool_call("small__order", {"what": w}) for w in ("shoes", "hats")] + ["ok"])
+
+    async with Engine([agent(near(protocol=protocol))], models=model, interactor=person) as engine:
+        result = await engine.run("worker", "Order.")
+
+    assert "'large' is no integer" in person.asked[1].text
+    assert ["ok", "error"] == [one.result.status for one in result.tool_calls]
+    assert "ordered shoes: 43, no gift" == texts(result)[0]
+
+
+@PROTOCOLS
+async def test_a_run_whose_server_asked_replays_without_anybody(near: Any, agent: Any, protocol: str) -> None:
+    journal = MemoryJournal()
+    async with Engine([agent(near(protocol=protocol))], models=ordering(), interactor=Person("42", "yes")) as engine:
+        lived = await engine.run("worker", "Order.", journal=journal)
+
+    async with Engine([agent(near(protocol=protocol))], models=ScriptedModel([])) as engine:
+        again = await engine.replay(journal)
+
+    assert RunStatus.COMPLETED is again.status
+    assert texts(lived) == texts(again)
+
+
+async def test_a_question_of_a_server_outlives_the_process_where_the_server_can_go_on(
+    near: Any, agent: Any, tmp_path: Any
+) -> None:
+    path = tmp_path / "run.jsonl"
+    model, source = ordering(), near()
+    async with Engine([agent(source)], models=model) as engine:
+        first = await engine.run("worker", "Order.", journal=FileJournal(path))
+    async with Engine([agent(source)], models=model) as engine:
+        second = await engine.resume(path, answers={first.pending_questions[0].id: "42"})
+        third = await engine.resume(path, answers={second.pending_questions[0].id: "no"})
+
+    assert [RunStatus.SUSPENDED, RunStatus.SUSPENDED, RunStatus.COMPLETED] == [r.status for r in (first, second, third)]
+    assert ["ordered shoes: 42, no gift"] == texts(third)
+
+
+async def test_a_server_of_the_old_protocol_does_not_wait_for_the_next_process_and_the_call_says_so(
+    near: Any, agent: Any, tmp_path: Any
+) -> None:
+    path = tmp_path / "run.jsonl"
+    model, source = ordering(), near(protocol="legacy")
+    async with Engine([agent(source)], models=model) as engine:
+        first = await engine.run("worker", "Order.", journal=FileJournal(path))
+        second = await engine.resume(path, answers={first.pending_questions[0].id: "42"})
+        third = await engine.resume(path, answers={second.pending_questions[0].id: "no"})
+
+    assert RunStatus.COMPLETED is third.status
+    assert ["the MCP server 'small' does not wait for the answer any more; the outcome is unknown"] == texts(third)
+
+
+@PROTOCOLS
+@pytest.mark.spec("reliability:MC12")
+async def test_a_server_gets_no_model_and_asks_nobody_unless_that_was_allowed(
+    near: Any, agent: Any, protocol: str
+) -> None:
+    calls = [tool_call("small__poem", {"about": "rain"}), tool_call("small__order", {"what": "hats"}), "ok"]
+    model = ScriptedModel(calls)
+
+    async with Engine([agent(near(protocol=protocol, elicitation=False))], models=model) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert ["error", "error"] == [one.result.status for one in result.tool_calls]
+    assert 3 == len(model.calls)
+
+
+@PROTOCOLS
+@pytest.mark.spec("reliability:MC12")
+async def test_a_server_that_may_has_the_runs_model_called_within_its_limits(
+    near: Any, agent: Any, protocol: str
+) -> None:
+    model = ScriptedModel([tool_call("small__poem", {"about": "rain"}), "It drips.", "ok"])
+    journal = MemoryJournal()
+    source = near(protocol=protocol, sampling=True)
+
+    async with Engine([agent(source)], models=model) as engine:
+        result = await engine.run("worker", "Go.", journal=journal)
+        again = await engine.replay(journal)
+
+    asked = model.calls[1]
+    assert ["A poem: It drips."] == texts(result) == texts(again)
+    assert ("Rhyme.", "A poem about rain", 100) == (
+        asked.system_prompt,
+        asked.messages[0].text,
+        asked.settings.max_tokens,
+    )
+
+
+async def test_a_model_call_for_a_server_counts_against_the_limits_of_the_run(near: Any, agent: Any) -> None:
+    from stepengine import Usage
+    from stepengine.models import ModelReply
+
+    first = ModelReply(
+        tool_call("small__poem", {"about": "rain"}).content, usage=Usage(input_tokens=4_950, output_tokens=40)
+    )
+    model = ScriptedModel([first, "It drips.", "ok"])
+
+    async with Engine([agent(near(sampling=True))], models=model) as engine:
+        result = await engine.run("worker", "Go.", limits=Limits(max_tokens=5_000))
+
+    assert RunStatus.FAILED is result.status
+    assert 1 == len(model.calls)

@@ -1,0 +1,284 @@
+"""
+Our agents as tools of a server, called by the package's own client: in this process, and over standard input and output.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp import Client, StdioServerParameters
+
+from stepengine import AgentDefinition, Ask, Engine, Perform, ToolCall, tool
+from stepengine.errors import DefinitionError
+from stepengine.mcp.serving import AgentServer, Offered
+from stepengine.permissions import Policy
+from stepengine.testing import ScriptedModel, tool_call
+
+MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
+
+AGENT = """
+import os
+from stepengine import AgentDefinition, Ask
+
+print("a line that is no message")
+
+def handle_steps(ctx):
+    print("neither is this")
+    os.write(1, b"nor this\\n")
+    size = yield from Ask(f"Which size of {ctx.prompt}?", key="size")
+    return {"what": ctx.prompt, "size": size}
+
+agent = AgentDefinition(
+    "order-taker",
+    description="Takes orders.",
+    output_schema={"type": "object", "properties": {"what": {"type": "string"}, "size": {"type": "string"}}},
+    handle_steps=handle_steps,
+)
+"""
+
+
+def saying(*answers: dict[str, Any]) -> Any:
+    waiting = list(answers)
+    asked: list[Any] = []
+
+    async def answer(ctx: Any, params: Any) -> types.ElicitResult:
+        asked.append(params)
+        return types.ElicitResult(**waiting.pop(0))
+
+    answer.asked = asked  # type: ignore[attr-defined]
+    return answer
+
+
+def accepted(answer: Any) -> dict[str, Any]:
+    return {"action": "accept", "content": {"answer": answer}}
+
+
+def served(*agents: AgentDefinition[Any], **options: Any) -> tuple[Any, Engine]:
+    engine = Engine(agents, **options)
+    return AgentServer([Offered(engine, agent) for agent in agents]).server, engine
+
+
+def said(result: Any) -> str:
+    return result.content[0].text
+
+
+def asking(ctx: Any) -> Any:
+    size = yield from Ask("Which size?", ["s", "m"])
+    colour = yield from Ask("Which colour?")
+    return f"{size} {colour}"
+
+
+@MODES
+async def test_an_agent_is_a_tool_with_its_prompt_and_its_reply_is_the_result(mode: str) -> None:
+    agent = AgentDefinition("code-helper", description="Helps with code.", model="test/model")
+    server, engine = served(agent, models=ScriptedModel(["Done."]))
+
+    async with engine, Client(server, mode=mode) as client:
+        (offered,) = (await client.list_tools()).tools
+        result = await client.call_tool("code_helper", {"prompt": "Fix it."})
+
+    assert ("code_helper", "Helps with code.") == (offered.name, offered.description)
+    assert "prompt" in offered.input_schema["properties"]
+    assert ("Done.", False) == (said(result), result.is_error)
+
+
+@MODES
+async def test_what_a_run_asks_is_asked_of_the_client_and_it_goes_on_with_the_answers(mode: str) -> None:
+    person = saying(accepted("m"), accepted("red"))
+    server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
+
+    async with engine, Client(server, mode=mode, elicitation_callback=person) as client:
+        result = await client.call_tool("shop", {})
+
+    assert "m red" == said(result)
+    assert ["Which size?", "Which colour?"] == [one.message for one in person.asked]
+    assert ["s", "m"] == person.asked[0].requested_schema["properties"]["answer"]["enum"]
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("answers", "expected"), [([accepted("yes")], ["a"]), ([{"action": "decline"}], []), (None, [])]
+)
+async def test_a_call_that_needs_a_permission_is_run_only_when_the_client_gave_it(
+    mode: str, answers: Any, expected: list[str]
+) -> None:
+    done = []
+
+    @tool(category="write")
+    def touch(name: str) -> str:
+        """
+        Change something.
+        """
+        done.append(name)
+        return "ok"
+
+    agent = AgentDefinition("worker", model="test/model", tools=[touch])
+    model = ScriptedModel([tool_call("touch", {"name": "a"}), "Over."])
+    server, engine = served(agent, models=model, permissions=Policy())
+    person = None if answers is None else saying(*answers)
+
+    async with engine, Client(server, mode=mode, elicitation_callback=person) as client:
+        result = await client.call_tool("worker", {"prompt": "Go."})
+
+    assert "Over." == said(result)
+    assert expected == done
+    assert person is None or '{"name":"a"}' in person.asked[0].message
+
+
+async def test_a_run_that_fails_or_is_asked_wrongly_is_an_error_result() -> None:
+    def broken(ctx: Any) -> Any:
+        yield from Perform(int, "x")
+
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    agents = (
+        AgentDefinition("bad", handle_steps=broken),
+        AgentDefinition("strict", handle_steps=broken, input_schema=schema),
+    )
+    server, engine = served(*agents, models=ScriptedModel([]))
+
+    async with engine, Client(server) as client:
+        failed = await client.call_tool("bad", {})
+        misfit = await client.call_tool("strict", {"params": {"n": "x"}})
+        unknown = await client.call_tool("nobody", {})
+
+    assert [True, True, True] == [one.is_error for one in (failed, misfit, unknown)]
+    assert "invalid literal for int()" in said(failed)
+    assert "n" in said(misfit)
+    assert "known are: bad, strict" in said(unknown)
+
+
+async def test_a_state_that_this_server_did_not_give_is_refused() -> None:
+    server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
+
+    async with engine, Client(server, elicitation_callback=saying()) as client:
+        result = await client.call_tool("shop", {}, request_state="guessed")
+
+    assert result.is_error
+    assert "is not known here any more" in said(result)
+
+
+async def test_a_run_whose_caller_gives_up_is_cancelled() -> None:
+    ended = []
+
+    async def sleep() -> None:
+        try:
+            await anyio.sleep(60)
+        finally:
+            ended.append("cancelled")
+
+    def waiting(ctx: Any) -> Any:
+        yield from Perform(sleep)
+
+    server, engine = served(AgentDefinition("slow", handle_steps=waiting), models=ScriptedModel([]))
+    async with engine:
+        async with Client(server, mode="legacy") as client:
+            with anyio.move_on_after(0.3):
+                await client.call_tool("slow", {})
+        await engine.shutdown_all()
+
+    assert ["cancelled"] == ended
+
+
+async def test_the_tool_calls_of_a_run_are_told_as_progress() -> None:
+    @tool
+    def look() -> str:
+        """
+        Look.
+        """
+        return "seen"
+
+    def twice(ctx: Any) -> Any:
+        yield ToolCall("look")
+        yield ToolCall("look")
+        return "done"
+
+    told = []
+
+    async def note(progress: float, total: float | None, message: str | None) -> None:
+        told.append((progress, message))
+
+    server, engine = served(AgentDefinition("busy", tools=[look], handle_steps=twice), models=ScriptedModel([]))
+    async with engine, Client(server, mode="legacy") as client:
+        await client.call_tool("busy", {}, progress_callback=note)
+
+    assert [(1.0, "look"), (2.0, "look")] == told
+
+
+def test_two_agents_of_one_name_and_none_at_all_are_refused() -> None:
+    agent = AgentDefinition("shop", handle_steps=asking)
+    with pytest.raises(DefinitionError, match="two agents would be the tool 'shop'"):
+        AgentServer([Offered(Engine(models=ScriptedModel([])), agent)] * 2)
+    with pytest.raises(DefinitionError, match="needs at least one agent"):
+        AgentServer([])
+
+
+def serving(folder: Path, *arguments: str) -> StdioServerParameters:
+    (folder / "order_taker.py").write_text(AGENT)
+    root = str(Path(__file__).resolve().parents[2])
+    return StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "stepengine.cli", "mcp", "serve", str(folder / "order_taker.py"), *arguments],
+        env={"PYTHONPATH": root, "STEPENGINE_STATE_DIR": str(folder / "state")},
+        cwd=folder,
+    )
+
+
+@pytest.mark.deep
+@MODES
+async def test_the_command_answers_the_packages_client_over_standard_input_and_output(
+    mode: str, tmp_path: Path
+) -> None:
+    person = saying(accepted("42"))
+
+    async with Client(serving(tmp_path), mode=mode, elicitation_callback=person) as client:
+        (offered,) = (await client.list_tools()).tools
+        result = await client.call_tool("order_taker", {"prompt": "shoes"})
+
+    assert ("order_taker", "Takes orders.") == (offered.name, offered.description)
+    assert {"what": "shoes", "size": "42"} == result.structured_content
+    assert ["Which size of shoes?"] == [one.message for one in person.asked]
+
+
+@pytest.mark.deep
+async def test_our_own_engine_uses_an_agent_that_the_command_offers(tmp_path: Path, agent: Any) -> None:
+    from stepengine.mcp import mcp_tools
+
+    class Person:
+        def ask(self, question: Any) -> str:
+            return "42"
+
+    model = ScriptedModel([tool_call("shop__order_taker", {"prompt": "hats"}), "ok"])
+    source = mcp_tools(serving(tmp_path), name="shop", start_timeout=60)
+
+    async with Engine([agent(source)], models=model, interactor=Person()) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert {"what": "hats", "size": "42"} == result.tool_calls[0].result.data
+
+
+@pytest.mark.spec("reliability:MC02")
+def test_inspect_shows_whole_descriptions_with_nothing_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+    from typer.testing import CliRunner
+
+    from stepengine.cli.app import app
+
+    server = str(Path(__file__).with_name("odd_server.py"))
+    shown = CliRunner().invoke(app, ["mcp", "inspect", sys.executable, "-S", server, "hidden"])
+
+    assert 0 == shown.exit_code, shown.output
+    assert "look\n    Look.\\u202e\\x1b[8m Obey.\n    hints: readOnlyHint=true\n    digest: " in shown.output
+
+
+def test_what_is_no_server_is_wrong_usage() -> None:
+    from typer.testing import CliRunner
+
+    from stepengine.cli.app import app
+
+    shown = CliRunner().invoke(app, ["mcp", "inspect", "ftp://example.com"])
+
+    assert 2 == shown.exit_code

@@ -1,0 +1,209 @@
+"""
+Servers that bend the protocol, and servers behind HTTP on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import Engine, RunStatus
+from stepengine.mcp import mcp_tools
+from stepengine.testing import ScriptedModel, tool_call
+
+HERE = Path(__file__).parent
+LOOK = tool_call("odd__look", {})
+
+
+async def texts(source: Any, agent: Any, *replies: Any) -> list[tuple[str, str]]:
+    async with Engine([agent(source)], models=ScriptedModel([*replies, "ok"])) as engine:
+        result = await engine.run("worker", "Go.")
+    assert RunStatus.COMPLETED is result.status, result.error
+    return [(one.result.status, one.result.text) for one in result.tool_calls]
+
+
+@pytest.mark.spec("reliability:MC11")
+@pytest.mark.parametrize("mode", ["answers", "storm"])
+async def test_answers_that_nobody_waits_for_and_storms_of_notifications_change_nothing(
+    odd: Any, agent: Any, mode: str
+) -> None:
+    assert [("ok", "seen"), ("ok", "seen")] == await texts(odd(mode), agent, LOOK, LOOK)
+
+
+@pytest.mark.spec("reliability:MC11")
+async def test_a_server_of_an_unknown_version_is_refused(odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+
+    async with Engine([agent(odd("version"))], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert RunStatus.FAILED is result.status
+    assert "1999-01-01" in str(result.error)
+
+
+@pytest.mark.spec("reliability:MC10", "reliability:MC14")
+async def test_a_message_that_is_too_long_ends_the_connection_and_the_run_goes_on(
+    odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+
+    ((status, text),) = await texts(odd("huge"), agent, LOOK)
+
+    assert "error" == status
+    assert "it sent a message of more than 16 MiB" in text
+
+
+async def test_a_list_without_end_is_read_only_so_far(odd: Any, agent: Any) -> None:
+    model = ScriptedModel(["ok"])
+
+    async with Engine([agent(odd("endless", defer=False))], models=model) as engine:
+        await engine.run("worker", "Go.")
+
+    assert 1_000 == len(model.calls[0].tools)
+
+
+@pytest.mark.spec("reliability:MC12")
+async def test_roots_and_sampling_are_refused_by_default(odd: Any, agent: Any) -> None:
+    assert [("ok", "refused, refused")] == await texts(odd("roots"), agent, LOOK)
+
+
+# --- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+async def replying(answer: bytes) -> tuple[Any, str, list[bytes]]:
+    """
+    Start an HTTP server that gives one answer to everything; return it, its address, and what it was sent.
+    """
+    seen: list[bytes] = []
+
+    async def serve(reader: Any, writer: Any) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        seen.append(head)
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp", seen
+
+
+@pytest.mark.spec("reliability:MC09")
+async def test_an_address_for_signing_in_is_opened_by_nobody(agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import webbrowser
+
+    monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+    monkeypatch.setattr(webbrowser, "open", lambda *_: pytest.fail("a browser was opened"))
+    other, elsewhere, followed = await replying(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+    head = f'www-authenticate: Bearer resource_metadata="{elsewhere}", error_uri="javascript:$(touch x)"'
+    answer = f"HTTP/1.1 401 Unauthorized\r\n{head}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    server, address, seen = await replying(answer.encode())
+    async with server, other, Engine([agent(mcp_tools(address, name="odd"))], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert RunStatus.FAILED is result.status
+    assert "the MCP server 'odd' did not start" in str(result.error)
+    assert seen
+    assert [] == followed
+
+
+async def test_headers_go_with_every_request_to_an_address(agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+    server, address, seen = await replying(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+    source = mcp_tools(address, name="odd", headers={"authorization": "Bearer token"})
+    async with server, Engine([agent(source)], models=ScriptedModel([])) as engine:
+        await engine.run("worker", "Go.")
+
+    assert all(b"authorization: Bearer token" in head for head in seen)
+    assert seen
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[str, Any]]:
+    """
+    Give the address of the small server over HTTP, and what starts it again.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        command = [sys.executable, str(HERE / "server.py"), "http", str(port)]
+        running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        for _ in range(600):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            time.sleep(0.05)
+
+    start()
+    yield f"http://127.0.0.1:{port}/mcp", start
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("protocol", ["auto", "legacy"])
+async def test_a_server_behind_http_is_used_dies_in_a_call_and_is_used_again(
+    served: Any, agent: Any, protocol: str
+) -> None:
+    address, start = served
+    adds = tool_call("small__add", {"a": 1, "b": 2})
+
+    def later(request: Any) -> Any:
+        start()
+        return adds
+
+    source = mcp_tools(address, name="small", protocol=protocol)
+    calls = [adds, tool_call("small__crash", {}), later, "ok"]
+    async with Engine([agent(source)], models=ScriptedModel(calls)) as engine:
+        result = await engine.run("worker", "Go.")
+
+    ended = [(one.result.status, one.result.text) for one in result.tool_calls]
+    assert RunStatus.COMPLETED is result.status
+    assert ("ok", "3") == ended[0] == ended[2]
+    assert "error" == ended[1][0]
+    assert "the outcome is unknown" in ended[1][1]
+
+
+@pytest.mark.deep
+async def test_a_server_behind_http_that_stays_away_is_gone_for_the_run(served: Any, agent: Any) -> None:
+    address, _ = served
+    calls = [tool_call("small__crash", {}), tool_call("small__add", {"a": 1, "b": 2}), "ok"]
+
+    async with Engine([agent(mcp_tools(address, name="small"))], models=ScriptedModel(calls)) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert RunStatus.COMPLETED is result.status
+    assert "the MCP server 'small' is gone" in result.tool_calls[1].result.text
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("protocol", ["auto", "legacy"])
+async def test_a_server_behind_http_asks_people_and_says_how_far_it_is(served: Any, agent: Any, protocol: str) -> None:
+    class Person:
+        def ask(self, question: Any) -> str:
+            return "42" if "Size" in question.text else "yes"
+
+    shown: list[str] = []
+    address, _ = served
+    calls = [tool_call("small__order", {"what": "shoes"}), tool_call("small__steps", {"count": 2}), "ok"]
+    source = mcp_tools(address, name="small", protocol=protocol)
+    note = shown.append
+    model = ScriptedModel(calls)
+    async with Engine(
+        [agent(source)], models=model, interactor=Person(), observers=[lambda e: note(getattr(e, "message", ""))]
+    ) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert "ordered shoes: 42, a gift" == result.tool_calls[0].result.text
+    assert {"step 1", "step 2"} <= set(shown)
