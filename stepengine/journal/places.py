@@ -99,6 +99,7 @@ def make_private(path: Path, descriptor: int | None = None) -> None:
     Take away what others than the owner may do with the file at *path*, or with the one that is open.
 
     Raises:
+        FileNotFoundError: when there is no file at *path*, any more.
         JournalError: when that is not allowed.
     """
     try:
@@ -107,6 +108,8 @@ def make_private(path: Path, descriptor: int | None = None) -> None:
                 path.chmod(OWNER_ONLY)
         elif os.fstat(descriptor).st_mode & OTHERS:
             os.fchmod(descriptor, OWNER_ONLY)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise unusable(path, error) from error
 

@@ -20,7 +20,7 @@ import pytest
 
 from stepengine import STEP, AgentCall, AgentDefinition, Parallel, Perform, RunStatus, ToolCall
 from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, JournalWriteFailed
-from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_journal, check
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_journal, check, sqlite
 from stepengine.journal.files import FileWriter
 from stepengine.journal.places import Reserve
 from stepengine.journal.records import Input
@@ -701,6 +701,25 @@ def test_a_file_and_a_memory_hold_the_same_lines(tmp_path, fresh_world):
     for journal in journals:
         fresh_world().rig().record(journal)
     assert journals[0].content() == journals[1].content()
+
+
+def test_a_file_beside_an_sqlite_file_may_go_while_it_is_looked_at(tmp_path, world, monkeypatch):
+    """
+    Another connection that closes takes its files away.
+    """
+    world.rig().record(SqliteJournal(tmp_path / "runs.db"))
+    beside = tmp_path / "runs.db-shm"
+    beside.touch()
+    look = sqlite.check_place
+
+    def looked(path, status):
+        look(path, status)
+        if path == beside:
+            path.unlink()
+
+    monkeypatch.setattr(sqlite, "check_place", looked)
+
+    assert world.rig().record(SqliteJournal(tmp_path / "runs.db")).journal.history().is_complete
 
 
 @pytest.mark.spec("reliability:JR39", "reliability:JR17")
