@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ("acp",)
 
-SESSIONS = "editors"
-
 
 def acp(
     agent: Annotated[str, typer.Argument(metavar="[AGENT]", help="Id or file of the agent.")] = "base2",
@@ -51,7 +49,7 @@ def acp(
 def _serve(options: Options) -> Exit:
     from stepengine.acp import serve, take_stdout
     from stepengine.cli.bench import bench_for
-    from stepengine.cli.recording import runs_folder
+    from stepengine.cli.recording import EDITORS, runs_folder
     from stepengine.engine import load_agent
 
     runs = runs_folder()
@@ -70,5 +68,5 @@ def _serve(options: Options) -> Exit:
 
     out = take_stdout()
     agent = load_agent(options.agent, folders=options.settings.agent_folders)
-    asyncio.run(serve(make, agent.id, runs.parent / SESSIONS, out=out))
+    asyncio.run(serve(make, agent.id, runs.parent / EDITORS, out=out))
     return Exit.COMPLETED

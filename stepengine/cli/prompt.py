@@ -20,12 +20,11 @@ import attrs
 
 from stepengine.cli.console import Terminal
 from stepengine.cli.perform import interruptible
-from stepengine.cli.recording import runs_folder
+from stepengine.cli.recording import HISTORY, runs_folder
 from stepengine.redaction import ANY
 
 __all__ = ("Attached", "Prompt", "attached", "shell_output")
 
-HISTORY = "chat-history.jsonl"
 HISTORY_LINES = 1_000
 HISTORY_CHARS = 10_000
 FILE_BYTES = 64 * 1024

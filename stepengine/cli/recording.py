@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from stepengine.journal import Journal
 
 __all__ = (
+    "EDITORS",
     "GOES_ON",
+    "HISTORY",
     "Entry",
     "Recording",
     "StateProblem",
@@ -47,7 +49,8 @@ __all__ = (
     "with_record",
 )
 
-RUNS = "runs"
+RUNS, EDITORS, HISTORY = "runs", "editors", "chat-history.jsonl"
+"""What stands in the state folder: recorded runs, sessions of editors, what was said in chats."""
 STEM = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 USER = re.compile("//[^/@]*@")
 """What an address may hold beside the place: a name and a password."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepengine.cli.options import Options
-from stepengine.cli.recording import runs_folder
+from stepengine.cli.recording import EDITORS, HISTORY, runs_folder
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.errors import DefinitionError
@@ -56,10 +56,11 @@ def _files_of(journal: str, root: Path) -> list[str]:
     return [file.as_posix(), file.with_name(more).as_posix()]
 
 
-def _runs_below(root: Path) -> list[str]:
-    """Return the pattern of the recorded runs if these are below *root*."""
+def _kept_below(root: Path) -> list[str]:
+    """Return the patterns of what is kept of runs, editors' sessions and chats, as far as it is below *root*."""
     runs = runs_folder()
-    return [f"{runs.relative_to(root).as_posix()}/"] if runs is not None and runs.is_relative_to(root) else []
+    kept = [] if runs is None else [(runs, "/"), (runs.parent / EDITORS, "/"), (runs.parent / HISTORY, "")]
+    return [f"{place.relative_to(root).as_posix()}{end}" for place, end in kept if place.is_relative_to(root)]
 
 
 def allowed_tools(options: Options, agents: list[AgentDefinition[Any]], journals: Sequence[str] = ()) -> list[ToolLike]:
@@ -72,7 +73,7 @@ def allowed_tools(options: Options, agents: list[AgentDefinition[Any]], journals
     from stepengine.tools import file_tools, followup_tools, search_tools, shell_tools
 
     root = options.cwd.resolve()
-    hidden = [*_runs_below(root), *[pattern for journal in journals for pattern in _files_of(journal, root)]]
+    hidden = [*_kept_below(root), *[pattern for journal in journals for pattern in _files_of(journal, root)]]
     named = [name for agent in agents for name in agent.tool_names]
     wanted = {tool.spec.name: tool.spec for tool in uncalled_tools(root) if tool.spec.name in named}
     try:

@@ -353,3 +353,32 @@ def test_a_fork_with_restored_files_runs_in_the_folder_as_it_was_then(project: P
     assert "nothing was undone" in refused.stderr
     assert "by hand" == (project / "a.txt").read_text()
     assert 2 == len(entries())
+
+
+READER = """
+from stepengine import AgentDefinition, ToolCall
+
+NAMES = [".state/runs/one.jsonl", ".state/editors/one.json", ".state/chat-history.jsonl", ".state/mine.txt"]
+
+def handle_steps(ctx):
+    shown = []
+    for name in NAMES:
+        read = yield ToolCall("read_files", {"paths": [name]})
+        shown += [name] if "a word" in read.tool_result.text else []
+    return shown
+
+agent = AgentDefinition(id="reader", tools=["read_files"], handle_steps=handle_steps)
+"""
+
+
+def test_an_agent_is_not_shown_what_is_kept_of_runs_sessions_and_chats(tmp_path, monkeypatch):
+    state = tmp_path / ".state"
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(state))
+    for name in ("runs/one.jsonl", "editors/one.json", "chat-history.jsonl", "mine.txt"):
+        (state / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (state / name).write_text("a word")
+    (tmp_path / "reader.py").write_text(READER)
+
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "reader.py"), "--cwd", str(tmp_path), "--json"])
+
+    assert json.loads(done.stdout)["output"] == [".state/mine.txt"], done.stderr
