@@ -1097,7 +1097,7 @@ APART: dict[str, str] = {
     "models/registry.py:Models._nearest": "a model's name, given by the author",
     "pytest_plugin/network.py:_audit": "a host that a test of the user's asks for",
     "pytest_plugin/places.py:UNFIT": "names of the user's tests",
-    "testing/recordings.py:TestJournal.write": "a line that this package just wrote",
+    "testing/recordings.py:JournalFixture.write": "a line that this package just wrote",
     "testing/cassette.py:Matcher._body": "UTF-8 of a request of the user's tests",
     "testing/cassette.py:_without_boundary": "a header of a request of the user's tests",
     "testing/cassette.py:json_body": "a request of the user's tests",

@@ -25,7 +25,7 @@ from stepengine.testing.cassette_files import Interaction, RecordedRequest, Reco
 from stepengine.testing.cleaning import Cleaner, is_credential_exchange, known_secrets
 
 if TYPE_CHECKING:
-    from stepengine.testing.recordings import TestCassette
+    from stepengine.testing.recordings import CassetteFixture
 
 __all__ = (
     "Chunks",
@@ -309,7 +309,7 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         chunks: How a replayed stream is cut.
     """
 
-    def __init__(self, known: TestCassette, fresh: Cassette, inner: Any = None, chunks: Chunks = "events") -> None:
+    def __init__(self, known: CassetteFixture, fresh: Cassette, inner: Any = None, chunks: Chunks = "events") -> None:
         self._known = known
         self._replay = ReplayTransport(known, chunks)
         self._sync = RecordTransport(httpx2.HTTPTransport() if inner is None else inner, fresh)
