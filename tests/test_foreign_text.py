@@ -1126,7 +1126,7 @@ APART: dict[str, str] = {
     "tools/search/ripgrep.py:_text": "UTF-8 of a line of ripgrep's",
     "tools/shell/process.py:Process._told": "lines of the supervisor, a program of this package",
     "tools/conversion.py:_validated": "JSON that was just made, of a result that was capped",
-    "tools/conversion.py:decode_result": "`decode` of a tool",
+    "tools/definition.py:decode_result": "`decode` of a tool",
     "tools/web/html_worker.py:HIDING": "in a process of its own, with limits of time and memory",
     "tools/web/html_worker.py:_is_dropped": "in a process of its own, with limits of time and memory",
     "tools/web/html_worker.py:main": "a line that this package wrote",

@@ -13,7 +13,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -38,9 +38,6 @@ from stepengine.runtime.performer import Item, Performer
 from stepengine.runtime.performing import ModelRegistry
 from stepengine.runtime.tree import ChildPlanner, MachineMaker, Services
 from stepengine.tools.writes import FileWrite
-
-if TYPE_CHECKING:
-    from stepengine.journal.store import Journal
 
 __all__ = (
     "JournaledRun",

@@ -219,10 +219,6 @@ class CassetteFixture(Cassette):
 
         return Clients(self.transport(inner), key="replay" if self.replaying else None)
 
-    def forget(self, miss: CassetteMiss) -> None:
-        """Take back a miss: the request is answered otherwise."""
-        self.misses.remove(miss)
-
     def check(self) -> None:
         """
         Check what the test did with it.
