@@ -9,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ("ROOT", "ran")
+__all__ = ("NO_NETWORK", "ROOT", "ran")
 
 ROOT = Path(__file__).resolve().parents[1]
-# Put before everything else that an interpreter imports: no socket of the internet can be connected.
+# Put before everything else that an interpreter imports: no socket of the internet can be connected, and no name is looked up.
 NO_NETWORK = """
 import socket
 
@@ -23,6 +23,7 @@ def refused(self, address, *_):
 
 connect = socket.socket.connect
 socket.socket.connect = socket.socket.connect_ex = refused
+socket.getaddrinfo = lambda *a, **k: refused(socket.socket(), a)
 """
 
 

@@ -166,6 +166,23 @@ def test_what_examples_pages_and_agents_import_has_a_public_name() -> None:
     ]
 
 
+def test_pytest_collects_nothing_that_a_test_module_imports() -> None:
+    """
+    No class or function of the package is named as pytest names tests: imported into a test module, it would be collected.
+    """
+    files = sorted((ROOT / "stepengine").rglob("*.py"))
+    defined = [
+        f"{file.relative_to(ROOT)}: {node.name}"
+        for file in files
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith(("Test", "test"))
+    ]
+
+    assert len(files) > 100
+    assert [] == defined
+
+
 def test_every_public_class_and_function_has_a_docstring() -> None:
     members = {f"{module}.{name}": getattr(importlib.import_module(module), name) for module, name in NAMES}
     told = [name for name, member in members.items() if inspect.isclass(member) or inspect.isfunction(member)]

@@ -133,6 +133,12 @@ class History:
         return ROOT in self.results
 
     @property
+    def stop(self) -> Input | None:
+        """What stopped the run from outside, if that is the last thing recorded: whatever follows a stop went on after it."""
+        last = self.records[-1] if self.records else None
+        return last if type(last) is Input and last.input.get("type") == "Stop" else None
+
+    @property
     def root(self) -> Mapping[str, Any]:
         """What the root run was started with: the effect of its intent."""
         intent = self.intents.get(ROOT)

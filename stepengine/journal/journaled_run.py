@@ -13,7 +13,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -38,9 +38,6 @@ from stepengine.runtime.performer import Item, Performer
 from stepengine.runtime.performing import ModelRegistry
 from stepengine.runtime.tree import ChildPlanner, MachineMaker, Services
 from stepengine.tools.writes import FileWrite
-
-if TYPE_CHECKING:
-    from stepengine.journal.store import Journal
 
 __all__ = (
     "JournaledRun",
@@ -113,8 +110,9 @@ def _key(record: Record) -> tuple[tuple[tuple[int, int], ...], int]:
     path: str = getattr(record, "path", "")
     seq: int = getattr(record, "seq", -1)
     if not path and seq < 0:
-        # The prompt of the root comes after its start.
-        return (((LAST, 0),), 0) if record.kind == "result" else ((), 0 if record.kind == "intent" else 1)
+        # The prompt of the root comes after its start; what stopped it stands where it would have ended.
+        is_last = record.kind == "result" or (type(record) is Input and record.input.get("type") == "Stop")
+        return (((LAST, 0),), 0) if is_last else ((), 0 if record.kind == "intent" else 1)
     # A child's numbers follow those of its Spawn with rank 1: after its intent (0) and before its result (2).
     inside = [(int(n), 1) for n in path.split(".")] if path else []
     return (*inside, (seq, 2 if record.kind == "result" else 0)), RANK[record.kind]
@@ -556,12 +554,18 @@ class JournaledRun:
             return
         if stop is None:
             self.append(Result(*ROOT, self.timing.last, self._ended(Value(finished.as_child(), self.timing.last))))
-        elif stop.kind != "suspended" and self.mode is not Mode.REPLAY:
+        elif self.mode is not Mode.REPLAY and (stop.kind != "suspended" or self._was_stopped):
             self.append(_stopped(stop, self.timing.last))
         assert self._writer is not None  # noqa: S101 - there is one from start to end
         self._write_kept(self._writer)
         self._writer.commit()
         self._settle(finished)
+
+    @property
+    def _was_stopped(self) -> bool:
+        """Whether the process before was stopped: a run that waits now says so, or its journal would be that of the stopped one."""
+        stop = self.past.history.stop if self.mode is Mode.RESUME and self.past is not None else None
+        return stop is not None and stop.input["kind"] != "suspended"
 
     def _warn_of_kept(self) -> None:
         if self.kept:

@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Protocol, TypeAlias, cast, get_args
 
 import attrs
 
@@ -26,9 +26,6 @@ from stepengine.data.outcomes import Failure, StopKind, Value
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
-
-if TYPE_CHECKING:
-    from stepengine.journal.reading import Line
 
 __all__ = (
     "EFFECTS",
@@ -267,7 +264,17 @@ class Head:
     line: Mapping[str, Any] | None = None
 
 
-def _read(line: Mapping[str, Any] | Line | None) -> Mapping[str, Any] | None:
+class Unread(Protocol):
+    """A line of a journal that is read when somebody needs it."""
+
+    def members(self) -> Mapping[str, Any]:
+        """Return what stands in it; raises ``JournalCorrupt`` when that is no record."""
+
+    def filled(self, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what stands in it with its blobs put in; raises ``KeyError``, too, when one is missing."""
+
+
+def _read(line: Mapping[str, Any] | Unread | None) -> Mapping[str, Any] | None:
     return line if line is None or isinstance(line, Mapping) else line.members()
 
 
@@ -289,7 +296,7 @@ class Intent:
     _effect: CallModel | Mapping[str, Any] | None
     fp: str = ""
     gather: int | None = None
-    _line: Mapping[str, Any] | Line | None = None
+    _line: Mapping[str, Any] | Unread | None = None
     _type: str = ""
     _subject: str | None = None
 
@@ -353,7 +360,7 @@ class Result:
     at: int
     outcome: Value | Failure | None = None
     _attempts: Sequence[Mapping[str, Any]] | None = ()
-    _line: Mapping[str, Any] | Line | None = None
+    _line: Mapping[str, Any] | Unread | None = None
     _writes: Sequence[Mapping[str, Any]] | None = ()
 
     @property
@@ -378,7 +385,7 @@ class Result:
         return _read(self._line)
 
     @property
-    def place(self) -> Line | None:
+    def place(self) -> Unread | None:
         """Where it stands, if it is read only when somebody needs it."""
         return None if self._line is None or isinstance(self._line, Mapping) else self._line
 

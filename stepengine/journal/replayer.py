@@ -753,10 +753,12 @@ class Replayer:
         stop = None if ended is None else self._stop_in(ended)
         if stop is not None:
             return attrs.evolve(stop, at=at)
-        if questions:
+        history = self._past.history
+        last = history.stop
+        if questions and (last is None or last.input["kind"] == "suspended"):
             return Stop("suspended", at, questions=questions)
-        for record in reversed(self._past.history.inputs):
-            if record.input.get("type") == "Stop":
+        for record in reversed(history.inputs):
+            if record.input.get("type") == "Stop" and record.input["kind"] != "suspended":
                 error = record.input.get("error")
                 return Stop(record.input["kind"], at, restored(error) if error else None)
         return Stop("cancelled", at)

@@ -171,10 +171,12 @@ def status_of(history: History) -> str:
     ended = ended_of(history)
     if ended is not None:
         return ended.status.value
-    if history.open_questions():
+    last = history.stop
+    if history.open_questions() and (last is None or last.input["kind"] == "suspended"):
         return "suspended"
     stops = [str(i.input.get("kind")) for i in history.inputs if i.input.get("type") == "Stop"]
-    return f"stopped: {stops[-1]}" if stops else "interrupted"
+    kinds = [kind for kind in stops if kind != "suspended"]
+    return f"stopped: {kinds[-1]}" if kinds else "interrupted"
 
 
 def spending_of(history: History) -> Spending:

@@ -37,7 +37,7 @@ from stepengine.pytest_plugin.telling import Told, explain, headline, is_of_test
 
 if TYPE_CHECKING:
     from stepengine.testing.engines import EngineFactory
-    from stepengine.testing.recordings import TestCassette, TestJournal
+    from stepengine.testing.recordings import CassetteFixture, JournalFixture
 
 __all__ = ("events_snapshot", "request_snapshot", "run_snapshot")
 
@@ -108,15 +108,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def stepengine_cassette(request: pytest.FixtureRequest) -> TestCassette:
+def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
     """Return the cassette of the test: `cassette.transport()` for a provider, `cassette.clients()` for SDK clients."""
     from stepengine.redaction import redactor_for
-    from stepengine.testing.recordings import TestCassette
+    from stepengine.testing.recordings import CassetteFixture
 
     item = request.node
     given, rules = marked(item), rules_of(item)
     passed = ("ignore", "match_headers", "allow_unused", "chunks")
-    cassette = TestCassette(
+    cassette = CassetteFixture(
         file_of(item, "cassette"),
         "rewrite" if is_live(item) else mode_of(item),
         command=command_of(item),
@@ -136,12 +136,12 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> TestCassette:
 
 
 @pytest.fixture
-def stepengine_journal(request: pytest.FixtureRequest) -> TestJournal:
+def stepengine_journal(request: pytest.FixtureRequest) -> JournalFixture:
     """Return the journal of the test: `engine.run(agent, prompt, journal=journal)` records a run once and repeats it then."""
-    from stepengine.testing.recordings import TestJournal
+    from stepengine.testing.recordings import JournalFixture
 
     item = request.node
-    journal = TestJournal(
+    journal = JournalFixture(
         file_of(item, "journal"),
         "rewrite" if is_live(item) else mode_of(item),
         command=command_of(item),
@@ -154,13 +154,13 @@ def stepengine_journal(request: pytest.FixtureRequest) -> TestJournal:
 
 
 @pytest.fixture
-def cassette(stepengine_cassette: TestCassette) -> TestCassette:
+def cassette(stepengine_cassette: CassetteFixture) -> CassetteFixture:
     """Return the cassette of the test."""
     return stepengine_cassette
 
 
 @pytest.fixture
-def journal(stepengine_journal: TestJournal) -> TestJournal:
+def journal(stepengine_journal: JournalFixture) -> JournalFixture:
     """Return the journal of the test."""
     return stepengine_journal
 
@@ -242,9 +242,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _check(item: pytest.Item, recordings: Sequence[Any]) -> None:
     """Check every recording, and that what a journal saw of models went by the cassette, where there is one."""
-    from stepengine.testing.recordings import TestCassette
+    from stepengine.testing.recordings import CassetteFixture
 
-    cassettes = [r for r in recordings if isinstance(r, TestCassette)]
+    cassettes = [r for r in recordings if isinstance(r, CassetteFixture)]
     calls = sum([r.calls for r in recordings if r not in cassettes])
     for cassette in cassettes:
         cassette.calls = max(cassette.calls, calls)

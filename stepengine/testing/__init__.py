@@ -20,35 +20,35 @@ from stepengine.testing.walk import Walk
 if TYPE_CHECKING:
     from stepengine.testing.engines import Clock, EngineFactory
     from stepengine.testing.prefixes import assert_prefix_stable
-    from stepengine.testing.recordings import TestCassette, TestJournal
+    from stepengine.testing.recordings import CassetteFixture, JournalFixture
     from stepengine.testing.transport import Clients, RecordTransport, ReplayTransport
 
 LATER = {
+    "CassetteFixture": "recordings",
     "Clients": "transport",
     "Clock": "engines",
     "EngineFactory": "engines",
+    "JournalFixture": "recordings",
     "RecordTransport": "transport",
     "ReplayTransport": "transport",
-    "TestCassette": "recordings",
-    "TestJournal": "recordings",
     "assert_prefix_stable": "prefixes",
 }
 
 __all__ = (
     "Cassette",
+    "CassetteFixture",
     "CassetteMiss",
     "CassetteUnused",
     "Clients",
     "Clock",
     "EngineFactory",
     "Fault",
+    "JournalFixture",
     "RecordTransport",
     "ReplayTransport",
     "ScriptedModel",
     "Simulated",
     "SimulationFailed",
-    "TestCassette",
-    "TestJournal",
     "Walk",
     "assert_prefix_stable",
     "failure",

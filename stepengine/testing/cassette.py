@@ -580,6 +580,10 @@ class Cassette:
         self.path = self.path or target
         return target
 
+    def forget(self, miss: CassetteMiss) -> None:
+        """Take back a miss: the request is answered otherwise."""
+        self.misses.remove(miss)
+
     @property
     def _source(self) -> str:
         return str(self.path) if self.path else "this cassette"

@@ -13,9 +13,9 @@ from stepengine.data.events import ModelFinished
 from stepengine.engine import Engine
 from stepengine.models import Models, Provider
 from stepengine.models.keys import Secret, find_key
-from stepengine.testing.recordings import TestCassette
+from stepengine.testing.recordings import CassetteFixture
 
-__all__ = ("Clock", "EngineFactory", "TestEngine", "recorded_models")
+__all__ = ("Clock", "EngineFactory", "SeededEngine", "recorded_models")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 SEED = "0"
@@ -68,10 +68,8 @@ class Clock:
         await asyncio.sleep(0)
 
 
-class TestEngine(Engine):
+class SeededEngine(Engine):
     """An ``Engine`` whose runs draw the same random numbers every time."""
-
-    __test__ = False
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -122,9 +120,9 @@ class EngineFactory:
         cassette: What their providers use; ``None`` for providers that are only asked when a journal is recorded.
     """
 
-    def __init__(self, cassette: TestCassette | None) -> None:
+    def __init__(self, cassette: CassetteFixture | None) -> None:
         self._cassette = cassette
-        self._made: list[TestEngine] = []
+        self._made: list[SeededEngine] = []
 
     def __call__(self, agents: Any = (), tools: Any = (), models: Any = None, **options: Any) -> Engine:
         """
@@ -141,7 +139,7 @@ class EngineFactory:
             cassette = self._cassette
             models = recorded_models(cassette.transport, "replay" if cassette.replaying else None)
             options["observers"] = (*options.get("observers", ()), self._note)
-        engine = TestEngine(agents, tools, models, **options)
+        engine = SeededEngine(agents, tools, models, **options)
         self._made.append(engine)
         return engine
 

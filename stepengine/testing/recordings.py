@@ -1,5 +1,7 @@
 """
-What a test records once and repeats from then on: ``TestCassette``, its HTTP, and ``TestJournal``, its runs (replay M, Y3, Y4).
+What a test records once and repeats from then on, as its fixtures give it (replay M, Y3, Y4).
+
+``CassetteFixture`` is a test's HTTP, ``JournalFixture`` its runs.
 
 Both know the same modes and give the same account. What lives here knows files and modes and nothing of pytest; the plugin
 says where the files are, which mode holds, and when the test is over.
@@ -33,7 +35,7 @@ from stepengine.testing.cassette_files import Interaction, RecordedRequest
 if TYPE_CHECKING:
     from stepengine.testing.transport import Chunks, Clients
 
-__all__ = ("MODES", "Account", "Mode", "TestCassette", "TestJournal", "interactions_of", "replays", "shown_path")
+__all__ = ("MODES", "Account", "CassetteFixture", "JournalFixture", "Mode", "interactions_of", "replays", "shown_path")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 Mode: TypeAlias = Literal["none", "once", "new", "extend", "rewrite"]
@@ -92,7 +94,7 @@ def shown_path(path: Path) -> str:
 MAX_SHARED = 32
 
 
-class TestCassette(Cassette):
+class CassetteFixture(Cassette):
     """
     The cassette of a test. ``transport()`` is handed to providers or SDK clients, ``clients()`` are ready SDK clients.
 
@@ -115,8 +117,6 @@ class TestCassette(Cassette):
         calls: Model calls that somebody made with what this cassette gave; they must show up in it (replay C41).
         cost: US dollars of those calls; ``None`` when unknown.
     """
-
-    __test__ = False
 
     def __init__(
         self,
@@ -144,10 +144,10 @@ class TestCassette(Cassette):
         self._chunks = chunks
         self._keeps = keeps
         self._extra = [Cassette(interactions_of(file), path=file, **options) for file in extra]
-        self._shared: dict[str, TestCassette] = {}
+        self._shared: dict[str, CassetteFixture] = {}
         self._may_share = ""
 
-    def __call__(self, name: str) -> TestCassette:
+    def __call__(self, name: str) -> CassetteFixture:
         """
         Return the cassette *name* of the test's module, which several tests may read.
 
@@ -156,7 +156,7 @@ class TestCassette(Cassette):
         """
         if name not in self._shared:
             path = self.path.with_name(f"{name}.yaml") if self.path is not None else Path(f"{name}.yaml")
-            shared = TestCassette(path, self.mode, allow_unused=True, **self._options)
+            shared = CassetteFixture(path, self.mode, allow_unused=True, **self._options)
             if self._may_share and not shared.replaying:
                 msg = f"{shown_path(path)} is shared by several tests, and {self._may_share}"
                 raise AssertionError(msg)
@@ -218,10 +218,6 @@ class TestCassette(Cassette):
         from stepengine.testing.transport import Clients
 
         return Clients(self.transport(inner), key="replay" if self.replaying else None)
-
-    def forget(self, miss: CassetteMiss) -> None:
-        """Take back a miss: the request is answered otherwise."""
-        self.misses.remove(miss)
 
     def check(self) -> None:
         """
@@ -327,7 +323,7 @@ def _parsed(path: Path, changed: int, size: int) -> tuple[Interaction, ...]:  # 
 # --- journals ----------------------------------------------------------------------------------------------------------
 
 
-class TestJournal(Deciding):
+class JournalFixture(Deciding):
     """
     The journal of a test: ``engine.run(agent, prompt, journal=journal)`` records a run once and repeats it from then on.
 
@@ -355,8 +351,6 @@ class TestJournal(Deciding):
         problem: Why a run was refused, if one was.
     """
 
-    __test__ = False
-
     def __init__(
         self,
         path: Path,
@@ -381,15 +375,15 @@ class TestJournal(Deciding):
         self.problem: BaseException | None = None
         self.begun: JournaledRun | None = None
         self._fresh: MemoryJournal | None = None
-        self._others: dict[str, TestJournal] = {}
+        self._others: dict[str, JournalFixture] = {}
 
     def __repr__(self) -> str:
-        return f"TestJournal({self.name!r}, {self.mode!r})"
+        return f"JournalFixture({self.name!r}, {self.mode!r})"
 
-    def __call__(self, name: str) -> TestJournal:
+    def __call__(self, name: str) -> JournalFixture:
         """Return the journal of another run of the same test."""
         if name not in self._others:
-            self._others[name] = TestJournal(
+            self._others[name] = JournalFixture(
                 self.path.with_name(f"{self.path.stem}.{name}{self.path.suffix}"),
                 self.mode,
                 command=self._command,

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cached_property
 from random import Random
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import httpx2
 
@@ -23,9 +23,6 @@ from stepengine.errors import DataError
 from stepengine.testing.cassette import Cassette, CassetteMiss, Slot
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse, is_json, is_stream
 from stepengine.testing.cleaning import Cleaner, is_credential_exchange, known_secrets
-
-if TYPE_CHECKING:
-    from stepengine.testing.recordings import TestCassette
 
 __all__ = (
     "Chunks",
@@ -309,7 +306,7 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         chunks: How a replayed stream is cut.
     """
 
-    def __init__(self, known: TestCassette, fresh: Cassette, inner: Any = None, chunks: Chunks = "events") -> None:
+    def __init__(self, known: Cassette, fresh: Cassette, inner: Any = None, chunks: Chunks = "events") -> None:
         self._known = known
         self._replay = ReplayTransport(known, chunks)
         self._sync = RecordTransport(httpx2.HTTPTransport() if inner is None else inner, fresh)

@@ -317,9 +317,7 @@ class World:
         told = len(self.lines)
         self.lines.append("   the run is repeated over its records")
         again = self._process(JournaledRun.replay(self._journal))
-        # The journal of a run that was stopped while it asked is that of a run which waits for the answer.
-        if (finished.status, again.status) != (RunStatus.CANCELLED, RunStatus.SUSPENDED):
-            expect_same_end("I3", "when it is repeated over its records", again, finished)
+        expect_same_end("I3", "when it is repeated over its records", again, finished)
         missing = self.records.keys() - self._met
         if missing:
             refuse("I3", f"repeated over its records, the run does not ask for {name_of(min(missing))}")

@@ -12,9 +12,8 @@ from stepengine.tools.bundled import change_hook_tools, file_tools, followup_too
 from stepengine.tools.changes import FileChangeHook
 from stepengine.tools.context import ResourceMap, ToolContext, Workspace
 from stepengine.tools.control import ask_user_tool, control_tools
-from stepengine.tools.conversion import decode_result
 from stepengine.tools.decorator import tool
-from stepengine.tools.definition import Tool, ToolPreview
+from stepengine.tools.definition import Tool, ToolPreview, decode_result
 from stepengine.tools.depends import Depends
 from stepengine.tools.files.edits import unified_diff
 from stepengine.tools.registry import ToolRegistry

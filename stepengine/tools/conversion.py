@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import attrs
@@ -37,8 +37,6 @@ from stepengine.redaction import KNOWN
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-    from stepengine.tools.definition import Tool
-
 __all__ = (
     "DOCUMENT_BYTES",
     "IMAGE_BYTES",
@@ -46,7 +44,6 @@ __all__ = (
     "as_result",
     "cut",
     "decode",
-    "decode_result",
     "encode",
     "error_text",
 )
@@ -265,35 +262,21 @@ def _key(key: Any, path: str) -> str:
     raise DataError(msg, path=path)
 
 
-R = TypeVar("R")
-
-
-def decode_result(tool: Tool[..., R], result: ToolResult) -> R:
-    """
-    Return a tool's result as the type that its function is annotated to return.
-
-    Raises:
-        ToolError: when the result is an error.
-        DataError: when it does not fit the annotation.
-    """
-    return tool.decode(result)
-
-
-def decode(tool: Tool[..., Any], annotation: Any, result: ToolResult) -> Any:
-    """Return *result* as *annotation*; see ``Tool.decode``."""
+def decode(name: str, annotation: Any, result: ToolResult) -> Any:
+    """Return *result* of the tool *name* as *annotation*; see ``Tool.decode``."""
     if result.is_error:
-        msg = f"tool {tool.spec.name!r} failed: {result.text}"
-        raise ToolError(msg, tool_name=tool.spec.name, result=result)
+        msg = f"tool {name!r} failed: {result.text}"
+        raise ToolError(msg, tool_name=name, result=result)
     if annotation is ToolResult:
         return result
     if annotation in PARTS:
-        return _part(tool.spec.name, annotation, result)
+        return _part(name, annotation, result)
     value = _value(result)
     if annotation is Any or (annotation in {str, int, bool} and type(value) is annotation):
         return value
     if annotation is None and value is None:
         return None
-    return _validated(tool.spec.name, annotation, value)
+    return _validated(name, annotation, value)
 
 
 def _part(name: str, kind: type[Any], result: ToolResult) -> Any:

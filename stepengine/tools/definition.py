@@ -24,7 +24,7 @@ from stepengine.tools.repair import Aliases, repairer
 from stepengine.tools.schemas import SchemaInputs
 from stepengine.tools.signatures import Body, Signature, body_of
 
-__all__ = ("Inputs", "Tool", "ToolOptions", "ToolPreview", "check_name")
+__all__ = ("Inputs", "Tool", "ToolOptions", "ToolPreview", "check_name", "decode_result")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -275,7 +275,7 @@ class Tool(Generic[P, R]):
             ToolError: when the result is an error.
             DataError: when it does not fit the annotation.
         """
-        value: R = decode(self, Any if self._signature is None else self._signature.returns, result)
+        value: R = decode(self.spec.name, Any if self._signature is None else self._signature.returns, result)
         return value
 
     def __repr__(self) -> str:
@@ -288,3 +288,14 @@ class Tool(Generic[P, R]):
             f"in a unit test `{self.spec.name}.fn(...)`"
         )
         raise TypeError(msg)
+
+
+def decode_result(tool: Tool[..., R], result: ToolResult) -> R:
+    """
+    Return a tool's result as the type that its function is annotated to return.
+
+    Raises:
+        ToolError: when the result is an error.
+        DataError: when it does not fit the annotation.
+    """
+    return tool.decode(result)

@@ -11,7 +11,7 @@ import pytest
 
 from stepengine.cli.undo import undo
 
-from .pages import Project, assert_shown, blocks_of, execute, page
+from .pages import follow, page
 
 PAGE = page("files-and-undo.md")
 
@@ -23,17 +23,7 @@ def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: py
     In one folder and in order: each block goes on with the files of the one before.
     """
     monkeypatch.chdir(tmp_path)
-    project, said = Project(tmp_path), ""
-    for block in blocks_of(PAGE):
-        match block.kind:
-            case "python":
-                execute(block, "files-and-undo.md")
-            case "sh":
-                said = "".join([project.run(line) for line in block.text.splitlines()])
-            case "text":
-                assert_shown(block.text, said)
-            case other:
-                pytest.fail(f"nobody runs a block of {other}")
+    follow("files-and-undo.md", tmp_path)
 
 
 def test_the_options_of_the_table_are_those_of_the_commands() -> None:

@@ -9,28 +9,16 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-NO_NETWORK = """
-import socket
-
-def refused(self, address, *_):
-    if self.family in (socket.AF_INET, socket.AF_INET6):
-        raise RuntimeError(f"no network here: {address}")
-    return connect(self, address)
-
-connect = socket.socket.connect
-socket.socket.connect = socket.socket.connect_ex = refused
-socket.getaddrinfo = lambda *a, **k: refused(socket.socket(), a)
-"""
+from tests.offline import NO_NETWORK, ROOT
+from tests.servers import Quiet, served
 
 
 @attrs.frozen
@@ -107,12 +95,10 @@ def chunks(reply: dict[str, Any]) -> Iterator[str]:
 
 @pytest.fixture
 def chat_server() -> Iterator[Callable[..., ChatServer]]:
-    servers: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
-
     def serve(*replies: dict[str, Any]) -> ChatServer:
         waiting = list(replies)
 
-        class Answers(BaseHTTPRequestHandler):
+        class Answers(Quiet):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 found.requests.append({"path": self.path, **body})
@@ -124,19 +110,8 @@ def chat_server() -> Iterator[Callable[..., ChatServer]]:
                 self.end_headers()
                 self.wfile.write(stream)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-        server.daemon_threads = False
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        servers.append((server, thread))
-        found = ChatServer(f"http://127.0.0.1:{server.server_address[1]}/v1", [], [])
+        found = ChatServer(f"{running.enter_context(served(Answers))}/v1", [], [])
         return found
 
-    yield serve
-    for server, thread in servers:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with ExitStack() as running:
+        yield serve

@@ -11,8 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import attrs
@@ -21,8 +20,7 @@ import pytest
 
 from stepengine import AgentDefinition, Engine
 from stepengine.models import OpenAIChatProvider
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.servers import Quiet, served
 
 
 @attrs.define
@@ -52,10 +50,9 @@ REPLY = {
 @pytest.fixture
 def servers() -> Iterator[list[KeepsOpen]]:
     """Two of them."""
-    running = []
 
     def serve() -> KeepsOpen:
-        class Answers(BaseHTTPRequestHandler):
+        class Answers(Quiet):
             protocol_version = "HTTP/1.1"
             timeout = 30
 
@@ -80,23 +77,12 @@ def servers() -> Iterator[list[KeepsOpen]]:
                 self.end_headers()
                 self.wfile.write(stream)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
         lock = threading.Lock()
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-        server.daemon_threads = False
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        running.append((server, thread))
-        found = KeepsOpen(f"http://127.0.0.1:{server.server_address[1]}/v1")
+        found = KeepsOpen(f"{running.enter_context(served(Answers))}/v1")
         return found
 
-    yield [serve(), serve()]
-    for server, thread in running:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with ExitStack() as running:
+        yield [serve(), serve()]
 
 
 def agent(name: str) -> AgentDefinition[Any]:

@@ -48,36 +48,16 @@ from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.sessions import FileSessions, MemorySessions, SqliteSessions
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools import ask_user_tool, spawn_tools
+from tests.sessions.stores import KINDS, Histories, store_of
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).resolve().parents[2]
 BOT = AgentDefinition("bot", model="scripted/m")
 
 
-def store_of(kind, folder):
-    if kind == "memory":
-        return MemorySessions()
-    return FileSessions(folder / "sessions") if kind == "files" else SqliteSessions(folder / "sessions.db")
-
-
-@pytest.fixture(params=["memory", "files", "sqlite"])
+@pytest.fixture(params=KINDS)
 def store(request, tmp_path):
     return store_of(request.param, tmp_path)
-
-
-class Histories:
-    """
-    The smallest store that there may be.
-    """
-
-    def __init__(self):
-        self.kept = {}
-
-    async def get_history(self, session_id):
-        return self.kept.get(session_id, [])
-
-    async def save_history(self, session_id, messages):
-        self.kept[session_id] = list(messages)
 
 
 class Slow(ScriptedModel):

@@ -35,14 +35,14 @@ from stepengine import (
 )
 from stepengine.data.messages import AssistantMessage
 from stepengine.data.outcomes import Value
-from stepengine.errors import ModelError, PerformError, ReplayDivergence, UnknownModel
+from stepengine.errors import ModelError, PerformError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.records import Result
 from stepengine.journal.runs import replay, resume
 from stepengine.runtime import RetryPolicy, SystemClock
-from stepengine.testing import ScriptedModel, failure, text, tool_call
+from stepengine.testing import failure, text, tool_call
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
@@ -713,20 +713,6 @@ def test_extending_keeps_what_still_holds_and_goes_live_from_the_first_differenc
     assert failed.status is RunStatus.FAILED
     assert journal.content() == unchanged
     assert done == ["four", "kid four"]
-
-
-@pytest.mark.spec("replay:C15")
-def test_a_model_that_is_missing_is_a_recorded_failure_like_any_other(rig, monkeypatch):
-    def handle_steps(ctx):
-        try:
-            yield STEP
-        except UnknownModel as error:
-            return error.message
-
-    agent = AgentDefinition("lost", handle_steps=handle_steps)
-    monkeypatch.setattr(ScriptedModel, "default_model", None)
-    journal = recorded(rig, agent)
-    assert "no model" in rig(agent).replay(journal).output
 
 
 def test_a_session_hides_events_of_what_was_recorded_when_it_goes_on(rig):

@@ -5,6 +5,7 @@ Suspension: a question without an answer is the whole state, and an answer is go
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from stepengine import (
     AgentDefinition,
     Answer,
     Ask,
+    Engine,
     Hooks,
     Parallel,
     Perform,
@@ -69,6 +71,84 @@ def test_a_run_waits_for_its_answer_and_goes_on_where_it_stopped(rig, store):
     assert rig(asker(done)).replay(store()).output == "yes"
     assert done == ["before", "after yes"]
     assert check(store())
+
+
+def alone(ctx):
+    return (yield from Ask("Really?"))
+
+
+def beside(ctx):
+    _, answer = yield from Parallel(Perform.idempotent(len, "ab"), Ask("Really?"))
+    return answer
+
+
+def leading(ctx):
+    children = yield from Parallel(AgentCall("kid"), AgentCall("kid"))
+    return [child.output for child in children]
+
+
+def grand(ctx):
+    return (yield from AgentCall("boss"))
+
+
+class Somebody:
+    """
+    Who is asked, and does not answer: nobody is there, or the run is stopped in that moment.
+    """
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+        self.handle: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.stopping: list[asyncio.Task[Any]] = []
+
+    async def ask(self, question):
+        if self.way == "waits":
+            return
+        handle = await self.handle
+        if self.way == "interrupt":
+            handle.interrupt()
+        elif not self.stopping:
+            self.stopping.append(asyncio.create_task(handle.shutdown()))
+        await asyncio.Event().wait()
+
+
+WAYS = ("waits", "interrupt", "shutdown")
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("replay:J26", "reliability:R2", "reliability:I3", "reliability:I12")
+@pytest.mark.parametrize("shape", [alone, beside, leading, grand])
+async def test_a_replay_ends_as_the_last_process_did_however_many_were_stopped_while_they_asked(shape):
+    """
+    The journal tells a run that waits for its answer from one that was stopped meanwhile, and so does a journal of the replay.
+    """
+    kid = AgentDefinition("kid", handle_steps=alone)
+    boss = AgentDefinition("boss", handle_steps=leading, spawnable_agents=[kid])
+    agent = AgentDefinition("asks", handle_steps=shape, spawnable_agents=[kid, boss])
+    for stable, *ways in itertools.product([False, True], *[WAYS] * 3):
+        journal = MemoryJournal(stable=stable)
+        for number, way in enumerate(ways):
+            somebody = Somebody(way)
+            async with Engine([agent], interactor=somebody) as engine:
+                if number:
+                    handle = await engine.start_resume(journal, agent=agent)
+                else:
+                    handle = engine.start(agent, journal=journal)
+                somebody.handle.set_result(handle)
+                ended = await handle.result()
+                await asyncio.gather(*somebody.stopping)
+                again = await engine.replay(journal, agent=agent)
+                twice = await engine.replay(again.journal, agent=agent)
+
+            assert (RunStatus.SUSPENDED if way == "waits" else RunStatus.CANCELLED) == ended.status, ways
+            assert ended.status == again.status == twice.status, ways
+            assert ended.pending_questions == again.pending_questions == twice.pending_questions
+            assert journal.lines() == again.journal.lines() == twice.journal.lines()
+            assert check(journal)
+        async with Engine([agent]) as engine:
+            open_ = journal.history().open_questions()
+            result = await engine.resume(journal, agent=agent, answers=dict.fromkeys(open_, "yes"))
+        assert RunStatus.COMPLETED == result.status, result.error
 
 
 @pytest.mark.spec("requirements:K9", "requirements:X54", "requirements:K12", "reliability:JR37")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from pathlib import Path
 
 import attrs
 import pytest
@@ -29,15 +28,7 @@ from stepengine.errors import (
 )
 from stepengine.machine.author import site
 from stepengine.machine.signals import EndRun, Stopped
-from tests.machine.world import ADD, STEP, STEP_ALL, World, adding, agent, limits, play, reply
-
-
-def line_of(mark: str) -> str:
-    """Return ``file:line`` of the line that ends with the comment *mark*."""
-    for number, line in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), start=1):
-        if line.rstrip().endswith(f"# {mark}"):
-            return f"{__file__}:{number}"
-    raise AssertionError(mark)
+from tests.machine.world import ADD, STEP, STEP_ALL, World, adding, agent, limits, line_of, play, reply
 
 
 async def coroutine():
@@ -109,7 +100,7 @@ def test_a_foreign_value_is_refused_at_its_yield_with_a_hint(make, shown, hint):
         yield make()  # bad yield
 
     played = play(agent(handler))
-    where = line_of("bad yield")
+    where = line_of(__file__, "bad yield")
     assert played.status is RunStatus.FAILED
     assert played.error == BadYield(
         f"handle_steps of agent 'tester' ({where}) yielded {shown}; {ACCEPTED}{hint}", location=where
@@ -132,7 +123,7 @@ def test_the_location_of_a_bad_yield_is_the_deepest_line_of_the_author():
     def handler(ctx):
         yield from helper()
 
-    assert play(agent(handler)).error.location == line_of("bad yield in a helper")
+    assert play(agent(handler)).error.location == line_of(__file__, "bad yield in a helper")
 
 
 def test_a_parked_generator_is_found_at_the_authors_own_line():
@@ -140,9 +131,9 @@ def test_a_parked_generator_is_found_at_the_authors_own_line():
         yield from y.ToolCall("add")  # parked
 
     steps = handler()
-    assert site(steps) == f"{line_of('parked').rpartition(':')[0]}:{steps.gi_frame.f_lineno}"
+    assert site(steps) == f"{line_of(__file__, 'parked').rpartition(':')[0]}:{steps.gi_frame.f_lineno}"
     next(steps)
-    assert site(steps) == line_of("parked")
+    assert site(steps) == line_of(__file__, "parked")
     steps.close()
     assert site(steps) == ""
 
@@ -222,7 +213,7 @@ def test_what_a_handler_raises_fails_the_run_with_file_and_line(after):
             log.append("closed")
 
     played = play(agent(handler), World(replies=[reply("a"), reply("b")]))
-    where = line_of("raised")
+    where = line_of(__file__, "raised")
     assert played.error == HandlerError(
         f"handle_steps of agent 'tester' raised ValueError: bad luck ({where})", kind="ValueError", location=where
     )
@@ -345,7 +336,7 @@ def test_a_typed_error_keeps_its_type_and_gets_a_note_of_its_place():
 
     played = play(agent(handler))
     assert type(played.error).__name__ == "ToolNotAvailable"
-    assert played.error.__notes__ == [f"at {line_of('no such tool')}"]
+    assert played.error.__notes__ == [f"at {line_of(__file__, 'no such tool')}"]
 
     def failing(ctx):
         yield from y.ToolCall("add")

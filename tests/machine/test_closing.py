@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import attrs
 import pytest
@@ -19,16 +18,7 @@ from stepengine.errors import (
     StepEngineError,
 )
 from stepengine.machine import run_agent
-from tests.machine.world import ADD, STEP, World, adding, agent, limits, plan_of, play, reply
-
-
-def line_of(mark: str) -> str:
-    """Return ``file:line`` of the line that ends with the comment *mark*."""
-    for number, line in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), start=1):
-        if line.rstrip().endswith(f"# {mark}"):
-            return f"{__file__}:{number}"
-    raise AssertionError(mark)
-
+from tests.machine.world import ADD, STEP, World, adding, agent, limits, line_of, plan_of, play, reply
 
 WAYS = {
     "return": (list, {}, RunStatus.COMPLETED),
@@ -132,7 +122,7 @@ def test_a_yield_in_finally_is_not_carried_out_and_is_reported_with_its_line():
     [notice] = played.seen(HandlerNotice)
     assert notice.kind == "handler_ignored_close"
     assert notice.message == (
-        f"handle_steps of agent 'tester' yielded while it was closed, at {line_of('clean up')}; that is not carried out"
+        f"handle_steps of agent 'tester' yielded while it was closed, at {line_of(__file__, 'clean up')}; that is not carried out"
     )
     assert played.warnings == (notice.message,)
     assert (played.status, len(played.leaves)) == (RunStatus.CANCELLED, 1)
@@ -156,7 +146,7 @@ def test_several_yields_while_closing_are_one_notice_and_the_handler_is_still_cl
 
     played = play(agent(handler), World(at={0: Stop("suspended")}))
     [notice] = played.seen(HandlerNotice)
-    assert f"at {line_of('first')}, {line_of('second')}; that" in notice.message
+    assert f"at {line_of(__file__, 'first')}, {line_of(__file__, 'second')}; that" in notice.message
     assert (log, played.status) == (["closed"], RunStatus.SUSPENDED)
 
 

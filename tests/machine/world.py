@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -39,6 +40,14 @@ KNOWN = {name: attrs.evolve(tool.binding(), repair=None) for name, tool in BUILT
 """What every run knows; inputs are not mended, so that a test sees what is checked."""
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 SPENT = Usage(10, 1)
+
+
+def line_of(file: str, mark: str) -> str:
+    """Return ``file:line`` of the line of a test's *file* that ends with the comment *mark*."""
+    for number, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), start=1):
+        if line.rstrip().endswith(f"# {mark}"):
+            return f"{file}:{number}"
+    raise AssertionError(mark)
 
 
 def call(name: str, _input: Mapping[str, Any] | None = None, /, **values: Any) -> ToolCallPart:

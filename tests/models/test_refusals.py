@@ -7,13 +7,11 @@ from __future__ import annotations
 import gzip
 import json
 import resource
-import threading
 import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx2
 import pytest
@@ -21,6 +19,7 @@ import pytest
 from stepengine.errors import ModelError
 from stepengine.models._transport import MAX_REFUSAL
 from tests.faults.scripts import WIRES
+from tests.servers import Quiet, served
 
 pytestmark = pytest.mark.anyio
 MIB = 1024 * 1024
@@ -31,7 +30,7 @@ def serving(status: int, pieces, **headers: str) -> Iterator[tuple[str, list[int
     """A server that answers with *pieces*, and what it could send of them."""
     sent: list[int] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self):
@@ -48,18 +47,8 @@ def serving(status: int, pieces, **headers: str) -> Iterator[tuple[str, list[int
             except OSError:
                 pass
 
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", sent
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(Handler) as url:
+        yield url, sent
 
 
 async def failure(made, request, *, stream: bool) -> ModelError:

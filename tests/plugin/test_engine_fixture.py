@@ -15,7 +15,7 @@ import stepengine.models.anthropic
 import stepengine.models.google
 import stepengine.models.openai
 import stepengine.models.openai_chat
-from stepengine.testing import Cassette, Clock, ReplayTransport, TestCassette
+from stepengine.testing import Cassette, CassetteFixture, Clock, ReplayTransport
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 from stepengine.testing.transport import Clients
 
@@ -86,7 +86,7 @@ async def test_clients_of_every_sdk_record_and_replay_whatever_the_environment_s
     with pytest.MonkeyPatch.context() as keys:
         for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GOOGLE_API_KEY"):
             keys.setenv(name, "live-key-of-somebody")
-        live = TestCassette(file, "once")
+        live = CassetteFixture(file, "once")
         with live.clients(httpx2.MockTransport(provider)) as clients:
             assert ["fine"] * 3 == ask_all(clients)
         live.keep()
@@ -94,7 +94,7 @@ async def test_clients_of_every_sdk_record_and_replay_whatever_the_environment_s
     assert list(PLACES) == [re.sub(r"https://|\?.*", "", url) for url in hosts]
     assert "live-key" not in file.read_text()
 
-    again, aside = TestCassette(file, "none"), TestCassette(file, "none")
+    again, aside = CassetteFixture(file, "none"), CassetteFixture(file, "none")
     with again.clients() as clients:
         assert ["fine"] * 3 == ask_all(clients)
     async with aside.clients() as clients:

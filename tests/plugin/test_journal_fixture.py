@@ -10,7 +10,7 @@ import pytest
 
 from stepengine import AgentDefinition, Engine
 from stepengine.errors import JournalError, ReplayDivergence
-from stepengine.testing import ScriptedModel, TestJournal, text
+from stepengine.testing import JournalFixture, ScriptedModel, text
 
 pytest_plugins = ("pytester",)
 
@@ -271,7 +271,7 @@ def test_a_test_may_be_marked_to_end_before_its_record_does(run, agent_test):
 @pytest.mark.spec("replay:Y3", "replay:U23")
 def test_only_the_run_of_its_test_writes_the_journal_of_a_test(tmp_path):
     agent = AgentDefinition("w", model="test/m")
-    first = TestJournal(tmp_path / "one.jsonl", "once")
+    first = JournalFixture(tmp_path / "one.jsonl", "once")
     assert not first.replaying
     with Engine(models={"test": ScriptedModel([text("fine")])}) as engine:
         recorded = engine.run_sync(agent, "go", journal=first)
@@ -280,10 +280,10 @@ def test_only_the_run_of_its_test_writes_the_journal_of_a_test(tmp_path):
     first.check()
     assert [1] == [account.recorded for account in first.keep()]
     assert "run" == json.loads((tmp_path / "one.jsonl").read_text().splitlines()[0])["run"]
-    again = TestJournal(tmp_path / "one.jsonl", "none")
+    again = JournalFixture(tmp_path / "one.jsonl", "none")
     with Engine(models={"test": ScriptedModel([])}) as engine:
         assert recorded == engine.run_sync(agent, "go", journal=again)
-        third = TestJournal(tmp_path / "one.jsonl", "none")
+        third = JournalFixture(tmp_path / "one.jsonl", "none")
         with pytest.raises(ReplayDivergence):
             engine.run_sync(agent, "stop", journal=third)
     assert again.replaying

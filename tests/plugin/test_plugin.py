@@ -95,22 +95,22 @@ def test_marks_and_the_environment_decide_as_documented(run, monkeypatch, pytest
 async def test_async_clients_record_and_replay_with_the_same_transport(tmp_path):
     import httpx2
 
-    from stepengine.testing.recordings import TestCassette
+    from stepengine.testing.recordings import CassetteFixture
 
     async def ask(cassette, *bodies):
         inner = httpx2.MockTransport(lambda request: httpx2.Response(200, content=request.content))
         async with httpx2.AsyncClient(transport=cassette.transport(inner)) as client:
             return [(await client.post("https://api.test/", content=body)).text for body in bodies]
 
-    first = TestCassette(tmp_path / "one.yaml", "once")
+    first = CassetteFixture(tmp_path / "one.yaml", "once")
     assert ["a", "b"] == await ask(first, "a", "b")
     first.check()
     assert [2] == [account.recorded for account in first.keep()]
-    more = TestCassette(tmp_path / "one.yaml", "new")
+    more = CassetteFixture(tmp_path / "one.yaml", "new")
     assert ["b", "c", "a"] == await ask(more, "b", "c", "a")
     more.check()
     more.keep()
-    again = TestCassette(tmp_path / "one.yaml", "none")
+    again = CassetteFixture(tmp_path / "one.yaml", "none")
     assert ["c", "b", "a"] == await ask(again, "c", "b", "a")
     again.check()
     assert [] == again.keep()

@@ -13,36 +13,17 @@ from stepengine.errors import DefinitionError
 from stepengine.events import HookFailed, LogLine
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
-from stepengine.sessions import FileSessions, MemorySessions, SqliteSessions, session_hooks
+from stepengine.sessions import MemorySessions, session_hooks
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 from stepengine.tools import ask_user_tool
+from tests.sessions.stores import KINDS, Histories, store_of
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["memory", "files", "sqlite"])
+@pytest.fixture(params=KINDS)
 def store(request, tmp_path):
-    made = {
-        "memory": MemorySessions,
-        "files": lambda: FileSessions(tmp_path / "s"),
-        "sqlite": lambda: SqliteSessions(tmp_path / "s.db"),
-    }
-    return made[request.param]()
-
-
-class Histories:
-    """
-    The smallest store that there may be.
-    """
-
-    def __init__(self):
-        self.kept = {}
-
-    async def get_history(self, session_id):
-        return self.kept.get(session_id, [])
-
-    async def save_history(self, session_id, messages):
-        self.kept[session_id] = list(messages)
+    return store_of(request.param, tmp_path)
 
 
 def bot(store, **fields):

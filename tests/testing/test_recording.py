@@ -10,7 +10,6 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote, urlsplit
 
 import httpx2
@@ -20,6 +19,7 @@ from stepengine.errors import DataError
 from stepengine.testing import Cassette, RecordTransport, ReplayTransport
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 from stepengine.testing.cleaning import Cleaner, SecretFound
+from tests.servers import Quiet, served
 
 URL = "http://api.example.com/v1/messages"
 EVENTS = ['event: a\r\ndata: {"n": "ä"}\r\n\r\n', "data: 2\n\n", ": ping\n\n", "data: [DONE]"]
@@ -35,16 +35,13 @@ KEY = "sk-test-PLANT-1-" + "k7" * 12
 PASSWORD = "PLANT-2-hunter2-hunter2"
 
 
-class Server(BaseHTTPRequestHandler):
+class Server(Quiet):
     """
     Echoes the request's body and headers; `/stream` sends events one by one, `/status/<n>` fails.
     """
 
     protocol_version = "HTTP/1.1"
     gate: threading.Event
-
-    def log_message(self, *args: object) -> None:
-        pass
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -88,17 +85,9 @@ def gate() -> threading.Event:
 @pytest.fixture
 def server(gate: threading.Event) -> Iterator[str]:
     handler = type("Handler", (Server,), {"gate": gate})
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    httpd.daemon_threads = False
-    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{httpd.server_port}"
-    finally:
+    with served(handler) as url:
+        yield url
         gate.set()
-        httpd.shutdown()
-        httpd.server_close()
-        thread.join()
 
 
 @pytest.mark.spec("replay:C2", "replay:C4", "replay:C5", "replay:C40")

@@ -11,7 +11,6 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from stepengine.testing.cassette_files import (
     dump_cassette,
     parse_cassette,
 )
+from tests.servers import Quiet, served
 
 URL = "https://api.test/v1/messages"
 JSON = (("content-type", "application/json"),)
@@ -46,13 +46,10 @@ def talk(asked: Any, answered: Any = b"{}", headers: Any = JSON, **more: Any) ->
     )
 
 
-class Echo(BaseHTTPRequestHandler):
+class Echo(Quiet):
     """Answers with what was asked; ``/zip`` compressed, ``/stream`` in four events, ``/cookies`` with two of them."""
 
     protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args: Any) -> None:
-        pass
 
     def do_POST(self) -> None:
         asked = self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -74,16 +71,8 @@ class Echo(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    httpd.daemon_threads = False
-    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{httpd.server_port}"
-    finally:
-        httpd.shutdown()
-        httpd.server_close()
-        thread.join()
+    with served(Echo) as url:
+        yield url
 
 
 def post(url: str, body: Any = None, transport: Any = None, **options: Any) -> Any:

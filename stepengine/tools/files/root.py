@@ -15,7 +15,7 @@ import stat
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -25,11 +25,13 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools.files.paths import parts_of, target_parts
 from stepengine.tools.files.policy import Policy
 from stepengine.tools.files.rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
+from stepengine.tools.files.walk import Budget, walk
 from stepengine.tools.writes import root_id
 
 __all__ = ("Missing", "Opened", "Root")
 
 SYMLINK_HOPS = 8
+SECRET_SCAN_ENTRIES = 200_000
 
 T = TypeVar("T")
 
@@ -112,6 +114,11 @@ class Root:
         """Let go of the folder; it also happens when nobody uses the root any more."""
         self._closer()
 
+    @property
+    def device(self) -> int | None:
+        """The file system that nothing leads out of; ``None`` when others may be entered."""
+        return None if self.policy.cross_mounts else self.info.st_dev
+
     def parts(self, path: str) -> tuple[str, ...]:
         """Return the components of a path as given; see ``parts_of``."""
         return parts_of(path, self.real)
@@ -159,13 +166,26 @@ class Root:
         if self.policy.refuse_hardlinks:
             msg = f"{path!r} has more than one name (a hard link), which this set of tools refuses"
             raise ToolError(msg)
-        from stepengine.tools.files.walk import names_a_secret
-
-        if names_a_secret(self, opened.info):
+        if self._names_a_secret(opened.info):
             msg = (
                 f"{path!r} is another name of a file that may hold secrets, or of one that could not be told from them"
             )
             raise ToolError(msg)
+
+    def _names_a_secret(self, info: os.stat_result) -> bool:
+        """Return whether a file is also known by a secret name; true as well when the tree is too large to tell."""
+        budget = Budget(SECRET_SCAN_ENTRIES)
+        fd = os.open(".", FOLDER, dir_fd=self.fd)
+        try:
+            with closing(walk(self.device, fd, (), budget, lambda _, __: True)) as entries:
+                for place, entry in entries:
+                    if entry.inode() == info.st_ino and self.secrets.match(place):
+                        found = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(found.st_mode) and os.path.samestat(found, info):
+                            return True
+        finally:
+            os.close(fd)
+        return bool(budget.cut)
 
     def _reach(self, path: str, use: Callable[[int, str], int]) -> Opened:
         """Walk to the last component and open it with *use*, following links that stay inside."""
@@ -217,7 +237,7 @@ class Root:
     def _same_device(self, fd: int, path: str) -> os.stat_result:
         """Return what ``fstat`` says; refuse another file system than the root's."""
         info = os.fstat(fd)
-        if info.st_dev != self.info.st_dev and not self.policy.cross_mounts:
+        if self.device not in (None, info.st_dev):
             msg = f"{path!r} is on another file system than the root, which this set of tools does not enter"
             raise ToolError(msg)
         return info

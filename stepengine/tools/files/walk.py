@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepengine.tools.context import CancelSignal
 
-if TYPE_CHECKING:
-    from stepengine.tools.files.root import Root
-
-__all__ = ("TEMPORARY", "Budget", "names_a_secret", "walk")
+__all__ = ("TEMPORARY", "Budget", "walk")
 
 LIST_ENTRIES = 20_000
 LIST_SECONDS = 10.0
@@ -22,7 +18,6 @@ LIST_SECONDS = 10.0
 TEMPORARY = ".stepengine-"
 """How the names of files begin that are being written."""
 
-SECRET_SCAN_ENTRIES = 200_000
 DEPTH = 100
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -64,7 +59,7 @@ class Budget:
 
 
 def walk(
-    root: Root, fd: int, parts: tuple[str, ...], budget: Budget, enter: Callable[[tuple[str, ...], int], bool]
+    device: int | None, fd: int, parts: tuple[str, ...], budget: Budget, enter: Callable[[tuple[str, ...], int], bool]
 ) -> Generator[tuple[tuple[str, ...], os.DirEntry[str]], None, None]:
     """
     Yield the entries below an open folder, folders before what they hold, names in order.
@@ -72,7 +67,7 @@ def walk(
     Symbolic links and special files are left out. An entry's ``stat`` works only until the next one is asked for.
 
     Args:
-        root: Whose file system it has to be, unless it crosses mounts.
+        device: The file system that it has to stay on; ``None`` for any.
         fd: The folder; it stays open.
         parts: Its place below the root.
         budget: How far to go.
@@ -94,39 +89,23 @@ def walk(
             return
         yield place, entry
         if is_folder:
-            yield from _below(root, (fd, entry.name), place, budget, enter)
+            yield from _below(device, (fd, entry.name), place, budget, enter)
         if budget.cut:
             return
 
 
 def _below(
-    root: Root, at: tuple[int, str], place: tuple[str, ...], budget: Budget, enter: Any
+    device: int | None, at: tuple[int, str], place: tuple[str, ...], budget: Budget, enter: Any
 ) -> Generator[Any, None, None]:
     try:
         inner = os.open(at[1], FOLDER, dir_fd=at[0])
     except OSError:  # gone, swapped for a link, or not ours to read
         return
     try:
-        if os.fstat(inner).st_dev == root.info.st_dev or root.policy.cross_mounts:
-            with closing(walk(root, inner, place, budget, enter)) as entries:
+        if device is None or os.fstat(inner).st_dev == device:
+            with closing(walk(device, inner, place, budget, enter)) as entries:
                 yield from entries
     except OSError:
         return
     finally:
         os.close(inner)
-
-
-def names_a_secret(root: Root, info: os.stat_result) -> bool:
-    """Return whether a file is also known by a secret name; true as well when the tree is too large to tell."""
-    budget = Budget(SECRET_SCAN_ENTRIES)
-    fd = os.open(".", FOLDER, dir_fd=root.fd)
-    try:
-        with closing(walk(root, fd, (), budget, lambda _, __: True)) as entries:
-            for place, entry in entries:
-                if entry.inode() == info.st_ino and root.secrets.match(place):
-                    found = entry.stat(follow_symlinks=False)
-                    if stat.S_ISREG(found.st_mode) and os.path.samestat(found, info):
-                        return True
-    finally:
-        os.close(fd)
-    return bool(budget.cut)

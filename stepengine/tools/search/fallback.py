@@ -63,7 +63,7 @@ def python_hits(
         hidden = place[-1].startswith(".") and not (len(place) == depth + 1 and place[-1] in HIDDEN_SEARCHED)
         return not hidden and not root.secrets.match(place) and not ignore.is_ignored(place, is_folder=True)
 
-    with closing(walk(root, base.fd, base.parts, budget, enter)) as entries:
+    with closing(walk(root.device, base.fd, base.parts, budget, enter)) as entries:
         for place, entry in entries:
             if entry.is_dir(follow_symlinks=False) or place[-1].startswith(".") or not wanted(place):
                 continue

@@ -109,7 +109,7 @@ def visible(
     def enter(place: Parts, _: int) -> bool:
         return not root.secrets.match(place) and not ignore.is_ignored(place, is_folder=True)
 
-    with closing(walk(root, opened.fd, opened.parts, budget, enter)) as entries:
+    with closing(walk(root.device, opened.fd, opened.parts, budget, enter)) as entries:
         for place, entry in entries:
             is_folder = entry.is_dir(follow_symlinks=False)
             if is_folder:
