@@ -143,7 +143,7 @@ def test_a_model_that_binds_its_thinking_is_told_to_drop_what_no_longer_fits():
         encoded = AnthropicProvider("k")._encode(ModelRequest(f"anthropic/{model}", settings=settings), stream=False)
         thinking = json.loads(encoded.content)["thinking"]
         expected = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}} if bound else {}
-        assert thinking == {"type": "adaptive", **expected}
+        assert thinking == {"type": "adaptive", "display": "summarized", **expected}
         assert encoded.headers.get("anthropic-beta") == ("thinking-binding-controls-2026-08-01" if bound else None)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from stepengine.data.models import ModelRequest
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
+from stepengine.models._failures import INVALID_SIGNATURE
 from stepengine.models._wire import effort_of, join_members, members_of, schema_name, tool_choice_of
 from stepengine.models.openai.encode import Flags, encode_messages
 from stepengine.models.presets import Preset
@@ -22,9 +23,7 @@ KEY_LENGTH = 32
 Json = dict[str, Any]
 
 
-def encode(
-    request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, thinking: bool = True
-) -> bytes:
+def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, after: str = "") -> bytes:
     """
     Return the body of a request. Nothing is stored at the provider: the whole conversation is sent (EC96).
 
@@ -34,7 +33,7 @@ def encode(
         preset: The service's ways.
         tools: The encoded tools.
         stream: Whether the reply shall be a stream.
-        thinking: Whether earlier reasoning goes back to the model that made it.
+        after: How the same request failed before: a refused signature leaves earlier reasoning out.
 
     Raises:
         ModelError: when the reply shall be made in the background, where it would have to be polled.
@@ -57,7 +56,7 @@ def encode(
         "stream": True if stream else None,
     }
     members = members_of(request, optional, tools)
-    members["input"] = encode_messages(request, Flags(preset.name, model if thinking else ""))
+    members["input"] = encode_messages(request, Flags(preset.name, "" if after == INVALID_SIGNATURE else model))
     return join_members(members)
 
 

@@ -36,11 +36,11 @@ class OpenAIChatProvider(PresetProvider):
     def _plain_tools(self) -> ToolsCache:
         return ToolsCache(encode_plain_tool)
 
-    def _encode(self, request: ModelRequest, *, stream: bool, thinking: bool = True) -> Body:
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
         model, preset = self.bare(request.model), self._preset
         plain = preset.plain_schemas and re.fullmatch(preset.plain_schemas, model)
         tools = (self._plain_tools if plain else self._tools)(offered(request, preset))
-        content = encode(request, model, preset, tools, stream=stream, thinking=thinking)
+        content = encode(request, model, preset, tools, stream=stream, after=after)
         return Body(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepengine.data.models import Effort, ModelRequest, Thinking
 from stepengine.data.tools import ToolSpec
+from stepengine.models._failures import FORCED_THINKING, INVALID_SIGNATURE
 from stepengine.models._schemas import plain_schema
 from stepengine.models._wire import effort_of, join_members, members_of, schema_name, tool_choice_of
 from stepengine.models.openai_chat.encode import Flags, encode_messages
@@ -22,9 +23,7 @@ WORDS = frozenset({"auto", "none", "required"})
 Json = dict[str, Any]
 
 
-def encode(
-    request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, thinking: bool = True
-) -> bytes:
+def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, after: str = "") -> bytes:
     """
     Return the body of a request.
 
@@ -34,7 +33,8 @@ def encode(
         preset: The server's ways.
         tools: The encoded tools.
         stream: Whether the reply shall be a stream, with usage at its end (EC58).
-        thinking: Whether earlier thinking goes back to the model that made it.
+        after: How the same request failed before: a refused signature leaves earlier thinking out, a demanded call beside
+            thinking asks for none.
     """
     settings = request.settings
     optional = {
@@ -48,11 +48,13 @@ def encode(
         "response_format": _response_format(settings.response_schema),
         "stream": True if stream else None,
         "stream_options": {"include_usage": True} if stream and preset.stream_usage else None,
-        **_thinking_members(request, preset),
+        **_thinking_members(request, preset, refused=after == FORCED_THINKING),
     }
     members = members_of(request, optional, tools)
     bridged = bool(preset.bridged and re.fullmatch(preset.bridged, model))
-    members["messages"] = encode_messages(request, Flags(preset, model if thinking else ""), bridged=bridged)
+    members["messages"] = encode_messages(
+        request, Flags(preset, "" if after == INVALID_SIGNATURE else model), bridged=bridged
+    )
     return join_members(members)
 
 
@@ -98,14 +100,14 @@ def _response_format(schema: Mapping[str, Any] | None) -> Json | None:
     return {"type": "json_schema", "json_schema": {"name": schema_name(schema), "schema": schema}}
 
 
-def _thinking_members(request: ModelRequest, preset: Preset) -> Json:
+def _thinking_members(request: ModelRequest, preset: Preset, *, refused: bool) -> Json:
     thinking = request.settings.thinking
     if preset.thinking == "deepseek":
         # Thinking is on by default there, and refuses a demanded call.
         demanded = tool_choice_of(request) not in {None, "auto", "none"}
         off = demanded or (thinking is not None and thinking.mode == "none")
         return {"thinking": {"type": "disabled" if off else "enabled"}} if off or thinking is not None else {}
-    if thinking is None or thinking.mode == "none":
+    if refused or thinking is None or thinking.mode == "none":
         return {}
     if preset.thinking == "openrouter":
         return {"reasoning": {**_amount(thinking), **({} if thinking.show else {"exclude": True})}}
