@@ -340,6 +340,65 @@ async def test_the_limit_is_the_model_s_own_and_a_small_one_where_it_is_refused(
     assert [data["max_tokens"] for data in rule.bodies] == [100]
 
 
+# --- schemas --------------------------------------------------------------------------------------------------------
+
+PLACE = {"type": "object", "properties": {"row": {"type": "integer", "minimum": 1}}, "required": ["row"]}
+ANSWER = {"type": "object", "properties": {"place": PLACE}, "required": ["place"]}
+
+
+def open_objects(schema: Any) -> list[Any]:
+    if isinstance(schema, list):
+        return [found for item in schema for found in open_objects(item)]
+    if not isinstance(schema, dict):
+        return []
+    own = [schema] if schema.get("type") == "object" and schema.get("additionalProperties") is not False else []
+    return own + [found for item in schema.values() for found in open_objects(item)]
+
+
+def promised(data: dict[str, Any]) -> list[Any]:
+    """Return the schemas of a body that the provider is asked to keep to."""
+    formats = [
+        (data.get("output_config") or {}).get("format"),
+        (data.get("text") or {}).get("format"),
+        (data.get("response_format") or {}).get("json_schema"),
+    ]
+    tools = [tool.get("function", tool) for tool in data.get("tools", ())]
+    strict = [tool.get("input_schema") or tool["parameters"] for tool in tools if tool.get("strict")]
+    return [*strict, *[each["schema"] for each in formats if each]]
+
+
+@tool(strict=True)
+def mark(row: int, column: int) -> str:
+    """Mark a place."""
+    return f"{row}:{column}"
+
+
+@pytest.mark.spec("providers:PV43", "providers:PV44")
+@pytest.mark.parametrize("wire", [ANTHROPIC, OPENAI, CHAT], ids=str)
+async def test_a_provider_that_refuses_open_objects_gets_closed_ones(wire):
+    seen: list[Any] = []
+
+    def answer(body: bytes) -> Answer:
+        seen.extend(schemas := promised(json.loads(body)))
+        if open_objects(schemas):
+            words = "For 'object' type, 'additionalProperties' must be explicitly set to false"
+            return json_answer(wire.error("invalid_request_error", words), 400)
+        return json_answer(wire.reply(*SAID))
+
+    name = wire.name
+    agent = AgentDefinition("m", tools=[mark], model=wire.model, settings=ModelSettings(response_schema=ANSWER))
+    async with fault_server(answer) as server:
+        # By its own name and address this is OpenAI itself, and not a server that nothing is known of.
+        variable = {"openai_chat": "OPENAI_BASE_URL"}.get(name)
+        with pytest.MonkeyPatch.context() as patch:
+            if variable:
+                patch.setenv(variable, f"{server.url}{wire.base}")
+            provider = wire.make(None if variable else server.url)
+            async with Engine(agents=[agent], models={name: provider}, pricing=None) as engine:
+                assert (await engine.run("m", "Where?")).unwrap() == "It is five."
+    assert [len(schema["properties"]) for schema in seen] == [2, 1]
+
+
 # --- the end of a reply ---------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import attrs
 from stepengine.data.models import ModelRequest
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import FORCED_THINKING, INVALID_SIGNATURE, LARGE_LIMIT
+from stepengine.models._schemas import strict_form
 from stepengine.models._wire import budget_of, effort_of, join_members, members_of, tool_choice_of
 from stepengine.models.anthropic.encode import Flags, encode_messages
 from stepengine.models.anthropic.families import DEFAULT_MAX_TOKENS, Family, family_of
@@ -148,7 +149,9 @@ def _system(request: ModelRequest, ways: Ways) -> Any:
 def _output(request: ModelRequest, asked: Json | None, family: Family) -> Json | None:
     """Return what is said of the reply as a whole: its schema, and how hard a model thinks that decides by itself."""
     schema, thinking = request.settings.response_schema, request.settings.thinking
-    output: Json = {} if schema is None else {"format": {"type": "json_schema", "schema": schema}}
+    output: Json = {}
+    if schema is not None:
+        output["format"] = {"type": "json_schema", "schema": strict_form(schema, "anthropic") or schema}
     if thinking is None or (thinking.effort is None and thinking.tokens is None):
         return output or None
     if thinking.mode == "none":
@@ -206,7 +209,9 @@ def binds_thinking(request: ModelRequest, model: str) -> bool:
 
 def encode_tool(spec: ToolSpec) -> Json:
     """Return a tool definition."""
-    return {"name": spec.name, "description": spec.description, "input_schema": spec.input_schema}
+    tool: Json = {"name": spec.name, "description": spec.description, "input_schema": spec.input_schema}
+    form = strict_form(spec.input_schema, "anthropic") if spec.strict else None
+    return tool if form is None else {**tool, "input_schema": form, "strict": True}
 
 
 def _tool_choice(request: ModelRequest, family: Family) -> Json | None:

@@ -11,6 +11,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._failures import INVALID_SIGNATURE
+from stepengine.models._schemas import strict_form
 from stepengine.models._wire import effort_of, join_members, members_of, schema_name, tool_choice_of
 from stepengine.models.openai.encode import Flags, encode_messages
 from stepengine.models.presets import Preset
@@ -69,12 +70,13 @@ def encode_count(request: ModelRequest, model: str, preset: Preset, tools: bytes
 
 def encode_tool(spec: ToolSpec) -> Json:
     """Return a tool definition. ``strict`` is said, because the API would otherwise rewrite the schema (EC102)."""
+    form = strict_form(spec.input_schema, "openai") if spec.strict else None
     return {
         "type": "function",
         "name": spec.name,
         "description": spec.description,
-        "parameters": spec.input_schema,
-        "strict": False,
+        "parameters": spec.input_schema if form is None else form,
+        "strict": form is not None,
     }
 
 
@@ -102,7 +104,9 @@ def _text(request: ModelRequest) -> Json | None:
     schema = request.settings.response_schema
     if schema is None:
         return None
-    return {"format": {"type": "json_schema", "name": schema_name(schema), "schema": schema, "strict": False}}
+    form = strict_form(schema, "openai")
+    named = {"type": "json_schema", "name": schema_name(schema)}
+    return {"format": {**named, "schema": schema if form is None else form, "strict": form is not None}}
 
 
 def _tool_choice(request: ModelRequest) -> Any:

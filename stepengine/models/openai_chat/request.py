@@ -11,12 +11,12 @@ from typing import Any
 from stepengine.data.models import Effort, ModelRequest, Thinking
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import FORCED_THINKING, INVALID_SIGNATURE
-from stepengine.models._schemas import plain_schema
+from stepengine.models._schemas import plain_schema, strict_form
 from stepengine.models._wire import effort_of, join_members, members_of, schema_name, tool_choice_of
 from stepengine.models.openai_chat.encode import Flags, encode_messages
 from stepengine.models.presets import Preset
 
-__all__ = ("encode", "encode_plain_tool", "encode_tool", "offered")
+__all__ = ("encode", "encode_plain_tool", "encode_strict_tool", "encode_tool", "offered", "promises")
 
 WORDS = frozenset({"auto", "none", "required"})
 
@@ -45,7 +45,7 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
         "stop": (list(settings.stop_sequences) or None) if preset.stops else None,
         "tool_choice": _tool_choice(request, preset),
         "parallel_tool_calls": _parallel(request, preset),
-        "response_format": _response_format(settings.response_schema),
+        "response_format": _response_format(settings.response_schema, strict=promises(preset, model)),
         "stream": True if stream else None,
         "stream_options": {"include_usage": True} if stream and preset.stream_usage else None,
         **_thinking_members(request, preset, refused=after == FORCED_THINKING),
@@ -72,6 +72,13 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"type": "function", "function": function}
 
 
+def encode_strict_tool(spec: ToolSpec) -> Json:
+    """Return a tool definition that a server may promise to keep to, if it is asked for and can be."""
+    tool = encode_tool(spec)
+    form = strict_form(spec.input_schema, "openai") if spec.strict else None
+    return tool if form is None else {**tool, "function": {**tool["function"], "parameters": form, "strict": True}}
+
+
 def encode_plain_tool(spec: ToolSpec) -> Json:
     """Return a tool definition whose schema holds no references, constants and null unions (EC102)."""
     function = {"name": spec.name, "description": spec.description, "parameters": plain_schema(spec.input_schema)}
@@ -94,9 +101,17 @@ def _parallel(request: ModelRequest, preset: Preset) -> bool | None:
     return True if asked is None and preset.parallel else asked
 
 
-def _response_format(schema: Mapping[str, Any] | None) -> Json | None:
+def promises(preset: Preset, model: str) -> bool:
+    """Return whether *model* may be asked to keep to a schema strictly."""
+    return bool(preset.strict and re.fullmatch(preset.strict, model))
+
+
+def _response_format(schema: Mapping[str, Any] | None, *, strict: bool) -> Json | None:
     if schema is None:
         return None
+    form = strict_form(schema, "openai") if strict else None
+    if form is not None:
+        return {"type": "json_schema", "json_schema": {"name": schema_name(schema), "schema": form, "strict": True}}
     return {"type": "json_schema", "json_schema": {"name": schema_name(schema), "schema": schema}}
 
 
