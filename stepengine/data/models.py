@@ -179,6 +179,8 @@ class ModelSettings:
         parallel_tool_calls: Whether one reply may hold several calls.
         thinking: Whether and how much the model thinks; ``None`` sends nothing.
         response_schema: JSON Schema of the text that the model shall answer with, for providers that can promise it.
+        continue_cut: Whether a reply of text alone that was cut at its limit is continued within its step, up to three times;
+            otherwise it ends the run as ``truncated``, as it does after that.
         extra: What only one provider knows, at the author's own risk: under ``"headers"`` HTTP headers, under ``"body"``
             or beside it further members of the wire body. Objects are merged into what is sent anyway.
 
@@ -195,6 +197,7 @@ class ModelSettings:
     parallel_tool_calls: bool | None = attrs.field(default=None, validator=fine(or_none(FLAG)))
     thinking: Thinking | None = attrs.field(default=None, validator=fine(or_none(THINKING)))
     response_schema: JsonDict | None = attrs.field(default=None, converter=_schema_or_none)
+    continue_cut: bool = attrs.field(default=True, validator=fine(FLAG))
     extra: JsonDict = attrs.field(factory=JsonDict, converter=_extra)
 
     def merged(self, over: ModelSettings | None) -> ModelSettings:

@@ -86,6 +86,7 @@ class ToolSpec:
         ephemeral: Keep only the newest so many results of this tool in the view; ``None`` keeps all (requirements I12).
         timeout: Seconds that one call may take; ``None`` for the default.
         retries: How often a failed call is tried again; only for idempotent tools.
+        strict: Whether the provider shall promise inputs that keep to the schema, where it can and the schema allows it.
     """
 
     name: str
@@ -100,6 +101,7 @@ class ToolSpec:
     ephemeral: int | None = attrs.field(default=None, kw_only=True)
     timeout: float | None = attrs.field(default=None, kw_only=True, metadata={"endless": True})
     retries: int = attrs.field(default=0, kw_only=True)
+    strict: bool = attrs.field(default=False, kw_only=True)
 
     @cached_property
     def chars(self) -> int:

@@ -47,6 +47,9 @@ MAX_CONTINUES = 5
 MAX_THOUGHTS = 3
 PLAIN = StepWith()
 PAUSE, ERROR, MAX_TOKENS = StopReason.PAUSE, StopReason.ERROR, StopReason.MAX_TOKENS
+UNFINISHED = frozenset({PAUSE, ERROR, MAX_TOKENS})
+MAX_CUTS = 3
+GO_ON = "Your reply was cut off at its length limit. Go on exactly where it ended: repeat nothing, and say nothing about this."
 Purpose: TypeAlias = Literal["step", "final_answer"]
 CUT_OFF = "Not executed: the reply was cut off at the output limit."
 
@@ -138,7 +141,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
             yield from run.prepare(effect)
         try:
             model = run.take_reply((yield effect), effect)
-            if model.stop_reason is PAUSE or model.stop_reason is ERROR:
+            if model.stop_reason in UNFINISHED:
                 model = yield from _whole(run, request, "step", model)
         except ContextOverflow as error:
             request = yield from _shorter(run, over, error)
@@ -268,7 +271,9 @@ def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelRe
 
 def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
     """
-    Return a reply to its end: one that the provider paused is continued (reliability MP56).
+    Return a reply to its end: one that the provider paused is continued (reliability MP56), and so is one that was cut.
+
+    What is continued after a cut is text alone, at most three times, and not where the settings forbid it (X61).
 
     Raises:
         ModelError: when the reply ended with an error.
@@ -276,11 +281,12 @@ def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelR
     for _ in range(MAX_CONTINUES):
         if reply.stop_reason is not PAUSE:
             break
-        longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(reply.content)))
-        effect = quick_call_model(run.number(), longer, purpose, _after(run, reply))
-        if run.must_prepare():
-            yield from run.prepare(effect)
-        reply = _joined(reply, run.take_reply((yield effect), effect))
+        reply = _joined(reply, (yield from _more(run, request, purpose, reply)))
+    for _ in range(MAX_CUTS):
+        if purpose != "step" or not request.settings.continue_cut or not _is_cut_text(reply):
+            break
+        asked = UserMessage(system_reminder(GO_ON))
+        reply = _joined(reply, (yield from _more(run, request, purpose, reply, asked)))
     if reply.stop_reason is ERROR:
         msg = (
             f"the model {request.model!r} ended its reply with an error ({reply.raw_stop_reason or 'no reason given'})"
@@ -289,8 +295,26 @@ def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelR
     return reply
 
 
+def _more(
+    run: RunState, request: ModelRequest, purpose: Purpose, begun: ModelReply, *asked: Message
+) -> Flow[ModelReply]:
+    """Ask for what follows *begun*, which goes back as it came."""
+    longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(begun.content), *asked))
+    effect = quick_call_model(run.number(), longer, purpose, _after(run, begun))
+    if run.must_prepare():
+        yield from run.prepare(effect)
+    return run.take_reply((yield effect), effect)
+
+
+def _is_cut_text(reply: ModelReply) -> bool:
+    """Return whether a reply of words alone was cut at the output limit."""
+    if reply.stop_reason is not MAX_TOKENS or not reply.said.strip():
+        return False
+    return all(type(part) is TextPart or type(part) is ThinkingPart for part in reply.content)
+
+
 def _after(run: RunState, paused: ModelReply) -> Callable[[int], str]:
-    """Return what gives the ids of the calls that follow those of a paused reply."""
+    """Return what gives the ids of the calls that follow those of a reply that has only begun."""
     held = sum(type(part) is ToolCallPart for part in paused.content)
     return lambda number: run.coming_call_id(held + number)
 

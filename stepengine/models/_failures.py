@@ -25,10 +25,13 @@ from stepengine.models._json import read_json
 from stepengine.models.keys import Credentials, printable
 
 __all__ = (
+    "FORCED_THINKING",
     "GIVEN_UP",
     "INVALID_SIGNATURE",
+    "LARGE_LIMIT",
     "MALFORMED_CALL",
     "ONCE",
+    "SMALL_LIMIT",
     "Call",
     "body_failure",
     "given_up",
@@ -47,7 +50,9 @@ INPUTS_AND_NEW = "`inputs` tokens + `max_new_tokens` must be <="
 INVALID_SIGNATURE = "invalid_signature"
 MALFORMED_CALL = "malformed_call"
 GIVEN_UP = "given_up"
-ONCE = frozenset({GIVEN_UP, INVALID_SIGNATURE, MALFORMED_CALL})
+FORCED_THINKING = "forced_thinking"
+LARGE_LIMIT = "large_limit"
+ONCE = frozenset({FORCED_THINKING, GIVEN_UP, INVALID_SIGNATURE, LARGE_LIMIT, MALFORMED_CALL})
 """Kinds of failure after which the same request is worth one more try and no third (MP60, EC97, EC109)."""
 
 RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 498})
@@ -118,6 +123,15 @@ SIGNATURE = re.compile(
     re.IGNORECASE,
 )
 """What providers say of thinking that they did not make or that was changed (reliability MP60, ecosystem EC98)."""
+
+FORCED = ("tool_choice forces tool use", "incompatible with thinking enabled")
+"""What providers say, in lower case, of a demanded call beside thinking: Anthropic; Moonshot and DeepSeek."""
+
+LIMIT_AND_INPUT = "`max_tokens` exceed context limit: "
+MOST_OUTPUT = "which is the maximum allowed number of output tokens"
+"""What Anthropic says of a limit that does not fit beside the prompt, and of one that the model does not have."""
+SMALL_LIMIT = 8_192
+"""An output limit that every model of Anthropic takes."""
 
 OVERFLOW_STATUS = frozenset({None, 400, 413, 422})
 QUOTED = 200
@@ -225,6 +239,8 @@ def body_failure(
     fields: dict[str, Any] = {"status": status, "request_id": _request_id(headers, content), "kind": "http"}
     fields["usage"] = usage
     asked = wait_of(headers)
+    if status == BAD_REQUEST and _is_large_limit(problem.text, call):
+        return ModelError(message, **{**fields, "kind": LARGE_LIMIT})
     if status in OVERFLOW_STATUS and _is_overflow(problem, status, call):
         return ContextOverflow(message, **{**fields, "kind": "context_overflow"})
     if problem.words & NO_CREDIT or status == NO_MONEY:
@@ -233,6 +249,8 @@ def body_failure(
         return ModelError(message, **{**fields, "kind": MALFORMED_CALL})
     if status == BAD_REQUEST and SIGNATURE.search(problem.text):
         return ModelError(message, **{**fields, "kind": INVALID_SIGNATURE})
+    if status == BAD_REQUEST and any(words in problem.text.casefold() for words in FORCED):
+        return ModelError(message, **{**fields, "kind": FORCED_THINKING})
     retryable = _retryable(status, headers)
     return ModelError(message, retryable=retryable, retry_after=problem.wait if asked is None else asked, **fields)
 
@@ -252,6 +270,19 @@ def _is_overflow(problem: _Problem, status: int | None, call: Call) -> bool:
         or not problem.words.isdisjoint({"context_length_exceeded", "1261"})
         or any(words in text for words in OVERFLOW)
     )
+
+
+def _is_large_limit(text: str, call: Call) -> bool:
+    """Return whether a limit was refused that the request did not set, and a small one would be taken."""
+    if call.request is None or call.request.settings.max_tokens is not None:
+        return False
+    if MOST_OUTPUT in text:
+        return True
+    prompt, *rest = text.partition(LIMIT_AND_INPUT)[2].split()[:5] or [""]
+    if [*rest[:1], *rest[2:3]] != ["+", ">"]:
+        return False
+    window = rest[3].rstrip(".,;")
+    return prompt.isdecimal() and window.isdecimal() and int(prompt) + SMALL_LIMIT <= int(window)
 
 
 @attrs.frozen

@@ -21,7 +21,7 @@ import attrs
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.errors import ModelError
 from stepengine.models._discretion import discreet
-from stepengine.models._failures import INVALID_SIGNATURE, ONCE, Call, body_failure, sdk_failure
+from stepengine.models._failures import ONCE, Call, body_failure, sdk_failure
 from stepengine.models._json import count_of
 from stepengine.models._reading import (
     Accumulator,
@@ -158,8 +158,8 @@ class HttpProvider(Provider):
         """Build the SDK's client."""
 
     @abstractmethod
-    def _encode(self, request: ModelRequest, *, stream: bool, thinking: bool = True) -> Body:
-        """Encode *request*; *thinking* false leaves out what models thought before, with its signatures."""
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+        """Encode *request*; *after* is how it failed before, so that the second try leaves out what was refused."""
 
     def _encode_count(self, request: ModelRequest) -> Body | None:
         """Encode the question how many tokens *request* has; ``None`` when the provider cannot be asked."""
@@ -299,8 +299,8 @@ class HttpProvider(Provider):
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.http_client.aclose(), loop))
 
     async def _sent(self, request: ModelRequest, *, stream: bool) -> Exchange:
-        thinking = self._second_tries.kind_of(request) != INVALID_SIGNATURE
-        return await self._asked(self._encode(request, stream=stream, thinking=thinking), request, stream=stream)
+        after = self._second_tries.kind_of(request)
+        return await self._asked(self._encode(request, stream=stream, after=after), request, stream=stream)
 
     async def _asked(self, body: Body, request: ModelRequest, *, stream: bool) -> Exchange:
         ready = self._ready()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ("plain_schema",)
+__all__ = ("plain_schema", "strict_form")
 
 DEFINITIONS = ("$defs", "definitions")
 MAX_DEPTH, NESTED, MOST_PARTS = 32, 1, 20_000
@@ -73,3 +73,149 @@ def _without_null(found: dict[str, Any]) -> dict[str, Any]:
         kinds = [kind for kind in found["type"] if kind != "null"]
         found["type"] = kinds[0] if len(kinds) == 1 else kinds
     return found
+
+
+# --- promised schemas -------------------------------------------------------------------------------------------------
+
+KEPT = frozenset({"type", "enum", "const", "title", "description", "required"})
+FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})
+MAX_OPTIONAL, MAX_LEVELS, MAX_FIELDS, MAX_VALUES = 24, 10, 5_000, 1_000
+UNPROMISED = frozenset(
+    {
+        *("oneOf", "allOf", "not", "if", "then", "else", "default", "minLength", "maxLength", "patternProperties"),
+        *("minProperties", "maxProperties", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames"),
+        *("unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas"),
+    }
+)
+"""What OpenAI refuses in a schema that it shall promise."""
+
+
+class _Unfit(Exception):
+    """The schema cannot be promised."""
+
+
+def strict_form(schema: Mapping[str, Any], wire: Literal["anthropic", "openai"]) -> dict[str, Any] | None:
+    """
+    Return *schema* as a provider takes it that shall promise to keep to it; ``None`` when it cannot promise that.
+
+    Objects are closed. One that is a map, with members of any name, cannot be. Anthropic takes optional members, 24 in all,
+    and is told of bounds and patterns in the descriptions; OpenAI wants every member required.
+    """
+    walk = _Anthropic() if wire == "anthropic" else _OpenAI()
+    try:
+        return walk.whole(schema)
+    except _Unfit:
+        return None
+
+
+class _Strict:
+    """A walk through a schema that closes its objects."""
+
+    def __init__(self) -> None:
+        self.optional = self.fields = self.values = 0
+
+    def whole(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the whole schema, which describes an object."""
+        if schema.get("type") != "object" or any(word in schema for word in ("anyOf", "oneOf", "allOf", "$ref")):
+            raise _Unfit
+        found = self.of(schema, 0)
+        if self.optional > MAX_OPTIONAL or self.fields > MAX_FIELDS or self.values > MAX_VALUES:
+            raise _Unfit
+        return found
+
+    def of(self, schema: Any, level: int) -> dict[str, Any]:
+        """Return a part of the schema that stands *level* parts deep."""
+        raise NotImplementedError
+
+    def each(self, schemas: Any, level: int) -> dict[str, Any]:
+        """Return named parts."""
+        if not isinstance(schemas, Mapping):
+            raise _Unfit
+        return {name: self.of(schema, level) for name, schema in schemas.items()}
+
+    def all(self, schemas: Any, level: int) -> list[Any]:
+        """Return parts in a row."""
+        if not isinstance(schemas, list):
+            raise _Unfit
+        return [self.of(schema, level) for schema in schemas]
+
+    def members(self, schema: Mapping[str, Any], level: int) -> dict[str, Any]:
+        """Return the members of a closed object, and count them."""
+        if schema.get("additionalProperties", False) is not False:
+            raise _Unfit
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, Mapping) or not isinstance(required, list):
+            raise _Unfit
+        self.fields += len(properties)
+        self.optional += len(properties.keys() - {name for name in required if isinstance(name, str)})
+        return {"properties": self.each(properties, level + 1), "additionalProperties": False}
+
+
+class _Anthropic(_Strict):
+    def of(self, schema: Any, level: int) -> dict[str, Any]:
+        if not isinstance(schema, Mapping) or level > MAX_DEPTH:
+            raise _Unfit
+        defined = {"$defs": self.each(schema["$defs"], level + 1)} if "$defs" in schema else {}
+        if "$ref" in schema:
+            return {**defined, "$ref": schema["$ref"]}
+        rest = {name: value for name, value in schema.items() if name != "$defs"}
+        found = {**defined, **{name: rest.pop(name) for name in schema if name in KEPT}}
+        if found.get("type") == "object":
+            found |= self.members(schema, level)
+            rest = {name: value for name, value in rest.items() if name not in found}
+        found |= self._parts(rest, level)
+        if "enum" in found or "const" in found:
+            found.pop("type", None)
+        if not found.keys() & {"type", "enum", "const", "anyOf", "allOf"}:
+            raise _Unfit
+        if rest:
+            told = "{" + ", ".join([f"{name}: {value}" for name, value in rest.items()]) + "}"
+            found["description"] = f"{found['description']}\n\n{told}" if "description" in found else told
+        return found
+
+    def _parts(self, rest: dict[str, Any], level: int) -> dict[str, Any]:
+        """Take out of *rest* what is made of further schemas, and what is kept of bounds and formats."""
+        found: dict[str, Any] = {}
+        for word in ("anyOf", "oneOf", "allOf"):
+            if word in rest:
+                found["anyOf" if word == "oneOf" else word] = self.all(rest.pop(word), level + 1)
+        if "items" in rest:
+            found["items"] = self.of(rest.pop("items"), level + 1)
+        if rest.get("minItems") in (0, 1):
+            found["minItems"] = rest.pop("minItems")
+        if isinstance(rest.get("format"), str) and rest["format"] in FORMATS:
+            found["format"] = rest.pop("format")
+        return found
+
+
+class _OpenAI(_Strict):
+    def of(self, schema: Any, level: int) -> dict[str, Any]:
+        if not isinstance(schema, Mapping) or level > MAX_LEVELS or not UNPROMISED.isdisjoint(schema):
+            raise _Unfit
+        if "$ref" in schema and schema.keys() - {"$ref", "$defs"}:
+            raise _Unfit
+        if not schema.keys() & {"type", "enum", "const", "anyOf", "$ref"} or _looks_around(schema.get("pattern")):
+            raise _Unfit
+        values = schema.get("enum", [])
+        self.values += len(values) if isinstance(values, list) else 0
+        found = dict(schema)
+        if found.get("type") == "object" or "properties" in found:
+            found |= self.members(schema, level)
+        if "$defs" in found:
+            found["$defs"] = self.each(found["$defs"], 1)
+        if "anyOf" in found:
+            found["anyOf"] = self.all(found["anyOf"], level)
+        if found.get("type") == "array" or "items" in found:
+            found["items"] = self.of(found.get("items"), level + 1)
+        return found
+
+    def members(self, schema: Mapping[str, Any], level: int) -> dict[str, Any]:
+        found = super().members(schema, level)
+        names = list(found["properties"])
+        if set(schema.get("required", ())) != set(names):
+            raise _Unfit
+        return {**found, "required": names}
+
+
+def _looks_around(pattern: Any) -> bool:
+    return isinstance(pattern, str) and any(word in pattern for word in ("(?=", "(?!", "(?<=", "(?<!"))

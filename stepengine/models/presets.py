@@ -43,6 +43,7 @@ class Preset:
         reasoning_with_calls: The member that every assistant message with calls must hold, even empty.
         bridged: Models, as a regular expression, that refuse a message of the user right after a tool's result.
         plain_schemas: Models, as a regular expression, whose schemas must do without ``$ref``, ``const`` and null unions.
+        strict: Models, as a regular expression, that can be asked to keep to a schema strictly.
         cache_key: Whether to name the conversation, so that it meets the same prompt cache.
         encrypted_reasoning: Whether encrypted reasoning must be asked for (Responses).
         stops: Whether stop sequences may be sent; else replies are cut here.
@@ -71,6 +72,7 @@ class Preset:
     reasoning_with_calls: str = ""
     bridged: str = ""
     plain_schemas: str = ""
+    strict: str = ""
     cache_key: bool = False
     encrypted_reasoning: bool = False
     stops: bool = True
@@ -96,6 +98,7 @@ OPENAI = attrs.evolve(
     limit_member="max_completion_tokens",
     takes_files="bytes",
     refusals=True,
+    strict=".*",
     stops=False,
 )
 
@@ -112,6 +115,7 @@ PRESETS = {
             takes_files="all",
             bridged=MISTRAL_ELSEWHERE,
             plain_schemas=r"google/.*",
+            strict=r"openai/.*",
         ),
         Preset(
             name="ollama",
@@ -166,6 +170,7 @@ PRESETS = {
             key_required=True,
             limit_member="max_completion_tokens",
             refusals=True,
+            strict=".*",
             azure=True,
         ),
     )

@@ -52,7 +52,7 @@ class ToolOptions(TypedDict, total=False):
     What can be said of a tool beside its name, description, schema and body.
 
     ``category``, ``annotations``, ``parallel_safe``, ``ends_turn``, ``forces_next_step``, ``requires_permission``,
-    ``ephemeral``, ``timeout`` (seconds, 120 by default, ``math.inf`` for none) and ``retries`` are those of ``ToolSpec``.
+    ``ephemeral``, ``timeout`` (seconds, 120 by default, ``math.inf`` for none), ``retries`` and ``strict`` are those of ``ToolSpec``.
     ``in_thread=False`` runs a synchronous body on the event loop: for bodies that take microseconds. ``preview(input)``
     returns a ``ToolPreview`` of one call. ``aliases`` are other parameter names that are accepted from a model.
     ``idempotent=True`` is short for the annotation of that name; ``retries`` needs it. The result of a call of a tool with
@@ -70,6 +70,7 @@ class ToolOptions(TypedDict, total=False):
     ephemeral: int | None
     timeout: float | None
     retries: int
+    strict: bool
     in_thread: bool
     deferred: bool
     preview: Callable[[JsonDict], ToolPreview] | None
@@ -88,6 +89,7 @@ OPTIONS = {
     "ephemeral": or_none(COUNT),
     "timeout": or_none(NUMBER),
     "retries": COUNT,
+    "strict": FLAG,
     "in_thread": FLAG,
     "deferred": FLAG,
     "preview": or_none(Fine(callable, "a function of the input")),

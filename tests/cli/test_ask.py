@@ -121,7 +121,7 @@ def test_the_prompt_can_come_from_stdin(scripted: Any) -> None:
     ],
 )
 def test_exit_codes_say_how_it_ended(scripted: Any, reply: Any, code: int, said: str) -> None:
-    scripted(reply)
+    scripted(*[reply] * 4)  # a text that was cut is asked for three times more
     result = ask(MODEL, "hi")
 
     assert code == result.exit_code

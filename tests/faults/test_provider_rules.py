@@ -17,6 +17,7 @@ from stepengine import (
     ModelSettings,
     RetryPolicy,
     TextPart,
+    Thinking,
     ThinkingPart,
     UserMessage,
     tool,
@@ -31,6 +32,7 @@ from tests.faults.server import Answer, fault_server, json_answer, sse
 pytestmark = pytest.mark.anyio
 
 GOOGLE = next(wire for wire in WIRES if wire.name == "google")
+ANTHROPIC = next(wire for wire in WIRES if wire.name == "anthropic")
 OPENAI = next(wire for wire in WIRES if wire.name == "openai")
 CHAT = next(wire for wire in WIRES if wire.name == "openai_chat")
 CALL = ("", [("look", '{"at": "it"}')], "tool_use")
@@ -48,8 +50,14 @@ def look(at: str) -> ToolResult:
     return ToolResult([ImagePart(data=b"\x89PNG\r\n\x1a\n", mime_type="image/png")])
 
 
+@tool
+def listen() -> str:
+    """Listen."""
+    return "nothing"
+
+
 async def ran(name: str, model: str, provider: Any, **fields: Any) -> Any:
-    agent = AgentDefinition("looker", tools=[look], model=f"{name}/{model}", **fields)
+    agent = AgentDefinition("looker", tools=[look, listen], model=f"{name}/{model}", **fields)
     models = Models({name: provider})
     async with Engine(agents=[agent], models=models, retry=RetryPolicy(attempts=2, base=0), pricing=None) as engine:
         return await engine.run("looker", "What is it?")
@@ -216,6 +224,179 @@ async def test_a_shell_of_the_provider_s_own_is_answered_by_it():
     done = {"type": "shell_call_output", "id": "o", "call_id": "1", "output": []}
     answer = {**reply, "output": [call, done, *reply["output"]]}
     assert (await went_on(json_answer(json.dumps(answer).encode()), TextPart("so far"))).unwrap() == "It is five."
+
+
+# --- current Claude -------------------------------------------------------------------------------------------------
+
+NEWER = ("claude-opus-4-7", "claude-opus-5", "claude-sonnet-5")
+ALWAYS = ("claude-fable-5", "claude-mythos-5-2")
+MOST = {"claude-opus-4-6": 128_000, "claude-sonnet-4-5": 64_000, "claude-opus-4-1": 32_000, "claude-3-haiku-x": 4_096}
+
+
+class Claude:
+    """
+    Refuses what the models refuse: a number of tokens, "disabled", demanded calls beside thinking, too large limits.
+
+    It thinks unless it is told not to, as sonnet-5 does; *strict* refuses a demanded call beside adaptive thinking, too.
+    """
+
+    def __init__(self, *, strict: bool = False, window: int = 10**6) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.strict, self.window = strict, window
+
+    def problem(self, data: dict[str, Any]) -> str | None:
+        model, kind = data["model"], (data.get("thinking") or {}).get("type", "disabled")
+        demanded = (data.get("tool_choice") or {}).get("type") in {"any", "tool"}
+        most = MOST.get(model, 128_000)
+        if data["max_tokens"] > most:
+            return (
+                f"max_tokens: {data['max_tokens']} > {most}, which is the maximum allowed number of output tokens for x"
+            )
+        if 150_000 + data["max_tokens"] > self.window:
+            return f"input length and `max_tokens` exceed context limit: 150000 + {data['max_tokens']} > {self.window}"
+        if kind == "enabled" and model in (*NEWER, *ALWAYS):
+            return '"thinking.type.enabled" is not supported for this model. Use "thinking.type.adaptive"'
+        if model in ALWAYS and "thinking" in data and kind == "disabled":
+            return '"thinking.type.disabled" is not supported for this model.'
+        if demanded and (kind == "enabled" or model in ALWAYS or (self.strict and self.thinks(data))):
+            return "Thinking may not be enabled when tool_choice forces tool use."
+        return None
+
+    @staticmethod
+    def thinks(data: dict[str, Any]) -> bool:
+        always = data["model"] in ALWAYS or (data["model"] == "claude-sonnet-5" and "thinking" not in data)
+        return always or (data.get("thinking") or {}).get("type") in {"adaptive", "enabled"}
+
+    def __call__(self, body: bytes) -> Answer:
+        data = json.loads(body)
+        self.bodies.append(data)
+        if problem := self.problem(data):
+            return json_answer(ANTHROPIC.error("invalid_request_error", problem), 400)
+        return json_answer(ANTHROPIC.reply(*SAID))
+
+
+async def asked(rule: Claude, model: str, *, tool_choice: str | None = None, **settings: Any) -> Any:
+    async with fault_server(rule) as server:
+        provider = ANTHROPIC.make(server.url)
+        result = await ran("anthropic", model, provider, settings=ModelSettings(tool_choice=tool_choice, **settings))
+    assert result.unwrap() == "It is five."
+    return result
+
+
+@pytest.mark.spec("providers:PV5", "providers:PV6", "providers:PV7", "providers:PV8")
+@pytest.mark.parametrize("model", [*NEWER, *ALWAYS, *MOST])
+async def test_every_way_to_ask_claude_for_thinking_is_taken_at_once(model):
+    rule = Claude()
+    every = (None, *(Thinking(word) for word in ("none", "low", "high", "max")), Thinking(), Thinking(tokens=4_000))
+    for choice in (None, "auto", "required", "look"):
+        for thinking in every:
+            await asked(rule, model, thinking=thinking, tool_choice=choice)
+    assert len(rule.bodies) == 4 * len(every)
+
+
+@pytest.mark.spec("providers:PV6")
+async def test_sonnet_5_is_told_not_to_think():
+    await asked(rule := Claude(), "claude-sonnet-5", thinking=Thinking("none"))
+    assert not rule.thinks(rule.bodies[-1])
+    await asked(rule, "claude-sonnet-5")
+    assert rule.thinks(rule.bodies[-1])
+
+
+@pytest.mark.spec("providers:PV39")
+@pytest.mark.parametrize("model", NEWER)
+async def test_a_demanded_call_is_asked_for_beside_thinking_and_once_more_without_it_where_that_is_refused(model):
+    await asked(rule := Claude(), model, thinking=Thinking("high"), tool_choice="look")
+    assert [rule.thinks(data) for data in rule.bodies] == [True]
+    await asked(rule := Claude(strict=True), model, thinking=Thinking("high"), tool_choice="look")
+    assert [rule.thinks(data) for data in rule.bodies] == [True, False]
+    assert {data["tool_choice"]["type"] for data in rule.bodies} == {"tool"}
+
+
+@pytest.mark.spec("providers:PV39")
+@pytest.mark.parametrize("model", ALWAYS)
+async def test_where_no_call_can_be_demanded_only_the_wanted_tool_is_offered(model):
+    await asked(rule := Claude(), model, tool_choice="look")
+    (data,) = rule.bodies
+    assert data["tool_choice"] == {"type": "auto"}
+    assert [tool["name"] for tool in data["tools"]] == ["look"]
+
+
+@pytest.mark.spec("providers:PV5")
+async def test_a_model_that_cannot_be_kept_from_thinking_is_named_once(caplog):
+    for _ in range(2):
+        await asked(Claude(), "claude-mythos-5-named", thinking=Thinking("none"))
+    warned = [record.getMessage() for record in caplog.records if "kept from thinking" in record.getMessage()]
+    assert warned == ["claude-mythos-5-named cannot be kept from thinking; Thinking('none') asks it for low effort"]
+
+
+@pytest.mark.spec("providers:PV1", "providers:PV4", "providers:PV82")
+async def test_the_limit_is_the_model_s_own_and_a_small_one_where_it_is_refused():
+    for model, most in MOST.items():
+        await asked(rule := Claude(), model)
+        assert [data["max_tokens"] for data in rule.bodies] == [most]
+    await asked(rule := Claude(window=200_000), "claude-sonnet-4-5")
+    assert [data["max_tokens"] for data in rule.bodies] == [64_000, 8_192]
+    await asked(rule := Claude(), "claude-3-haiku-x", max_tokens=100)
+    assert [data["max_tokens"] for data in rule.bodies] == [100]
+
+
+# --- schemas --------------------------------------------------------------------------------------------------------
+
+PLACE = {"type": "object", "properties": {"row": {"type": "integer", "minimum": 1}}, "required": ["row"]}
+ANSWER = {"type": "object", "properties": {"place": PLACE}, "required": ["place"]}
+
+
+def open_objects(schema: Any) -> list[Any]:
+    if isinstance(schema, list):
+        return [found for item in schema for found in open_objects(item)]
+    if not isinstance(schema, dict):
+        return []
+    own = [schema] if schema.get("type") == "object" and schema.get("additionalProperties") is not False else []
+    return own + [found for item in schema.values() for found in open_objects(item)]
+
+
+def promised(data: dict[str, Any]) -> list[Any]:
+    """Return the schemas of a body that the provider is asked to keep to."""
+    formats = [
+        (data.get("output_config") or {}).get("format"),
+        (data.get("text") or {}).get("format"),
+        (data.get("response_format") or {}).get("json_schema"),
+    ]
+    tools = [tool.get("function", tool) for tool in data.get("tools", ())]
+    strict = [tool.get("input_schema") or tool["parameters"] for tool in tools if tool.get("strict")]
+    return [*strict, *[each["schema"] for each in formats if each]]
+
+
+@tool(strict=True)
+def mark(row: int, column: int) -> str:
+    """Mark a place."""
+    return f"{row}:{column}"
+
+
+@pytest.mark.spec("providers:PV43", "providers:PV44")
+@pytest.mark.parametrize("wire", [ANTHROPIC, OPENAI, CHAT], ids=str)
+async def test_a_provider_that_refuses_open_objects_gets_closed_ones(wire):
+    seen: list[Any] = []
+
+    def answer(body: bytes) -> Answer:
+        seen.extend(schemas := promised(json.loads(body)))
+        if open_objects(schemas):
+            words = "For 'object' type, 'additionalProperties' must be explicitly set to false"
+            return json_answer(wire.error("invalid_request_error", words), 400)
+        return json_answer(wire.reply(*SAID))
+
+    name = wire.name
+    agent = AgentDefinition("m", tools=[mark], model=wire.model, settings=ModelSettings(response_schema=ANSWER))
+    async with fault_server(answer) as server:
+        # By its own name and address this is OpenAI itself, and not a server that nothing is known of.
+        variable = {"openai_chat": "OPENAI_BASE_URL"}.get(name)
+        with pytest.MonkeyPatch.context() as patch:
+            if variable:
+                patch.setenv(variable, f"{server.url}{wire.base}")
+            provider = wire.make(None if variable else server.url)
+            async with Engine(agents=[agent], models={name: provider}, pricing=None) as engine:
+                assert (await engine.run("m", "Where?")).unwrap() == "It is five."
+    assert [len(schema["properties"]) for schema in seen] == [2, 1]
 
 
 # --- the end of a reply ---------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.effects import CallTool
 from stepengine.data.hooks import Change, Hooks
-from stepengine.data.messages import ToolCallPart, UserMessage
-from stepengine.data.models import StopReason
+from stepengine.data.messages import ThinkingPart, ToolCallPart, UserMessage
+from stepengine.data.models import ModelSettings, StopReason
 from stepengine.data.state import RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
@@ -36,8 +36,44 @@ def test_a_handler_may_go_on_after_a_cut():
         assert (yield STEP).steps_complete
         yield STEP
 
-    played = run(reply("x", stop_reason="max_tokens"), reply("whole"), handler=handler)
+    cut = reply("x", stop_reason="max_tokens")
+    played = run(cut, reply("whole"), handler=handler, settings=ModelSettings(continue_cut=False))
     assert (played.status, played.output) == (RunStatus.COMPLETED, "whole")
+
+
+@pytest.mark.spec("requirements:X61")
+@pytest.mark.parametrize("cuts", [0, 1, 3, 4])
+def test_a_text_that_was_cut_is_continued_in_its_step_at_most_three_times(cuts):
+    texts = [reply(f"{k}", stop_reason="max_tokens", usage=Usage(1)) for k in range(cuts)]
+    played = run(*texts, reply("end", usage=Usage(1)), step_prompt="short")
+    whole = "".join(str(k) for k in range(cuts)) + "end"
+    asked = min(cuts, 3) + 1
+    assert (played.status, played.output) == ((RunStatus.COMPLETED, whole), (RunStatus.TRUNCATED, "0123"))[cuts > 3]
+    assert (len(played.requests), played.state.step_index, played.state.usage.input_tokens) == (asked, 1, asked)
+    for number, request in enumerate(played.requests):
+        assert [message.role for message in request.tail] == ["user", *(["assistant", "user"] if number else [])]
+        assert request.messages == played.requests[0].messages
+        assert "".join(message.text for message in request.tail[1:2]) == whole[:number]
+    assert [message.role for message in played.history] == ["user", "assistant"]
+
+
+@pytest.mark.spec("requirements:X61")
+def test_a_cut_reply_with_a_call_or_without_words_or_whose_settings_say_so_is_not_continued():
+    for parts, settings in (
+        (("text", call("add", a=1)), ModelSettings()),
+        ((), ModelSettings()),
+        ((ThinkingPart("hm"),), ModelSettings()),
+        (("text",), ModelSettings(continue_cut=False)),
+    ):
+        played = run(reply(*parts, stop_reason="max_tokens"), settings=settings)
+        assert (played.status, len(played.requests)) == (RunStatus.TRUNCATED, 1)
+
+
+@pytest.mark.spec("requirements:X61")
+def test_what_continues_a_cut_text_may_call_a_tool():
+    played = run(reply("I add", stop_reason="max_tokens"), reply(" it.", call("add", a=1, b=2)), reply("done"))
+    assert (played.history[1].text, [c.tool_name for c in played.history[1].tool_calls]) == ("I add it.", ["add"])
+    assert (played.status, len(played.calls), played.state.step_index) == (RunStatus.COMPLETED, 1, 2)
 
 
 @pytest.mark.spec("reliability:MP56")

@@ -99,12 +99,34 @@ def test_a_tool_choice_is_translated_and_the_request_s_own_wins(choice, anthropi
         assert "tool_choice" not in body("openai_chat", UserMessage("hi"), **fields)
 
 
-@pytest.mark.spec("requirements:A16", "requirements:G6", "ecosystem:EC89")
+SHOWN = {"type": "adaptive", "display": "summarized"}
+
+
+@pytest.mark.spec(
+    "requirements:A16", "requirements:G6", "ecosystem:EC89", "providers:PV5", "providers:PV6", "providers:PV7"
+)
+@pytest.mark.spec("providers:PV8", "providers:PV9")
 @pytest.mark.parametrize(
     ("name", "model", "thinking", "members"),
     [
         ("anthropic", "claude-opus-4-6", Thinking("none"), {}),
-        ("anthropic", "claude-opus-5", Thinking("enabled"), {"thinking": {"type": "adaptive"}}),
+        ("anthropic", "claude-sonnet-5", Thinking("none"), {"thinking": {"type": "disabled"}}),
+        ("anthropic", "claude-fable-5-2", Thinking("none"), {"output_config": {"effort": "low"}}),
+        ("anthropic", "claude-opus-5", Thinking("enabled"), {"thinking": SHOWN}),
+        ("anthropic", "claude-opus-5", Thinking("extended"), {"thinking": SHOWN, "output_config": {"effort": "high"}}),
+        ("anthropic", "claude-opus-4-6", Thinking("max"), {"thinking": SHOWN, "output_config": {"effort": "max"}}),
+        (
+            "anthropic",
+            "claude-opus-4-6",
+            Thinking("extended", 2_000),
+            {"thinking": {"type": "enabled", "budget_tokens": 2_000}},
+        ),
+        (
+            "anthropic",
+            "anthropic.claude-opus-4-8-v1:0",
+            Thinking(tokens=2_000),
+            {"thinking": SHOWN, "output_config": {"effort": "low"}},
+        ),
         (
             "anthropic",
             "claude-sonnet-4-20250514",
@@ -113,29 +135,12 @@ def test_a_tool_choice_is_translated_and_the_request_s_own_wins(choice, anthropi
         ),
         (
             "anthropic",
-            "claude-opus-5",
-            Thinking("extended"),
-            {"thinking": {"type": "enabled", "budget_tokens": 10_000}},
-        ),
-        (
-            "anthropic",
-            "claude-opus-5",
-            Thinking("extended", 2_000),
-            {"thinking": {"type": "enabled", "budget_tokens": 2_000}},
-        ),
-        (
-            "anthropic",
-            "claude-opus-5",
-            Thinking("low"),
-            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}},
-        ),
-        (
-            "anthropic",
-            "claude-sonnet-4-20250514",
+            "claude-haiku-4-5",
             Thinking("low"),
             {"thinking": {"type": "enabled", "budget_tokens": 2_048}},
         ),
         ("anthropic", "claude-opus-5", Thinking(show=False), {"thinking": {"type": "adaptive", "display": "omitted"}}),
+        ("anthropic", "somebody-s-model", Thinking(), {"thinking": {"type": "adaptive"}}),
         ("openai_chat", "o3", Thinking("low"), {"reasoning_effort": "low"}),
         ("openai_chat", "o3", Thinking("max"), {"reasoning_effort": "high"}),
         ("openrouter", "a/b", Thinking("low", show=False), {"reasoning": {"effort": "low", "exclude": True}}),

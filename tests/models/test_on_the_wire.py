@@ -44,7 +44,8 @@ async def test_the_encoded_bytes_reach_the_transport_as_they_are_with_key_and_ty
         seen.append(request)
         return httpx2.Response(529 if len(seen) == 1 else 200, json={})
 
-    provider = provider_of(name, transport=httpx2.MockTransport(handler))
+    more = {"max_tokens": 8_192} if name == "anthropic" else {}
+    provider = provider_of(name, transport=httpx2.MockTransport(handler), **more)
     how = ModelSettings(temperature=0.3) if sampling else ModelSettings()
     request = ModelRequest(f"{name}/{MODEL[name]}", "é", Transcript([UserMessage("hi 🎉")]), settings=how)
     with pytest.raises(ModelError):

@@ -24,7 +24,8 @@ SCHEMA = {"title": "Answer!", "type": "object", "properties": {"n": {"type": "in
 @pytest.mark.spec("ecosystem:EC88", "requirements:A15")
 def test_a_response_schema_is_asked_for_in_each_provider_s_way():
     how = {"settings": ModelSettings(response_schema=SCHEMA)}
-    assert body("anthropic", HI, **how)["output_config"] == {"format": {"type": "json_schema", "schema": SCHEMA}}
+    closed = {**SCHEMA, "additionalProperties": False}
+    assert body("anthropic", HI, **how)["output_config"] == {"format": {"type": "json_schema", "schema": closed}}
     named = {"name": "Answer_", "schema": SCHEMA}
     assert body("openai", HI, **how)["text"]["format"] == {"type": "json_schema", **named, "strict": False}
     assert body("openai_chat", HI, **how)["response_format"] == {"type": "json_schema", "json_schema": named}
@@ -143,7 +144,7 @@ def test_a_model_that_binds_its_thinking_is_told_to_drop_what_no_longer_fits():
         encoded = AnthropicProvider("k")._encode(ModelRequest(f"anthropic/{model}", settings=settings), stream=False)
         thinking = json.loads(encoded.content)["thinking"]
         expected = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}} if bound else {}
-        assert thinking == {"type": "adaptive", **expected}
+        assert thinking == {"type": "adaptive", "display": "summarized", **expected}
         assert encoded.headers.get("anthropic-beta") == ("thinking-binding-controls-2026-08-01" if bound else None)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import cache
 from typing import Any, Literal, cast
 
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
@@ -13,18 +15,22 @@ from stepengine.models._reading import Timeouts
 from stepengine.models._wire import ToolsCache
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
-    DEFAULT_MAX_TOKENS,
     Ways,
     binds_thinking,
     encode,
     encode_count,
     encode_tool,
+    limit_of,
+    offered,
+    thinks_anyway,
 )
 from stepengine.models.anthropic.stream import AnthropicAccumulator
 from stepengine.models.base import ProviderSettings
 from stepengine.models.keys import Credentials, Secret
 
 __all__ = ("AnthropicProvider",)
+
+logger = logging.getLogger("stepengine.models")
 
 SAMPLING_VERSION = "2023-06-01"
 """The last API version that takes ``temperature`` and ``top_p``; newer ones answer 400 (ecosystem EC92)."""
@@ -44,7 +50,8 @@ class AnthropicProvider(HttpProvider):
         api_key: The key; by default from ``ANTHROPIC_API_KEY`` or ``ANTHROPIC_AUTH_TOKEN``.
         base_url: Another server; by default from ``ANTHROPIC_BASE_URL``. With one, no key is demanded.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
-        max_tokens: The output limit of requests that set none; the API demands a limit.
+        max_tokens: The output limit of requests that set none; the largest output of the model by default, as far as it is
+            known, else 8,192. The API demands a limit, and thinking counts.
         prompt_cache: Whether the API shall cache tools, system prompt and messages, and for how long: true is five
             minutes, ``"1h"`` an hour.
         name: The name under which ids, signatures and opaque parts are kept and sent back.
@@ -63,7 +70,7 @@ class AnthropicProvider(HttpProvider):
         base_url: str | None = None,
         transport: Any = None,
         *,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
+        max_tokens: int | None = None,
         prompt_cache: bool | Literal["5m", "1h"] = True,
         name: str = "anthropic",
         timeouts: Timeouts | None = None,
@@ -111,16 +118,18 @@ class AnthropicProvider(HttpProvider):
         Raises:
             ModelError: when there is none.
         """
-        if max(self._ways.max_tokens, request.settings.max_tokens or 0) <= MAX_UNSTREAMED:
+        if limit_of(request, self.bare(request.model), self._ways) <= MAX_UNSTREAMED:
             return await super().complete(request)
         async with aclosing(cast("AsyncGenerator[ModelDelta]", self.stream(request))) as deltas:
             replies = [delta.reply async for delta in deltas if isinstance(delta, ReplyDone)]
         return replies[-1]
 
-    def _encode(self, request: ModelRequest, *, stream: bool, thinking: bool = True) -> Body:
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
         model = self.bare(request.model)
-        tools = self._tools(request.tools)
-        content = encode(request, model, self._ways, tools, stream=stream, thinking=thinking)
+        if thinks_anyway(request, model):
+            _warn_of_thinking(model)
+        tools = self._tools(offered(request, model))
+        content = encode(request, model, self._ways, tools, stream=stream, after=after)
         headers: dict[str, str] = {}
         if request.settings.temperature is not None or request.settings.top_p is not None:
             headers["anthropic-version"] = SAMPLING_VERSION
@@ -129,6 +138,12 @@ class AnthropicProvider(HttpProvider):
         return Body(content, headers)
 
     def _encode_count(self, request: ModelRequest) -> Body:
-        tools = self._plain_tools(request.tools)
+        tools = self._plain_tools(offered(request, self.bare(request.model)))
         content = encode_count(request, self.bare(request.model), self._ways, tools)
         return Body(content, path=f"{self.path}/count_tokens")
+
+
+@cache
+def _warn_of_thinking(model: str) -> None:
+    """Say it once for each model of a process."""
+    logger.warning("%s cannot be kept from thinking; Thinking('none') asks it for low effort", model)

@@ -92,9 +92,9 @@ class GoogleProvider(HttpProvider):
     async def _post(self, client: Any, body: Body, *, stream: bool) -> Any:
         return await sending.post(client, body.path, body.content, body.headers)
 
-    def _encode(self, request: ModelRequest, *, stream: bool, thinking: bool = True) -> Body:
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
         model = self.bare(request.model)
-        content = encode(request, model, self.name, self._tools(request.tools), thinking=thinking)
+        content = encode(request, model, self.name, self._tools(request.tools), after=after)
         return Body(content, path=path_of(model, "streamGenerateContent?alt=sse" if stream else "generateContent"))
 
     def _encode_count(self, request: ModelRequest) -> Body:

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepengine.data.models import ModelRequest, Thinking
 from stepengine.data.tools import ToolSpec
+from stepengine.models._failures import INVALID_SIGNATURE
 from stepengine.models._wire import budget_of, encoded, join_members, members_of, tool_choice_of
 from stepengine.models.google.encode import SIGNED_SINCE, Flags, encode_messages, generation_of
 
@@ -28,7 +29,7 @@ def path_of(model: str, method: str) -> str:
     return f"{model if '/' in model else f'models/{model}'}:{method}"
 
 
-def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, thinking: bool = True) -> bytes:
+def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, after: str = "") -> bytes:
     """
     Return the body of a request; whether the reply is a stream stands in the path and not here (EC58).
 
@@ -37,9 +38,9 @@ def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, th
         model: The model's name at the provider.
         provider: The provider's name.
         tools: The encoded function declarations.
-        thinking: Whether earlier thoughts and signatures go back to the model that made them.
+        after: How the same request failed before: a refused signature leaves earlier thoughts and signatures out.
     """
-    return join_members(_members(request, model, provider, tools, thinking=thinking))
+    return join_members(_members(request, model, provider, tools, thinking=after != INVALID_SIGNATURE))
 
 
 def encode_count(request: ModelRequest, model: str, provider: str, tools: bytes) -> bytes:

@@ -51,9 +51,9 @@ class OpenAIProvider(PresetProvider):
         super().__init__(name, api_key, base_url, key_env, transport, timeouts=timeouts, headers=headers)
         self._tools = ToolsCache(encode_tool)
 
-    def _encode(self, request: ModelRequest, *, stream: bool, thinking: bool = True) -> Body:
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
         model, tools = self.bare(request.model), self._tools(request.tools)
-        return Body(encode(request, model, self._preset, tools, stream=stream, thinking=thinking))
+        return Body(encode(request, model, self._preset, tools, stream=stream, after=after))
 
     def _encode_count(self, request: ModelRequest) -> Body:
         content = encode_count(request, self.bare(request.model), self._preset, self._tools(request.tools))

@@ -10,6 +10,8 @@ from typing import Any
 from stepengine.data.models import ModelRequest
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
+from stepengine.models._failures import INVALID_SIGNATURE
+from stepengine.models._schemas import strict_form
 from stepengine.models._wire import effort_of, join_members, members_of, schema_name, tool_choice_of
 from stepengine.models.openai.encode import Flags, encode_messages
 from stepengine.models.presets import Preset
@@ -22,9 +24,7 @@ KEY_LENGTH = 32
 Json = dict[str, Any]
 
 
-def encode(
-    request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, thinking: bool = True
-) -> bytes:
+def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, after: str = "") -> bytes:
     """
     Return the body of a request. Nothing is stored at the provider: the whole conversation is sent (EC96).
 
@@ -34,7 +34,7 @@ def encode(
         preset: The service's ways.
         tools: The encoded tools.
         stream: Whether the reply shall be a stream.
-        thinking: Whether earlier reasoning goes back to the model that made it.
+        after: How the same request failed before: a refused signature leaves earlier reasoning out.
 
     Raises:
         ModelError: when the reply shall be made in the background, where it would have to be polled.
@@ -57,7 +57,7 @@ def encode(
         "stream": True if stream else None,
     }
     members = members_of(request, optional, tools)
-    members["input"] = encode_messages(request, Flags(preset.name, model if thinking else ""))
+    members["input"] = encode_messages(request, Flags(preset.name, "" if after == INVALID_SIGNATURE else model))
     return join_members(members)
 
 
@@ -70,12 +70,13 @@ def encode_count(request: ModelRequest, model: str, preset: Preset, tools: bytes
 
 def encode_tool(spec: ToolSpec) -> Json:
     """Return a tool definition. ``strict`` is said, because the API would otherwise rewrite the schema (EC102)."""
+    form = strict_form(spec.input_schema, "openai") if spec.strict else None
     return {
         "type": "function",
         "name": spec.name,
         "description": spec.description,
-        "parameters": spec.input_schema,
-        "strict": False,
+        "parameters": spec.input_schema if form is None else form,
+        "strict": form is not None,
     }
 
 
@@ -103,7 +104,9 @@ def _text(request: ModelRequest) -> Json | None:
     schema = request.settings.response_schema
     if schema is None:
         return None
-    return {"format": {"type": "json_schema", "name": schema_name(schema), "schema": schema, "strict": False}}
+    form = strict_form(schema, "openai")
+    named = {"type": "json_schema", "name": schema_name(schema)}
+    return {"format": {**named, "schema": schema if form is None else form, "strict": form is not None}}
 
 
 def _tool_choice(request: ModelRequest) -> Any:

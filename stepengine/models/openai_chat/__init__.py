@@ -11,7 +11,14 @@ from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._reply import cut_at_stops
 from stepengine.models._wire import ToolsCache
 from stepengine.models.openai_chat.decode import ChatAccumulator
-from stepengine.models.openai_chat.request import encode, encode_plain_tool, encode_tool, offered
+from stepengine.models.openai_chat.request import (
+    encode,
+    encode_plain_tool,
+    encode_strict_tool,
+    encode_tool,
+    offered,
+    promises,
+)
 
 __all__ = ("OpenAIChatProvider",)
 
@@ -36,11 +43,16 @@ class OpenAIChatProvider(PresetProvider):
     def _plain_tools(self) -> ToolsCache:
         return ToolsCache(encode_plain_tool)
 
-    def _encode(self, request: ModelRequest, *, stream: bool, thinking: bool = True) -> Body:
+    @cached_property
+    def _strict_tools(self) -> ToolsCache:
+        return ToolsCache(encode_strict_tool)
+
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
         model, preset = self.bare(request.model), self._preset
         plain = preset.plain_schemas and re.fullmatch(preset.plain_schemas, model)
-        tools = (self._plain_tools if plain else self._tools)(offered(request, preset))
-        content = encode(request, model, preset, tools, stream=stream, thinking=thinking)
+        kind = self._plain_tools if plain else self._strict_tools if promises(preset, model) else self._tools
+        tools = kind(offered(request, preset))
+        content = encode(request, model, preset, tools, stream=stream, after=after)
         return Body(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:

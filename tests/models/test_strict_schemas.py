@@ -1,0 +1,159 @@
+"""Schemas that a provider is asked to keep to: what is sent for them, and which of them are asked for at all."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import Any, Literal
+
+import anthropic
+import pydantic
+import pytest
+
+from stepengine.data.messages import UserMessage
+from stepengine.data.models import ModelSettings
+from stepengine.data.tools import ToolSpec
+from stepengine.models._schemas import strict_form
+from tests.models.wires import body
+
+
+class Place(pydantic.BaseModel):
+    """Where it is."""
+
+    row: int = pydantic.Field(ge=1, le=9, description="Counted from one.")
+    side: Literal["left", "right"]
+    note: str | int | None = None
+
+
+class Answer(pydantic.BaseModel):
+    title: str
+    place: Place
+    others: list[Place] = pydantic.Field(min_length=2)
+    words: list[str] = pydantic.Field(min_length=1)
+    day: dt.date
+    code: str = pydantic.Field(pattern="^[a-z]+$", max_length=5)
+
+
+class Full(pydantic.BaseModel):
+    title: str
+    count: int = pydantic.Field(ge=1)
+    words: list[str] = pydantic.Field(min_length=2)
+    kind: Literal["a", "b"]
+    note: str | None
+
+
+class Bag(pydantic.BaseModel):
+    values: dict[str, int]
+
+
+def objects(schema: Any) -> list[dict[str, Any]]:
+    if isinstance(schema, list):
+        return [found for item in schema for found in objects(item)]
+    if not isinstance(schema, dict):
+        return []
+    own = [schema] if schema.get("type") == "object" else []
+    return own + [found for item in schema.values() for found in objects(item)]
+
+
+@pytest.mark.spec("providers:PV43", "providers:PV105")
+@pytest.mark.parametrize("model", [Place, Answer, Full])
+def test_anthropic_is_sent_what_its_own_library_would_send(model):
+    schema = model.model_json_schema()
+    assert strict_form(schema, "anthropic") == anthropic.transform_schema(schema)
+
+
+@pytest.mark.spec("providers:PV43", "providers:PV44")
+@pytest.mark.parametrize("wire", ["anthropic", "openai"])
+def test_what_cannot_be_promised_has_no_strict_form(wire):
+    whole = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+    assert strict_form(whole, wire) == {**whole, "additionalProperties": False}
+    for broken in (
+        Bag.model_json_schema(),
+        {**whole, "additionalProperties": True},
+        {"type": "string"},
+        {**whole, "anyOf": [whole]},
+        {**whole, "properties": {"x": True}},
+        {**whole, "properties": {"x": {}}},
+        {**whole, "properties": []},
+        {**whole, "required": "x"},
+    ):
+        assert strict_form(broken, wire) is None
+    deep: Any = {"type": "string"}
+    for _ in range(5_000):
+        deep = {"type": "object", "properties": {"x": deep}, "required": ["x"]}
+    assert strict_form(deep, wire) is None
+
+
+@pytest.mark.spec("providers:PV43")
+def test_anthropic_takes_24_optional_members_in_all():
+    def schema(count: int) -> dict[str, Any]:
+        half = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count - 1)}}
+        return {"type": "object", "properties": {"half": half}}
+
+    assert strict_form(schema(24), "anthropic") is not None
+    assert strict_form(schema(25), "anthropic") is None
+
+
+@pytest.mark.spec("providers:PV44")
+def test_openai_wants_every_member_and_none_of_what_it_refuses():
+    found = strict_form(Full.model_json_schema(), "openai")
+    assert all(each["additionalProperties"] is False for each in objects(found))
+    assert all(each["required"] == list(each["properties"]) for each in objects(found))
+    assert found["properties"]["count"]["minimum"] == 1
+    whole = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+    for part in (
+        {"type": "string", "maxLength": 3},
+        {"type": "string", "default": "a"},
+        {"type": "string", "pattern": "(?=a)"},
+        {"type": "array"},
+        {"oneOf": [{"type": "string"}]},
+        {"$ref": "#/$defs/x", "description": "said beside it"},
+        {"type": "string", "enum": [str(n) for n in range(1_001)]},
+    ):
+        assert strict_form({**whole, "properties": {"x": part}}, "openai") is None, part
+    assert strict_form({**whole, "required": []}, "openai") is None
+
+
+# --- on the wires -----------------------------------------------------------------------------------------------------
+
+HI = UserMessage("hi")
+FULL, OPEN = Full.model_json_schema(), Answer.model_json_schema()
+
+
+def definition(name: str, schema: dict[str, Any], *, strict: bool) -> dict[str, Any]:
+    (tool,) = body(name, HI, tools=(ToolSpec("t", "T.", schema, strict=strict),))["tools"]
+    return tool.get("function", tool)
+
+
+@pytest.mark.spec("providers:PV43", "providers:PV44", "providers:PV46")
+def test_a_strict_tool_is_asked_for_where_server_and_schema_allow_it():
+    for name in ("openai", "openai_chat"):
+        form = strict_form(FULL, "openai")
+        told = definition(name, FULL, strict=True)
+        assert (told["strict"], told["parameters"]) == (True, form)
+        for schema, strict in ((OPEN, True), (FULL, False)):
+            told = definition(name, schema, strict=strict)
+            assert (told.get("strict", False), told["parameters"]) == (False, schema)
+    told = definition("anthropic", OPEN, strict=True)
+    assert (told["strict"], told["input_schema"]) == (True, strict_form(OPEN, "anthropic"))
+    for schema, strict in ((Bag.model_json_schema(), True), (FULL, False)):
+        told = definition("anthropic", schema, strict=strict)
+        assert ("strict" in told, told["input_schema"]) == (False, schema)
+    assert definition("ollama", FULL, strict=True)["parameters"] == FULL
+    assert "strict" not in definition("ollama", FULL, strict=True)
+
+
+@pytest.mark.spec("providers:PV43", "providers:PV44", "providers:PV46")
+def test_an_answer_s_schema_is_closed_and_strict_where_it_qualifies():
+    def asked(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+        got = body(name, HI, settings=ModelSettings(response_schema=schema))
+        return {"openai": lambda: got["text"]["format"], "anthropic": lambda: got["output_config"]["format"]}.get(
+            name, lambda: got["response_format"]["json_schema"]
+        )()
+
+    assert all(each["additionalProperties"] is False for each in objects(asked("anthropic", OPEN)["schema"]))
+    assert asked("anthropic", Bag.model_json_schema())["schema"] == Bag.model_json_schema()
+    assert [asked("openai", schema)["strict"] for schema in (FULL, OPEN)] == [True, False]
+    assert [asked("openai_chat", schema).get("strict") for schema in (FULL, OPEN)] == [True, None]
+    assert "strict" not in asked("ollama", FULL)
+    assert json.dumps(asked("openai", FULL)["schema"]) == json.dumps(asked("openai_chat", FULL)["schema"])
