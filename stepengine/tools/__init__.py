@@ -8,7 +8,15 @@ documentation describes.
 from __future__ import annotations
 
 from stepengine.data.messages import ToolResult
-from stepengine.tools.bundled import change_hook_tools, file_tools, followup_tools, search_tools, shell_tools, web_tools
+from stepengine.tools.bundled import (
+    change_hook_tools,
+    file_tools,
+    followup_tools,
+    search_tools,
+    shell_tools,
+    skill_tools,
+    web_tools,
+)
 from stepengine.tools.changes import FileChangeHook
 from stepengine.tools.context import ResourceMap, ToolContext, Workspace
 from stepengine.tools.control import ask_user_tool, control_tools
@@ -54,6 +62,7 @@ __all__ = (
     "followup_tools",
     "search_tools",
     "shell_tools",
+    "skill_tools",
     "spawn_tools",
     "task_tool",
     "tool",

@@ -28,7 +28,15 @@ if TYPE_CHECKING:
     from stepengine.tools.web.fetching import Fetcher
     from stepengine.tools.web.searching import SearchBackend
 
-__all__ = ("change_hook_tools", "file_tools", "followup_tools", "search_tools", "shell_tools", "web_tools")
+__all__ = (
+    "change_hook_tools",
+    "file_tools",
+    "followup_tools",
+    "search_tools",
+    "shell_tools",
+    "skill_tools",
+    "web_tools",
+)
 
 COMMAND_SECONDS = 30.0
 
@@ -302,3 +310,16 @@ def followup_tools() -> list[Tool[..., Any]]:
     from stepengine.tools.followups import followup_tool
 
     return [followup_tool()]
+
+
+def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> list[Tool[..., Any]]:
+    """
+    Return ``skill``, by which a model reads one of the ``SKILL.md`` folders that ``stepengine.context.project_context`` lists.
+
+    Args:
+        root: A folder of the project; by default the engine's ``workspace``, else the working directory.
+        user: Whether the user's own skills are among them.
+    """
+    from stepengine.tools.skills import skill_tool
+
+    return [skill_tool(root, user=user)]
