@@ -12,6 +12,7 @@ from stepengine.tools.bundled import (
     change_hook_tools,
     file_tools,
     followup_tools,
+    memory_tools,
     search_tools,
     shell_tools,
     skill_tools,
@@ -25,6 +26,7 @@ from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
 from stepengine.tools.depends import Depends
 from stepengine.tools.files.edits import unified_diff
+from stepengine.tools.memory import FileMemory, MemoryStore, Note
 from stepengine.tools.registry import ToolRegistry
 from stepengine.tools.spawning import agent_tool, spawn_tools, task_tool
 from stepengine.tools.threads import ThreadPool
@@ -40,6 +42,9 @@ __all__ = (
     "Fetched",
     "Fetcher",
     "FileChangeHook",
+    "FileMemory",
+    "MemoryStore",
+    "Note",
     "ResourceMap",
     "SafeFetcher",
     "SearchBackend",
@@ -60,6 +65,7 @@ __all__ = (
     "decode_result",
     "file_tools",
     "followup_tools",
+    "memory_tools",
     "search_tools",
     "shell_tools",
     "skill_tools",
