@@ -19,6 +19,7 @@ from stepengine.data.hooks import Change, HookContext
 from stepengine.data.messages import UserMessage
 from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
+from stepengine.errors import PerformError
 
 __all__ = ("project_context",)
 
@@ -59,7 +60,11 @@ def project_context(
     read = partial(read_project, place, instructions=instructions, skills=skills, facts=facts, user=user)
 
     def project(ctx: HookContext) -> Generator[Any, Any, Change | None]:
-        found: Mapping[str, Any] = yield from Perform.idempotent(read)
+        try:
+            found: Mapping[str, Any] = yield from Perform.idempotent(read)
+        except PerformError as error:
+            ctx.logger.warning("the project was not read", error=error.message)
+            return None
         for warning in found["warnings"]:
             ctx.logger.warning(warning)
         can_read = "skill" in ctx.agent.tool_names

@@ -250,3 +250,15 @@ def test_an_agent_that_cannot_read_skills_is_told_of_none(tmp_path: Path) -> Non
 
     assert "notes" not in model.calls[0].system_prompt
     assert () == model.calls[0].tail
+
+
+@pytest.mark.spec("requirements:X60")
+def test_a_project_that_cannot_be_read_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    model = ScriptedModel(["Done."])
+    with Engine([agent()], models=model, default_model="x/y") as engine:
+        result = engine.run_sync("worker", "Go.")
+
+    assert "Done." == result.output
