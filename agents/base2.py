@@ -3,9 +3,12 @@
 
 Its model leads and the others do the work: file pickers and searchers look around side by side, ``thinker`` thinks hard
 things through, ``editor`` changes the files, ``code-reviewer`` and ``basher`` judge the change at the same time. The
-handler stays in charge of the end: a turn that leaves a failed check unmentioned is the model's to decide, a todo that is
-still open is not, so a hook sends the model back once. Long conversations are pruned to a summary before they get too
+handler is in charge of the end. It watches what was edited and which checks ran: a turn that ends without a check since the
+last edit is sent back once, as a hook does with open todos. Whatever the model says then, the summary names what is left: an
+edit without a check, a check that failed, a todo that is open. Long conversations are pruned to a summary before they get too
 long.
+
+It knows the project: the repository's ``AGENTS.md``, ``CLAUDE.md`` and ``knowledge.md``, its skills, and git's branch.
 
 The variants come from the same factory with other helpers: ``base2-lite``, ``base2-fast``, ``base2-max``, ``base2-plan``.
 To add an agent of your own, or one that needs the web:
@@ -17,12 +20,14 @@ To add an agent of your own, or one that needs the web:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from stepengine import STEP, AgentDefinition, Hooks, StepContext, Steps
-from stepengine.context import SystemPrompt, prune_to_summary, require_finished_todos
+from stepengine import STEP, AgentDefinition, AgentState, Hooks, StepContext, Steps, ToolCall
+from stepengine.context import SystemPrompt, project_context, prune_to_summary, require_finished_todos
+from stepengine.tools import skill_tools
 
 from .basher import agent as basher
 from .code_reviewer import agent as code_reviewer
@@ -87,12 +92,86 @@ END = "End with a few sentences: what changed, what was checked, what is still o
 FOLLOW_UP = "In that same reply, offer up to three sensible next requests with suggest_followups."
 
 
-def handle_steps(_: StepContext) -> Steps:
-    """Step until the model ends its turn; hooks keep the context short and the todos honest."""
+EDITORS = ("editor", "editor-multi-prompt")
+UNCHECKED = """\
+Files were edited and nothing was checked since. Run the check that says most about the change with basher, repair what it
+shows, and end then; or, when there is no check, say so."""
+SHOWN_CHARS = 200
+
+
+def handle_steps(ctx: StepContext) -> Steps[str | None]:
+    """Step until the model ends its turn; send it back once for a check, and name in the summary what is left."""
+    start = len(ctx.agent_state.message_history)
+    was_sent_back = False
     while True:
         turn = yield STEP
-        if turn.steps_complete:
-            return
+        if not turn.steps_complete:
+            continue
+        work = Work.since(start, turn.agent_state)
+        if not work.is_unchecked or was_sent_back or not turn.agent_state.steps_remaining:
+            left = work.left()
+            return "\n\n".join([text for text in (turn.text, left) if text]) if left else None
+        was_sent_back = True
+        yield ToolCall("add_message", {"role": "user", "content": UNCHECKED}, include_tool_call=False)
+
+
+@dataclass(frozen=True)
+class Work:
+    """
+    What a run has come to.
+
+    Attributes:
+        is_unchecked: Whether files were edited and no command ran since.
+        failed: The commands that failed since the last edit, and how.
+        todos: Those that are open.
+    """
+
+    is_unchecked: bool
+    failed: Mapping[str, str]
+    todos: Sequence[str]
+
+    @classmethod
+    def since(cls, start: int, state: AgentState) -> Work:
+        """Return what the messages after the first *start* ones tell; what runs beside an edit does not check it."""
+        edited, checks, reply = (-1, 0), list[tuple[tuple[int, int], Mapping[str, Any]]](), 0
+        for number, message in enumerate(state.message_history[start:]):
+            reply += message.role == "assistant"
+            if message.role != "tool":
+                continue
+            if message.tool_name in EDITING_TOOLS and not message.is_error:
+                edited = max(edited, (reply, number))
+            for agent_id, output in spawned(message.result.data):
+                if agent_id in EDITORS and (output.get("changed_files") or output.get("unified_diff")):
+                    edited = (reply + 1, 0)  # the helpers of one reply work at the same time
+                if agent_id == "basher":
+                    checks.append(((reply, number), output))
+        later = [output for place, output in checks if place > edited]
+        todos = [todo["task"] for todo in state.context.get("todos", ()) if not todo["completed"]]
+        return cls(edited[0] >= 0 and not later, failures(later), todos)
+
+    def left(self) -> str:
+        """Return what is left as text; ``""`` when nothing is."""
+        lines = ["Not checked: files were edited after the last check."] if self.is_unchecked else []
+        lines += [f"Failed: {command} ({how})" for command, how in self.failed.items()]
+        return "\n".join([*lines, *[f"Still open: {task}" for task in self.todos]])
+
+
+def spawned(data: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the agents that a tool's result tells of, with an output that has members; nothing for other tools."""
+    for entry in data if isinstance(data, Sequence) and not isinstance(data, str) else ():
+        if isinstance(entry, Mapping) and isinstance(output := entry.get("output"), Mapping):
+            yield str(entry.get("agent_type", "")), output
+
+
+def failures(checks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the commands that failed, and how; one that passes later has not failed any more."""
+    failed: dict[str, str] = {}
+    for ran in checks:
+        command, code = str(ran.get("command") or ran.get("error") or "")[:SHOWN_CHARS], ran.get("exit_code")
+        failed.pop(command, None)
+        if code != 0:
+            failed[command] = f"exit code {code}" if code is not None else "it did not end by itself"
+    return failed
 
 
 def create_base2(
@@ -119,13 +198,14 @@ def create_base2(
     return AgentDefinition(
         agent_id,
         description=description,
-        tools=[*LOOKING_TOOLS, *tools],
+        tools=[*LOOKING_TOOLS, *tools, *skill_tools()],
         spawnable_agents=[*LOOKING, *helpers],
         system_prompt=SystemPrompt(identity=IDENTITY, constraints=CONSTRAINTS, tool_policy=policy),
         instructions_prompt="\n".join(["Work in this order:", *numbered]),
         include_message_history=True,
         handle_steps=handle_steps,
         hooks=Hooks(
+            pre_run=[project_context()],
             pre_step=[prune_to_summary(cold_after=COLD_AFTER, forgotten_agents=FORGOTTEN)],
             on_stop=[require_finished_todos()],
         ),

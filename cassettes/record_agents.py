@@ -135,19 +135,22 @@ class Web:
 
 @contextmanager
 def sample() -> Iterator[Path]:
-    """Give a temporary copy of the sample shop; commands find the interpreter that runs this as ``python3``."""
-    before = os.environ.get("PATH", "")
-    with tempfile.TemporaryDirectory(prefix="stepengine-shop-") as folder:
+    """Give a temporary copy of the sample shop; commands find this interpreter as ``python3``, and nothing is at home."""
+    before = dict(os.environ)
+    made = tempfile.TemporaryDirectory
+    with made(prefix="stepengine-shop-") as folder, made(prefix="stepengine-home-") as home:
         for file in sorted(SAMPLE.rglob(f"*{SUFFIX}")):
             target = Path(folder) / file.relative_to(SAMPLE).with_suffix("")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(file.read_bytes())
             os.utime(target, (WRITTEN, WRITTEN))
-        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), before])
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), before.get("PATH", "")])
+        os.environ["HOME"] = os.environ["XDG_CONFIG_HOME"] = home
         try:
             yield Path(folder)
         finally:
-            os.environ["PATH"] = before
+            os.environ.clear()
+            os.environ.update(before)
 
 
 def tools_for(root: Path) -> list[Any]:
@@ -162,7 +165,7 @@ def performed(agent_id: str, play: Play, root: Path, journal: JournalLike | None
     agent = play.host or BUNDLED[agent_id]
     cast = Cast(play, agent.id)
     previous = AgentState.from_messages(play.previous) if play.previous else None
-    with Engine([agent], tools_for(root), cast, default_model=MODEL, **options) as engine:
+    with Engine([agent], tools_for(root), cast, default_model=MODEL, workspace=root, **options) as engine:
         result = engine.run_sync(agent, play.prompt, params=play.params, previous=previous, journal=journal)
     result.unwrap()
     if cast.left:

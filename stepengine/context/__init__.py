@@ -13,6 +13,7 @@ from stepengine.context.masking import mask_tool_results
 from stepengine.context.output_cache import find_output, output_cache
 from stepengine.context.overflow import raise_on_overflow
 from stepengine.context.policy import ContextLimits, ContextPolicy
+from stepengine.context.project import project_context
 from stepengine.context.prompt import Environment, SystemPrompt
 from stepengine.context.pruning import prune_to_summary
 from stepengine.context.reminding import inject_context, reminders
@@ -33,6 +34,7 @@ __all__ = (
     "inject_context",
     "mask_tool_results",
     "output_cache",
+    "project_context",
     "prune_to_summary",
     "raise_on_overflow",
     "reminders",

@@ -60,7 +60,7 @@ from stepengine.runtime.logs import LOGGER, Lines
 from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, queued
 from stepengine.runtime.retry import Retries, known_usage
-from stepengine.tools.context import ResourceMap, ToolContext, Workspace
+from stepengine.tools.context import WORKSPACE, ResourceMap, ToolContext, Workspace
 from stepengine.tools.conversion import as_result
 from stepengine.tools.threads import ThreadPool
 
@@ -254,6 +254,7 @@ class Innermost:
 
     async def _call_function(self, item: Item, io: IO) -> Single:
         call = cast("CallFunction", item.effect).call
+        token = WORKSPACE.set(self._services.tools.workspace)
         try:
             value = freeze(await self._returned(call.name, partial(call.fn, *call.args, **call.kwargs), call.fn))
         except DataError as error:
@@ -266,6 +267,8 @@ class Innermost:
             return self._failure(item, _function_failed(call.name, error))
         except (Exception, GeneratorExit) as error:  # noqa: BLE001
             return self._failure(item, _function_failed(call.name, error))
+        finally:
+            WORKSPACE.reset(token)
         return self._value(item, value)
 
     async def _returned(self, name: str, body: Callable[[], Any], fn: Any) -> Any:

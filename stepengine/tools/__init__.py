@@ -8,7 +8,16 @@ documentation describes.
 from __future__ import annotations
 
 from stepengine.data.messages import ToolResult
-from stepengine.tools.bundled import change_hook_tools, file_tools, followup_tools, search_tools, shell_tools, web_tools
+from stepengine.tools.bundled import (
+    change_hook_tools,
+    file_tools,
+    followup_tools,
+    memory_tools,
+    search_tools,
+    shell_tools,
+    skill_tools,
+    web_tools,
+)
 from stepengine.tools.changes import FileChangeHook
 from stepengine.tools.context import ResourceMap, ToolContext, Workspace
 from stepengine.tools.control import ask_user_tool, control_tools
@@ -16,6 +25,7 @@ from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview, decode_result
 from stepengine.tools.depends import Depends
 from stepengine.tools.files.edits import unified_diff
+from stepengine.tools.memory import FileMemory, MemoryStore, Note
 from stepengine.tools.registry import ToolRegistry
 from stepengine.tools.spawning import agent_tool, spawn_tools, task_tool
 from stepengine.tools.threads import ThreadPool
@@ -31,6 +41,9 @@ __all__ = (
     "Fetched",
     "Fetcher",
     "FileChangeHook",
+    "FileMemory",
+    "MemoryStore",
+    "Note",
     "ResourceMap",
     "SafeFetcher",
     "SearchBackend",
@@ -51,8 +64,10 @@ __all__ = (
     "decode_result",
     "file_tools",
     "followup_tools",
+    "memory_tools",
     "search_tools",
     "shell_tools",
+    "skill_tools",
     "spawn_tools",
     "task_tool",
     "tool",

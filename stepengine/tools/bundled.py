@@ -23,12 +23,22 @@ from stepengine.tools.files.policy import Policy
 if TYPE_CHECKING:
     from stepengine.tools.changes import FileChangeHook
     from stepengine.tools.definition import Tool
+    from stepengine.tools.memory import MemoryStore
     from stepengine.tools.shell.running import Runner
     from stepengine.tools.web.docs import DocsBackend
     from stepengine.tools.web.fetching import Fetcher
     from stepengine.tools.web.searching import SearchBackend
 
-__all__ = ("change_hook_tools", "file_tools", "followup_tools", "search_tools", "shell_tools", "web_tools")
+__all__ = (
+    "change_hook_tools",
+    "file_tools",
+    "followup_tools",
+    "memory_tools",
+    "search_tools",
+    "shell_tools",
+    "skill_tools",
+    "web_tools",
+)
 
 COMMAND_SECONDS = 30.0
 
@@ -302,3 +312,35 @@ def followup_tools() -> list[Tool[..., Any]]:
     from stepengine.tools.followups import followup_tool
 
     return [followup_tool()]
+
+
+def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> list[Tool[..., Any]]:
+    """
+    Return ``skill``, by which a model reads one of the ``SKILL.md`` folders that ``stepengine.context.project_context`` lists.
+
+    Args:
+        root: A folder of the project; by default the engine's ``workspace``, else the working directory.
+        user: Whether the user's own skills are among them.
+    """
+    from stepengine.tools.skills import skill_tool
+
+    return [skill_tool(root, user=user)]
+
+
+def memory_tools(
+    store: MemoryStore | None = None, *, scopes: Sequence[str] = ("project", "user")
+) -> list[Tool[..., Any]]:
+    """
+    Return ``remember``, ``recall`` and ``forget``: notes that outlive a run. No agent has them by default.
+
+    Args:
+        store: Keeps the notes; by default one file of Markdown per project and one per user, outside of the repository. See
+            ``FileMemory``.
+        scopes: Which notes may be used: ``"project"``, ``"user"``, or both.
+
+    Raises:
+        DefinitionError: for no scope, and one that is none.
+    """
+    from stepengine.tools.memory import memory_tools_of
+
+    return memory_tools_of(store, scopes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterable
@@ -21,7 +22,16 @@ from stepengine.tools.threads import ThreadPool
 if TYPE_CHECKING:
     from stepengine.tools.writes import FileWrite
 
-__all__ = ("Belongings", "CallScope", "CancelSignal", "Closable", "ResourceMap", "ToolContext", "Workspace")
+__all__ = (
+    "WORKSPACE",
+    "Belongings",
+    "CallScope",
+    "CancelSignal",
+    "Closable",
+    "ResourceMap",
+    "ToolContext",
+    "Workspace",
+)
 
 T = TypeVar("T")
 
@@ -63,6 +73,10 @@ class Workspace:
 
     root: Path = attrs.field(converter=Path)
     cwd: Path = attrs.field(default=attrs.Factory(lambda self: self.root, takes_self=True), converter=Path)
+
+
+WORKSPACE: contextvars.ContextVar[Workspace | None] = contextvars.ContextVar("stepengine_workspace", default=None)
+"""Where the agents of the engine work, for the function of a ``Perform``, which is given no context."""
 
 
 class ResourceMap:

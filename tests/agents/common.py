@@ -44,7 +44,12 @@ def run(
     model = ScriptedModel(replies)
     given = {name: options.pop(name) for name in ("hooks", "limits", "observers") if name in options}
     with Engine(
-        [definition], [*tools_of(folder), *options.pop("tools", [])], model, default_model="x/y", **given
+        [definition],
+        [*tools_of(folder), *options.pop("tools", [])],
+        model,
+        default_model="x/y",
+        workspace=folder,
+        **given,
     ) as engine:
         result = engine.run_sync(definition, prompt, **options)
     model.assert_complete()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from stepengine import (
@@ -43,6 +44,17 @@ FAMILY: dict[str, tuple[tuple[str, ...], set[str]]] = {
     ),
     "base2-plan": (("thinker",), {"ask_user"}),
 }
+
+
+def checked(*command: str) -> Any:
+    """
+    Return a reply that runs a command with ``basher``.
+    """
+    return tool_call("spawn_agents", {"agents": [{"agent_type": "basher", "params": {"command": list(command)}}]})
+
+
+LISTING = checked("ls")
+FREE = replace("str_replace", "shop.py", "sum(order)", "0")
 DIFFERENT = ("editor", "thinker", "basher", "code-reviewer")
 
 
@@ -59,7 +71,8 @@ def test_the_family_has_the_same_core_and_other_helpers_and_tools(agent_id: str)
     agent = BUNDLED[agent_id]
 
     assert (*LOOKING, *helpers) == agent.spawnable_ids
-    assert {"spawn_agents", "read_files", "read_subtree", "list_directory", "glob"} | tools == set(agent.tool_names)
+    core = {"spawn_agents", "read_files", "read_subtree", "list_directory", "glob", "skill"}
+    assert core | tools == set(agent.tool_names)
     assert agent.include_message_history
     assert agent.handle_steps is BUNDLED["base2"].handle_steps
     assert "" == agent.step_prompt
@@ -114,8 +127,66 @@ def test_base2_sends_its_model_back_to_open_todos_once(project: Path) -> None:
     replies = [tool_call("write_todos", {"todos": todos}), "I am done.", "It stays open: nobody knows how."]
     result, model = run("base2", project, replies, "Write it.")
 
-    assert "It stays open: nobody knows how." == result.output
+    assert "It stays open: nobody knows how.\n\nStill open: Write it" == result.output
     assert "- Write it" in model.calls[2].messages[-1].text
+
+
+@pytest.mark.spec("generator-contract:B1")
+@pytest.mark.parametrize("agent_id", ["base2", "base2-lite", "base2-fast"])
+def test_an_edit_without_a_check_is_sent_back_once_and_only_by_the_handler(project: Path, agent_id: str) -> None:
+    """
+    The model forgets; taken away, nobody notices.
+    """
+    result, model = run(agent_id, project, [FREE, "Done.", LISTING, "Done, and checked."], "Make it free.")
+    (project / "shop.py").write_text("def total(order):\n    return sum(order)\n")
+    without = attrs.evolve(BUNDLED[agent_id], handle_steps=None)
+    careless, _ = run(without, project, [FREE, "Done."], "Make it free.")
+
+    assert "nothing was checked since" in model.calls[2].messages[-1].text
+    assert "Done, and checked." == result.output
+    assert "Done." == careless.output
+
+
+@pytest.mark.spec("generator-contract:B1")
+def test_the_summary_names_what_is_left_whatever_the_model_says(project: Path) -> None:
+    """
+    A check that failed, one that ran before the last edit or beside it, and a check that passed later.
+    """
+    (failing, passing) = checked("ls", "nowhere"), checked("ls", "docs")
+    again = replace("str_replace", "shop.py", "return 0", "return 1")
+    failed, _ = run("base2-fast", project, [FREE, failing, "All is well."], "Make it free.")
+    stale, _ = run("base2-fast", project, [passing, again, "All is well.", "It is."], "Make it dear.")
+    write = tool_call("write_file", {"path": "nowhere", "content": "x"})
+    repaired, _ = run("base2-fast", project, [again, failing, write, failing, "All is well."], "Repair it.")
+    looked, _ = run("base2-fast", project, ["It costs one."], "What does it cost?", previous=stale.state)
+
+    assert "All is well.\n\nFailed: ls nowhere (exit code 2)" == failed.output
+    assert "It is.\n\nNot checked: files were edited after the last check." == stale.output
+    assert "All is well." == repaired.output
+    assert "It costs one." == looked.output
+
+
+@pytest.mark.spec("generator-contract:B1")
+def test_an_edit_of_a_helper_counts_and_a_check_beside_it_does_not(project: Path) -> None:
+    both = [{"agent_type": "editor", "prompt": "Free!"}, {"agent_type": "basher", "params": {"command": ["ls"]}}]
+    replies = [tool_call("spawn_agents", {"agents": both}), FREE, "Edited.", "Done.", LISTING, "Done, and checked."]
+    result, model = run("base2", project, replies, "Make it free.")
+
+    assert "Done, and checked." == result.output
+    assert "nothing was checked since" in model.calls[4].messages[-1].text
+
+
+@pytest.mark.spec("requirements:X60")
+def test_base2_knows_the_project_and_its_skills(project: Path) -> None:
+    (project / "AGENTS.md").write_text("Use tabs.")
+    (project / ".agents" / "skills" / "notes").mkdir(parents=True)
+    (project / ".agents" / "skills" / "notes" / "SKILL.md").write_text(
+        "---\nname: notes\ndescription: For notes.\n---\n"
+    )
+    _, model = run("base2", project, ["Done."], "Go on.")
+
+    assert "Use tabs." in model.calls[0].system_prompt
+    assert "- notes: For notes." in model.calls[0].system_prompt
 
 
 @pytest.mark.spec("generator-contract:B1", "generator-contract:P31")
@@ -134,10 +205,9 @@ def test_base2_prunes_what_its_model_sees_and_keeps_the_record(project: Path) ->
 @pytest.mark.spec("generator-contract:B3", "generator-contract:B4", "requirements:Q2")
 @pytest.mark.parametrize("agent_id", ["base2-fast", "base2-lite"])
 def test_the_small_variants_edit_files_themselves_and_check_with_basher(project: Path, agent_id: str) -> None:
-    check = {"agent_type": "basher", "params": {"command": ["ls"]}}
     replies = [
         replace("str_replace", "shop.py", "sum(order)", "0"),
-        tool_call("spawn_agents", {"agents": [check]}),
+        LISTING,
         text("It costs nothing now."),
     ]
     result, _ = run(agent_id, project, replies, "Make it free.")
@@ -151,7 +221,7 @@ def test_the_small_variants_edit_files_themselves_and_check_with_basher(project:
 def test_the_planner_of_the_family_asks_and_ends_with_a_plan_in_tags(project: Path) -> None:
     question = {"question": "How much?", "options": ["5 %", "10 %"]}
     replies = [tool_call("ask_user", {"questions": [question]}), "<plan>Take 10 % off.</plan>"]
-    result, model = run("base2-plan", project, replies, "A discount.", answers={"q1": "10 %"})
+    result, model = run("base2-plan", project, replies, "A discount.", answers={"q2": "10 %"})
     instructions = BUNDLED["base2-plan"].instructions_prompt
 
     assert "<plan>Take 10 % off.</plan>" == result.output
@@ -173,6 +243,7 @@ def test_the_large_variant_shows_its_helpers_the_tools_that_they_need(project: P
         replace("propose_str_replace", "shop.py", "sum(order)", "0"),
         "Proposed.",
         tool_call("set_output", choice),
+        LISTING,
         "It costs nothing now.",
     ]
     result, model = run("base2-max", project, replies, "Make it free.")

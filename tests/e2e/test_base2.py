@@ -84,7 +84,7 @@ def test_the_files_change_and_the_tests_of_the_project_pass(shown: Shown) -> Non
 @pytest.mark.spec("requirements:Q1", "requirements:X34", "generator-contract:B1", "generator-contract:B29")
 def test_its_layers_are_child_runs_in_the_order_of_the_work(shown: Shown) -> None:
     assert [
-        "base2  completed  11 requests, 965 tokens",
+        "base2  completed  11 requests, 1025 tokens",
         "  file-picker  completed  2 requests, 90 tokens",
         "    file-lister  completed  1 requests, 45 tokens",
         "  code-searcher  completed  0 requests, 0 tokens",

@@ -36,6 +36,10 @@ RESULTS = {
     "write_file": CHANGED,
     "propose_str_replace": CHANGED,
     "propose_write_file": CHANGED,
+    "stepengine.tools.project.read_project": {
+        **{key: [] for key in ("instructions", "deeper", "skills", "warnings")},
+        "facts": {"platform": "linux"},
+    },
     "run_terminal_command": {"command": "ls", "exit_code": 0, "stdout": "a.py\n" * 2_000},
 }
 EDIT = {"path": "a.py", "replacements": [{"old_string": "1", "new_string": "2"}]}
