@@ -11,24 +11,26 @@ import difflib
 import os
 import secrets
 import shlex
+import signal
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import attrs
 import typer
 
 from stepengine.cli import bench
 from stepengine.cli.bench import bench_for, family, limits_of, registry_of
-from stepengine.cli.console import QUIT, YES, Lines, Screen, Terminal, console_on, follow
+from stepengine.cli.console import QUIT, YES, Lines, Screen, console_on, follow
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import journal_at, name_of
 from stepengine.cli.options import Model, NoJournal, Options, with_options
-from stepengine.cli.perform import Run, interruptible, reason_of, tell_more
-from stepengine.cli.prompt import Prompt, attached, shell_output
+from stepengine.cli.perform import Run, interruptible, reason_of, resume_hint, tell_more
+from stepengine.cli.prompt import SOON, Above, Prompt, attached, shell_output
 from stepengine.cli.recording import GOES_ON, Entry, Recording, entries, with_record
 from stepengine.cli.render import message_of, money, one_line, tokens, visible
 from stepengine.cli.replay import repeated
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from stepengine.data.hooks import StepContext
     from stepengine.data.yields import Steps
     from stepengine.journal import Journal
+    from stepengine.runtime.handle import RunHandle
 
 __all__ = ("Chat", "chat")
 
@@ -172,17 +175,19 @@ class Chat:
 
     def __init__(self, options: Options, agent: AgentDefinition[Any], *, plain: bool = False) -> None:
         settings = options.settings
-        console = console_on(sys.stdout, color=settings.get("display.color"))
+        above = Above(sys.stdout)
+        console = console_on(cast("TextIO", above), color=settings.get("display.color"))
         poor = console.is_dumb_terminal or bool(os.environ.get("CI")) or console.width < TOO_NARROW
         self._options = options
         self._agent = agent
         self._bench = bench_for(options, agent, is_new=True)
         self._console = console
-        self._terminal = Terminal(console, Lines(sys.stdin))
-        is_rich = self._terminal.lines.is_terminal and console.is_terminal
-        plain = plain or poor or settings.get("display.plain") or not is_rich
+        lines = Lines(sys.stdin)
+        plain = plain or poor or settings.get("display.plain") or not (lines.is_terminal and console.is_terminal)
         names = [f"/{name}" for name in COMMANDS]
-        self._prompt = Prompt(self._terminal, commands=names, root=options.cwd.resolve(), plain=plain)
+        self._terminal = Prompt(console, lines, above, commands=names, root=options.cwd.resolve(), plain=plain)
+        self._terminal.keys = {"c-o": self._show_whole}
+        self._screen: Screen | None = None
         self._shown = {
             "verbose": options.verbose, "level": settings.get("display.log"), "thinking": settings.get("display.thinking"),
             "markdown": not plain,
@@ -191,6 +196,7 @@ class Chat:
         self._results: list[RunResult[Any]] = []
         self._journal: Journal | None = None
         self._notes: list[str] = []
+        self._leaves = False
         self._engines = AsyncExitStack()
         self._session_id = f"chat-{secrets.token_hex(6)}"  # what is allowed for good holds for all turns
 
@@ -209,8 +215,9 @@ class Chat:
         self._terminal.say(f"{self._agent.id}: {one_line(self._agent.description, 200)}".rstrip(": "))
         self._terminal.say(HELP)
         async with self._engines:
+            self._engines.enter_context(self._terminal.taken())
             await self._engines.enter_async_context(self._bench.engine)
-            said: str | None = self._options.prompt or await self._prompt.next()
+            said: str | None = self._options.prompt or await self._terminal.next()
             while said is not None and said.strip() not in QUIT:
                 if said.startswith("/") and not said.startswith("//"):
                     code = await self._command(said)
@@ -219,9 +226,9 @@ class Chat:
                 elif said.strip():
                     said = said.removeprefix("/") if said.startswith("//") else said
                     code = await self._turn(self._sent(said), title=said)
-                if code is Exit.SUSPENDED:
+                if code is Exit.SUSPENDED or self._leaves:
                     return code
-                said = await self._prompt.next()
+                said = await self._terminal.next()
         return code
 
     def _sent(self, said: str) -> str:
@@ -389,11 +396,18 @@ class Chat:
             except StepEngineError as error:
                 return complain(visible(message_of(error)))
             recording.started(handle.run_id)
-            with interruptible(handle.interrupt) as received:
-                screen = Screen(self._console, **self._shown)
-                # Where nobody sits there, the engine refuses what needs a person's permission.
-                result = await follow(handle, screen, self._terminal, permits=self._terminal.lines.is_terminal)
+            screen = self._screen = Screen(self._console, **self._shown)
+            # Where nobody sits there, the engine refuses what needs a person's permission.
+            turn = asyncio.ensure_future(
+                follow(handle, screen, self._terminal, permits=self._terminal.lines.is_terminal)
+            )
+            with self._interruptible(handle, turn) as received:
+                await asyncio.wait((turn,))
+            if turn.cancelled():
+                return self._left(recording, options)
+            result = turn.result()
             recording.ended(result)
+        self._terminal.say_next(handle.unread)
         if recording.journal is not None:
             self._journal = recording.journal
             options = attrs.evolve(options, journal=name_of(recording.journal), stem=recording.stem)
@@ -405,6 +419,46 @@ class Chat:
         if run.code is not Exit.COMPLETED:
             complain(reason_of(run, options, self._bench))
         return run.code
+
+    @contextmanager
+    def _interruptible(self, handle: RunHandle[Any], turn: asyncio.Task[Any]) -> Iterator[list[int]]:
+        """Ctrl-C interrupts the turn, and soon after it leaves the chat. Gives the signals received."""
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+
+        def stop() -> None:
+            nonlocal last
+            last = loop.time()
+            handle.interrupt()
+            loop.call_soon_threadsafe(self._terminal.say, "(interrupts; Ctrl-C once more leaves)", "dim")
+
+        def again() -> None:
+            if loop.time() - last < SOON:
+                loop.call_soon_threadsafe(turn.cancel)
+            else:
+                stop()
+
+        # The keys of a terminal that is read key by key are no signals.
+        pressed = partial(signal.raise_signal, signal.SIGINT)
+        with interruptible(stop, again) as received, self._terminal.during(self._live, pressed):
+            yield received
+
+    def _live(self) -> str:
+        return "" if self._screen is None else self._screen.live()
+
+    def _left(self, recording: Recording, options: Options) -> Exit:
+        """Say how to go on with a turn that was left in the middle."""
+        self._leaves = True
+        complain("left in the middle of a turn")
+        if recording.journal is not None:
+            there = attrs.evolve(options, journal=name_of(recording.journal), stem=recording.stem)
+            complain(f"go on with: {resume_hint(there, self._agent.id)}")
+        return Exit.INTERRUPTED
+
+    def _show_whole(self) -> None:
+        """Show the last thoughts or the last result of a tool with nothing left out."""
+        whole = "" if self._screen is None else self._screen.whole
+        self._terminal.say(visible(whole) if whole else "(no thoughts and no result yet)", "dim", gutter="| ")
 
 
 def _said(state: AgentState) -> list[UserMessage | AssistantMessage]:

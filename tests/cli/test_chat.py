@@ -17,7 +17,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -25,8 +25,8 @@ from typer.testing import CliRunner, Result
 from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.chat import COMMANDS, Chat
-from stepengine.cli.console import Lines, Terminal, console_on
-from stepengine.cli.prompt import Prompt, attached, shell_output
+from stepengine.cli.console import Lines, console_on
+from stepengine.cli.prompt import Above, Prompt, attached, shell_output
 from stepengine.cli.recording import entries, runs_folder
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -124,11 +124,16 @@ def test_a_conversation_is_saved_forked_and_compacted(chats: Any) -> None:
     assert "what you said" in result.stdout
 
 
+def prompt_in(folder: Path, typed: str = "") -> Prompt:
+    above = Above(io.StringIO())
+    return Prompt(
+        console_on(cast("Any", above)), Lines(io.StringIO(typed)), above, commands=["/help"], root=folder, plain=False
+    )
+
+
 def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def prompt() -> Prompt:
-        return Prompt(
-            Terminal(console_on(io.StringIO()), Lines(io.StringIO("said\n"))), commands=[], root=folder, plain=False
-        )
+        return prompt_in(folder, "said\n")
 
     with_it = prompt()
     monkeypatch.setitem(sys.modules, "prompt_toolkit", None)
@@ -264,7 +269,7 @@ def test_somebody_talks_decides_undoes_interrupts_and_leaves_in_a_terminal(someb
     there.sees("Written.", READY)
     assert "colour\n" == (folder / "b.txt").read_text()
     there.types("/undo\r")
-    there.sees("removed   b.txt", "y/n > ")
+    there.sees("removed   b.txt", "y/n >")
     there.types("y\n")
     there.sees(READY)
     assert not (folder / "b.txt").exists()
