@@ -158,6 +158,7 @@ class Screen(Progress):
 
     Attributes:
         whole: The last thoughts, or the last result of a tool, with nothing left out.
+        diffs: What was written to files, by children too, as unified diffs.
     """
 
     def __init__(self, console: Console, *, markdown: bool = False, **options: Any) -> None:
@@ -168,6 +169,7 @@ class Screen(Progress):
         self._is_after_block = False
         self._children: dict[str, _Child] = {}
         self.whole = ""
+        self.diffs: list[str] = []
 
     def on_event(self, event: ev.Event) -> None:
         """Show *event*."""
@@ -181,6 +183,8 @@ class Screen(Progress):
             self.whole = event.text
         elif isinstance(event, ev.ToolFinished):
             self.whole = event.result.text
+            diff = event.result.data.get("unified_diff") if isinstance(event.result.data, dict) else None
+            self.diffs += [diff] if isinstance(diff, str) else []
         super().on_event(event)
 
     def live(self) -> str:
