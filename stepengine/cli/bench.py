@@ -116,7 +116,7 @@ def bench_for(
         default_model=default,
         agent_models=_agent_models(options, agents, is_new=is_new),
         hooks=Hooks(pre_step=[summarize()], on_stop=[require_finished_todos()]),
-        permissions=settings.policy or (_asking_policy() if options.asks else None),
+        permissions=policy_of(options),
         interactor=somebody,
         # The journal that every run has by itself is no sign that somebody will come back to answer.
         headless=True if headless is None and is_new and not options.journal and alone else headless,
@@ -125,7 +125,13 @@ def bench_for(
     return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))
 
 
-def _asking_policy() -> Policy:
+def policy_of(options: Options) -> Policy | None:
+    """Return what decides about tool calls: what was chosen on the way, what is set, or what a chat asks about."""
+    chosen: Policy | None = options.policy
+    return chosen or options.settings.policy or (asking_policy() if options.asks else None)
+
+
+def asking_policy() -> Policy:
     """Return the policy that lets an agent look around and asks about everything else."""
     from stepengine.permissions import Policy, Rule, read_only_commands
 

@@ -11,38 +11,42 @@ import difflib
 import os
 import secrets
 import shlex
+import signal
 import sys
-from contextlib import AsyncExitStack
-from decimal import Decimal
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import attrs
 import typer
 
 from stepengine.cli import bench
 from stepengine.cli.bench import bench_for, family, limits_of, registry_of
-from stepengine.cli.console import QUIT, YES, Lines, Screen, Terminal, console_on, follow
+from stepengine.cli.console import QUIT, YES, Lines, Screen, console_on, follow
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import journal_at, name_of
+from stepengine.cli.journals import journal_at, limits_again, name_of
 from stepengine.cli.options import Model, NoJournal, Options, with_options
-from stepengine.cli.perform import Run, interruptible, reason_of, tell_more
-from stepengine.cli.prompt import Prompt, attached, shell_output
-from stepengine.cli.recording import GOES_ON, Entry, Recording, entries, with_record
+from stepengine.cli.perform import Run, interruptible, reason_of, resume_hint, tell_more
+from stepengine.cli.progress import diff_lines
+from stepengine.cli.prompt import SOON, Above, Prompt, attached, shell_output
+from stepengine.cli.recording import GOES_ON, Entry, Recording, entries, named, with_record
 from stepengine.cli.render import message_of, money, one_line, tokens, visible
 from stepengine.cli.replay import repeated
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.state import AgentState, RunResult, RunStatus
-from stepengine.data.usage import Usage
+from stepengine.data.usage import Spending
 from stepengine.errors import DefinitionError, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.data.hooks import StepContext
     from stepengine.data.yields import Steps
     from stepengine.journal import Journal
+    from stepengine.permissions import Policy
+    from stepengine.runtime.handle import RunHandle
 
 __all__ = ("Chat", "chat")
 
@@ -50,17 +54,24 @@ HELP = "Say what to do. /help lists the commands, /quit leaves. What changes som
 KEYS = """\
 Enter sends, Alt-Enter or Ctrl-J begins a new line. Ctrl-C stops a turn, twice leaves; Ctrl-D leaves.
 @path sends a file along, @@ is an at sign. !command runs in your own shell and shows the agent what came of it; !! does not show it.
-//text says /text to the agent."""
+//text says /text to the agent. What is said while it works is read before its next model call; commands wait for the end.
+Ctrl-O shows the last result or thoughts whole, Shift-Tab takes the next mode, Ctrl-R searches what was said before."""
 COMMANDS = {
     "help": "this",
     "model": "[MODEL]  show or set the model of all agents, from the next turn on",
     "agents": "who may spawn whom",
-    "cost": "tokens and cost of each turn",
+    "agent": "ID  talk with another agent, in a new conversation",
+    "mode": "[MODE]  show or set what holds where no rule does; Shift-Tab takes the next one",
+    "rules": "what is allowed, asked about and denied",
+    "todos": "what the agent has to do yet",
+    "diff": "what was written in this chat",
+    "cost": "tokens and cost by turn, agent and model",
     "context": "what goes with the next prompt, by estimate",
     "undo": "bring back the files that the last turn wrote",
     "save": "FILE  write the conversation as Markdown",
     "fork": "[TURN]  go on from after a turn; by default from before the last one",
     "compact": "[HINT]  have the conversation summarised now",
+    "clear": "forget the conversation and begin a new one",
     "quit": "leave",
 }
 """What may be said to the chat itself; each but the last is a method of ``Chat``."""
@@ -78,7 +89,12 @@ def chat(
     ] = "",
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The first thing to say.")] = "",
     *,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the last conversation of this folder.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with the last conversation of this folder, or with RUN, given in place of AGENT."
+        ),
+    ] = False,
     plain: Annotated[
         bool, typer.Option("--plain", help="Read and show plain lines, as where there is no terminal.")
     ] = False,
@@ -101,14 +117,20 @@ def chat(
       stepengine chat coder "Look at the failing test"
       stepengine chat ./agents/mine.py "Look at the test" --cwd ../project
       stepengine chat --resume
+      stepengine chat --resume 20260301T080000Z-1a2b3c
 
     Without a terminal nobody can be asked, so that nothing is changed:
       printf 'Which files are there?\n' | stepengine chat
     """
     from stepengine.engine import load_agent
 
-    before = _last_chat(agent) if resume else None
-    agent = agent or (before and (before.text("agent", "file") or before.text("agent", "id"))) or "coder"
+    chosen = named(agent) if resume else None
+    before = chosen or (_last_chat(agent) if resume else None)
+    agent = (
+        ("" if chosen else agent)
+        or (before and (before.text("agent", "file") or before.text("agent", "id")))
+        or "coder"
+    )
     options = attrs.evolve(options, agent=agent, prompt=prompt, model=model, no_journal=no_journal).in_force()
     history = None if before is None else _state_after(before, options)
     # What the tools may do is asked about, call by call, and the console itself shows the run.
@@ -122,7 +144,7 @@ def chat(
         raise UsageProblem(msg) from None
     made = Chat(options, definition, plain=plain)
     if history is not None:
-        made.goes_on(history)
+        made.goes_on(history, before if before is not None and before.status in GOES_ON else None)
     return asyncio.run(made.talk())
 
 
@@ -131,7 +153,7 @@ def _last_chat(agent: str) -> Entry:
     Return the last turn of the newest chat of this folder.
 
     Raises:
-        UsageProblem: when there is none, it was another agent's, or it still waits for an answer.
+        UsageProblem: when there is none, or it was another agent's.
     """
     here = str(Path.cwd())
     found = next((e for e in entries() if e.text("command") == "chat" and e.text("cwd") == here), None)
@@ -146,9 +168,6 @@ def _last_chat(agent: str) -> Entry:
         msg = (
             f"the last chat of this folder is with {found.text('agent', 'id')!r}; leave {agent!r} out to go on with it"
         )
-        raise UsageProblem(msg)
-    if found.status in GOES_ON:
-        msg = f"its last turn was not ended; first: stepengine resume {found.stem}"
         raise UsageProblem(msg)
     return found
 
@@ -171,18 +190,22 @@ class Chat:
     """
 
     def __init__(self, options: Options, agent: AgentDefinition[Any], *, plain: bool = False) -> None:
+        from stepengine.permissions.policy import MODES
+
         settings = options.settings
-        console = console_on(sys.stdout, color=settings.get("display.color"))
+        above = Above(sys.stdout)
+        console = console_on(cast("TextIO", above), color=settings.get("display.color"))
         poor = console.is_dumb_terminal or bool(os.environ.get("CI")) or console.width < TOO_NARROW
         self._options = options
         self._agent = agent
         self._bench = bench_for(options, agent, is_new=True)
         self._console = console
-        self._terminal = Terminal(console, Lines(sys.stdin))
-        is_rich = self._terminal.lines.is_terminal and console.is_terminal
-        plain = plain or poor or settings.get("display.plain") or not is_rich
+        lines = Lines(sys.stdin)
+        plain = plain or poor or settings.get("display.plain") or not (lines.is_terminal and console.is_terminal)
         names = [f"/{name}" for name in COMMANDS]
-        self._prompt = Prompt(self._terminal, commands=names, root=options.cwd.resolve(), plain=plain)
+        self._terminal = Prompt(console, lines, above, commands=names, root=options.cwd.resolve(), plain=plain)
+        self._terminal.keys = {"c-o": self._show_whole, "s-tab": self._next_mode}
+        self._screen: Screen | None = None
         self._shown = {
             "verbose": options.verbose, "level": settings.get("display.log"), "thinking": settings.get("display.thinking"),
             "markdown": not plain,
@@ -191,12 +214,18 @@ class Chat:
         self._results: list[RunResult[Any]] = []
         self._journal: Journal | None = None
         self._notes: list[str] = []
+        self._leaves = False
+        self._diffs: list[str] = []
+        self._waiting: Entry | None = None
+        # Nobody gets out of being asked who did not begin so.
+        self._modes = [mode for mode in MODES if mode != "bypass" or self._policy.mode == "bypass"]
         self._engines = AsyncExitStack()
         self._session_id = f"chat-{secrets.token_hex(6)}"  # what is allowed for good holds for all turns
 
-    def goes_on(self, state: AgentState) -> None:
-        """Go on from *state*, and show what was said last."""
+    def goes_on(self, state: AgentState, waiting: Entry | None) -> None:
+        """Go on from *state*, or with a turn that is *waiting* in it, and show what was said last."""
         self._states = [state]
+        self._waiting = waiting
         for message in _said(state)[-SHOWN_TURNS:]:
             lines = visible(message.text.strip()).splitlines()
             self._terminal.say(
@@ -209,8 +238,13 @@ class Chat:
         self._terminal.say(f"{self._agent.id}: {one_line(self._agent.description, 200)}".rstrip(": "))
         self._terminal.say(HELP)
         async with self._engines:
+            self._engines.enter_context(self._terminal.taken())
             await self._engines.enter_async_context(self._bench.engine)
-            said: str | None = self._options.prompt or await self._prompt.next()
+            if self._waiting is not None:
+                code = await self._go_on(self._waiting)
+                if code is Exit.SUSPENDED or self._leaves:
+                    return code
+            said: str | None = self._options.prompt or await self._terminal.next()
             while said is not None and said.strip() not in QUIT:
                 if said.startswith("/") and not said.startswith("//"):
                     code = await self._command(said)
@@ -219,9 +253,9 @@ class Chat:
                 elif said.strip():
                     said = said.removeprefix("/") if said.startswith("//") else said
                     code = await self._turn(self._sent(said), title=said)
-                if code is Exit.SUSPENDED:
+                if code is Exit.SUSPENDED or self._leaves:
                     return code
-                said = await self._prompt.next()
+                said = await self._terminal.next()
         return code
 
     def _sent(self, said: str) -> str:
@@ -235,6 +269,9 @@ class Chat:
 
     async def _shell(self, said: str) -> None:
         """Run a command of the person's own; only who sits there may."""
+        if self._terminal.was_pasted:
+            self._terminal.say("a !command that was pasted is not run; type it", "yellow")
+            return
         if not self._terminal.lines.is_terminal:
             complain("!command is for somebody at a terminal; nothing was run")
             return
@@ -278,9 +315,7 @@ class Chat:
             return
         options = attrs.evolve(self._options, model=[m for m in self._options.model or () if "=" in m] + [model])
         bench.models_of(options).check(model)
-        made = bench_for(options, self._agent, is_new=True)
-        await self._engines.enter_async_context(made.engine)
-        self._options, self._bench = options, made
+        await self._take(options, self._agent)
         self._terminal.say(f"from the next turn on: {one_line(model)}; what was allowed for good is asked about again")
 
     async def _do_agents(self, _: str) -> None:
@@ -290,13 +325,82 @@ class Chat:
         self._terminal.say("\n".join(tree_lines(known)))
 
     async def _do_cost(self, _: str) -> None:
-        usage, cost = Usage(), Decimal(0)
-        known = True
+        spent = Spending()
         for number, result in enumerate(self._results, start=1):
-            usage, known = usage + result.usage, known and result.cost is not None
-            cost += result.cost or 0
+            spent += result.spending
             self._terminal.say(f"  turn {number}   {tokens(result.usage) or 'no model call'}   {money(result.cost)}")
-        self._terminal.say(f"together {tokens(usage) or 'no model call'}   {money(cost if known else None)}")
+        for what, used, costs in (
+            ("agent", spent.by_agent, spent.cost_by_agent),
+            ("model", spent.by_model, spent.cost_by_model),
+        ):
+            for name, usage in used.items():
+                said = tokens(usage) or "no tokens reported"
+                self._terminal.say(f"  {what} {one_line(name, 60)}   {said}   {money(costs[name])}")
+        self._terminal.say(f"together {tokens(spent.usage) or 'no model call'}   {money(spent.cost)}")
+
+    async def _do_agent(self, name: str) -> None:
+        from stepengine.engine import load_agent
+
+        if not name:
+            self._terminal.say(
+                f"now: {self._agent.id}; /agent ID takes another one, /agents lists those that it may spawn"
+            )
+            return
+        agent = load_agent(name, folders=self._options.settings.agent_folders)
+        await self._take(attrs.evolve(self._options, agent=name), agent)
+        self._terminal.say(f"{agent.id}: {one_line(agent.description, 200)}".rstrip(": "))
+        await self._do_clear("")
+
+    async def _do_mode(self, mode: str) -> None:
+        if not mode:
+            self._terminal.say(f"now: {self._policy.mode}; there are {', '.join(self._modes)}")
+            return
+        if mode not in self._modes:
+            msg = f"{one_line(mode, 40)} is no mode that this chat can take; there are {', '.join(self._modes)}"
+            raise UsageProblem(msg)
+        policy = attrs.evolve(self._policy, mode=cast("Any", mode))
+        for rule in self._bench.engine.remembered(self._session_id):
+            policy = policy.with_session_rule(self._session_id, rule)
+        await self._take(attrs.evolve(self._options, policy=policy), self._agent)
+        self._terminal.say(f"mode {mode}, from the next turn on")
+
+    def _next_mode(self) -> None:
+        modes = self._modes
+        self._terminal.say_next([f"/mode {modes[(modes.index(self._policy.mode) + 1) % len(modes)]}"])
+
+    @property
+    def _policy(self) -> Policy:
+        return bench.policy_of(self._options) or bench.asking_policy()
+
+    async def _do_rules(self, _: str) -> None:
+        self._terminal.say(f"mode {self._policy.mode}")
+        for rule in self._policy.rules:
+            self._terminal.say(f"  {rule.decision:6} {one_line(str(rule.matcher), 200)}")
+        for rule in (*self._policy.remembered, *self._bench.engine.remembered(self._session_id)):
+            self._terminal.say(f"  always {one_line(str(rule.matcher), 200)}")
+
+    async def _do_todos(self, _: str) -> None:
+        todos = self._states[-1].context.get("todos", ()) if self._states else ()
+        lines = [f"  [{'x' if todo['completed'] else ' '}] {one_line(todo['task'], 200)}" for todo in todos]
+        self._terminal.say("\n".join(lines) or "there are no todos")
+
+    async def _do_diff(self, _: str) -> None:
+        for diff in self._diffs:
+            for line, style in diff_lines(diff):
+                self._terminal.say(line, style)
+        if not self._diffs:
+            self._terminal.say("nothing was written in this chat")
+
+    async def _do_clear(self, _: str) -> None:
+        self._states, self._session_id = [], f"chat-{secrets.token_hex(6)}"
+        self._notes.clear()
+        self._terminal.say("a new conversation; the one before is recorded, and files stay as they are")
+
+    async def _take(self, options: Options, agent: AgentDefinition[Any]) -> None:
+        """Go on with other options or another agent, from the next turn on."""
+        made = bench_for(options, agent, is_new=True)
+        await self._engines.enter_async_context(made.engine)
+        self._options, self._bench, self._agent = options, made, agent
 
     async def _do_context(self, _: str) -> None:
         from stepengine.data.estimate import estimate_tokens, message_tokens, tool_tokens
@@ -389,11 +493,32 @@ class Chat:
             except StepEngineError as error:
                 return complain(visible(message_of(error)))
             recording.started(handle.run_id)
-            with interruptible(handle.interrupt) as received:
-                screen = Screen(self._console, **self._shown)
-                # Where nobody sits there, the engine refuses what needs a person's permission.
-                result = await follow(handle, screen, self._terminal, permits=self._terminal.lines.is_terminal)
-            recording.ended(result)
+            return await self._watched(handle, recording, options)
+
+    async def _go_on(self, entry: Entry) -> Exit:
+        """Go on with a turn that waits for an answer, or was left in the middle: ask what it asks."""
+        journal = journal_at(entry.journal)
+        limits = limits_again(journal, attrs.evolve(with_record(self._options, entry), settings=self._options.settings))
+        try:
+            handle = await self._bench.engine.start_resume(journal, agent=self._agent, limits=limits, in_doubt="ask")
+        except StepEngineError as error:
+            return complain(visible(message_of(error)))
+        self._states.clear()  # what was said up to the question is said again by the turn's end
+        return await self._watched(handle, Recording(journal, entry), self._options)
+
+    async def _watched(self, handle: RunHandle[Any], recording: Recording, options: Options) -> Exit:
+        """Show a turn to its end and keep what came of it."""
+        screen = self._screen = Screen(self._console, **self._shown)
+        # Where nobody sits there, the engine refuses what needs a person's permission.
+        turn = asyncio.ensure_future(follow(handle, screen, self._terminal, permits=self._terminal.lines.is_terminal))
+        with self._interruptible(handle, turn) as received:
+            await asyncio.wait((turn,))
+        self._diffs += screen.diffs
+        if turn.cancelled():
+            return self._left(recording, options)
+        result = turn.result()
+        recording.ended(result)
+        self._terminal.say_next(handle.unread)
         if recording.journal is not None:
             self._journal = recording.journal
             options = attrs.evolve(options, journal=name_of(recording.journal), stem=recording.stem)
@@ -405,6 +530,46 @@ class Chat:
         if run.code is not Exit.COMPLETED:
             complain(reason_of(run, options, self._bench))
         return run.code
+
+    @contextmanager
+    def _interruptible(self, handle: RunHandle[Any], turn: asyncio.Task[Any]) -> Iterator[list[int]]:
+        """Ctrl-C interrupts the turn, and soon after it leaves the chat. Gives the signals received."""
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+
+        def stop() -> None:
+            nonlocal last
+            last = loop.time()
+            handle.interrupt()
+            loop.call_soon_threadsafe(self._terminal.say, "(interrupts; Ctrl-C once more leaves)", "dim")
+
+        def again() -> None:
+            if loop.time() - last < SOON:
+                loop.call_soon_threadsafe(turn.cancel)
+            else:
+                stop()
+
+        # The keys of a terminal that is read key by key are no signals.
+        pressed = partial(signal.raise_signal, signal.SIGINT)
+        with interruptible(stop, again) as received, self._terminal.during(self._live, pressed):
+            yield received
+
+    def _live(self) -> str:
+        return "" if self._screen is None else self._screen.live()
+
+    def _left(self, recording: Recording, options: Options) -> Exit:
+        """Say how to go on with a turn that was left in the middle."""
+        self._leaves = True
+        complain("left in the middle of a turn")
+        if recording.journal is not None:
+            there = attrs.evolve(options, journal=name_of(recording.journal), stem=recording.stem)
+            complain(f"go on with: {resume_hint(there, self._agent.id)}")
+        return Exit.INTERRUPTED
+
+    def _show_whole(self) -> None:
+        """Show the last thoughts or the last result of a tool with nothing left out."""
+        whole = "" if self._screen is None else self._screen.whole
+        self._terminal.say(visible(whole) if whole else "(no thoughts and no result yet)", "dim", gutter="| ")
 
 
 def _said(state: AgentState) -> list[UserMessage | AssistantMessage]:

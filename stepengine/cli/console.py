@@ -16,11 +16,12 @@ import select
 import stat
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stepengine.cli.progress import Progress, diff_lines
-from stepengine.cli.render import COLORS, ColorScheme, one_line, visible, wrapped
+from stepengine.cli.render import COLORS, ColorScheme, cut, one_line, visible, wrapped
 from stepengine.data import events as ev
 from stepengine.data.json import thaw
 from stepengine.data.questions import Answer, Question, answer_problem
@@ -39,6 +40,9 @@ MAX_SHOWN = 40
 MAX_WIDTH = 100
 MAX_BLOCK = 4_000
 """Characters of a block of Markdown that are waited for."""
+LIVE_LINES = 8
+"""Lines of the open block that stand above the prompt."""
+LIVE_CHILDREN = 6
 CHUNK = 65_536
 PERMISSION = "y yes, n no (n REASON), a always, v all of it > "
 YES, NO, ALWAYS = ("y", "yes"), ("n", "no"), ("a", "always")
@@ -151,6 +155,10 @@ class Screen(Progress):
         console: Where.
         markdown: Show the text as Markdown, each block when it is whole; by default as it is, each piece at once.
         options: As with ``Progress``.
+
+    Attributes:
+        whole: The last thoughts, or the last result of a tool, with nothing left out.
+        diffs: What was written to files, by children too, as unified diffs.
     """
 
     def __init__(self, console: Console, *, markdown: bool = False, **options: Any) -> None:
@@ -158,6 +166,50 @@ class Screen(Progress):
         self.shows_questions = False
         self._is_open = False
         self._block: str | None = "" if markdown else None
+        self._is_after_block = False
+        self._children: dict[str, _Child] = {}
+        self.whole = ""
+        self.diffs: list[str] = []
+
+    def on_event(self, event: ev.Event) -> None:
+        """Show *event*."""
+        if isinstance(event, ev.AgentSpawned):
+            self._children[event.child_path] = _Child(event.agent_id, event.prompt)
+        elif isinstance(event, ev.AgentFinished):
+            self._children.pop(event.child_path, None)
+        elif child := self._children.get(event.path):
+            child.follow(event)
+        if isinstance(event, ev.ThinkingCompleted):
+            self.whole = event.text
+        elif isinstance(event, ev.ToolFinished):
+            self.whole = event.result.text
+            diff = event.result.data.get("unified_diff") if isinstance(event.result.data, dict) else None
+            self.diffs += [diff] if isinstance(diff, str) else []
+        super().on_event(event)
+
+    def live(self) -> str:
+        """Return what stands under what was shown, coloured: the end of the open block, children at work, what goes on."""
+        from rich.text import Text
+
+        console, width = self._console, self._console.width
+        # A crowd is counted in the line below.
+        working = [path for path in sorted(self._children) if not self._is_folded(path)]
+        lines = [
+            cut(f"{'  ' * _depth(path)}{self._children[path].line}", width - 1) for path in working[:LIVE_CHILDREN]
+        ]
+        if len(working) > LIVE_CHILDREN:
+            lines.append(f"  ({len(working) - LIVE_CHILDREN} more at work)")
+        with console.capture() as drawn:
+            if self._block and self._block.strip():
+                self._print_markdown(self._block)
+        block = drawn.get().splitlines()[-LIVE_LINES:]
+        with console.capture() as drawn:
+            for line in lines:
+                console.print(Text(line, style=self._colors.agent), soft_wrap=True)
+            status = self.status()
+            status.truncate(max(1, width - 1))
+            console.print(status, soft_wrap=True)
+        return "\n".join([*block, *drawn.get().splitlines()])
 
     def _text(self, path: str, text: str) -> None:
         if path:
@@ -181,6 +233,7 @@ class Screen(Progress):
 
     def _line(self, path: str, text: str, style: str = "") -> None:
         self.close_line()
+        self._is_after_block = False
         super()._line(path, text, style)
 
     def _on_reply_discarded(self, event: ev.ReplyDiscarded) -> None:
@@ -194,12 +247,18 @@ class Screen(Progress):
 
     def _show_block(self, text: str) -> None:
         """Show a block as Markdown; what it says of links and images stays text, and so does what would steer the terminal."""
-        from rich.markdown import Markdown
-
         if text.strip():
             self._speaker = self._speaker_of("")
-            width = min(self._console.width, MAX_WIDTH)
-            self._console.print(Markdown(visible(text.strip("\n")), hyperlinks=False), width=width)
+            if self._is_after_block:
+                self._console.print()
+            self._is_after_block = True
+            self._print_markdown(text)
+
+    def _print_markdown(self, text: str) -> None:
+        from rich.markdown import Markdown
+
+        width = min(self._console.width, MAX_WIDTH)
+        self._console.print(Markdown(visible(text.strip("\n")), hyperlinks=False), width=width)
 
     def close_line(self) -> None:
         """End the line, or the block, that text was shown on, if it is not ended."""
@@ -215,6 +274,39 @@ class Screen(Progress):
 
         self._console.print(Text(text), end="", soft_wrap=True)
         self._console.file.flush()
+
+
+class _Child:
+    """
+    A child at work.
+
+    Attributes:
+        line: What is shown of it.
+    """
+
+    def __init__(self, agent_id: str, prompt: str) -> None:
+        self._name = f"{agent_id}: {one_line(prompt, 40)}".rstrip(": ")
+        self._doing = "starts"
+        self._steps = 0
+        self._start = time.monotonic()
+
+    def follow(self, event: ev.Event) -> None:
+        """Take in an event of the child itself."""
+        if isinstance(event, ev.StepStarted):
+            self._steps = event.step + 1
+        if isinstance(event, ev.ModelStarted):
+            self._doing = "waits for its model"
+        elif isinstance(event, ev.ToolStarted):
+            self._doing = one_line(event.tool_name, 40)
+
+    @property
+    def line(self) -> str:
+        step = f"step {self._steps} | " if self._steps else ""
+        return f"{self._name} | {step}{self._doing} | {time.monotonic() - self._start:.0f} s"
+
+
+def _depth(path: str) -> int:
+    return path.count(".") + 1
 
 
 def _block_end(text: str) -> int:
@@ -267,6 +359,22 @@ class Terminal:
             self.say("")
         return typed
 
+    async def meanwhile(self) -> str | None:
+        """Return the next line that is typed while a run works; ``None`` when nothing more will be typed."""
+        return await self.lines.next()
+
+    def keeps(self, text: str) -> bool:
+        """Return whether a line that was typed while a run works is not for the run; nothing is, but in a chat."""
+        return False
+
+    def unsent(self, text: str, error: StepEngineError) -> None:
+        """Take back what was typed for a run that does not take it."""
+        self.say(visible(error.message))
+
+    def typed_ahead(self) -> list[str]:
+        """Return the lines that were typed before anybody asked for one, and drop what was not sent."""
+        return self.lines.typed_ahead()
+
     async def asked(self, question: Question, answer: Callable[[Any], object], other: Callable[[str], object]) -> bool:
         """
         Ask until *answer* takes what is typed; return whether it did, and not when nothing more will be typed.
@@ -274,7 +382,7 @@ class Terminal:
         A line that is no answer to a permission question is something else that the person says, and so is what they typed
         before they could see the question: *other* takes it (requirements X47, reliability UI04).
         """
-        for line in self.lines.typed_ahead():
+        for line in self.typed_ahead():
             other(line)
         self._show(question, MAX_SHOWN)
         while (typed := await self.line(PERMISSION if question.tool_name else "> ")) is not None:
@@ -485,28 +593,34 @@ class _Person:
         news = asyncio.ensure_future(self.news.get())
         try:
             while not news.done():
-                line = asyncio.ensure_future(self._terminal.lines.next())
+                line = asyncio.ensure_future(self._listen())
                 try:
                     await asyncio.wait((news, line), return_when=asyncio.FIRST_COMPLETED)
                 finally:
+                    # Waited for: who reads keys gives the terminal back before somebody else takes it.
                     line.cancel()
-                if line.done() and not line.cancelled():
-                    text = line.result()
-                    if text is None:
-                        break
-                    self._send(text)
+                    await asyncio.wait((line,))
+                if not line.cancelled() and not line.result():
+                    break
             return await news
         finally:
             news.cancel()
 
+    async def _listen(self) -> bool:
+        """Pass on the next line that is typed; return whether there was one."""
+        text = await self._terminal.meanwhile()
+        if text is not None:
+            self._send(text)
+        return text is not None
+
     def _send(self, text: str) -> None:
         """Send what was typed; a run that ended meanwhile takes nothing."""
-        if not text.strip():
+        if not text.strip() or self._terminal.keeps(text):
             return
         try:
             self._handle.send_input(text)
         except StepEngineError as error:
-            self._terminal.say(visible(error.message))
+            self._terminal.unsent(text, error)
         else:
             self._screen.close_line()
             self._terminal.say("(sent; the run reads it before its next model call)")
@@ -534,6 +648,7 @@ class _Person:
         finally:
             asking.cancel()
             self._asking = None
+            await asyncio.wait((asking,))
         if not asking.cancelled():
             return asking.result()
         self._terminal.say("(answered elsewhere)")

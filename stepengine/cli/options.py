@@ -69,6 +69,7 @@ class Options:
         last: Whether the newest run was named in place of a journal.
         stem: The name of the run, where the command line keeps its journal and its options.
         asks: Whether what changes something is asked about where no policy is set, as in a chat.
+        policy: The ``Policy`` in place of the one that is set; ``None`` for that one.
         settings: What is set; ``in_force`` fills it in.
     """
 
@@ -97,6 +98,7 @@ class Options:
     last: bool = False
     stem: str = ""
     asks: bool = False
+    policy: Any = None
     config: Config = None
     settings: Settings = Settings()
 

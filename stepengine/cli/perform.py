@@ -183,8 +183,12 @@ def _print(output: Any) -> None:
 
 
 @contextmanager
-def interruptible(stop: Callable[[], object]) -> Iterator[list[int]]:
-    """Call *stop* at the first SIGINT or SIGTERM; the second one has its usual effect. Gives the signals received."""
+def interruptible(stop: Callable[[], object], again: Callable[[], object] | None = None) -> Iterator[list[int]]:
+    """
+    Call *stop* at the first SIGINT or SIGTERM, *again* at those that follow; without it they have their usual effect.
+
+    Gives the signals received.
+    """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -193,9 +197,10 @@ def interruptible(stop: Callable[[], object]) -> Iterator[list[int]]:
 
     def arrived(number: int, _: FrameType | None) -> None:
         received.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        stop()
+        if again is None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        (stop if again is None or len(received) == 1 else again)()
 
     for number in before:
         signal.signal(number, arrived)

@@ -198,6 +198,12 @@ class Progress:
         text = Text("".join([visible(p) for p in list(self._partial.values())]))
         if text:
             text.append("\n")
+        return text.append_text(self.status())
+
+    def status(self) -> Text:
+        """Return one line: what goes on, how far it is, what it spent."""
+        from rich.text import Text
+
         spent = tokens(self._usage)
         parts = [
             f"step {self._step}" if self._step else "",
@@ -211,7 +217,7 @@ class Progress:
             money(self._cost) if spent else "",
             f"{time.monotonic() - self._start:.0f} s",
         ]
-        return text.append(" | ".join([p for p in parts if p]), style=self._colors.note)
+        return Text(" | ".join([p for p in parts if p]), style=self._colors.note)
 
     def _line(self, path: str, text: str, style: str = "") -> None:
         from rich.text import Text

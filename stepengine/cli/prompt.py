@@ -12,18 +12,25 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+import termios
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import attrs
 
-from stepengine.cli.console import Terminal
+from stepengine.cli.console import Lines, Terminal
 from stepengine.cli.perform import interruptible
 from stepengine.cli.recording import HISTORY, runs_folder
+from stepengine.cli.render import visible
+from stepengine.errors import StepEngineError
 from stepengine.redaction import ANY
 
-__all__ = ("Attached", "Prompt", "attached", "shell_output")
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ("Above", "Attached", "Prompt", "attached", "shell_output")
 
 HISTORY_LINES = 1_000
 HISTORY_CHARS = 10_000
@@ -31,37 +38,139 @@ FILE_BYTES = 64 * 1024
 ALL_BYTES = 256 * 1024
 SHELL_BYTES = 1024 * 1024
 SHELL_SECONDS = 120
+PASTE_LINES = 10
+PASTE_CHARS = 2_000
+PASTE_BYTES = 1024 * 1024
+REFRESH = 0.1
+"""How often what goes on is drawn anew, in seconds."""
 SOON = 2.0
 """How soon after the first Ctrl-C the second one leaves, in seconds."""
 
 
-class Prompt:
+class Above:
     """
-    Reads what a person says next.
+    What is printed while lines are read below: a text stream that puts it above them.
 
     Args:
-        terminal: Where lines are read without prompt_toolkit.
+        stream: The terminal; printed on directly while nothing is read.
+
+    Attributes:
+        reading: The prompt_toolkit application that reads now.
+        encoding: The encoding of the terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._waiting = ""
+        self.reading: Any = None
+        self.encoding = stream.encoding
+
+    def write(self, text: str) -> int:
+        """Keep *text* until it is flushed."""
+        self._waiting += text
+        return len(text)
+
+    def flush(self) -> None:
+        """Print what was written; what is typed below it is drawn again."""
+        text, self._waiting = self._waiting, ""
+        reading = self.reading if self.reading is not None and self.reading.is_running else None
+        if reading is not None and text:
+            reading.renderer.erase()
+        self._stream.write(text)
+        self._stream.flush()
+        if reading is not None and text:
+            reading.invalidate()
+
+    def isatty(self) -> bool:
+        """Return whether it is a terminal."""
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return self._stream.fileno()
+
+
+class Prompt(Terminal):
+    """
+    Reads what a person says next, and what they type while a run works.
+
+    Args:
+        console: Where questions are shown.
+        lines: Where lines are read without prompt_toolkit.
+        above: The stream of *console*.
         commands: The commands that are completed.
         root: The folder whose files are completed.
         plain: Read plain lines even at a terminal.
 
     Attributes:
         is_rich: Whether prompt_toolkit reads.
+        was_pasted: Whether a part of what was said last was pasted.
+        keys: What Ctrl-O (``"c-o"``) and Shift-Tab (``"s-tab"``) do.
     """
 
-    def __init__(self, terminal: Terminal, *, commands: Sequence[str], root: Path, plain: bool) -> None:
-        self._terminal = terminal
-        self._session = None if plain else _session(commands, root)
+    def __init__(
+        self, console: Console, lines: Lines, above: Above, *, commands: Sequence[str], root: Path, plain: bool
+    ) -> None:
+        super().__init__(console, lines)
+        self._above = above
+        self._session: Any = None
+        self._answers: Any = None
+        if not plain:
+            self._session, self._answers = self._sessions(commands, root)
+        self._draft = ""
+        self._accepted: str | None = None
+        self._pastes: list[str] = []
+        self._unsent: list[str] = []
+        self._live: Callable[[], str] = str
+        self._interrupt: Callable[[], object] | None = None
         self.is_rich = self._session is not None
+        self.was_pasted = False
+        self.keys: dict[str, Callable[[], object]] = {}
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """
+        Take the terminal for as long as the block lasts: what is typed while nobody reads is not shown twice, and Enter stays Enter.
+
+        Ctrl-C is a signal while nobody reads.
+        """
+        if self._session is None:
+            yield
+            return
+        before = termios.tcgetattr(sys.stdin)
+        mine = termios.tcgetattr(sys.stdin)
+        mine[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)
+        mine[3] &= ~(termios.ECHO | termios.ICANON)
+        mine[6] = [*mine[6]]
+        mine[6][termios.VMIN], mine[6][termios.VTIME] = b"\x01", b"\x00"
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, mine)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+    @contextlib.contextmanager
+    def during(self, live: Callable[[], str], interrupt: Callable[[], object]) -> Iterator[None]:
+        """While a run works: show what *live* gives above what is typed, and call *interrupt* at Ctrl-C."""
+        self._live, self._interrupt = live, interrupt
+        try:
+            yield
+        finally:
+            self._live, self._interrupt = str, None
 
     async def next(self) -> str | None:
         """Return what is said next; ``None`` when the person leaves: with Ctrl-D, or with Ctrl-C twice."""
+        if self._unsent:
+            said = self._unsent.pop(0)
+            self.say(f"> {visible(said)}", "dim")
+            return said
         if self._session is None:
-            return await self._terminal.line("> ")
+            return await super().line("> ")
         last = -SOON
         while True:
             try:
-                said: str = await self._session.prompt_async("> ")
+                return await self._read(self._session, "> ")
             except EOFError:
                 return None
             except KeyboardInterrupt:
@@ -69,19 +178,175 @@ class Prompt:
                 if now - last < SOON:
                     return None
                 last = now
-                self._terminal.say("(Ctrl-C once more leaves, and so does Ctrl-D)", "dim")
+                self.say("(Ctrl-C once more leaves, and so does Ctrl-D)", "dim")
+
+    async def meanwhile(self) -> str | None:
+        """Return the next line that is typed while a run works."""
+        if self._session is None:
+            return await super().meanwhile()
+
+        def message() -> Any:
+            from prompt_toolkit.formatted_text import ANSI
+
+            live = self._live()
+            return ANSI(f"{live}\n> " if live else "> ")
+
+        said = await self._read(self._session, message, refresh_interval=REFRESH)
+        self.say("\n".join([f"> {line}" for line in visible(said).splitlines()]), "dim")
+        return said
+
+    async def line(self, prompt: str) -> str | None:
+        """Return an answer, ``None`` when nothing more will be typed."""
+        if self._answers is None:
+            return await super().line(prompt)
+        while True:
+            try:
+                answer: str = await self._read(self._answers, prompt, keeps=False)
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                if self._interrupt is None:
+                    return ""
+                self._interrupt()
+                await asyncio.Event().wait()  # the run, which ends, takes the question back
             else:
-                return said
+                return answer
+
+    def keeps(self, text: str) -> bool:
+        """Keep a command of the chat, or of the person's shell, until the turn is over."""
+        is_command = text.startswith(("/", "!")) and not text.startswith("//")
+        if is_command:
+            self._unsent.append(text)
+            self.say("(done when the turn is over)", "dim")
+        return is_command
+
+    def say_next(self, texts: Iterable[str]) -> None:
+        """Say next what a run did not read any more, before what was typed for after it."""
+        self._unsent[:0] = texts
+
+    def unsent(self, text: str, error: StepEngineError) -> None:
+        """What was typed when the run had just ended is what is said next."""
+        self._unsent.append(text)
+
+    def typed_ahead(self) -> list[str]:
+        """Drop keys that nobody has read; what was read but not sent stays in the line, and is no answer."""
+        if self._session is None:
+            return super().typed_ahead()
+        from prompt_toolkit.input.typeahead import clear_typeahead
+
+        clear_typeahead(self._session.app.input)
+        with contextlib.suppress(termios.error, OSError):
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+        return []
+
+    async def _read(self, session: Any, message: Any, *, keeps: bool = True, refresh_interval: float = 0) -> str:
+        """Read once; what is not sent, because somebody else has to be asked, is there again the next time."""
+        self.was_pasted, self._accepted = False, None
+        self._above.reading = session.app
+        session.app.erase_when_done = bool(refresh_interval)
+        draft = self._draft if keeps else ""
+        sent = False
+        try:
+            said: str = await session.prompt_async(
+                message, default=draft, refresh_interval=refresh_interval, handle_sigint=self._interrupt is None
+            )
+            sent = True
+        except (EOFError, KeyboardInterrupt):
+            sent = True
+            raise
+        except asyncio.CancelledError:
+            if self._accepted is None:
+                raise
+            said, sent = self._accepted, True  # Enter was faster than whoever wanted the terminal
+        finally:
+            self._above.reading = None
+            if keeps:
+                self._draft = "" if sent else session.default_buffer.text
+        return self._unfolded(said)
+
+    # --- keys ---------------------------------------------------------------------------------------------------------
+
+    def _sessions(self, commands: Sequence[str], root: Path) -> tuple[Any, Any]:
+        """Return what reads what is said, and what reads answers; nothing without prompt_toolkit."""
+        try:
+            from prompt_toolkit import PromptSession
+        except ImportError:
+            return None, None
+        keys = self._bindings()
+        said: Any = PromptSession(
+            history=_kept(self._unfolded), completer=_completer(commands, root), complete_while_typing=False,
+            multiline=True, key_bindings=keys, prompt_continuation="  ", enable_history_search=False,
+        )  # fmt: skip
+        return said, PromptSession()
+
+    def _bindings(self) -> Any:
+        """Return the keys that are not those of a line editor."""
+        from prompt_toolkit.filters import Condition
+        from prompt_toolkit.key_binding import KeyBindings
+        from prompt_toolkit.keys import Keys
+
+        keys = KeyBindings()
+        is_typed = Condition(lambda: bool(self._typed()))
+        is_working = Condition(lambda: self._interrupt is not None)
+        for names, does, when in (
+            (("enter",), self._accept, None),
+            (("c-j",), lambda event: event.current_buffer.insert_text("\n"), None),
+            (("escape", "enter"), lambda event: event.current_buffer.insert_text("\n"), None),
+            (("c-c",), lambda event: event.current_buffer.reset(), is_typed),
+            (("c-c",), self._interrupted, is_working & ~is_typed),
+            (("<sigint>",), self._interrupted, is_working),
+            # A run that works is left with Ctrl-C.
+            (("c-d",), lambda _: None, is_working & ~is_typed),
+            (("c-o",), lambda _: self.keys.get("c-o", str)(), None),
+            (("s-tab",), lambda _: self.keys.get("s-tab", str)(), None),
+            ((Keys.BracketedPaste,), self._pasted, None),
+        ):
+            keys.add(*names, filter=True if when is None else when)(does)
+        return keys
+
+    def _accept(self, event: Any) -> None:
+        self._accepted = event.current_buffer.text
+        event.current_buffer.validate_and_handle()
+
+    def _interrupted(self, _: Any) -> None:
+        if self._interrupt is not None:
+            self._interrupt()
+
+    def _pasted(self, event: Any) -> None:
+        self.was_pasted = True
+        event.current_buffer.insert_text(self._folded(event.data.replace("\r\n", "\n").replace("\r", "\n")))
+
+    def _typed(self) -> str:
+        return "" if self._session is None else self._session.default_buffer.text
+
+    # --- pastes -------------------------------------------------------------------------------------------------------
+
+    def _folded(self, pasted: str) -> str:
+        """Return what stands in the line for what was pasted; a long paste is one word until it is sent."""
+        lines = pasted.count("\n") + 1
+        if len(pasted.encode(errors="replace")) > PASTE_BYTES:
+            self.say(
+                f"(the paste has more than {PASTE_BYTES >> 20} MiB and was left out; @file sends a part of a file)",
+                "yellow",
+            )
+            return ""
+        if lines <= PASTE_LINES and len(pasted) <= PASTE_CHARS:
+            return pasted
+        self._pastes.append(pasted)
+        return f"[paste {len(self._pastes)}: {lines} lines]"
+
+    def _unfolded(self, said: str) -> str:
+        """Return what was typed with the pastes in place of the words that stand for them."""
+        for number, pasted in enumerate(self._pastes, start=1):
+            word = f"[paste {number}: {pasted.count(chr(10)) + 1} lines]"
+            # A paste is searched for no other one.
+            said = pasted.join(said.split(word)) if word in said else said
+        return said
 
 
-def _session(commands: Sequence[str], root: Path) -> Any:
-    """Return what reads at a terminal; ``None`` without prompt_toolkit."""
-    try:
-        from prompt_toolkit import PromptSession
-        from prompt_toolkit.completion import Completer, Completion
-        from prompt_toolkit.history import History
-    except ImportError:
-        return None
+def _kept(unfolded: Callable[[str], str]) -> Any:
+    """Return the history of what was said."""
+    from prompt_toolkit.history import History
 
     class Kept(History):
         """What was said before, newest first."""
@@ -90,10 +355,17 @@ def _session(commands: Sequence[str], root: Path) -> Any:
             return reversed(_history())
 
         def store_string(self, string: str) -> None:
-            _remember(string)
+            _remember(unfolded(string))
+
+    return Kept()
+
+
+def _completer(commands: Sequence[str], root: Path) -> Any:
+    """Return what completes commands behind a slash at the start, and files behind an at sign."""
+    from prompt_toolkit.completion import Completer, Completion
 
     class Names(Completer):
-        """Commands behind a slash at the start, files behind an at sign."""
+        """Commands and files."""
 
         def get_completions(self, document: Any, complete_event: Any) -> Iterator[Any]:
             before = document.text_before_cursor
@@ -105,28 +377,7 @@ def _session(commands: Sequence[str], root: Path) -> Any:
             for name in found:
                 yield Completion(name, start_position=-len(word))
 
-    return PromptSession(
-        history=Kept(), completer=Names(), complete_while_typing=False, multiline=True, key_bindings=_keys(),
-        prompt_continuation="  ", enable_history_search=False,
-    )  # fmt: skip
-
-
-def _keys() -> Any:
-    """Return the keys that are not those of a line editor: Enter sends, Alt-Enter and Ctrl-J begin a new line."""
-    from prompt_toolkit.key_binding import KeyBindings
-
-    keys = KeyBindings()
-
-    @keys.add("enter")
-    def _(event: Any) -> None:
-        event.current_buffer.validate_and_handle()
-
-    @keys.add("c-j")
-    @keys.add("escape", "enter")
-    def _(event: Any) -> None:
-        event.current_buffer.insert_text("\n")
-
-    return keys
+    return Names()
 
 
 def _paths(root: Path, begun: str) -> list[str]:

@@ -258,6 +258,11 @@ class RunHandle(Generic[Out]):
         else:
             self._in_loop(self._take_input, text)
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """What was sent to the run and did not get to it yet; when it has ended, what never did."""
+        return tuple([message.text for message in self._tree.inbox])
+
     def send_tool_result(self, tool_call_id: str, result: Any, *, path: str | None = None) -> None:
         """
         Give a call of a deferred tool its result (requirements E27, N5).

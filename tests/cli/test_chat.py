@@ -17,7 +17,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -25,9 +25,10 @@ from typer.testing import CliRunner, Result
 from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.chat import COMMANDS, Chat
-from stepengine.cli.console import Lines, Terminal, console_on
-from stepengine.cli.prompt import Prompt, attached, shell_output
+from stepengine.cli.console import Lines, console_on
+from stepengine.cli.prompt import Above, Prompt, attached, shell_output
 from stepengine.cli.recording import entries, runs_folder
+from stepengine.data.usage import Usage
 from stepengine.testing import ScriptedModel, text, tool_call
 
 WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
@@ -124,11 +125,16 @@ def test_a_conversation_is_saved_forked_and_compacted(chats: Any) -> None:
     assert "what you said" in result.stdout
 
 
+def prompt_in(folder: Path, typed: str = "") -> Prompt:
+    above = Above(io.StringIO())
+    return Prompt(
+        console_on(cast("Any", above)), Lines(io.StringIO(typed)), above, commands=["/help"], root=folder, plain=False
+    )
+
+
 def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def prompt() -> Prompt:
-        return Prompt(
-            Terminal(console_on(io.StringIO()), Lines(io.StringIO("said\n"))), commands=[], root=folder, plain=False
-        )
+        return prompt_in(folder, "said\n")
 
     with_it = prompt()
     monkeypatch.setitem(sys.modules, "prompt_toolkit", None)
@@ -157,11 +163,60 @@ def test_another_model_holds_from_the_next_turn_on(chats: Any) -> None:
     assert ["scripted/m", "scripted/other"] == [call.model for call in model.calls]
 
 
+def test_what_the_chat_tells_of_itself_comes_from_the_turns(chats: Any) -> None:
+    todos = [{"task": "look", "completed": True}, {"task": "write \x1b[2Jit", "completed": True}]
+    result, _ = chats(
+        tool_call("write_todos", {"todos": todos}, usage=Usage(10, 2)), text("One.", usage=Usage(5, 3)),
+        typed="/todos\n/diff\nfirst\n/todos\n/cost\n/rules\n/mode\n/mode bypass\n/mode plan\n/mode\n/clear\n/todos\n",
+    )  # fmt: skip
+    said = result.stdout
+
+    assert 2 == said.count("there are no todos")
+    assert "  [x] look\n  [x] write \\x1b[2Jit\n" in said
+    assert re.search(r"  agent coder   15 tokens in, 5 out .*\n  model scripted/m   15 tokens in, 5 out ", said)
+    assert "bypass is no mode that this chat can take" in said
+    assert ["default", "plan"] == re.findall(r"^now: (\w+);", said, re.MULTILINE)
+    assert "  allow  " in said
+    assert "nothing was written in this chat" in said
+
+
+def test_in_the_mode_plan_nothing_is_written_and_in_bypass_nobody_gets_by_asking_for_it(chats: Any) -> None:
+    _, model = chats(WRITES, text("Not."), typed="/mode plan\nwrite\n")
+
+    assert not Path("b.txt").exists()
+    assert "plan" in next(m.text for m in model.calls[-1].messages if m.role == "tool")
+
+
+def test_another_agent_and_a_cleared_chat_know_nothing_of_what_was_said(chats: Any, folder: Path) -> None:
+    (folder / "other.py").write_text(
+        "from stepengine import AgentDefinition\nagent = AgentDefinition(id='other', description='Says little.')\n"
+    )
+    result, model = chats(
+        text("One."), text("Two."), text("Three."), typed="first\n/agent other.py\nsecond\n/clear\nthird\n"
+    )
+
+    assert "other: Says little." in result.stdout
+    assert [["first"], ["second"], ["third"]] == [
+        [m.text for m in call.messages if m.role == "user" and m.text in ("first", "second", "third")]
+        for call in model.calls
+    ]
+
+
+def test_a_conversation_goes_on_by_the_name_of_its_run(chats: Any) -> None:
+    chats(text("One."), typed="first\n")
+    chats(text("Other."), typed="another\n")
+    older = entries()[-1].stem
+    _, model = chats(text("Two."), typed="second\n", options=("--resume", older))
+
+    assert ["first", "One.", "second"] == [m.text for m in model.calls[0].messages if m.role in ("user", "assistant")]
+
+
 # --- in a terminal ----------------------------------------------------------------------------------------------------
 
 PROGRAM = """
 import time
 from stepengine.cli import bench, main
+from stepengine.data.usage import Usage
 from stepengine.testing import ScriptedModel, text, tool_call
 
 def slow(request):
@@ -264,7 +319,7 @@ def test_somebody_talks_decides_undoes_interrupts_and_leaves_in_a_terminal(someb
     there.sees("Written.", READY)
     assert "colour\n" == (folder / "b.txt").read_text()
     there.types("/undo\r")
-    there.sees("removed   b.txt", "y/n > ")
+    there.sees("removed   b.txt", "y/n >")
     there.types("y\n")
     there.sees(READY)
     assert not (folder / "b.txt").exists()
