@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from stepengine import AgentDefinition, Engine, RetryPolicy, RunStatus, tool
 from stepengine.errors import ModelError
 from stepengine.models import Models
+from stepengine.testing import Clock
 from tests.faults.scripts import WIRES
 from tests.faults.server import fault_server, json_answer, sse
 from tests.faults.test_adapters import before_the_end
@@ -21,23 +20,16 @@ SAID = ("It is five.", [], "end_turn")
 CALL = ("", [("add", '{"a": 2, "b": 3}')], "tool_use")
 
 
-class JumpingClock:
-    """A clock whose time passes only in ``sleep``."""
+class Waits(Clock):
+    """A clock of the test kit that says what it was asked to wait for."""
 
     def __init__(self) -> None:
-        self.ms = 0
+        super().__init__()
         self.sleeps: list[float] = []
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-    def now_ms(self) -> int:
-        return self.ms
 
     async def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
-        self.ms += int(seconds * 1000)
-        await asyncio.sleep(0)
+        await super().sleep(seconds)
 
 
 async def ran(wire, *answers, watched=True, attempts=4):
@@ -57,7 +49,7 @@ async def ran(wire, *answers, watched=True, attempts=4):
         return a + b
 
     events: list[Any] = []
-    clock = JumpingClock()
+    clock = Waits()
     agent = AgentDefinition("adder", tools=[add], model=wire.model)
     async with fault_server(*answers) as server:
         engine = Engine(

@@ -333,7 +333,8 @@ async def test_a_reply_is_held_to_four_mebibytes_of_text_whichever_way_it_comes(
 
 
 def anthropic_events(*events) -> bytes:
-    return b"".join([b"event: %s\ndata: %s\n\n" % (e["type"].encode(), json.dumps(e).encode()) for e in events])
+    names = [event["type"] if isinstance(event, dict) else "message" for event in events]
+    return b"".join([f"event: {n}\ndata: {json.dumps(e)}\n\n".encode() for n, e in zip(names, events, strict=True)])
 
 
 START = {"type": "message_start", "message": {"content": [], "usage": {}}}
@@ -345,7 +346,7 @@ STOPPED = {"type": "content_block_stop", "index": 0}
 END = [{"type": "message_delta", "delta": {"stop_reason": "end_turn"}}, {"type": "message_stop"}]
 
 
-@pytest.mark.spec("reliability:MP28")
+@pytest.mark.spec("reliability:MP28", "ecosystem:EC71")
 @pytest.mark.parametrize(
     "events",
     [
@@ -358,7 +359,13 @@ END = [{"type": "message_delta", "delta": {"stop_reason": "end_turn"}}, {"type":
         [START, TEXT, WROTE, STOPPED],
         [START, CALL, SAID, STOPPED],
         [START, TEXT, SAID, STOPPED, SAID],
+        [START, TEXT, TEXT, SAID, STOPPED],
+        [START, TEXT, SAID],
+        [START, {"type": "content_block_delta"}],
+        [START, 7],
+        [START, END[1]],
         [TEXT, SAID, STOPPED],
+        [],
     ],
     ids=str,
 )
@@ -386,6 +393,10 @@ COMPLETED = {"type": "response.completed", "response": {"id": "r", "status": "co
         [CREATED, ADDED, ADDED, DONE],
         [CREATED, DONE],
         [CREATED, ADDED, DELTA],
+        [CREATED, ADDED, DELTA, DONE, DELTA],
+        [CREATED, ADDED, DELTA, DONE, DONE],
+        [CREATED, ADDED, DELTA, DONE, ADDED],
+        [CREATED, 7],
         [CREATED, ADDED, {**DELTA, "output_index": "0"}, DONE],
     ],
     ids=str,

@@ -204,34 +204,6 @@ def test_responses_usage_falls_into_disjoint_buckets(raw, usage):
     assert responses_usage(raw) == usage
 
 
-ADDED = event(
-    {"type": "response.output_item.added", "output_index": 0, "item": {"type": "message", "id": "m", "content": []}}
-)
-DONE = ADDED.replace(b"added", b"done")
-DELTA = event({"type": "response.output_text.delta", "output_index": 0, "delta": "x"})
-
-
-@pytest.mark.spec("reliability:MP28")
-@pytest.mark.parametrize(
-    "events",
-    [
-        [DELTA],
-        [ADDED, ADDED],
-        [DONE],
-        [ADDED, DONE, DELTA],
-        [ADDED, DONE, DONE],
-        [ADDED, DONE, ADDED],
-        [b"data: 7\n\n"],
-    ],
-)
-def test_responses_events_in_an_impossible_order_break_the_protocol(events):
-    it = reader("openai")
-    with pytest.raises(ModelError) as caught:
-        for one in events:
-            it.feed(one)
-    assert (caught.value.kind, caught.value.retryable) == ("protocol", True)
-
-
 @pytest.mark.spec("ecosystem:EC73")
 def test_streamed_reasoning_counts_as_its_done_event_has_it():
     item = {"type": "reasoning", "id": "rs_1", "summary": []}

@@ -118,32 +118,6 @@ END = event({"type": "content_block_stop", "index": 0})
 STOP = event({"type": "message_stop"})
 
 
-@pytest.mark.spec("reliability:MP28", "ecosystem:EC71")
-@pytest.mark.parametrize(
-    "events",
-    [
-        [START, START],
-        [BLOCK],
-        [START, DELTA],
-        [START, BLOCK, END, DELTA],
-        [START, BLOCK, BLOCK],
-        [START, BLOCK.replace(b'"index": 0', b'"index": 1')],
-        [START, DELTA.replace(b'"index": 0', b'"index": -1')],
-        [START, BLOCK, STOP],
-        [START, STOP],
-        [START, event({"type": "content_block_delta"})],
-        [event({"type": "message_delta", "delta": {}})],
-        [b"data: 7\n\n"],
-    ],
-)
-def test_anthropic_events_in_an_impossible_order_break_the_protocol_and_may_be_tried_again(events):
-    it = reader("anthropic")
-    with pytest.raises(ModelError) as caught:
-        for one in events:
-            it.feed(one)
-    assert (caught.value.kind, caught.value.retryable) == ("protocol", True)
-
-
 @pytest.mark.spec("reliability:MP19", "reliability:MP59", "ecosystem:EC71")
 def test_what_a_lost_stream_used_is_known_as_far_as_it_said():
     it = reader("anthropic")

@@ -11,10 +11,11 @@ __all__ = ("KINDS", "Histories", "store_of")
 KINDS = ("memory", "files", "sqlite")
 
 
-def store_of(kind, folder):
+def store_of(kind, folder, **options):
     if kind == "memory":
-        return MemorySessions()
-    return FileSessions(folder / "sessions") if kind == "files" else SqliteSessions(folder / "sessions.db")
+        return MemorySessions(**options)
+    made, name = (FileSessions, "sessions") if kind == "files" else (SqliteSessions, "sessions.db")
+    return made(folder / name, **options)
 
 
 class Histories:

@@ -26,7 +26,6 @@ from stepengine.errors import SessionConflict, SessionError
 from stepengine.sessions import (
     CacheStore,
     FileSessions,
-    MemorySessions,
     SessionStore,
     SqliteSessions,
     StateStore,
@@ -34,6 +33,7 @@ from stepengine.sessions import (
     mended,
 )
 from stepengine.sessions.stores import folder_name
+from tests.sessions.stores import KINDS, store_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,13 +48,10 @@ class Clock:
 
 
 def made(kind, folder, clock=None):
-    clock = clock or Clock()
-    if kind == "memory":
-        return MemorySessions(clock=clock)
-    return FileSessions(folder / "s", clock=clock) if kind == "files" else SqliteSessions(folder / "s.db", clock=clock)
+    return store_of(kind, folder, clock=clock or Clock())
 
 
-@pytest.fixture(params=["memory", "files", "sqlite"])
+@pytest.fixture(params=KINDS)
 def kind(request):
     return request.param
 

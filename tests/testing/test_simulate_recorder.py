@@ -11,7 +11,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Value
 from stepengine.data.tools import ToolAnnotations
-from stepengine.data.yields import STEP, AgentCall, Parallel, Perform, ToolCall
+from stepengine.data.yields import STEP, AgentCall, Ask, Parallel, Perform, ToolCall
 from stepengine.errors import StepEngineError
 from stepengine.journal import history, recorder
 from stepengine.journal.journaled_run import JournaledRun
@@ -199,6 +199,20 @@ def test_a_recorder_or_replayer_that_is_wrong_is_told_under_its_row(plant, monke
     with pytest.raises(SimulationFailed) as failed:
         simulated(*faults)
     assert row == failed.value.row
+
+
+@pytest.mark.spec("reliability:I3", "reliability:I12")
+@pytest.mark.parametrize("kind", ["cancel", "shutdown"])
+def test_a_replayer_that_takes_a_run_that_was_stopped_while_it_asked_for_one_that_waits_is_found(kind, monkeypatch):
+    def asking(ctx):
+        return (yield from Ask("Really?"))
+
+    agent = AgentDefinition("asking", handle_steps=asking)
+    assert 2 == simulate(agent, None, faults=[kind]).runs
+    monkeypatch.setattr(history.History, "stop", None)
+    with pytest.raises(SimulationFailed, match=r"status of the run is .*SUSPENDED.*, and was .*CANCELLED") as failed:
+        simulate(agent, None, faults=[kind])
+    assert "I3" == failed.value.row
 
 
 def test_a_replayer_that_takes_every_effect_for_the_recorded_one_is_found(monkeypatch):
