@@ -172,6 +172,15 @@ def test_the_summary_names_what_is_left_whatever_the_model_says(project: Path) -
 
 
 @pytest.mark.spec("generator-contract:B1")
+def test_a_check_whose_output_was_summed_up_is_one(project: Path) -> None:
+    params = {"command": ["seq", "2000"], "what_to_summarize": "the last number"}
+    summed = tool_call("spawn_agents", {"agents": [{"agent_type": "basher", "params": params}]})
+    result, _ = run("base2-fast", project, [FREE, summed, "It is 2000.", "All is well."], "Make it free.")
+
+    assert "All is well." == result.output
+
+
+@pytest.mark.spec("generator-contract:B1")
 def test_an_edit_of_a_helper_counts_and_a_check_beside_it_does_not(project: Path) -> None:
     both = [{"agent_type": "editor", "prompt": "Free!"}, {"agent_type": "basher", "params": {"command": ["ls"]}}]
     replies = [tool_call("spawn_agents", {"agents": both}), FREE, "Edited.", "Done.", LISTING, "Done, and checked."]
