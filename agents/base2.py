@@ -143,7 +143,7 @@ class Work:
             for agent_id, output in spawned(message.result.data):
                 if agent_id in EDITORS and (output.get("changed_files") or output.get("unified_diff")):
                     edited = (reply + 1, 0)  # the helpers of one reply work at the same time
-                if agent_id == "basher":
+                if agent_id == "basher" and output:
                     checks.append(((reply, number), output))
         later = [output for place, output in checks if place > edited]
         todos = [todo["task"] for todo in state.context.get("todos", ()) if not todo["completed"]]
@@ -157,16 +157,19 @@ class Work:
 
 
 def spawned(data: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the agents that a tool's result tells of, with an output that has members; nothing for other tools."""
+    """Yield the agents that a tool's result tells of, and their outputs; text, such as a summary of a check, has no members."""
     for entry in data if isinstance(data, Sequence) and not isinstance(data, str) else ():
-        if isinstance(entry, Mapping) and isinstance(output := entry.get("output"), Mapping):
-            yield str(entry.get("agent_type", "")), output
+        if isinstance(entry, Mapping) and "agent_type" in entry:
+            output = entry.get("output")
+            yield entry["agent_type"], output if isinstance(output, Mapping) else {"text": output} if output else {}
 
 
 def failures(checks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the commands that failed, and how; one that passes later has not failed any more."""
     failed: dict[str, str] = {}
-    for ran in checks:
+    for ran in [
+        ran for ran in checks if "text" not in ran
+    ]:  # how a command ended whose output was summed up, its text says
         command, code = str(ran.get("command") or ran.get("error") or "")[:SHOWN_CHARS], ran.get("exit_code")
         failed.pop(command, None)
         if code != 0:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import difflib
 import gc
 import itertools
 import sys
@@ -32,6 +33,7 @@ import pytest
 
 import stepengine
 from stepengine.cli.settings import Settings, UsageProblem
+from stepengine.context.project import TAGS
 from stepengine.data.json import JsonDict, freeze_object, mended
 from stepengine.data.matching import BoundedMatcher
 from stepengine.data.thoughts import parted
@@ -71,6 +73,8 @@ from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
 from stepengine.tools.files.paths import shown
 from stepengine.tools.files.rules import PROTECTED, SECRETS, PathRules
 from stepengine.tools.files.text import decode, stream_lines
+from stepengine.tools.memory import HIGHEST, _notes, _words
+from stepengine.tools.project import _facts
 from stepengine.tools.repair import repairer
 from stepengine.tools.schemas import JsonSchema
 from stepengine.tools.search.fallback import _line_test
@@ -82,6 +86,7 @@ from stepengine.tools.search.regex import safe_columns
 from stepengine.tools.search.symbols import top_level_names
 from stepengine.tools.search.words import words_of
 from stepengine.tools.shell.output import Capture
+from stepengine.tools.skills import NAME, _mapping
 from stepengine.tools.web.docs import _around, _links
 from stepengine.tools.web.fetching import Fetched
 from stepengine.tools.web.pages import CODECS, page_of
@@ -407,6 +412,79 @@ def result_text(text: str) -> Any:
 
 
 PLACES = (
+    # --- what a repository and earlier runs say
+    Place(
+        "head of a skill",
+        _mapping,
+        tuple(
+            [
+                of(unit)
+                for unit in (
+                    "[",
+                    "{",
+                    "a: ",
+                    "- ",
+                    "&a ",
+                    "*a ",
+                    "? ",
+                    "!!x ",
+                    '"',
+                    "'",
+                    "a: b\n",
+                    "\t",
+                    "#",
+                    "|\n",
+                    "%",
+                    "\\",
+                )
+            ]
+        ),
+        ("tools/skills.py:_mapping", "tools/skills.py:_read"),
+        most=16 * 1024,
+    ),
+    Place(
+        "name of a skill",
+        NAME.fullmatch,
+        (of("a"), of("a-"), of("-"), of("a", "", "!")),
+        ("tools/skills.py:NAME",),
+        most=64,
+    ),
+    Place(
+        "name of a skill that is not there",
+        lambda name: difflib.get_close_matches(name, [f"{name[:40]}{n}" for n in range(200)], 3),
+        (of("a"), of("ab"), of("a-")),
+        ("tools/skills.py:skill_tool.skill",),
+        most=64,
+    ),
+    Place(
+        "tags in instructions",
+        lambda text: TAGS.sub("&lt;", text),
+        (of("<"), of("< "), of("</ "), of("<   /   "), of("<env"), of("< /  skills")),
+        ("context/project.py:TAGS",),
+    ),
+    Place(
+        "file of notes",
+        lambda text: _notes(text.split("\n")),
+        tuple(
+            [
+                of(f"{unit}{end}")
+                for unit in ("- [m1] 2026-01-01", " #a", "- [m", " run a", ": a", "#")
+                for end in ("", "\n")
+            ]
+        ),
+        ("tools/memory.py:LINE", "tools/memory.py:FileMemory._lines"),
+        most=1 << 19,
+    ),
+    Place("highest note", HIGHEST.fullmatch, (of("<!-- "), of("1", "<!-- highest: m")), ("tools/memory.py:HIGHEST",)),
+    Place(
+        "words of notes", _words, (of("a"), of("a-"), of(" "), of("\u0300"), of("\ufdfa")), ("tools/memory.py:WORD",)
+    ),
+    Place(
+        "status of git",
+        _facts,
+        (ofb("1 "), ofb("2 a\0"), ofb("? a\0"), ofb("# branch.head "), ofb("\xff")),
+        ("tools/project.py:_facts",),
+    ),
     # --- ignore files, globs, paths
     Place(
         "ignore line",
@@ -1072,6 +1150,10 @@ PLACES = (
 )
 
 APART: dict[str, str] = {
+    "tools/memory.py:SCOPE": "a name of a fixed length, made by this package",
+    "tools/memory.py:_remembering.remember": "the id of a run, one run of characters",
+    "tools/memory.py:project_scope": "at most 4 KiB of a file of git's, in UTF-8",
+    "tools/project.py:_Instructions._file": "at most 32 KiB, in UTF-8",
     "cli/app.py:MARKUP": "help texts of this package",
     "cli/chat.py:Chat._command": "what a person typed, compared with names of ours",
     "acp/kept.py:ID": "a name of a fixed length",

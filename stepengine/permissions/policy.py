@@ -27,6 +27,7 @@ from stepengine.errors import DefinitionError
 from stepengine.permissions.commands import READ_ONLY, CommandForm
 from stepengine.permissions.rules import (
     ORDER,
+    PATHS,
     Call,
     Category,
     Command,
@@ -43,6 +44,7 @@ from stepengine.permissions.rules import (
     When,
 )
 from stepengine.tools.files.atomic import replace_path
+from stepengine.tools.files.rules import INSTRUCTION_FILES, PathRules
 
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -50,6 +52,8 @@ VERSION = 1
 FILE_BYTES = 1024 * 1024
 PLAN = "Denied: in plan mode only tools that change nothing may be used; describe what you would do instead."
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
+INSTRUCTING = PathRules((*INSTRUCTION_FILES, ".agents/", ".claude/"), ())
+"""What later runs are told by; who accepts edits of the work has not accepted those (requirements X60)."""
 CALL_KEYS = ("is", "input", "agent", "paths", "hosts")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description")
 
@@ -108,7 +112,8 @@ class Policy:
     Attributes:
         rules: In order of addition.
         mode: What holds where no rule matches. ``default`` asks. ``plan`` allows what changes nothing and denies the rest.
-            ``accept_edits`` allows tools of the category ``write`` and asks for the rest. ``dont_ask`` denies wherever it
+            ``accept_edits`` allows tools of the category ``write`` and asks for the rest, and for files that instruct later
+            runs, such as ``AGENTS.md`` and ``.agents/``. ``dont_ask`` denies wherever it
             would have to be asked, ``bypass`` allows there. Denying and allowing rules hold in every mode.
         remembered: What people allowed for good. These decide nothing: they answer the questions that the policy asks, so
             that a run that waits is judged as it was when it began. See ``PolicyFile``.
@@ -177,7 +182,7 @@ class Policy:
             return Verdict(
                 "deny", None, f"no rule matches; the mode 'plan' denies {tool.name}, which may change something", PLAN
             )
-        if self.mode == "accept_edits" and tool.category == "write":
+        if self.mode == "accept_edits" and tool.category == "write" and not _instructs(request):
             return Verdict(
                 "allow", None, "no rule matches; the mode 'accept_edits' allows tools of the category 'write'"
             )
@@ -409,6 +414,11 @@ class PolicyFile:
             changed = attrs.evolve(policy, remembered=change(kept).values())
             if changed != policy:
                 replace_path(self.path, (json.dumps(changed.to_json(), indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _instructs(request: Request) -> bool:
+    """Return whether a call names a file that instructs later runs."""
+    return any(INSTRUCTING.match(path.split("/")) for path in request.texts(PATHS))
 
 
 @contextmanager

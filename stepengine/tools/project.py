@@ -23,15 +23,14 @@ from stepengine.tools.argv import Argv
 from stepengine.tools.context import WORKSPACE
 from stepengine.tools.files.policy import Policy
 from stepengine.tools.files.root import Missing, Root
+from stepengine.tools.files.rules import INSTRUCTION_FILES
 from stepengine.tools.files.walk import Budget, walk
 from stepengine.tools.shell.environment import Environment, Private, find_program
 from stepengine.tools.shell.git import NAMES_BYTES, looking
 from stepengine.tools.skills import find_skills, project_top, read_start, user_folder
 
-__all__ = ("INSTRUCTION_FILES", "read_project")
+__all__ = ("read_project",)
 
-INSTRUCTION_FILES = ("AGENTS.md", "CLAUDE.md", "knowledge.md")
-"""In the order in which those of one folder are read."""
 FILE_BYTES, ALL_BYTES = 32 * 1024, 64 * 1024
 CATALOG_BYTES = 16 * 1024
 DEEPER_FILES, DEEPER_DEPTH = 50, 6

@@ -158,12 +158,26 @@ def test_the_summary_names_what_is_left_whatever_the_model_says(project: Path) -
     stale, _ = run("base2-fast", project, [passing, again, "All is well.", "It is."], "Make it dear.")
     write = tool_call("write_file", {"path": "nowhere", "content": "x"})
     repaired, _ = run("base2-fast", project, [again, failing, write, failing, "All is well."], "Repair it.")
+    later = [again, checked("ls", "made"), checked("mkdir", "made"), checked("ls", "made"), "All is well."]
+    passed, _ = run(
+        "base2-fast", project, [replace("str_replace", "shop.py", "return 1", "return 0"), *later], "Repair it."
+    )
     looked, _ = run("base2-fast", project, ["It costs one."], "What does it cost?", previous=stale.state)
 
     assert "All is well.\n\nFailed: ls nowhere (exit code 2)" == failed.output
     assert "It is.\n\nNot checked: files were edited after the last check." == stale.output
     assert "All is well." == repaired.output
+    assert "All is well." == passed.output
     assert "It costs one." == looked.output
+
+
+@pytest.mark.spec("generator-contract:B1")
+def test_a_check_whose_output_was_summed_up_is_one(project: Path) -> None:
+    params = {"command": ["seq", "2000"], "what_to_summarize": "the last number"}
+    summed = tool_call("spawn_agents", {"agents": [{"agent_type": "basher", "params": params}]})
+    result, _ = run("base2-fast", project, [FREE, summed, "It is 2000.", "All is well."], "Make it free.")
+
+    assert "All is well." == result.output
 
 
 @pytest.mark.spec("generator-contract:B1")

@@ -57,6 +57,17 @@ def test_where_no_rule_matches_the_mode_decides(mode, expected):
     assert expected.split() == [decided(policy, tool) for tool in TOOLS]
 
 
+@pytest.mark.spec("requirements:X60", "interfaces:IF93")
+@pytest.mark.parametrize(
+    "path", ["AGENTS.md", "docs/claude.md", "./knowledge.md", ".agents/skills/x/SKILL.md", "/a/.claude/x"]
+)
+def test_who_accepts_edits_is_asked_before_later_runs_are_told_something_else(path):
+    decisions = [decided(Policy(mode=mode), WRITES, path=path) for mode in ("default", "accept_edits", "bypass")]
+
+    assert ["ask", "ask", "allow"] == decisions
+    assert "allow" == decided(Policy(mode="accept_edits"), WRITES, path="docs/agents.py")
+
+
 @pytest.mark.spec("requirements:M9")
 def test_plan_mode_names_itself_to_the_model():
     assert "plan mode" in Policy(mode="plan").check(request(WRITES)).message

@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-__all__ = ("PROTECTED", "SECRETS", "PathRules")
+__all__ = ("INSTRUCTION_FILES", "PROTECTED", "SECRETS", "PathRules")
 
 # fmt: off
 SECRETS = (
@@ -32,6 +32,9 @@ PROTECTED = (
     ".mcp.json", ".cursor/", ".claude/settings*.json", ".claude/hooks/",
 )
 """Not written, because something runs them without being asked; ``allow_protected`` opens paths."""
+
+INSTRUCTION_FILES = ("AGENTS.md", "CLAUDE.md", "knowledge.md")
+"""What a project tells agents, in the order in which those of one folder are read (requirements X60)."""
 
 UNPROTECTED = ("tests/**/conftest.py", "test/**/conftest.py")
 # fmt: on

@@ -1,0 +1,37 @@
+"""
+`docs/repositories.md` is so: its Python runs, and its numbers are those of the code.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepengine.tools import memory, project, skills
+
+from .pages import follow, page
+
+PAGE = " ".join(page("repositories.md").split())
+
+
+@pytest.mark.spec("requirements:X60", "interfaces:IF87", "interfaces:IF105")
+def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    follow("repositories.md", tmp_path)
+
+
+def test_the_numbers_are_those_of_the_code() -> None:
+    kib = 1024
+    said = {
+        f"A file gives {project.FILE_BYTES // kib} KiB and all of them {project.ALL_BYTES // kib} KiB",
+        f"at most {project.DEEPER_FILES} paths",
+        f"at most {project.CHANGED_FILES} changed files",
+        f"A head of more than {skills.HEAD_BYTES // kib} KiB",
+        f"{memory.NOTE_CHARS:,} characters a note, {memory.NOTES} notes and {memory.FILE_BYTES // kib} KiB a file",
+        ", ".join([f"`{place}`" for place in skills.PLACES]),
+        f"whole words and tags count {memory.WHOLE}, beginnings {memory.PREFIX}",
+    }
+
+    assert set() == {words for words in said if words not in PAGE}
