@@ -183,7 +183,9 @@ class Screen(Progress):
             self.whole = event.text
         elif isinstance(event, ev.ToolFinished):
             self.whole = event.result.text
-            diff = event.result.data.get("unified_diff") if isinstance(event.result.data, dict) else None
+            data = event.result.data if isinstance(event.result.data, dict) else {}
+            # A file that is new is told in words.
+            diff = data.get("unified_diff") or ("file" in data and data.get("message"))
             self.diffs += [diff] if isinstance(diff, str) else []
         super().on_event(event)
 
