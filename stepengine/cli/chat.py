@@ -30,7 +30,7 @@ from stepengine.cli.journals import journal_at, limits_again, name_of
 from stepengine.cli.options import Model, NoJournal, Options, with_options
 from stepengine.cli.perform import Run, interruptible, reason_of, resume_hint, tell_more
 from stepengine.cli.progress import diff_lines
-from stepengine.cli.prompt import SOON, Above, Prompt, attached, shell_output
+from stepengine.cli.prompt import PASTED, SOON, Above, Prompt, attached, shell_output
 from stepengine.cli.recording import GOES_ON, Entry, Recording, entries, named, with_record
 from stepengine.cli.render import message_of, money, one_line, tokens, visible
 from stepengine.cli.replay import repeated
@@ -279,7 +279,7 @@ class Chat:
     async def _shell(self, said: str) -> None:
         """Run a command of the person's own; only who sits there may."""
         if self._terminal.was_pasted:
-            self._terminal.say("a !command that was pasted is not run; type it", "yellow")
+            self._terminal.say(PASTED, "yellow")
             return
         if not self._terminal.lines.is_terminal:
             complain("!command is for somebody at a terminal; nothing was run")

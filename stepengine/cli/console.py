@@ -365,6 +365,10 @@ class Terminal:
         """Return the next line that is typed while a run works; ``None`` when nothing more will be typed."""
         return await self.lines.next()
 
+    def meant(self, text: str) -> str:
+        """Return what a line that was typed while a run works says to it."""
+        return text
+
     def keeps(self, text: str) -> bool:
         """Return whether a line that was typed while a run works is not for the run; nothing is, but in a chat."""
         return False
@@ -620,7 +624,7 @@ class _Person:
         if not text.strip() or self._terminal.keeps(text):
             return
         try:
-            self._handle.send_input(text)
+            self._handle.send_input(self._terminal.meant(text))
         except StepEngineError as error:
             self._terminal.unsent(text, error)
         else:

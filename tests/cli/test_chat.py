@@ -451,6 +451,15 @@ def test_a_long_paste_is_one_word_until_it_is_sent_and_a_pasted_command_is_not_r
     there.sees("!rm a.txt")
     there.types("\r")
     there.sees("that was pasted is not run")
+    there.types("again\r")
+    there.sees("calling model")
+    there.types("\x1b[200~!rm a.txt\x1b[201~\r")
+    there.sees("that was pasted is not run")
+    (folder / "gate2").touch()
+    there.sees("completed", READY)
+    there.types("/quit\r")
+
+    assert 0 == there.leaves()
     assert (folder / "a.txt").exists()
 
 
