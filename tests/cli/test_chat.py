@@ -29,6 +29,7 @@ from stepengine.cli.console import Lines, console_on
 from stepengine.cli.prompt import Above, Prompt, _history, _remember, attached, shell_output
 from stepengine.cli.recording import entries, runs_folder
 from stepengine.data.usage import Usage
+from stepengine.runtime.handle import RunHandle
 from stepengine.testing import ScriptedModel, text, tool_call
 
 WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
@@ -496,3 +497,13 @@ def test_what_is_kept_of_what_was_said_holds_no_secret(folder: Path) -> None:
     assert ["next"] == _history()[1:]
     assert secret not in _history()[0]
     assert _history()[0].startswith("My key is ")
+
+
+@pytest.mark.spec("requirements:X47")
+def test_what_a_turn_did_not_read_any_more_is_said_next(chats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = ["late", "/help"]
+    monkeypatch.setattr(RunHandle, "unread", property(lambda _: [late.pop(0)] if late else []))
+    result, model = chats(text("One."), text("Two."), text("Three."), typed="first\n/quit\n")
+
+    assert ["first", "late", "/help"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
+    assert "> late\nstep 1" in result.stdout

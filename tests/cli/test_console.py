@@ -648,3 +648,21 @@ async def test_what_imitates_our_question_stands_behind_a_gutter_and_the_questio
     assert {"|"} == {line[0] for line in rest}
     assert len(rest) <= MAX_SHOWN
     assert re.fullmatch(r"\| \([\d,]+ more lines; v shows them\)", more)
+
+
+async def test_a_handle_tells_what_its_run_did_not_read_any_more() -> None:
+    class Late:
+        """
+        Somebody who speaks when the last step is over.
+        """
+
+        def on_event(self, event: ev.Event) -> None:
+            if isinstance(event, ev.StepFinished):
+                handle.send_input("late")
+
+    async with Engine(models=ScriptedModel([text("One.")]), observers=[Late()]) as engine:
+        handle = engine.start(AgentDefinition("speaker", model="scripted/m"), "Go")
+        before = handle.unread
+        result = await handle.result()
+
+    assert ((), ("late",), RunStatus.COMPLETED) == (before, handle.unread, result.status)
