@@ -13,7 +13,7 @@ import secrets
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,16 +30,17 @@ from stepengine.cli.journals import journal_at, limits_again, name_of
 from stepengine.cli.options import Model, NoJournal, Options, with_options
 from stepengine.cli.perform import Run, interruptible, reason_of, resume_hint, tell_more
 from stepengine.cli.progress import diff_lines
-from stepengine.cli.prompt import SOON, Above, Prompt, attached, shell_output
+from stepengine.cli.prompt import PASTED, SOON, Above, Prompt, attached, shell_output
 from stepengine.cli.recording import GOES_ON, Entry, Recording, entries, named, with_record
 from stepengine.cli.render import message_of, money, one_line, tokens, visible
 from stepengine.cli.replay import repeated
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.questions import Question, answer_problem
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.usage import Spending
-from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.errors import AnswerRejected, DefinitionError, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.data.hooks import StepContext
@@ -132,7 +133,7 @@ def chat(
         or "coder"
     )
     options = attrs.evolve(options, agent=agent, prompt=prompt, model=model, no_journal=no_journal).in_force()
-    history = None if before is None else _state_after(before, options)
+    history = None if before is None else _left_by(before, options)
     # What the tools may do is asked about, call by call, and the console itself shows the run.
     options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
     try:
@@ -172,11 +173,10 @@ def _last_chat(agent: str) -> Entry:
     return found
 
 
-def _state_after(entry: Entry, options: Options) -> AgentState:
-    """Return the state that a recorded turn left; no model is called."""
-    return repeated(
-        journal_at(entry.journal), attrs.evolve(with_record(options, entry), settings=options.settings)
-    ).state
+def _left_by(entry: Entry, options: Options) -> RunResult[Any]:
+    """Return what a recorded turn came to; no model is called and nothing is shown."""
+    there = attrs.evolve(with_record(options, entry), settings=options.settings, quiet=True)
+    return repeated(journal_at(entry.journal), there)
 
 
 class Chat:
@@ -216,17 +216,19 @@ class Chat:
         self._notes: list[str] = []
         self._leaves = False
         self._diffs: list[str] = []
+        self._wanted = ""  # the mode that Shift-Tab chose
         self._waiting: Entry | None = None
+        self._questions: Sequence[Question] = ()
         # Nobody gets out of being asked who did not begin so.
-        self._modes = [mode for mode in MODES if mode != "bypass" or self._policy.mode == "bypass"]
+        self._modes: list[str] = [mode for mode in MODES if mode != "bypass" or self._policy.mode == "bypass"]
         self._engines = AsyncExitStack()
         self._session_id = f"chat-{secrets.token_hex(6)}"  # what is allowed for good holds for all turns
 
-    def goes_on(self, state: AgentState, waiting: Entry | None) -> None:
-        """Go on from *state*, or with a turn that is *waiting* in it, and show what was said last."""
-        self._states = [state]
-        self._waiting = waiting
-        for message in _said(state)[-SHOWN_TURNS:]:
+    def goes_on(self, last: RunResult[Any], waiting: Entry | None) -> None:
+        """Go on after the *last* turn, or with it where it is *waiting*, and show what was said last."""
+        self._states = [last.state]
+        self._waiting, self._questions = waiting, last.pending_questions
+        for message in _said(last.state)[-SHOWN_TURNS:]:
             lines = visible(message.text.strip()).splitlines()
             self._terminal.say(
                 "\n".join([f"{'> ' if message.role == 'user' else '  '}{line}" for line in lines]), "dim"
@@ -246,16 +248,23 @@ class Chat:
                     return code
             said: str | None = self._options.prompt or await self._terminal.next()
             while said is not None and said.strip() not in QUIT:
-                if said.startswith("/") and not said.startswith("//"):
-                    code = await self._command(said)
-                elif said.startswith("!"):
-                    await self._shell(said)
-                elif said.strip():
-                    said = said.removeprefix("/") if said.startswith("//") else said
-                    code = await self._turn(self._sent(said), title=said)
+                code = await self._do(said, code)
                 if code is Exit.SUSPENDED or self._leaves:
                     return code
                 said = await self._terminal.next()
+        return code
+
+    async def _do(self, said: str, code: Exit) -> Exit:
+        """Do what was said; return the exit code of it, or the one before where it has none."""
+        if self._wanted:
+            await self._do_mode(self._wanted)
+        if said.startswith("/") and not said.startswith("//"):
+            return await self._command(said)
+        if said.startswith("!"):
+            await self._shell(said)
+        elif said.strip():
+            said = said.removeprefix("/") if said.startswith("//") else said
+            return await self._turn(self._sent(said), title=said)
         return code
 
     def _sent(self, said: str) -> str:
@@ -270,7 +279,7 @@ class Chat:
     async def _shell(self, said: str) -> None:
         """Run a command of the person's own; only who sits there may."""
         if self._terminal.was_pasted:
-            self._terminal.say("a !command that was pasted is not run; type it", "yellow")
+            self._terminal.say(PASTED, "yellow")
             return
         if not self._terminal.lines.is_terminal:
             complain("!command is for somebody at a terminal; nothing was run")
@@ -358,6 +367,7 @@ class Chat:
         if mode not in self._modes:
             msg = f"{one_line(mode, 40)} is no mode that this chat can take; there are {', '.join(self._modes)}"
             raise UsageProblem(msg)
+        self._wanted = ""
         policy = attrs.evolve(self._policy, mode=cast("Any", mode))
         for rule in self._bench.engine.remembered(self._session_id):
             policy = policy.with_session_rule(self._session_id, rule)
@@ -366,7 +376,8 @@ class Chat:
 
     def _next_mode(self) -> None:
         modes = self._modes
-        self._terminal.say_next([f"/mode {modes[(modes.index(self._policy.mode) + 1) % len(modes)]}"])
+        self._wanted = modes[(modes.index(self._wanted or self._policy.mode) + 1) % len(modes)]
+        self._terminal.say(f"mode {self._wanted}, from the next turn on")
 
     @property
     def _policy(self) -> Policy:
@@ -499,12 +510,37 @@ class Chat:
         """Go on with a turn that waits for an answer, or was left in the middle: ask what it asks."""
         journal = journal_at(entry.journal)
         limits = limits_again(journal, attrs.evolve(with_record(self._options, entry), settings=self._options.settings))
-        try:
-            handle = await self._bench.engine.start_resume(journal, agent=self._agent, limits=limits, in_doubt="ask")
-        except StepEngineError as error:
-            return complain(visible(message_of(error)))
-        self._states.clear()  # what was said up to the question is said again by the turn's end
-        return await self._watched(handle, Recording(journal, entry), self._options)
+        self._states.clear()  # the turn's end has all that was said
+        questions, code = self._questions, Exit.SUSPENDED
+        while code is Exit.SUSPENDED:
+            answers: dict[str, Any] = {}
+            for question in questions:
+                if not await self._asked(question, answers):
+                    return Exit.SUSPENDED
+            try:
+                handle = await self._bench.engine.start_resume(
+                    journal, agent=self._agent, limits=limits, in_doubt="ask", answers=answers
+                )
+            except StepEngineError as error:
+                return complain(visible(message_of(error)))
+            code = await self._watched(handle, Recording(journal, entry), self._options)
+            if questions:
+                break
+            # Only the journal knew that something was cut off in the middle: that is the question.
+            questions = self._results[-1].pending_questions
+        return code
+
+    async def _asked(self, question: Question, answers: dict[str, Any]) -> bool:
+        """Ask a recorded question; return whether it was answered."""
+
+        def answer(said: Any) -> None:
+            if problem := answer_problem(said, question):
+                raise AnswerRejected(problem)
+            answers[question.id] = said
+
+        return await self._terminal.asked(
+            question, answer, lambda typed: self._terminal.say_next([typed] if typed else [])
+        )
 
     async def _watched(self, handle: RunHandle[Any], recording: Recording, options: Options) -> Exit:
         """Show a turn to its end and keep what came of it."""

@@ -183,7 +183,9 @@ class Screen(Progress):
             self.whole = event.text
         elif isinstance(event, ev.ToolFinished):
             self.whole = event.result.text
-            diff = event.result.data.get("unified_diff") if isinstance(event.result.data, dict) else None
+            data = event.result.data if isinstance(event.result.data, dict) else {}
+            # A file that is new is told in words.
+            diff = data.get("unified_diff") or ("file" in data and data.get("message"))
             self.diffs += [diff] if isinstance(diff, str) else []
         super().on_event(event)
 
@@ -362,6 +364,10 @@ class Terminal:
     async def meanwhile(self) -> str | None:
         """Return the next line that is typed while a run works; ``None`` when nothing more will be typed."""
         return await self.lines.next()
+
+    def meant(self, text: str) -> str:
+        """Return what a line that was typed while a run works says to it."""
+        return text
 
     def keeps(self, text: str) -> bool:
         """Return whether a line that was typed while a run works is not for the run; nothing is, but in a chat."""
@@ -618,7 +624,7 @@ class _Person:
         if not text.strip() or self._terminal.keeps(text):
             return
         try:
-            self._handle.send_input(text)
+            self._handle.send_input(self._terminal.meant(text))
         except StepEngineError as error:
             self._terminal.unsent(text, error)
         else:

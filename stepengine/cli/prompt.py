@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Above", "Attached", "Prompt", "attached", "shell_output")
 
+PASTED = "a !command that was pasted is not run; type it"
 HISTORY_LINES = 1_000
 HISTORY_CHARS = 10_000
 FILE_BYTES = 64 * 1024
@@ -162,7 +163,7 @@ class Prompt(Terminal):
     async def next(self) -> str | None:
         """Return what is said next; ``None`` when the person leaves: with Ctrl-D, or with Ctrl-C twice."""
         if self._unsent:
-            said = self._unsent.pop(0)
+            said, self.was_pasted = self._unsent.pop(0), False  # that was looked at when it was kept
             self.say(f"> {visible(said)}", "dim")
             return said
         if self._session is None:
@@ -215,14 +216,20 @@ class Prompt(Terminal):
     def keeps(self, text: str) -> bool:
         """Keep a command of the chat, or of the person's shell, until the turn is over."""
         is_command = text.startswith(("/", "!")) and not text.startswith("//")
-        if is_command:
+        if is_command and self.was_pasted and text.startswith("!"):
+            self.say(PASTED, "yellow")
+        elif is_command:
             self._unsent.append(text)
             self.say("(done when the turn is over)", "dim")
         return is_command
 
+    def meant(self, text: str) -> str:
+        """Return what goes to the agent: two slashes stand for one."""
+        return text.removeprefix("/") if text.startswith("//") else text
+
     def say_next(self, texts: Iterable[str]) -> None:
         """Say next what a run did not read any more, before what was typed for after it."""
-        self._unsent[:0] = texts
+        self._unsent[:0] = [f"/{text}" if text.startswith("/") else text for text in texts]
 
     def unsent(self, text: str, error: StepEngineError) -> None:
         """What was typed when the run had just ended is what is said next."""
@@ -241,7 +248,7 @@ class Prompt(Terminal):
 
     async def _read(self, session: Any, message: Any, *, keeps: bool = True, refresh_interval: float = 0) -> str:
         """Read once; what is not sent, because somebody else has to be asked, is there again the next time."""
-        self.was_pasted, self._accepted = False, None
+        self.was_pasted, self._accepted = self.was_pasted and keeps and bool(self._draft), None
         self._above.reading = session.app
         session.app.erase_when_done = bool(refresh_interval)
         draft = self._draft if keeps else ""

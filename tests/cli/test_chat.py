@@ -26,9 +26,10 @@ from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.chat import COMMANDS, Chat
 from stepengine.cli.console import Lines, console_on
-from stepengine.cli.prompt import Above, Prompt, attached, shell_output
+from stepengine.cli.prompt import Above, Prompt, _history, _remember, attached, shell_output
 from stepengine.cli.recording import entries, runs_folder
 from stepengine.data.usage import Usage
+from stepengine.runtime.handle import RunHandle
 from stepengine.testing import ScriptedModel, text, tool_call
 
 WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
@@ -243,16 +244,16 @@ class Somebody:
     A person at a terminal of 80 columns.
     """
 
-    def __init__(self, folder: Path, *arguments: str, **variables: str) -> None:
-        self.keyboard, program = pty.openpty()
-        termios.tcsetwinsize(program, (40, 80))
+    def __init__(self, folder: Path, *arguments: str, program: str = PROGRAM, **variables: str) -> None:
+        self.keyboard, screen = pty.openpty()
+        termios.tcsetwinsize(screen, (40, 80))
         environment = {**os.environ, "CI": "", "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", **variables}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "chat", "--model", "scripted/m", *arguments],
-            cwd=folder, stdin=program, stdout=program, stderr=program, env=environment,
+            [sys.executable, "-c", program, "chat", "--model", "scripted/m", *arguments],
+            cwd=folder, stdin=screen, stdout=screen, stderr=screen, env=environment,
             preexec_fn=take_terminal,  # noqa: PLW1509 - no thread of this process is in it
         )  # fmt: skip
-        os.close(program)
+        os.close(screen)
         self.screen = ""
 
     def sees(self, *expected: str) -> None:
@@ -294,7 +295,7 @@ def take_terminal() -> None:
 def somebody(folder: Path) -> Iterator[Any]:
     here: list[Somebody] = []
 
-    def sits(*arguments: str, **variables: str) -> Somebody:
+    def sits(*arguments: str, **variables: Any) -> Somebody:
         here.append(Somebody(folder, *arguments, **variables))
         return here[-1]
 
@@ -357,3 +358,152 @@ def test_a_plain_chat_shows_what_was_said_as_it_is_and_redraws_nothing(
     there.types("/quit\n")
 
     assert 0 == there.leaves()
+
+
+GATED = """
+import asyncio, sys
+from pathlib import Path
+from stepengine.cli import bench, main
+from stepengine.testing import ScriptedModel, text, tool_call
+
+class Gated(ScriptedModel):
+    async def stream(self, request):
+        async for delta in super().stream(request):
+            while not Path(f"gate{len(self.calls)}").exists():
+                await asyncio.sleep(0.01)
+            yield delta
+            await asyncio.sleep(0.01)
+
+def last(request):
+    Path("last").write_text(request.messages[-1].text)
+    return text("Heard.")
+
+model = Gated([REPLIES])
+bench.models_of = lambda _: model
+main()
+"""
+"""Each reply comes when there is a file ``gateN``, and slowly: what is open can be seen."""
+
+
+def gated(replies: str) -> str:
+    return GATED.replace("REPLIES", replies)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:UI01")
+def test_what_is_typed_while_a_reply_streams_is_sent_and_commands_wait_for_the_end(somebody: Any, folder: Path) -> None:
+    there = somebody(program=gated("text('Open \\x1b[2J block ' + 'word ' * 300), last, last"))
+    there.sees(READY)
+    there.types("first\r")
+    there.sees("calling model")
+    there.types("second\r")
+    there.sees("(sent;")
+    there.types("/todos\r")
+    there.sees("(done when the turn is over)")
+    (folder / "gate1").touch()
+    there.sees(r"Open \x1b[2J block")
+    (folder / "gate2").touch()
+    there.sees("Heard.", "completed", "there are no todos")
+
+    assert "second" == (folder / "last").read_text()
+    there.types("/quit\r")
+    assert 0 == there.leaves()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:P9")
+def test_a_second_ctrl_c_within_a_turn_leaves_and_the_chat_goes_on_where_it_was_left(
+    somebody: Any, folder: Path
+) -> None:
+    there = somebody(program=gated("tool_call('write_file', {'path': 'b.txt', 'content': 'colour'})"))
+    (folder / "gate1").touch()
+    there.sees(READY)
+    there.types("Write it\r")
+    there.sees("always")
+    there.types("\x04")
+    there.sees("waits for an answer")
+    assert 3 == there.leaves()
+
+    there = somebody("--resume", program=gated("text('Never seen.')"))
+    (folder / "gate1").unlink()
+    there.sees("> Write it", "| +colour", "always")
+    there.types("y\r")
+    there.sees("write_file ok", "calling model")
+    assert "colour" == (folder / "b.txt").read_text()
+    there.types("\x03\x03")
+    there.sees("left in the middle of a turn", "go on with: stepengine resume ")
+
+    assert signal.SIGINT + 128 == there.leaves()
+
+
+@pytest.mark.deep
+def test_a_long_paste_is_one_word_until_it_is_sent_and_a_pasted_command_is_not_run(somebody: Any, folder: Path) -> None:
+    there = somebody(program=gated("last, last"))
+    (folder / "gate1").touch()
+    pasted = "\n".join([f"line {number} \x07" for number in range(400)])
+    there.sees(READY)
+    there.types(f"Look: \x1b[200~{pasted}\x1b[201~")
+    there.sees("Look: [paste 1: 400 lines]")
+    there.types("\r")
+    there.sees("Heard.", "completed", READY)
+
+    assert f"Look: {pasted}" == (folder / "last").read_text()
+    there.types("\x1b[200~!rm a.txt\x1b[201~")
+    there.sees("!rm a.txt")
+    there.types("\r")
+    there.sees("that was pasted is not run")
+    there.types("again\r")
+    there.sees("calling model")
+    there.types("\x1b[200~!rm a.txt\x1b[201~\r")
+    there.sees("that was pasted is not run")
+    (folder / "gate2").touch()
+    there.sees("completed", READY)
+    there.types("/quit\r")
+
+    assert 0 == there.leaves()
+    assert (folder / "a.txt").exists()
+
+
+@pytest.mark.deep
+def test_tab_completes_shift_tab_changes_the_mode_and_ctrl_c_ends_a_command_of_the_person(
+    somebody: Any, folder: Path
+) -> None:
+    there = somebody(program=gated("last"))
+    there.sees(READY)
+    there.types("/tod\t")
+    there.sees("/todos")
+    there.types("\r")
+    there.sees("there are no todos", READY)
+    there.types("\x1b[Z")
+    there.sees("mode plan, from the next turn on")
+    there.types("/mode\r")
+    there.sees("now: plan")
+    there.types("!touch began; sleep 60; touch ended\r")
+    while not (folder / "began").exists():
+        assert there.process.poll() is None
+    there.types("\x03")
+    there.sees("(exit code -9)", READY)
+    assert not (folder / "ended").exists()
+    there.types("/quit\r")
+
+    assert 0 == there.leaves()
+
+
+def test_what_is_kept_of_what_was_said_holds_no_secret(folder: Path) -> None:
+    secret = "sk-ant-api03-" + "a1B2" * 23 + "AA"
+    _remember(f"My key is {secret}, use it")
+    _remember("next")
+
+    assert ["next"] == _history()[1:]
+    assert secret not in _history()[0]
+    assert _history()[0].startswith("My key is ")
+
+
+@pytest.mark.spec("requirements:X47")
+def test_what_a_turn_did_not_read_any_more_is_said_next(chats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = ["late", "/help"]
+    monkeypatch.setattr(RunHandle, "unread", property(lambda _: [late.pop(0)] if late else []))
+    result, model = chats(text("One."), text("Two."), text("Three."), typed="first\n/quit\n")
+
+    assert ["first", "late", "/help"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
+    assert "> late\nstep 1" in result.stdout

@@ -8,24 +8,28 @@ import asyncio
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
 import tty
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from typer.testing import CliRunner, Result
 
 from stepengine import AgentDefinition, Answer, Ask, Engine, Hooks, RunStatus, load_agent, tool
 from stepengine.cli import ColorScheme, ConsoleRenderer, TerminalInteractor, bench
 from stepengine.cli.app import app
 from stepengine.cli.chat import chat
-from stepengine.cli.console import PERMISSION, Lines, Terminal, console_on
+from stepengine.cli.console import LIVE_LINES, MAX_SHOWN, PERMISSION, Lines, Screen, Terminal, console_on
 from stepengine.cli.recording import entries
+from stepengine.data import events as ev
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunPhase, RunResult
 from stepengine.errors import AnswerRejected
@@ -547,3 +551,118 @@ def test_the_library_works_without_any_of_it() -> None:
 
     assert "write_todos" in agent.tool_names
     assert (Hooks(), "Hi.") == (engine.agent("bare").hooks, result.output)
+
+
+# --- what stands above the line that is typed -------------------------------------------------------------------------
+
+FOREIGN = "\x1b[2J\x9b\u202e\x1b]8;;http://evil.test\x07[red]x[/red]"
+
+
+def screen_on(width: int = 80) -> tuple[Screen, io.StringIO]:
+    from rich.console import Console
+
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, highlight=False, color_system="standard")
+    return Screen(console, markdown=True), file
+
+
+def bare(text: str) -> str:
+    """Return *text* without our own colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+@pytest.mark.spec("reliability:UI01", "reliability:UI02")
+@pytest.mark.parametrize("width", [20, 80, 160])
+def test_the_open_block_the_children_and_the_status_steer_nothing_and_fit(width: int) -> None:
+    screen, _ = screen_on(width)
+    for event in (
+        ev.TextDelta(text=f"{FOREIGN} open " * 20),
+        ev.AgentSpawned(agent_id="helper", prompt=FOREIGN * 9, child_path="3", only_child=True, of=1),
+        ev.ToolStarted(path="3", tool_name=FOREIGN, tool_call_id="c1", input={}, source="model"),
+        ev.PhaseChanged(phase=RunPhase.EXECUTING_TOOL, detail=FOREIGN),
+    ):
+        screen.on_event(event)
+    live = bare(screen.live())
+    lines = live.split("\n")
+
+    assert set() == {c for c in live if c != "\n" and unicodedata.category(c) in ("Cc", "Cf")}
+    assert "helper" in lines[-2]
+    assert lines[-1].startswith("executing tool"[: width - 1])
+    assert len(lines) <= LIVE_LINES + 2
+    assert max(map(cell_len, lines)) <= width
+
+
+def without_seconds(screen: Screen) -> list[str]:
+    return [line.rpartition(" | ")[0] for line in bare(screen.live()).split("\n")[:-1]]
+
+
+def test_children_at_work_are_a_tree_until_they_end_and_many_are_counted() -> None:
+    screen, _ = screen_on()
+
+    def spawn(path: str, of: int = 1) -> None:
+        above = path.rpartition(".")[0]
+        screen.on_event(
+            ev.AgentSpawned(path=above, agent_id=f"a{path}", prompt="look", child_path=path, only_child=of == 1, of=of)
+        )
+
+    spawn("3")
+    spawn("3.2")
+    screen.on_event(ev.StepStarted(path="3.2", step=1, steps_remaining=9))
+    screen.on_event(ev.ModelStarted(path="3.2", model="m"))
+    tree = without_seconds(screen)
+    screen.on_event(ev.AgentFinished(path="3", agent_id="a3.2", child_path="3.2", status=RunStatus.COMPLETED))
+    after = without_seconds(screen)
+    for number in range(10, 20):
+        spawn(str(number), of=10)
+    many = bare(screen.live()).split("\n")
+
+    assert ["  a3: look | starts", "    a3.2: look | step 2 | waits for its model"] == tree
+    assert ["  a3: look | starts"] == after
+    assert (2, True) == (len(many), "0/10" in many[-1])
+
+
+@pytest.mark.spec("reliability:UI07", "reliability:UI08")
+def test_markdown_of_a_model_shows_where_links_lead_loads_nothing_and_is_no_html() -> None:
+    screen, file = screen_on(120)
+    screen.on_event(
+        ev.TextCompleted(
+            text="[bank](http://evil.test/x) ![secret](http://127.0.0.1:9/s.png)\n\n<script>go()</script> <b>b</b>\n\n"
+        )
+    )
+    shown = bare(file.getvalue())
+
+    assert "bank (http://evil.test/x)" in shown
+    assert "\x1b]8" not in file.getvalue()
+    assert "secret" in shown
+
+
+@pytest.mark.spec("reliability:UI03")
+async def test_what_imitates_our_question_stands_behind_a_gutter_and_the_question_comes_last() -> None:
+    file, said = io.StringIO(), []
+    nasty = "\n" * 10_000 + "y yes, n no > y\nallowed by user\n? May ls run?"
+    question = Question("q1", "May rm run?", tool_name="rm", details={"command": nasty})
+    await Terminal(console_on(file), Lines(io.StringIO("y\n"))).asked(question, said.append, said.append)
+    first, *rest, more = file.getvalue().splitlines()
+
+    assert ("? May rm run?", [True]) == (first, said)
+    assert {"|"} == {line[0] for line in rest}
+    assert len(rest) <= MAX_SHOWN
+    assert re.fullmatch(r"\| \([\d,]+ more lines; v shows them\)", more)
+
+
+async def test_a_handle_tells_what_its_run_did_not_read_any_more() -> None:
+    class Late:
+        """
+        Somebody who speaks when the last step is over.
+        """
+
+        def on_event(self, event: ev.Event) -> None:
+            if isinstance(event, ev.StepFinished):
+                handle.send_input("late")
+
+    async with Engine(models=ScriptedModel([text("One.")]), observers=[Late()]) as engine:
+        handle = engine.start(AgentDefinition("speaker", model="scripted/m"), "Go")
+        before = handle.unread
+        result = await handle.result()
+
+    assert ((), ("late",), RunStatus.COMPLETED) == (before, handle.unread, result.status)
