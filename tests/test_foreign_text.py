@@ -1059,6 +1059,9 @@ PLACES = (
 
 APART: dict[str, str] = {
     "models/anthropic/families.py:family_of": "the name of a model, which its author gave; each pattern ends at its first other character",
+    "models/openai/request.py:SWITCHED": "the name of a model, which its author gave",
+    "models/openai/request.py:MORE": "the name of a model, which its author gave",
+    "models/openai/request.py:MOST": "the name of a model, which its author gave",
     "models/openai_chat/request.py:promises": "the name of a model, which its author gave",
     "cli/app.py:MARKUP": "help texts of this package",
     "cli/chat.py:Chat._command": "what a person typed, compared with names of ours",

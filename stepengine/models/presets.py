@@ -32,7 +32,7 @@ class Preset:
         no_key: What is sent as the key when there is none.
         model_patterns: Models that are taken to be its own when a model string names no provider.
         limit_member: How the output limit is called.
-        thinking: How thinking is asked for: by effort, OpenRouter's way, or DeepSeek's switch.
+        thinking: How thinking is asked for: by effort, OpenRouter's way, or the switch of DeepSeek or Mistral.
         takes_files: Whether user messages may hold documents, as bytes and, for OpenRouter, by URL.
         refusals: Whether an assistant message may hold a refusal; else it is sent as text.
         named_choice: Whether one tool can be demanded by name; else only that tool is offered, and a call demanded.
@@ -62,7 +62,7 @@ class Preset:
     no_key: str = "none"
     model_patterns: tuple[str, ...] = ()
     limit_member: Literal["max_completion_tokens", "max_tokens"] = "max_tokens"
-    thinking: Literal["effort", "openrouter", "deepseek"] = "effort"
+    thinking: Literal["effort", "openrouter", "deepseek", "mistral"] = "effort"
     takes_files: Literal["no", "bytes", "all"] = "no"
     refusals: bool = False
     named_choice: bool = True
@@ -145,6 +145,7 @@ PRESETS = {
         attrs.evolve(
             _service("mistral", "https://api.mistral.ai/v1"),
             model_patterns=(r"(?:mistral|ministral|magistral|devstral|codestral|pixtral|open-mi[sx]tral)-.+",),
+            thinking="mistral",
             required_word="any",
             stream_usage=False,
             bridged=".*",
