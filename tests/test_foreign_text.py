@@ -36,6 +36,7 @@ from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.context.project import TAGS
 from stepengine.data.json import JsonDict, freeze_object, mended
 from stepengine.data.matching import BoundedMatcher
+from stepengine.data.models import ModelReply
 from stepengine.data.thoughts import parted
 from stepengine.data.tools import ToolSpec
 from stepengine.data.visible import visible
@@ -57,6 +58,7 @@ from stepengine.models._schemas import plain_schema
 from stepengine.models._sse import SSEParser
 from stepengine.models._wire import safe_name
 from stepengine.models.keys import Credentials, printable
+from stepengine.models.openai_chat.written import with_written_calls
 from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, permits
 from stepengine.permissions.policy import Policy
 from stepengine.permissions.rules import Domain, Regex, Request
@@ -811,6 +813,19 @@ PLACES = (
         (*BRACKETS, of('"\\"'), of("\ud800")),
         most=1 << 22,
     ),
+    Place(
+        "calls in a text",
+        lambda text: with_written_calls(ModelReply(text)),
+        (
+            *(
+                of(word)
+                for word in ("<tool_call>", "<tool_call></tool_call>", "<tool_call><function=a>", "<parameter=")
+            ),
+            *(of(word, "<tool_call><function=a>") for word in ("<parameter=", "<parameter=a>\n", "</parameter>", ">")),
+            of("[", "<tool_call>"),
+            of("[", "<tool_call><function=a><parameter=b>"),
+        ),
+    ),
     Place("name of a tool", safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py:UNSAFE",)),
     Place(
         "error reply",
@@ -1151,9 +1166,14 @@ PLACES = (
 
 APART: dict[str, str] = {
     "tools/memory.py:SCOPE": "a name of a fixed length, made by this package",
-    "tools/memory.py:_remembering.remember": "the id of a run, one run of characters",
-    "tools/memory.py:project_scope": "at most 4 KiB of a file of git's, in UTF-8",
+    "tools/remembering.py:_remembering.remember": "the id of a run, one run of characters",
+    "tools/remembering.py:project_scope": "at most 4 KiB of a file of git's, in UTF-8",
     "tools/project.py:_Instructions._file": "at most 32 KiB, in UTF-8",
+    "models/anthropic/families.py:family_of": "the name of a model, which its author gave; each pattern ends at its first other character",
+    "models/openai/request.py:SWITCHED": "the name of a model, which its author gave",
+    "models/openai/request.py:MORE": "the name of a model, which its author gave",
+    "models/openai/request.py:MOST": "the name of a model, which its author gave",
+    "models/openai_chat/request.py:promises": "the name of a model, which its author gave",
     "cli/app.py:MARKUP": "help texts of this package",
     "cli/chat.py:Chat._command": "what a person typed, compared with names of ours",
     "acp/kept.py:ID": "a name of a fixed length",
@@ -1200,7 +1220,6 @@ APART: dict[str, str] = {
     "models/_wire.py:document_text": "UTF-8 of a document that the caller gives",
     "models/anthropic/encode.py:_document_source": "UTF-8 of a document that the caller gives",
     "models/anthropic/request.py:BOUND": "a model's name, given by the author",
-    "models/anthropic/request.py:MANUAL_ONLY": "a model's name, given by the author",
     "models/base.py:Provider.supports_model": "patterns of the provider's author for a model's name",
     "models/google/encode.py:GENERATION": "a model's name, given by the author",
     "models/google/encode.py:LATEST": "a model's name, given by the author",

@@ -133,12 +133,20 @@ MOST_OUTPUT = "which is the maximum allowed number of output tokens"
 SMALL_LIMIT = 8_192
 """An output limit that every model of Anthropic takes."""
 
+LATEST = (
+    "Names that end in -latest are known to Google's newer API version: set GOOGLE_GENAI_API_VERSION=v1beta, or give "
+    'GoogleProvider(api_version="v1beta").'
+)
+
 OVERFLOW_STATUS = frozenset({None, 400, 413, 422})
 QUOTED = 200
 MAX_MESSAGE = 2_000
 MAX_WORD = 100
 MAX_ID = 200
-BAD_REQUEST, NO_MONEY, TOO_LARGE = 400, 402, 413
+BAD_REQUEST, NO_MONEY, NOT_FOUND, TOO_LARGE = 400, 402, 404, 413
+UNKNOWN_MODEL = "unknown_model"
+NO_SUCH_MODEL = "provided model identifier is invalid"
+"""What Bedrock says, in lower case, of a model that it does not have."""
 SHOWN_LARGEST = 3
 HTTP_REDIRECT, HTTP_CLIENT_ERROR, HTTP_SERVER_ERROR = 300, 400, 500
 
@@ -247,6 +255,8 @@ def body_failure(
         return ModelError(message, **{**fields, "kind": "no_credit"})
     if status == BAD_REQUEST and "tool_use_failed" in problem.words:
         return ModelError(message, **{**fields, "kind": MALFORMED_CALL})
+    if _is_unknown_model(problem, status):
+        return ModelError(message, **{**fields, "kind": UNKNOWN_MODEL})
     if status == BAD_REQUEST and SIGNATURE.search(problem.text):
         return ModelError(message, **{**fields, "kind": INVALID_SIGNATURE})
     if status == BAD_REQUEST and any(words in problem.text.casefold() for words in FORCED):
@@ -283,6 +293,11 @@ def _is_large_limit(text: str, call: Call) -> bool:
         return False
     window = rest[3].rstrip(".,;")
     return prompt.isdecimal() and window.isdecimal() and int(prompt) + SMALL_LIMIT <= int(window)
+
+
+def _is_unknown_model(problem: _Problem, status: int | None) -> bool:
+    """Return whether a 400 says what elsewhere a 404 does."""
+    return status == BAD_REQUEST and ("model_not_found" in problem.words or NO_SUCH_MODEL in problem.text.casefold())
 
 
 @attrs.frozen
@@ -343,11 +358,12 @@ def _message(problem: _Problem, status: int | None, call: Call) -> str:
     text = f"{head} for {call.model!r}: {problem.text}"
     if status in {401, 403}:
         return f"{text} {call.credentials.origin}"
-    if status == 404:  # noqa: PLR2004
+    if status == NOT_FOUND or _is_unknown_model(problem, status):
         from stepengine.models.pricing import nearest_names
 
         near = nearest_names(call.model)
-        return f"{text} The nearest known names are {', '.join(near)}." if near else text
+        text = f"{text} The nearest known names are {', '.join(near)}." if near else text
+        return f"{text} {LATEST}" if call.model.endswith("-latest") and "API version v1," in problem.text else text
     if status == TOO_LARGE:
         return f"{text} The request had {call.size} bytes{_largest(call.request)}."
     if status is not None and HTTP_REDIRECT <= status < HTTP_CLIENT_ERROR:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from stepengine.errors import ModelError
 from stepengine.models._http import HttpProvider
 from stepengine.models._reading import Timeouts
@@ -30,6 +32,8 @@ class PresetProvider(HttpProvider):
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
         timeouts: How long calls may take; by default as the preset says.
         headers: HTTP headers to send with every request, such as OpenRouter's ``HTTP-Referer`` and ``X-Title``.
+        written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls (Chat
+            Completions), for servers without a parser of the model's own form; a stream has shown them as text by then.
     """
 
     def __init__(
@@ -42,8 +46,11 @@ class PresetProvider(HttpProvider):
         *,
         timeouts: Timeouts | None = None,
         headers: Mapping[str, str] | None = None,
+        written_calls: bool = False,
     ) -> None:
         self._preset = preset_of(name, base_url)
+        if written_calls:
+            self._preset = attrs.evolve(self._preset, written_calls=True)
         patience = timeouts or self._preset.timeouts
         super().__init__(name, api_key, base_url, transport, timeouts=patience, headers=headers, key_env=key_env)
         self.model_patterns = self._preset.model_patterns

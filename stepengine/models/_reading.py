@@ -54,7 +54,7 @@ class Timeouts:
         first_byte: From sending a request for a stream until the first byte of its body.
         idle: Between two bytes of a stream.
         silence: Between two events that say something; keep-alive comments and pings do not count.
-        total: The whole call, streamed or not.
+        total: The whole call; of a stream, the time without an event that says something, from sending the request.
     """
 
     connect: float = 10.0
@@ -302,11 +302,12 @@ async def pieces_of(exchange: Exchange, reader: ReplyReader) -> AsyncGenerator[t
     loop = asyncio.get_running_loop()
     async with aclosing(exchange.response.aiter_bytes()) as chunks:
         limit, last, said, events = "first_byte", started, loop.time(), reader.events
+        progress = started
         while not reader.done:
             deadlines = {
                 last + getattr(timeouts, limit): limit,
                 said + timeouts.silence: "silence",
-                started + timeouts.total: "total",
+                progress + timeouts.total: "total",
             }
             when = min(deadlines)
             chunk, clean, in_time = await _next(chunks, exchange.call, when)
@@ -317,7 +318,8 @@ async def pieces_of(exchange: Exchange, reader: ReplyReader) -> AsyncGenerator[t
                 return
             limit, last = "idle", loop.time()
             if reader.events != events:
-                said, events = last, reader.events
+                said = progress = last
+                events = reader.events
         await drained(chunks)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -108,7 +109,7 @@ def strict_form(schema: Mapping[str, Any], wire: Literal["anthropic", "openai"])
         return None
 
 
-class _Strict:
+class _Strict(ABC):
     """A walk through a schema that closes its objects."""
 
     def __init__(self) -> None:
@@ -123,9 +124,9 @@ class _Strict:
             raise _Unfit
         return found
 
+    @abstractmethod
     def of(self, schema: Any, level: int) -> dict[str, Any]:
         """Return a part of the schema that stands *level* parts deep."""
-        raise NotImplementedError
 
     def each(self, schemas: Any, level: int) -> dict[str, Any]:
         """Return named parts."""

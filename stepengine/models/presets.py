@@ -32,7 +32,7 @@ class Preset:
         no_key: What is sent as the key when there is none.
         model_patterns: Models that are taken to be its own when a model string names no provider.
         limit_member: How the output limit is called.
-        thinking: How thinking is asked for: by effort, OpenRouter's way, or DeepSeek's switch.
+        thinking: How thinking is asked for: by effort, OpenRouter's way, or the switch of DeepSeek or Mistral.
         takes_files: Whether user messages may hold documents, as bytes and, for OpenRouter, by URL.
         refusals: Whether an assistant message may hold a refusal; else it is sent as text.
         named_choice: Whether one tool can be demanded by name; else only that tool is offered, and a call demanded.
@@ -44,6 +44,7 @@ class Preset:
         bridged: Models, as a regular expression, that refuse a message of the user right after a tool's result.
         plain_schemas: Models, as a regular expression, whose schemas must do without ``$ref``, ``const`` and null unions.
         strict: Models, as a regular expression, that can be asked to keep to a schema strictly.
+        written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls.
         cache_key: Whether to name the conversation, so that it meets the same prompt cache.
         encrypted_reasoning: Whether encrypted reasoning must be asked for (Responses).
         stops: Whether stop sequences may be sent; else replies are cut here.
@@ -61,7 +62,7 @@ class Preset:
     no_key: str = "none"
     model_patterns: tuple[str, ...] = ()
     limit_member: Literal["max_completion_tokens", "max_tokens"] = "max_tokens"
-    thinking: Literal["effort", "openrouter", "deepseek"] = "effort"
+    thinking: Literal["effort", "openrouter", "deepseek", "mistral"] = "effort"
     takes_files: Literal["no", "bytes", "all"] = "no"
     refusals: bool = False
     named_choice: bool = True
@@ -73,6 +74,7 @@ class Preset:
     bridged: str = ""
     plain_schemas: str = ""
     strict: str = ""
+    written_calls: bool = False
     cache_key: bool = False
     encrypted_reasoning: bool = False
     stops: bool = True
@@ -94,7 +96,7 @@ def _service(name: str, base_url: str, *, key_required: bool = True) -> Preset:
 OPENAI = attrs.evolve(
     _service("openai", "https://api.openai.com/v1"),
     adapter="openai",
-    model_patterns=(r"gpt-.+", r"chatgpt-.+", r"o\d.*", r"ft:gpt-.+"),
+    model_patterns=(r"gpt-(?!oss:).+", r"chatgpt-.+", r"o\d.*", r"ft:gpt-.+"),
     limit_member="max_completion_tokens",
     takes_files="bytes",
     refusals=True,
@@ -121,6 +123,7 @@ PRESETS = {
             name="ollama",
             base_url="http://localhost:11434/v1",
             base_url_variable="OLLAMA_BASE_URL",
+            model_patterns=(r"gpt-oss:.+",),
             no_key="ollama",
         ),
         attrs.evolve(_service("vllm", "http://localhost:8000/v1", key_required=False), bridged=MISTRAL_ELSEWHERE),
@@ -142,6 +145,7 @@ PRESETS = {
         attrs.evolve(
             _service("mistral", "https://api.mistral.ai/v1"),
             model_patterns=(r"(?:mistral|ministral|magistral|devstral|codestral|pixtral|open-mi[sx]tral)-.+",),
+            thinking="mistral",
             required_word="any",
             stream_usage=False,
             bridged=".*",

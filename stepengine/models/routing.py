@@ -32,7 +32,9 @@ CAUSES: dict[str, Callable[[ModelError], bool]] = {
     "no_credit": lambda error: error.kind == "no_credit",
     "overflow": lambda error: isinstance(error, ContextOverflow),
     "auth": lambda error: isinstance(error, MissingKey) or error.status in FORBIDDEN,
-    "unknown_model": lambda error: isinstance(error, UnknownModel) or error.status == NOT_FOUND,
+    "unknown_model": lambda error: (
+        isinstance(error, UnknownModel) or error.status == NOT_FOUND or error.kind == "unknown_model"
+    ),
     "invalid": lambda error: not error.retryable,
 }
 """The words that ``fallback(on=...)`` takes, and which failures each of them means."""

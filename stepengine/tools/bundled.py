@@ -341,6 +341,6 @@ def memory_tools(
     Raises:
         DefinitionError: for no scope, and one that is none.
     """
-    from stepengine.tools.memory import memory_tools_of
+    from stepengine.tools.remembering import memory_tools_of
 
     return memory_tools_of(store, scopes)

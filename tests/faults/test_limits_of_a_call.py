@@ -116,9 +116,9 @@ async def test_no_call_takes_longer_than_the_whole_time(wire, stream):
 
 
 @pytest.mark.spec("reliability:MP23")
-async def test_a_slow_stream_that_keeps_talking_is_a_reply(wire):
+async def test_a_slow_stream_that_keeps_talking_is_a_reply_however_long_it_takes(wire):
     slowly = [item for event in wire.stream(*BOTH) for item in (event, SHORT / 3)]
-    timeouts = Timeouts(first_byte=LONG, idle=10 * SHORT, silence=10 * SHORT, total=LONG)
+    timeouts = Timeouts(first_byte=LONG, idle=10 * SHORT, silence=10 * SHORT, total=SHORT)
     async with fault_server(sse(*slowly, "fin")) as server:
         provider = wire.make(server.url, timeouts=timeouts)
         _, reply = await streamed(provider, wire.request())

@@ -24,7 +24,7 @@ from stepengine import (
 )
 from stepengine.data.messages import ToolResult
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
-from stepengine.models import Models, OpenAIChatProvider, OpenAIProvider
+from stepengine.models import Models, OpenAIChatProvider, OpenAIProvider, fallback
 from stepengine.models._failures import OVERFLOW
 from tests.faults.scripts import WIRES, chat_reply, chat_stream, chunk, google_chunk
 from tests.faults.server import Answer, fault_server, json_answer, sse
@@ -509,3 +509,77 @@ async def test_what_only_sounds_like_a_full_window_is_none():
     assert type(await refused(both, settings=ModelSettings(max_tokens=9_000))) is ModelError
     assert type(await refused(both, settings=ModelSettings(max_tokens=900))) is ContextOverflow
     assert type(await refused("max_tokens is too large: 99999999")) is ModelError
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("providers:PV85")
+async def test_a_400_for_an_unknown_model_names_the_nearest_and_lets_a_fallback_move_on():
+    body = {"error": {"code": "model_not_found", "message": "The requested model 'gpt-4o-minni' does not exist."}}
+    route = fallback("openai/gpt-4o-minni", "openai_chat/gpt-4o", on="unknown_model")
+    async with (
+        fault_server(json_answer(json.dumps(body).encode(), 400)) as first,
+        fault_server(json_answer(chat_reply(*SAID))) as second,
+    ):
+        models = {"openai": OPENAI.make(first.url), "openai_chat": CHAT.make(second.url)}
+        agents = [AgentDefinition("m", model=model) for model in (route,)]
+        async with Engine(agents=agents, models=models, pricing=None) as engine:
+            assert (await engine.run("m", "Hi")).unwrap() == "It is five."
+        agents = [AgentDefinition("m", model="openai/gpt-4o-minni")]
+        async with Engine(agents=agents, models={"openai": OPENAI.make(first.url)}, pricing=None) as engine:
+            failed = await engine.run("m", "Hi")
+    assert (failed.error.kind, failed.error.retryable) == ("unknown_model", False)
+    assert "gpt-4o-mini" in str(failed.error).replace("gpt-4o-minni", "")
+
+
+@pytest.mark.spec("providers:PV86")
+async def test_a_latest_name_of_gemini_under_v1_says_what_to_set():
+    words = "models/gemini-flash-latest is not found for API version v1, or is not supported for generateContent."
+    problem = {"error": {"code": 404, "status": "NOT_FOUND", "message": words}}
+    async with fault_server(json_answer(json.dumps(problem).encode(), 404)) as server:
+        result = await ran("google", "gemini-flash-latest", GOOGLE.make(server.url))
+        assert "GOOGLE_GENAI_API_VERSION=v1beta" in str(result.error)
+        result = await ran("google", "gemini-9", GOOGLE.make(server.url))
+        assert "GOOGLE_GENAI_API_VERSION" not in str(result.error)
+
+
+# --- calls in a text ------------------------------------------------------------------------------------------------
+
+QWEN = "<tool_call>\n<function=look>\n<parameter=at>\nthe sky\n</parameter>\n</function>\n</tool_call>"
+WRITTEN = {
+    "json": 'I look.\n<tool_call>\n{"name": "look", "arguments": {"at": "the sky"}}\n</tool_call>',
+    "qwen": f"I look.\n{QWEN}",
+    "open": 'I look.\n<tool_call>{"name": "look", "arguments": {"at": "the sky"}}',
+}
+
+
+@pytest.mark.spec("providers:PV75")
+@pytest.mark.parametrize("form", WRITTEN)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_written_as_text_is_read_where_that_is_asked_for_and_named_where_it_is_not(form, stream, caplog):
+    said = [(WRITTEN[form], [], "end_turn"), SAID]
+    answers = [sse(*chat_stream(*each), "fin") if stream else json_answer(chat_reply(*each)) for each in said]
+    async with fault_server(*answers) as server:
+        provider = OpenAIChatProvider("vllm", base_url=server.url, written_calls=True)
+        result = await ran("vllm", "qwen", provider)
+        assert result.unwrap() == "It is five."
+        (asked_for,) = [call for message in result.state.message_history for call in getattr(message, "tool_calls", ())]
+        assert (asked_for.tool_name, dict(asked_for.input)) == ("look", {"at": "the sky"})
+        assert result.state.message_history[1].text == "I look."
+    assert not caplog.records
+    async with fault_server(answers[0]) as server:
+        result = await ran("vllm", "qwen", OpenAIChatProvider("vllm", base_url=server.url))
+    assert result.unwrap() == WRITTEN[form]
+    assert "wrote '<tool_call>' into its text" in caplog.text
+    assert "written_calls=True" in caplog.text
+
+
+@pytest.mark.spec("providers:PV75")
+@pytest.mark.parametrize(
+    "text", ["<tool_call>no call</tool_call>", "<tool_call>[1]</tool_call>", "<tool_call><function=>x</tool_call>"]
+)
+async def test_a_block_that_is_no_call_stays_text_to_the_last_letter(text):
+    async with fault_server(json_answer(chat_reply(text, [], "end_turn"))) as server:
+        result = await ran("vllm", "m", OpenAIChatProvider("vllm", base_url=server.url, written_calls=True))
+    assert result.unwrap() == text

@@ -13,6 +13,7 @@ import json
 import unicodedata
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -31,7 +32,7 @@ from stepengine.models.openai.encode import encode_messages as encode_responses
 from stepengine.models.openai_chat.encode import Flags as ChatFlags
 from stepengine.models.openai_chat.encode import encode_messages as encode_chat
 from stepengine.models.presets import preset_of
-from tests.models.recorded import FOLDER, NAMES, Recording, recordings, take
+from tests.models.recorded import FOLDER, NAMES, Recording, index_of, recordings, take
 from tests.models.requests import READERS, Json, Reader, as_list, envelope, from_base64
 
 WIRES = {"anthropic": "anthropic", "openai-chat": "openai_chat", "gemini": "google", "openai-responses": "openai"}
@@ -65,26 +66,28 @@ class Loop:
     second: Recording
 
 
-def loops() -> list[Loop]:
-    if not FOLDER.is_dir():
+def loops(folder: Path = FOLDER) -> list[Loop]:
+    """The closed loops that a folder lists; none where it has no such list."""
+    listed = folder / "closed_loops.jsonl"
+    if not listed.is_file():
         return []
-    by_name = {r.name: r for r in recordings()}
-    index = {e["file"]: e for e in map(json.loads, (FOLDER / "index.jsonl").read_text(encoding="utf-8").splitlines())}
+    by_name = {r.name: r for r in recordings(folder)}
+    index = {entry["file"]: entry for entry in index_of(folder)}
     found = []
-    for line in (FOLDER / "closed_loops.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in listed.read_text(encoding="utf-8").splitlines():
         loop = json.loads(line)
         file = loop["file"]
         for a, b in pairwise(loop["steps"]):
-            first, second = [by_name.get(f"{file}#{n}") or compatible(index[file], n) for n in (a, b)]
+            first, second = [by_name.get(f"{file}#{n}") or compatible(index[file], n, folder) for n in (a, b)]
             if file == BACKGROUND:
-                first = attrs.evolve(first, reply=compatible(index[file], 1, "openai-responses").reply)
+                first = attrs.evolve(first, reply=compatible(index[file], 1, folder, "openai-responses").reply)
             found.append(Loop(f"{file}#{a}-{b}", first, second))
     return found
 
 
-def compatible(entry: Json, number: int, wire: str = "openai-chat") -> Recording:
+def compatible(entry: Json, number: int, folder: Path, wire: str = "openai-chat") -> Recording:
     """Another provider's endpoint that speaks the wire (recorded R8c)."""
-    return take(entry, number, {**entry["interactions"][number], "provider": wire})
+    return take(entry, number, {**entry["interactions"][number], "provider": wire}, folder)
 
 
 # --- one form for both sides ----------------------------------------------------------------------------------------

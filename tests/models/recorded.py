@@ -11,6 +11,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
 import pytest
@@ -94,9 +95,9 @@ class Recording:
 
 
 @functools.cache
-def cassette(file: str) -> list[dict[str, Any]]:
+def cassette(file: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load((FOLDER / file).read_text(encoding="utf-8"), Loader=loader)["interactions"]
+    return yaml.load((folder / file).read_text(encoding="utf-8"), Loader=loader)["interactions"]
 
 
 def body_of(message: dict[str, Any]) -> bytes:
@@ -108,15 +109,41 @@ def body_of(message: dict[str, Any]) -> bytes:
 
 
 @functools.cache
-def recordings() -> tuple[Recording, ...]:
-    """Every exchange of the index with an endpoint of these adapters, in file order."""
-    if not FOLDER.is_dir():
-        return ()
-    found = []
-    for line in (FOLDER / "index.jsonl").read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
-        found += [take(entry, number, i) for number, i in enumerate(entry["interactions"]) if generates(i)]
+def recordings(folder: Path = FOLDER) -> tuple[Recording, ...]:
+    """Every exchange of *folder* with an endpoint of these adapters, by its index or, without one, in the order of files."""
+    found: list[Recording] = []
+    for entry in index_of(folder):
+        found += [take(entry, number, i, folder) for number, i in enumerate(entry["interactions"]) if generates(i)]
     return tuple(found)
+
+
+def index_of(folder: Path) -> list[dict[str, Any]]:
+    """What is said of every file of a folder; of one without an index, what the recordings themselves show."""
+    if not folder.is_dir():
+        return []
+    index = folder / "index.jsonl"
+    if index.is_file():
+        return [json.loads(line) for line in index.read_text(encoding="utf-8").splitlines()]
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.yaml"))
+    return [{"file": file, "interactions": [seen(i) for i in cassette(file, folder)]} for file in files]
+
+
+def seen(exchange: dict[str, Any]) -> dict[str, Any]:
+    """What an index would say of an exchange. A wire is known by its path, whatever the host."""
+    request, response = exchange["request"], exchange["response"]
+    path = urlsplit(request["uri"]).path
+    wire = next((wire for wire, end in ENDPOINTS.items() if re.fullmatch(f"(?:/.*)?{end}", path)), "")
+    asked = json.loads(body_of(request) or b"null")
+    status = response["status"]
+    return {
+        "provider": wire,
+        "method": request["method"],
+        "path": re.sub(r"^/.*(?=/v1)", "", path) if wire != "openrouter" else path,
+        "model": str((asked or {}).get("model") or path.rpartition("/")[2].partition(":")[0]),
+        "stream": "event-stream" in str(response.get("headers")),
+        "status": status["code"] if isinstance(status, dict) else status,
+        "tool_calls": 0,
+    }
 
 
 def generates(i: dict[str, Any]) -> bool:
@@ -125,8 +152,8 @@ def generates(i: dict[str, Any]) -> bool:
     return path is not None and i["method"] == "POST" and re.fullmatch(path, i["path"].split("?")[0]) is not None
 
 
-def take(entry: dict[str, Any], number: int, i: dict[str, Any]) -> Recording:
-    exchange = cassette(entry["file"])[number]
+def take(entry: dict[str, Any], number: int, i: dict[str, Any], folder: Path = FOLDER) -> Recording:
+    exchange = cassette(entry["file"], folder)[number]
     return Recording(
         f"{entry['file']}#{number}",
         i["provider"],

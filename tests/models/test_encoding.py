@@ -105,7 +105,9 @@ SHOWN = {"type": "adaptive", "display": "summarized"}
 @pytest.mark.spec(
     "requirements:A16", "requirements:G6", "ecosystem:EC89", "providers:PV5", "providers:PV6", "providers:PV7"
 )
-@pytest.mark.spec("providers:PV8", "providers:PV9")
+@pytest.mark.spec(
+    "providers:PV8", "providers:PV9", "providers:PV10", "providers:PV11", "providers:PV13", "providers:PV17"
+)
 @pytest.mark.parametrize(
     ("name", "model", "thinking", "members"),
     [
@@ -141,6 +143,15 @@ SHOWN = {"type": "adaptive", "display": "summarized"}
         ),
         ("anthropic", "claude-opus-5", Thinking(show=False), {"thinking": {"type": "adaptive", "display": "omitted"}}),
         ("anthropic", "somebody-s-model", Thinking(), {"thinking": {"type": "adaptive"}}),
+        ("openai", "gpt-5.6", Thinking("max"), {"reasoning": {"effort": "max", "summary": "auto"}}),
+        ("openai", "gpt-5.4", Thinking("max"), {"reasoning": {"effort": "xhigh", "summary": "auto"}}),
+        ("openai", "gpt-5-mini", Thinking("max", show=False), {"reasoning": {"effort": "high"}}),
+        ("openai", "gpt-5.5", Thinking("none"), {"reasoning": {"effort": "none"}}),
+        ("openai", "gpt-5.1-codex", Thinking("none"), {}),
+        ("openai", "o3", Thinking("none"), {}),
+        ("mistral", "mistral-medium-3-5", Thinking("low"), {"reasoning_effort": "high"}),
+        ("mistral", "mistral-medium-3-5", Thinking("none"), {"reasoning_effort": "none"}),
+        ("mistral", "magistral-small", Thinking("high"), {}),
         ("openai_chat", "o3", Thinking("low"), {"reasoning_effort": "low"}),
         ("openai_chat", "o3", Thinking("max"), {"reasoning_effort": "high"}),
         ("openrouter", "a/b", Thinking("low", show=False), {"reasoning": {"effort": "low", "exclude": True}}),

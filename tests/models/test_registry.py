@@ -83,6 +83,13 @@ def test_an_unknown_model_is_named_beside_the_providers_and_the_nearest(model, w
         assert word in caught.value.message
 
 
+@pytest.mark.spec("requirements:G13", "providers:PV75")
+def test_a_tag_after_a_bare_name_is_the_spelling_of_ollama():
+    models = Models.standard()
+    found = [str(models.parse(name)) for name in ("gpt-oss:20b", "gpt-5", "ft:gpt-4o:me")]
+    assert found == ["ollama/gpt-oss:20b", "openai/gpt-5", "openai/ft:gpt-4o:me"]
+
+
 @pytest.mark.spec("requirements:G13")
 def test_a_model_that_fits_several_providers_must_be_written_out():
     models = Models({"a": Echo("a", ("m.*",)), "b": Echo("b", ("m-1",))})

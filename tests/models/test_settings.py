@@ -94,7 +94,7 @@ def test_a_tool_choice_is_translated(choice, openai, google):
         (Thinking("extended", 1_500), "low", {"includeThoughts": True, "thinkingBudget": 1_500}),
         (Thinking(tokens=1_500), "low", {"includeThoughts": True, "thinkingBudget": 1_500}),
         (Thinking("medium"), "medium", {"includeThoughts": True, "thinkingLevel": "medium"}),
-        (Thinking("max"), "max", {"includeThoughts": True, "thinkingLevel": "high"}),
+        (Thinking("max"), "high", {"includeThoughts": True, "thinkingLevel": "high"}),
     ],
 )
 def test_thinking_is_asked_for_in_each_provider_s_way(thinking, openai, google):

@@ -19,7 +19,8 @@ from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import FileMemory, MemoryStore, Note, memory_tools
-from stepengine.tools.memory import FILE_BYTES, NOTES, project_scope
+from stepengine.tools.memory import FILE_BYTES, NOTES
+from stepengine.tools.remembering import project_scope
 
 KEY = "sk-ant-api03-" + "A1b2C3d4" * 10
 PROJECT = "project:" + "0" * 16

@@ -5,9 +5,10 @@ Requests of the Responses API: everything of the body but its input items. Pure:
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
 
-from stepengine.data.models import ModelRequest
+from stepengine.data.models import ModelRequest, Thinking
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._failures import INVALID_SIGNATURE
@@ -20,6 +21,14 @@ __all__ = ("encode", "encode_count", "encode_tool")
 
 WORDS = frozenset({"auto", "none", "required"})
 KEY_LENGTH = 32
+SWITCHED = re.compile(r"gpt-(?:5\.[1-9](?!-(?:pro|codex|chat))|[6-9])")
+"""Models that can be kept from reasoning by a word; the others refuse it."""
+
+MORE = re.compile(r"gpt-5\.[2-5]")
+"""Models that know one effort above "high"."""
+
+MOST = re.compile(r"gpt-(?:5\.[6-9]|[6-9])")
+"""Models that know two."""
 
 Json = dict[str, Any]
 
@@ -84,20 +93,28 @@ def _shared(request: ModelRequest, model: str) -> Json:
     return {
         "model": model,
         "instructions": request.system_prompt or None,
-        "reasoning": _reasoning(request),
+        "reasoning": _reasoning(request, model),
         "text": _text(request),
         "tool_choice": _tool_choice(request),
         "parallel_tool_calls": request.settings.parallel_tool_calls if request.tools else None,
     }
 
 
-def _reasoning(request: ModelRequest) -> Json | None:
+def _reasoning(request: ModelRequest, model: str) -> Json | None:
     """Return how much to reason; a budget has no place in this wire and becomes an effort."""
     thinking = request.settings.thinking
-    if thinking is None or thinking.mode == "none":
+    if thinking is None:
         return None
-    effort = {"effort": effort_of(thinking)}
-    return {**effort, "summary": "auto"} if thinking.show else effort
+    if thinking.mode == "none":
+        return {"effort": "none"} if SWITCHED.match(model) else None
+    word = effort_of(thinking)
+    if word == "max" and not MOST.match(model):
+        return _shown("xhigh" if MORE.match(model) else "high", thinking)
+    return _shown(word, thinking)
+
+
+def _shown(effort: str, thinking: Thinking) -> Json:
+    return {"effort": effort, "summary": "auto"} if thinking.show else {"effort": effort}
 
 
 def _text(request: ModelRequest) -> Json | None:

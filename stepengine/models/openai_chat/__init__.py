@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from functools import cached_property
 
@@ -19,8 +20,11 @@ from stepengine.models.openai_chat.request import (
     offered,
     promises,
 )
+from stepengine.models.openai_chat.written import mark_in, with_written_calls
 
 __all__ = ("OpenAIChatProvider",)
+
+logger = logging.getLogger("stepengine.models")
 
 
 class OpenAIChatProvider(PresetProvider):
@@ -56,5 +60,16 @@ class OpenAIChatProvider(PresetProvider):
         return Body(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+        mark = mark_in(reply) if request.tools else ""
+        if mark and self._preset.written_calls:
+            reply = with_written_calls(reply)
+        if mark and not reply.tool_calls:
+            logger.warning(
+                "%s of %s wrote %r into its text, which looks like a tool call that the server did not read; "
+                "OpenAIChatProvider(..., written_calls=True) reads <tool_call> blocks",
+                self.bare(request.model),
+                self.name,
+                mark,
+            )
         stops = request.settings.stop_sequences
         return cut_at_stops(reply, stops) if stops and not self._preset.stops else reply

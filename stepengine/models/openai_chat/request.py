@@ -122,7 +122,9 @@ def _thinking_members(request: ModelRequest, preset: Preset, *, refused: bool) -
         demanded = tool_choice_of(request) not in {None, "auto", "none"}
         off = demanded or (thinking is not None and thinking.mode == "none")
         return {"thinking": {"type": "disabled" if off else "enabled"}} if off or thinking is not None else {}
-    if refused or thinking is None or thinking.mode == "none":
+    if preset.thinking == "mistral" and thinking is not None and "magistral" not in request.model:
+        return {"reasoning_effort": "none" if refused or thinking.mode == "none" else "high"}
+    if refused or thinking is None or thinking.mode == "none" or preset.thinking == "mistral":
         return {}
     if preset.thinking == "openrouter":
         return {"reasoning": {**_amount(thinking), **({} if thinking.show else {"exclude": True})}}
