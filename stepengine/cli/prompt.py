@@ -502,25 +502,32 @@ def _content(name: str, folder: Path, withhold: Sequence[str], most: int) -> str
 
 async def shell_output(command: str, folder: Path) -> str:
     """Run a command that the person typed in their own shell, and return what it printed; Ctrl-C and 120 s end it."""
-    process = await asyncio.create_subprocess_shell(
-        command, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+    process: asyncio.subprocess.Process | None = None
+    is_ended = False
 
     def end() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        nonlocal is_ended
+        is_ended = True
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     said = b""
-    try:
-        with interruptible(end):
+    with interruptible(end):  # before it is started: Ctrl-C may come as soon as it runs
+        process = await asyncio.create_subprocess_shell(
+            command, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        if is_ended:
+            end()
+        try:
             async with asyncio.timeout(SHELL_SECONDS):
                 while process.stdout is not None and (chunk := await process.stdout.read(65_536)):
                     said = (said + chunk)[:SHELL_BYTES]
                 code = await process.wait()
-    except TimeoutError:
-        end()
-        code = await process.wait()
-        said += f"\n(ended after {SHELL_SECONDS} s)".encode()
+        except TimeoutError:
+            end()
+            code = await process.wait()
+            said += f"\n(ended after {SHELL_SECONDS} s)".encode()
     text = said.decode(errors="replace").rstrip("\n")
     return text if code == 0 else f"{text}\n(exit code {code})".lstrip("\n")
