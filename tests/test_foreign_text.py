@@ -82,9 +82,9 @@ from stepengine.tools.search.regex import safe_columns
 from stepengine.tools.search.symbols import top_level_names
 from stepengine.tools.search.words import words_of
 from stepengine.tools.shell.output import Capture
-from stepengine.tools.web.docs import _around, _links
 from stepengine.tools.web.fetching import Fetched
 from stepengine.tools.web.pages import CODECS, page_of
+from stepengine.tools.web.searching import _around, _links
 from stepengine.tools.web.urls import joined, parse_url
 
 with contextlib.suppress(ImportError):
@@ -499,14 +499,14 @@ PLACES = (
             of("[a](//]"),
             of("[a](b): "),
         ),
-        ("tools/web/docs.py:LINK",),
+        ("tools/web/searching.py:LINK",),
         most=2_000_000,
     ),
     Place(
         "part of a long page",
         lambda text: _around(text, "topic " * 20, 40_000),
         (of("# \n"), of("#"), of("topic "), of("# topic\n"), of("topic"), of("\n")),
-        ("tools/web/docs.py:HEADING", "tools/web/docs.py:WORD"),
+        ("tools/web/searching.py:HEADING", "tools/web/searching.py:WORD"),
         most=2_000_000,
     ),
     Place(

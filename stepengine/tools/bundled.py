@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from stepengine.tools.changes import FileChangeHook
     from stepengine.tools.definition import Tool
     from stepengine.tools.shell.running import Runner
-    from stepengine.tools.web.docs import DocsBackend
     from stepengine.tools.web.fetching import Fetcher
-    from stepengine.tools.web.searching import SearchBackend
+    from stepengine.tools.web.searching import DocsBackend, SearchBackend
 
 __all__ = ("change_hook_tools", "file_tools", "followup_tools", "search_tools", "shell_tools", "web_tools")
 
