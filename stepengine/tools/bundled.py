@@ -72,7 +72,7 @@ class FileTools(Policy):
         from stepengine.tools.files.reading import reading_tools
         from stepengine.tools.files.root import Root
         from stepengine.tools.files.writing import writing_tools
-        from stepengine.tools.search.subtree import subtree_tool
+        from stepengine.tools.search.overview import subtree_tool
 
         held = Root(root, self)
         writing = writing_tools(held, delete=self.delete) if self.write else ()

@@ -21,7 +21,7 @@ import attrs
 
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import GIVEN, KNOWN
-from stepengine.tools.search.words import words_of
+from stepengine.tools.search.symbols import words_of
 from stepengine.tools.web.fetching import (
     WEB_CONNECT_SECONDS,
     WEB_IDLE_SECONDS,
