@@ -79,19 +79,16 @@ from stepengine.tools.memory import HIGHEST, _notes, _words
 from stepengine.tools.project import _facts
 from stepengine.tools.repair import repairer
 from stepengine.tools.schemas import JsonSchema
-from stepengine.tools.search.fallback import _line_test
-from stepengine.tools.search.finding import ranked
-from stepengine.tools.search.flags import Flags, parse_flags
-from stepengine.tools.search.hits import _shown
-from stepengine.tools.search.patterns import GlobPattern, IgnorePattern
-from stepengine.tools.search.regex import safe_columns
-from stepengine.tools.search.symbols import top_level_names
-from stepengine.tools.search.words import words_of
+from stepengine.tools.search.hits import Flags, _shown, parse_flags
+from stepengine.tools.search.overview import ranked
+from stepengine.tools.search.patterns import GlobPattern, IgnorePattern, safe_columns
+from stepengine.tools.search.ripgrep import _line_test
+from stepengine.tools.search.symbols import top_level_names, words_of
 from stepengine.tools.shell.output import Capture
 from stepengine.tools.skills import NAME, _mapping
-from stepengine.tools.web.docs import _around, _links
 from stepengine.tools.web.fetching import Fetched
 from stepengine.tools.web.pages import CODECS, page_of
+from stepengine.tools.web.searching import _around, _links
 from stepengine.tools.web.urls import joined, parse_url
 
 with contextlib.suppress(ImportError):
@@ -579,14 +576,14 @@ PLACES = (
             of("[a](//]"),
             of("[a](b): "),
         ),
-        ("tools/web/docs.py:LINK",),
+        ("tools/web/searching.py:LINK",),
         most=2_000_000,
     ),
     Place(
         "part of a long page",
         lambda text: _around(text, "topic " * 20, 40_000),
         (of("# \n"), of("#"), of("topic "), of("# topic\n"), of("topic"), of("\n")),
-        ("tools/web/docs.py:HEADING", "tools/web/docs.py:WORD"),
+        ("tools/web/searching.py:HEADING", "tools/web/searching.py:WORD"),
         most=2_000_000,
     ),
     Place(
@@ -628,7 +625,7 @@ PLACES = (
         "flags of a search",
         parse_flags,
         (of("-"), of("-i "), of("-g '"), of("a", "-g "), of("\\"), of("-A1 "), of("-ii"), of("[a", "-g ")),
-        ("tools/search/flags.py:*",),
+        ("tools/search/hits.py:*",),
         most=2_000,
     ),
     # --- searches
@@ -636,7 +633,7 @@ PLACES = (
         "pattern of a search",
         safe_columns,
         (of("("), of("a*"), of("a?"), of("(?="), of("a|"), of("[\x01-\U0010ffff-]", "(?i)"), of("(?:a|"), of("a{9}")),
-        ("tools/search/regex.py:*",),
+        ("tools/search/patterns.py:*",),
         most=512,
     ),
     *(
@@ -644,7 +641,7 @@ PLACES = (
             f"search for {pattern}",
             fallback(pattern),
             (of("a" * 300 + "\n"), of("x" * 2_000 + "\n"), of("a\n")),
-            ("tools/search/fallback.py:_line_test",),
+            ("tools/search/ripgrep.py:_line_test",),
             most=1 << 13,  # the time is checked between long lines
         )
         for pattern in ("a*b", "a.*b", r"\w+\d", "a?a?a?b")
@@ -671,12 +668,12 @@ PLACES = (
         )
         for name in ("a.py", "a.ts", "a.go", "a.rs", "a.java", "a.c", "a.sh")
     ),
-    Place("words", words_of, HOSTILE_NAMES, ("tools/search/words.py:*",)),
+    Place("words", words_of, HOSTILE_NAMES, ("tools/search/symbols.py:*",)),
     Place(
         "description of files",
         lambda text: ranked(text, {("a.py",): ["aa"]}),
         (*HOSTILE_NAMES, of("abcd ")),
-        ("tools/search/finding.py:*",),
+        ("tools/search/overview.py:*",),
         most=2_000,
     ),
     Place(

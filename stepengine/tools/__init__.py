@@ -29,9 +29,16 @@ from stepengine.tools.memory import FileMemory, MemoryStore, Note
 from stepengine.tools.registry import ToolRegistry
 from stepengine.tools.spawning import agent_tool, spawn_tools, task_tool
 from stepengine.tools.threads import ThreadPool
-from stepengine.tools.web.docs import DocsBackend, DocsSites, SearchedDocs
 from stepengine.tools.web.fetching import Fetched, Fetcher, SafeFetcher
-from stepengine.tools.web.searching import BraveSearch, SearchBackend, SearchHit, SearxngSearch
+from stepengine.tools.web.searching import (
+    BraveSearch,
+    DocsBackend,
+    DocsSites,
+    SearchBackend,
+    SearchedDocs,
+    SearchHit,
+    SearxngSearch,
+)
 
 __all__ = (
     "BraveSearch",

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from stepengine.tools.definition import Tool
     from stepengine.tools.memory import MemoryStore
     from stepengine.tools.shell.running import Runner
-    from stepengine.tools.web.docs import DocsBackend
     from stepengine.tools.web.fetching import Fetcher
-    from stepengine.tools.web.searching import SearchBackend
+    from stepengine.tools.web.searching import DocsBackend, SearchBackend
 
 __all__ = (
     "change_hook_tools",
@@ -83,7 +82,7 @@ class FileTools(Policy):
         from stepengine.tools.files.reading import reading_tools
         from stepengine.tools.files.root import Root
         from stepengine.tools.files.writing import writing_tools
-        from stepengine.tools.search.subtree import subtree_tool
+        from stepengine.tools.search.overview import subtree_tool
 
         held = Root(root, self)
         writing = writing_tools(held, delete=self.delete) if self.write else ()

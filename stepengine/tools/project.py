@@ -25,8 +25,7 @@ from stepengine.tools.files.policy import Policy
 from stepengine.tools.files.root import Missing, Root
 from stepengine.tools.files.rules import INSTRUCTION_FILES
 from stepengine.tools.files.walk import Budget, walk
-from stepengine.tools.shell.environment import Environment, Private, find_program
-from stepengine.tools.shell.git import NAMES_BYTES, looking
+from stepengine.tools.shell.environment import NAMES_BYTES, Environment, Private, find_program, looking
 from stepengine.tools.skills import find_skills, project_top, read_start, user_folder
 
 __all__ = ("read_project",)

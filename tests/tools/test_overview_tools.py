@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from stepengine.data.estimate import estimate_tokens
 from stepengine.tools import ToolRegistry, file_tools, search_tools
-from stepengine.tools.search.finding import ranked
-from stepengine.tools.search.symbols import top_level_names
-from stepengine.tools.search.words import words_of
+from stepengine.tools.search.overview import ranked
+from stepengine.tools.search.symbols import top_level_names, words_of
 
 PROJECT = {
     "README.md": "# shop",

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from stepengine.errors import ToolError
 from stepengine.tools import ToolRegistry, search_tools
 from stepengine.tools.search import ripgrep as ripgrep_module
-from stepengine.tools.search.flags import Flags, parse_flags
-from stepengine.tools.search.patterns import GlobPattern
-from stepengine.tools.search.regex import safe_columns
+from stepengine.tools.search.hits import Flags, parse_flags
+from stepengine.tools.search.patterns import GlobPattern, safe_columns
 from stepengine.tools.search.ripgrep import find_ripgrep
 
 HAS_RG = find_ripgrep(("nowhere",)) is not None

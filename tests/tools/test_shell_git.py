@@ -11,7 +11,7 @@ import pytest
 
 from stepengine.permissions.commands import READ_ONLY
 from stepengine.tools import ToolContext, ToolRegistry, shell_tools
-from stepengine.tools.shell import git, running
+from stepengine.tools.shell import environment, running
 
 LOOKS = ("git status", "git diff", "git log -p", "git show", "git blame -- a.txt")
 SIGNATURE = "gpgsig -----BEGIN PGP SIGNATURE-----\n \n aGVsbG8=\n -----END PGP SIGNATURE-----\n"
@@ -214,5 +214,7 @@ async def test_a_configuration_that_cannot_be_read_is_a_reason_not_to_look(
 
 def test_every_git_command_that_the_policy_takes_for_looking_is_known_here() -> None:
     forms = [form.prefix for form in READ_ONLY if form.prefix[0] == "git"]
-    assert all(git.looking(prefix) for prefix in forms)
-    assert all(git.looking(words) is None for words in [("git",), ("git", "commit"), ("git", "-C", "status"), ("ls",)])
+    assert all(environment.looking(prefix) for prefix in forms)
+    assert all(
+        environment.looking(words) is None for words in [("git",), ("git", "commit"), ("git", "-C", "status"), ("ls",)]
+    )

@@ -884,7 +884,7 @@ async def test_jobs_are_stopped_counted_and_end_with_their_run(root: Path, belon
 async def test_the_output_file_of_a_job_has_a_cap(
     root: Path, belongings: Belongings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepengine.tools.shell.jobs.JOB_OUTPUT_BYTES", 1_000)
+    monkeypatch.setattr("stepengine.tools.shell.tools.JOB_OUTPUT_BYTES", 1_000)
     sh = Sh(root, {"belongings": lambda: belongings})
     started = await sh(["seq", "1000"], process_type="BACKGROUND")
     time.sleep(0.2)  # noqa: ASYNC251  (it ends before the loop has read what it printed)

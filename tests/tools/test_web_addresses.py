@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from stepengine.errors import BlockedAddress, DefinitionError, ToolError
 from stepengine.tools import SafeFetcher, web_tools
-from stepengine.tools.web.addresses import blocked_reason, networks
-from stepengine.tools.web.urls import AllowList, joined, parse_url
+from stepengine.tools.web.urls import AllowList, blocked_reason, joined, networks, parse_url
 from tests.tools.web_server import Names, site
 
 NW01 = [

@@ -1,8 +1,9 @@
 """
-The top-level names of source files, by a pattern per language (requirements F12, F14).
+The top-level names of source files, and the words that names and texts are compared by (requirements F12, F14).
 
-A pattern looks at the beginning of lines, so it needs no parser, no grammar and no working code; what it finds is good
-enough to choose a file by. Every repetition in a pattern is bounded or cannot overlap with its neighbour.
+Names are found by a pattern per language that looks at the beginning of lines, so it needs no parser, no grammar and no
+working code; what it finds is good enough to choose a file by. Every repetition in a pattern is bounded or cannot
+overlap with its neighbour.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from stepengine.errors import ToolError
@@ -18,7 +20,13 @@ from stepengine.tools.files.text import decode, read_capped
 if TYPE_CHECKING:
     from stepengine.tools.files.root import Root
 
-__all__ = ("has_symbols", "symbols_of", "top_level_names")
+__all__ = (
+    "SHORTEST_STEM",
+    "has_symbols",
+    "symbols_of",
+    "top_level_names",
+    "words_of",
+)
 
 FILE_BYTES = 512 * 1024
 LINE_CHARS = 300
@@ -96,3 +104,27 @@ def symbols_of(root: Root, parts: tuple[str, ...]) -> list[str]:
         os.close(opened.fd)
     text = None if data is None else decode(data)
     return [] if text is None else top_level_names(text.shown, parts[-1])
+
+
+SHORTEST_STEM = 3
+CACHED_CHARS = 100
+"""How long the texts are whose words are kept: names come again and again, descriptions and links do not."""
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """Return the words of a name or text in lower case: at ``camelCase``, digits and everything that is no letter."""
+    return _known_words(text) if len(text) <= CACHED_CHARS else _words(text)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+", text)
+    return tuple([_stem(part.lower()) for part in parts])
+
+
+_known_words = lru_cache(maxsize=50_000)(_words)
+
+
+def _stem(word: str) -> str:
+    """Return a word without the ``s`` of a plural."""
+    is_plural = len(word) > SHORTEST_STEM and word.endswith("s") and not word.endswith(("ss", "us", "is"))
+    return word[:-1] if is_plural else word

@@ -16,13 +16,11 @@ from stepengine.tools.files.paths import display
 from stepengine.tools.files.reading import READS
 from stepengine.tools.files.root import Root
 from stepengine.tools.files.walk import Budget
-from stepengine.tools.search.fallback import python_hits
-from stepengine.tools.search.finding import finding_tool
-from stepengine.tools.search.flags import Flags, parse_flags
-from stepengine.tools.search.hits import SEARCH_MATCHES, Report
+from stepengine.tools.search.hits import SEARCH_MATCHES, Flags, Report, parse_flags
 from stepengine.tools.search.ignore import visible
+from stepengine.tools.search.overview import finding_tool
 from stepengine.tools.search.patterns import GlobPattern
-from stepengine.tools.search.ripgrep import Ripgrep, find_ripgrep
+from stepengine.tools.search.ripgrep import Ripgrep, find_ripgrep, python_hits
 
 __all__ = ("searching_tools",)
 

@@ -2,8 +2,8 @@
 One command: started by its supervisor, read without blocking, and ended with everything that it started.
 
 The supervisor waits for the command only when all of it is to end, so the number of its group cannot belong to anybody
-else. Should the command kill its supervisor, what is left is found by the marker in its environment, on Linux only and
-as far as it did not clear it.
+else. Should the command kill its supervisor, what is left is found by the marker in its environment (reliability SH03),
+on Linux only and as far as it did not clear it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,18 @@ from typing import Any, NoReturn
 import attrs
 
 from stepengine.errors import ToolError
+from stepengine.tools.shell.environment import MARKER
 from stepengine.tools.shell.output import Capture
-from stepengine.tools.shell.sweep import end_marked
 
-__all__ = ("Ending", "Process", "Start", "start", "to_the_end")
+__all__ = (
+    "Ending",
+    "Process",
+    "Start",
+    "end_marked",
+    "marked",
+    "start",
+    "to_the_end",
+)
 
 COMMAND_CHARS = 50_000
 COMMAND_OUTPUT_BYTES = 64 * 1024 * 1024
@@ -378,3 +386,38 @@ def _refuse(what: Start, number: int) -> NoReturn:
     reason = REASONS.get(number, os.strerror(number))
     msg = f"{what.argv[0]!r} could not be executed: {reason}"
     raise ToolError(msg)
+
+
+PROC = Path("/proc")
+ROUNDS = 40
+PAUSE_SECONDS = 0.01
+
+
+def marked(marker: str) -> list[int]:
+    """Return the ids of running processes of ours whose environment holds the marker."""
+    wanted, user = f"{MARKER}={marker}".encode(), os.getuid()
+    found: list[int] = []
+    if not PROC.is_dir():
+        return found
+    with os.scandir(PROC) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours to read
+                if (
+                    entry.name.isdigit()
+                    and entry.stat().st_uid == user
+                    and wanted in Path(entry, "environ").read_bytes()
+                ):
+                    found.append(int(entry.name))
+    return found
+
+
+async def end_marked(env: Mapping[str, str]) -> None:
+    """Kill every process with the marker of *env*, again and again until there is none; a fork bomb may win."""
+    for _ in range(ROUNDS):
+        left = marked(env[MARKER])
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(PAUSE_SECONDS)

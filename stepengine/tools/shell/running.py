@@ -16,8 +16,7 @@ from stepengine.tools.argv import Argv, Script, parse_command
 from stepengine.tools.context import ToolContext
 from stepengine.tools.files.paths import display
 from stepengine.tools.files.root import Root
-from stepengine.tools.shell.environment import Environment, Private, find_program
-from stepengine.tools.shell.git import NAMES_BYTES, READ_SECONDS, looking
+from stepengine.tools.shell.environment import NAMES_BYTES, READ_SECONDS, Environment, Private, find_program, looking
 from stepengine.tools.shell.process import Ending, Process, Start, start, to_the_end
 
 __all__ = ("LIMITS", "Launch", "Progress", "Runner", "Shell", "Slots", "limits_text")

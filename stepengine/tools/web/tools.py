@@ -14,10 +14,9 @@ from stepengine.errors import ToolError
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
-from stepengine.tools.web.docs import DocsBackend
 from stepengine.tools.web.fetching import Fetcher, count_page
 from stepengine.tools.web.pages import page_of
-from stepengine.tools.web.searching import Depth, SearchBackend
+from stepengine.tools.web.searching import Depth, DocsBackend, SearchBackend
 
 __all__ = ("reaching_tools",)
 
