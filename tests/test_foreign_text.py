@@ -1290,6 +1290,7 @@ def seconds_of(place: Place, text: Any) -> float:
 
 @pytest.mark.spec("reliability:RS12", "reliability:R23")
 @EACH_PLACE
+@pytest.mark.deep
 def test_hostile_text_takes_less_than_a_second(place: Place) -> None:
     n = min(4 * N, place.most)
     taken = [seconds_of(place, shape(n)) for shape in place.shapes]
@@ -1369,6 +1370,7 @@ CANCELLED: dict[str, Callable[[Path], Awaitable[Any]]] = {
 
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("name", CANCELLED)
+@pytest.mark.deep
 async def test_a_cancel_is_obeyed_within_a_second(tmp_path: Path, name: str) -> None:
     """
     Shortest of three, for machines that have other work.

@@ -346,6 +346,7 @@ async def test_a_crash_at_any_record_while_eight_children_run_repeats_nothing_th
 
 
 @pytest.mark.spec("reliability:SP17", "requirements:J13", "requirements:X26", "requirements:X50")
+@pytest.mark.deep
 async def test_ten_thousand_items_need_no_limits_and_children_that_ended_leave_nothing_behind():
     begun, most = 0, 0
     alive: list[int] = []

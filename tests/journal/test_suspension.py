@@ -117,7 +117,9 @@ WAYS = ("waits", "interrupt", "shutdown")
 
 @pytest.mark.anyio
 @pytest.mark.spec("replay:J26", "reliability:R2", "reliability:I3", "reliability:I12")
-@pytest.mark.parametrize("shape", [alone, beside, leading, grand])
+@pytest.mark.parametrize(
+    "shape", [alone, *[pytest.param(one, marks=pytest.mark.deep) for one in (beside, leading, grand)]]
+)
 async def test_a_replay_ends_as_the_last_process_did_however_many_were_stopped_while_they_asked(shape):
     """
     The journal tells a run that waits for its answer from one that was stopped meanwhile, and so does a journal of the replay.

@@ -278,6 +278,7 @@ def test_of_ten_thousand_steps_every_earlier_state_is_still_what_it_was():
     assert all(tuple(kept[index][0].message_history) == messages for index, messages in seen.items())
 
 
+@pytest.mark.deep
 def test_ten_thousand_steps_end_with_the_right_sums():
     definition = agent(tools=["add"], limits=limits(max_steps=10_001))
     steps = 10_000

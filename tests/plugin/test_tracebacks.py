@@ -78,7 +78,9 @@ FAILING = {
 
 
 @pytest.mark.spec("replay:Y8")
-@pytest.mark.parametrize("with_plugin", [True, False], ids=["plugin", "alone"])
+@pytest.mark.parametrize(
+    "with_plugin", [pytest.param(True, id="plugin"), pytest.param(False, id="alone", marks=pytest.mark.deep)]
+)
 def test_the_last_frame_of_a_failed_test_is_the_authors(run, with_plugin):
     """
     Also where it is a handler, or a function that the test gave; ``--full-trace`` shows all.

@@ -53,6 +53,7 @@ SCRIPTS = sorted({example.script for example in EXAMPLES})
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.deep
 def test_a_script_of_a_seed_runs_offline(script: str, tmp_path: Path) -> None:
     assert ran(ROOT / script, tmp_path).strip()
 

@@ -85,6 +85,7 @@ def simulated(name, seeds, tools):
 
 @pytest.mark.spec("reliability:K1", "generator-contract:B34")
 @pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.deep
 def test_a_bundled_agent_holds_in_60_worlds(name, tools):
     seen = simulated(name, range(60), tools)
 

@@ -37,6 +37,7 @@ REPLIES = [text("first"), text("of the child")]
 
 
 @pytest.mark.spec("reliability:K1", "reliability:I11", "reliability:I12")
+@pytest.mark.deep
 def test_every_fault_happens_at_every_effect_once_and_every_two_crashes():
     seen = simulate(SHORT, None, replies=REPLIES)
 

@@ -326,6 +326,7 @@ async def test_files_are_found_newest_first_with_their_exact_number(root: Path) 
 
 
 @pytest.mark.spec("generator-contract:D29", "generator-contract:T11")
+@pytest.mark.deep
 async def test_the_number_of_files_is_exact_beyond_ten_thousand(tmp_path: Path) -> None:
     for folder in ("a", "b", "c"):
         (tmp_path / folder).mkdir()
