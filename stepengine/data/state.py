@@ -303,16 +303,6 @@ class ChildResult(Bill, Generic[Out]):
     left: AgentState | None = attrs.field(default=None, eq=False, repr=False, metadata={"stored": False})
 
     @property
-    def usage(self) -> Usage:
-        """Tokens, its own children and failed attempts included."""
-        return self.spending.usage
-
-    @property
-    def cost(self) -> Decimal | None:
-        """US dollars; ``None`` when a part is unknown."""
-        return self.spending.cost
-
-    @property
     def is_error(self) -> bool:
         """Whether the child did not complete."""
         return self.status is not RunStatus.COMPLETED
