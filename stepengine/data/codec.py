@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 import attrs
 
 from stepengine import errors
-from stepengine.data import hooks, limits, messages, models, outcomes, questions, state, tools, usage
+from stepengine.data import hooks, limits, messages, models, outcomes, questions, server_tools, state, tools, usage
 from stepengine.data.fields import ENDLESS, RAW, SCALARS, Codec, Style, fault, literal, mapping, sequence, shown, within
 from stepengine.data.json import JsonDict, mended, quoted
 from stepengine.data.transcript import Transcript
@@ -41,10 +41,13 @@ __all__ = (
 FORMAT = 1
 """The version of the stored form; a newer one is refused."""
 
+SAFE_INT = 2**63
+"""Below it, and above its opposite, every whole number is one of 64 bits."""
+
 FORGOTTEN: Mapping[str, frozenset[str]] = {"ToolSpec": frozenset({"kind"})}
 """Fields that were stored once and say nothing any more: they are read and dropped."""
 
-MODULES = (hooks, limits, messages, models, outcomes, questions, state, tools, usage)
+MODULES = (hooks, limits, messages, models, outcomes, questions, server_tools, state, tools, usage)
 
 
 def _stored() -> dict[str, type[Any]]:
@@ -109,20 +112,20 @@ def bare_any(value: Any) -> Any:
 
 def written_any(value: Any, style: Style) -> str:
     """Return the JSON text of ``bare_any(value)``; errors as ``bare``."""
-    return written(value, style) if _is_stored(type(value)) else style.json(bare_any(value))
+    cls = type(value)
+    return written(value, style) if cls in style.writers or _is_stored(cls) else style.json(bare_any(value))
 
 
-def written(value: Any, style: Style, without: tuple[str, ...] = ()) -> str:
+def written(value: Any, style: Style) -> str:
     """
-    Return the JSON text of ``bare(value)`` without the members *without*, and without making that object.
+    Return the JSON text of ``bare(value)`` in a style, without making that object.
 
     Raises:
         DataError: as ``bare``.
     """
     cls = type(value)
-    write = style.writers.get(cls) if not without else _PARTLY.get((cls, style.is_sorted, without))
     try:
-        return (write or _new_writer(cls, style, without))(value)
+        return (style.writers.get(cls) or _new_writer(cls, style))(value)
     except DataError:
         bare(value)
         raise
@@ -131,13 +134,9 @@ def written(value: Any, style: Style, without: tuple[str, ...] = ()) -> str:
         raise fault(msg) from None
 
 
-def _new_writer(cls: type[Any], style: Style, without: tuple[str, ...]) -> Callable[[Any], str]:
+def _new_writer(cls: type[Any], style: Style) -> Callable[[Any], str]:
     shape = _SHAPES.get(cls) or _shape(cls)
-    made = _writer_of(shape.name, shape.members, style, without)
-    if without:
-        _PARTLY[cls, style.is_sorted, without] = made
-    else:
-        style.writers[cls] = made
+    made = style.writers[cls] = _writer_of(shape.name, shape.members, style)
     return made
 
 
@@ -368,48 +367,83 @@ def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], di
     return _function("value", [*lines, "return data"], known)
 
 
-def _writer_of(
-    name: str, members: Mapping[str, _Member], style: Style, without: tuple[str, ...]
-) -> Callable[[Any], str]:
-    """Return what makes the text of that object."""
+def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Callable[[Any], str]:
+    """Return what makes the text of that object: one f-string, in which what is there whatever the value is stands as it is."""
     if name == "Transcript":
         return lambda value: style.json(_encode_transcript(value))
+    names = [field for field in ("type", *members) if field not in style.without]
+    style = style.inside or style
     known: dict[str, Any] = {"style": style, "json": style.json, "quoted": quoted, "JsonDict": JsonDict}
-    lines, literal_text = ["text = ''"], "{"
-    names = [field for field in ("type", *members) if field not in without]
-    for number, field in enumerate(sorted(names) if style.is_sorted else names):
+    if style.is_sorted:
+        names.sort()
+    lines, text, is_open = [], "", True
+    for number, field in enumerate(names):
+        # Whatever may be missing brings its comma: after itself up to the first member that is always there, then before.
+        before, after = ("", ",") if is_open else (",", "")
         if field == "type":
-            literal_text += f'"type":"{name}",'
+            text += f'{before}"type":"{name}"'
+            is_open = False
             continue
         codec = members[field].codec
         known[f"write{number}"] = codec.writer
-        then = f"text += {literal_text!r}"
+        lines.append(f"item{number} = value.{field}")
+        written_item = _written_by(number, codec, style, known)
         if members[field].has_default:
-            lines.append(then)
-            then, literal_text = f"""text += '"{field}":' + {_written_by(number, codec)} + ','""", ""
+            usual = _usual(number, members[field], known)
+            if members[field].computed is not None:
+                lines.append(f"usual{number}_ = {usual}")
+                usual = f"usual{number}_"
+            is_usual = f"item{number} is {usual} or not item{number} != {usual}"
+            text += f"{{'' if {is_usual} else '{before}\"{field}\":' + {written_item} + '{after}'}}"
         else:
-            # What is there whatever the value is becomes one literal.
-            then, literal_text = f"""text += {f'{literal_text}"{field}":'!r} + {_written_by(number, codec)}""", ","
-        lines += _unless_usual(number, field, members[field], known, then)
-    end = f"text + {literal_text[:-1]!r} + '}}'" if literal_text else "text[:-1] + '}'"
-    return _function("value", [*lines, f"return {end}"], known)
+            text += f'{before}"{field}":{{{written_item}}}'
+            is_open = False
+    lines.append(f"return f'''{{{{{text}}}}}'''")
+    return _function("value", lines, known)
 
 
-def _written_by(number: int, codec: Codec) -> str:
-    """Return the expression for the text of ``item``; ASCII texts and frozen objects, of which there are most, need no call."""
+def _usual(number: int, member: _Member, known: dict[str, Any]) -> str:
+    """Return the expression for the default of a field of ``value``."""
+    known[f"usual{number}"] = member.default if member.computed is None else member.computed
+    return f"usual{number}" if member.computed is None else f"usual{number}(value)"
+
+
+def _written_by(number: int, codec: Codec, style: Style, known: dict[str, Any]) -> str:
+    """Return the expression for the text of an item; what there is most of needs no call of ours."""
+    item, otherwise = f"item{number}", f"write{number}(item{number}, style)"
     if codec is SCALARS[str]:
-        return f"(quoted(item) if type(item) is str and item.isascii() else write{number}(item, style))"
+        return f"(quoted({item}) if type({item}) is str and {item}.isascii() else {otherwise})"
     if codec is SCALARS[JsonDict]:
-        return f"(json(item) if type(item) is JsonDict else write{number}(item, style))"
-    return f"write{number}(item, style)"
+        return f"(json({item}) if type({item}) is JsonDict else {otherwise})"
+    if codec is RAW:
+        return f"(str({item}) if type({item}) is int and -{SAFE_INT} < {item} < {SAFE_INT} else {otherwise})"
+    if codec.item is not None and codec.item.classes:
+        known[f"of{number}"] = _Writers(codec.item, style)
+        first = f"of{number}[type({item}[0])]({item}[0])"
+        return f"('[' + {first} + ']' if type({item}) is tuple and len({item}) == 1 else {otherwise})"
+    return otherwise
+
+
+class _Writers(dict[type[Any], Callable[[Any], str]]):
+    """What makes the text of the objects of a codec in a style, by class."""
+
+    def __init__(self, codec: Codec, style: Style) -> None:
+        self._codec = codec
+        self._style = style
+
+    def __missing__(self, cls: type[Any]) -> Callable[[Any], str]:
+        style = self._style
+        if cls not in self._codec.classes:
+            return lambda value: self._codec.writer(value, style)
+        found = self[cls] = style.writers.get(cls) or _new_writer(cls, style)
+        return found
 
 
 def _unless_usual(number: int, field: str, member: _Member, known: dict[str, Any], then: str) -> list[str]:
     """Return lines that do *then* with a field of ``value``, unless it has its default."""
     if not member.has_default:
         return [f"item = value.{field}", then]
-    known[f"usual{number}"] = member.default if member.computed is None else member.computed
-    usual = f"usual{number}" if member.computed is None else f"usual{number}(value)"
+    usual = _usual(number, member, known)
     return [f"item = value.{field}", f"usual = {usual}", f"if item is not usual and item != usual: {then}"]
 
 
@@ -507,7 +541,9 @@ def _objects(classes: tuple[type[Any], ...]) -> Codec:
         write = style.writers.get(cls) if cls in classes else None
         return write(value) if write is not None else written(checked(value), style)
 
-    return Codec(lambda value: _encode_object(checked(value)), lambda data: _decode_object(data, classes), text)
+    return Codec(
+        lambda value: _encode_object(checked(value)), lambda data: _decode_object(data, classes), text, classes
+    )
 
 
 def _union(options: tuple[Any, ...]) -> Codec:
@@ -594,8 +630,6 @@ QUICK: Mapping[type[Any], Callable[..., Any]] = {
 Makers for what a journal holds most of. Each of these classes only converts what it is given into what its codec has
 made already, and checks nothing else.
 """
-_PARTLY: dict[tuple[type[Any], bool, tuple[str, ...]], Callable[[Any], str]] = {}
-"""Writers of a style that leave members out."""
 _SHAPES: dict[type[Any], _Shape] = {}
 _NAMES = _names()
 _ANY = Codec(_encode_any, _decode_any)

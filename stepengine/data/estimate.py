@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from stepengine.data.json import compact
-from stepengine.data.messages import DocumentPart, ImagePart, JsonPart, Message, OpaquePart, ToolCallPart
+from stepengine.data.messages import CitationPart, DocumentPart, ImagePart, JsonPart, Message, OpaquePart, ToolCallPart
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 
@@ -33,7 +33,7 @@ def message_tokens(message: Message) -> int:
             chars += len(compact(part.value))
         elif isinstance(part, OpaquePart):
             chars += len(compact(part.data))
-        else:
+        elif not isinstance(part, CitationPart):  # which is sent to nobody
             chars += len(part.text)
     return tokens - (-chars // 4)
 

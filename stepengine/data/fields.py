@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from enum import Enum
 from typing import Any, NamedTuple
 
-from stepengine.data.json import JsonDict, encoder, freeze, freeze_object, frozen_text, quoted, thaw
+from stepengine.data.json import JsonDict, freeze, freeze_object, frozen_compact, frozen_text, quoted, thaw
 from stepengine.errors import DataError
 
 __all__ = (
@@ -43,27 +43,34 @@ class Style(NamedTuple):
         json: Makes it of a JSON value.
         is_sorted: Whether the members of objects are sorted.
         writers: What makes it of the instances of a class, by class; filled in when it is needed first.
+        without: Members that are left out of an object.
+        inside: The style of the objects in it; by default the same.
     """
 
     json: Callable[[Any], str]
     is_sorted: bool
     writers: dict[type[Any], Callable[[Any], str]]
+    without: tuple[str, ...] = ()
+    inside: Style | None = None
 
 
 CANONICAL = Style(frozen_text, is_sorted=True, writers={})
-PLAIN = Style(encoder(sort_keys=False), is_sorted=False, writers={})
+PLAIN = Style(frozen_compact, is_sorted=False, writers={})
 
 
 class Codec(NamedTuple):
     """
     Two functions that raise ``DataError``: a value to JSON, and JSON to a value.
 
-    *text*, where it is there, makes the JSON text of what *encode* would return, in one go; see ``writer``.
+    *text*, where it is there, makes the JSON text of what *encode* would return, in one go; see ``writer``. A codec of stored
+    objects names their *classes*, that of a tuple has the codec of an *item*.
     """
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
     text: Callable[[Any, Style], str] | None = None
+    classes: tuple[type[Any], ...] = ()
+    item: Codec | None = None
 
     @property
     def writer(self) -> Callable[[Any, Style], str]:
@@ -207,7 +214,7 @@ def sequence(item: Codec) -> Codec:
             return f"[{write(values[0], style)}]"
         return f"[{','.join([write(value, style) for value in values])}]"
 
-    return Codec(lambda values: each(values, item.encode), lambda data: tuple(each(data, item.decode)), text)
+    return Codec(lambda values: each(values, item.encode), lambda data: tuple(each(data, item.decode)), text, item=item)
 
 
 def mapping(item: Codec) -> Codec:

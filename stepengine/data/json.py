@@ -25,9 +25,9 @@ __all__ = (
     "canonical",
     "compact",
     "differences",
-    "encoder",
     "freeze",
     "freeze_object",
+    "frozen_compact",
     "frozen_text",
     "mended",
     "parting",
@@ -39,6 +39,7 @@ __all__ = (
 JsonValue: TypeAlias = "str | int | float | bool | Mapping[str, JsonValue] | list[JsonValue] | None"
 
 MAX_DEPTH = 200
+MAX_KEPT_TEXT = 4096
 MAX_INT = 2**63 - 1
 MIN_INT = -(2**63)
 SCALARS = frozenset((str, int, float, bool, type(None)))
@@ -265,7 +266,11 @@ def canonical(value: Any) -> str:
     return json.dumps(_plus_zero(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
 
 
-def encoder(*, sort_keys: bool) -> Callable[[Any], str]:
+quoted: Callable[[str], str] = json.encoder.encode_basestring
+"""Return a string as JSON text."""
+
+
+def _encoder(*, sort_keys: bool) -> Callable[[Any], str]:
     """
     Return a function that makes compact JSON text of a value without cycles, non-ASCII characters as they are.
 
@@ -282,15 +287,39 @@ def encoder(*, sort_keys: bool) -> Callable[[Any], str]:
     return lambda value: "".join(chunks(value, 0))
 
 
-quoted: Callable[[str], str] = json.encoder.encode_basestring
-"""Return a string as JSON text."""
-_sorted = encoder(sort_keys=True)
+def _remembering(make: Callable[[Any], str]) -> Callable[[Any], str]:
+    """
+    Return *make*, which remembers the last frozen object and its text.
+
+    What a model asks a tool for stands in its reply, in the call and in the history, which are written one after the other.
+    """
+    last: tuple[Any, str] = (None, "null")
+
+    def text(value: Any) -> str:
+        nonlocal last
+        known, made = last
+        if value is not known:
+            made = make(value)
+            if type(value) is JsonDict and hasattr(value, "_levels") and len(made) <= MAX_KEPT_TEXT:
+                last = (value, made)
+        return made
+
+    return text
 
 
-def frozen_text(value: Any) -> str:
-    """Return ``canonical(value)`` of a frozen value, or one without cycles; what may hold ``-0.0`` takes the long way."""
-    text = _sorted(value)
+_sorted = _encoder(sort_keys=True)
+frozen_compact = _remembering(_encoder(sort_keys=False))
+"""Return ``compact(value)`` of a frozen value, or one without cycles."""
+
+
+def _frozen_text(value: Any) -> str:
+    is_flat = type(value) is JsonDict and getattr(value, "_levels", 0) == 1
+    text = frozen_compact(value) if is_flat and [*value] == sorted(value) else _sorted(value)
     return canonical(value) if "-0.0" in text else text
+
+
+frozen_text = _remembering(_frozen_text)
+"""Return ``canonical(value)`` of a frozen value, or one without cycles; what may hold ``-0.0`` takes the long way."""
 
 
 def _plus_zero(value: Any) -> Any:

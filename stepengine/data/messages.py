@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = (
     "AssistantMessage",
     "AssistantPart",
+    "CitationPart",
     "DocumentPart",
     "ImagePart",
     "JsonPart",
@@ -123,22 +124,37 @@ quick_call = maker_of(ToolCallPart)
 
 
 def _check_source(part: ImagePart | DocumentPart) -> None:
-    if (part.url is None) == (part.data is None):
-        msg = f"{type(part).__name__} needs exactly one of url= and data="
+    name = type(part).__name__
+    if sum(source is not None for source in (part.url, part.data, part.file_id)) != 1:
+        msg = f"{name} needs exactly one of url=, data= and file_id="
         raise DataError(msg)
     if not isinstance(part.data, bytes | None):
-        msg = f"the data of {type(part).__name__} is bytes, not a {type(part.data).__name__}"
+        msg = f"the data of {name} is bytes, not a {type(part.data).__name__}"
+        raise DataError(msg)
+    if part.file_id == "" or (part.file_id is None) != (part.provider == ""):
+        msg = f"{name} needs file_id= together with provider=, the name of the provider that holds the file"
         raise DataError(msg)
 
 
 @attrs.frozen
 class ImagePart:
-    """An image, by *url* or as bytes in *data*; *mime_type* such as ``"image/png"`` (requirements B14)."""
+    """
+    An image, by *url*, as bytes in *data*, or by *file_id* (requirements B14).
+
+    Attributes:
+        url: Where the provider finds it.
+        data: Its bytes.
+        mime_type: Its type.
+        file_id: The id of an uploaded file; it means something to the *provider* that holds the file and to no other.
+        provider: The name of that provider, such as ``"anthropic"``; ``""`` for what is not uploaded.
+    """
 
     url: str | None = attrs.field(default=None, converter=_text_or_none)
     data: bytes | None = None
     mime_type: str = "image/png"
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+    file_id: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
+    provider: str = attrs.field(default="", converter=text_of, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         _check_source(self)
@@ -146,13 +162,25 @@ class ImagePart:
 
 @attrs.frozen
 class DocumentPart:
-    """A document, by *url* or as bytes in *data*; *name* is a file name to show (requirements B14)."""
+    """
+    Any file but an image: a document, sound or video, by *url*, as bytes in *data*, or by *file_id* (requirements B14).
+
+    Attributes:
+        url: Where the provider finds it.
+        data: Its bytes.
+        mime_type: Its type; by it a wire knows sound (``"audio/wav"``) and video (``"video/mp4"``) from documents.
+        name: A file name to show.
+        file_id: As with ``ImagePart``.
+        provider: As with ``ImagePart``.
+    """
 
     url: str | None = attrs.field(default=None, converter=_text_or_none)
     data: bytes | None = None
     mime_type: str = "application/pdf"
     name: str = ""
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+    file_id: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
+    provider: str = attrs.field(default="", converter=text_of, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         _check_source(self)
@@ -176,21 +204,49 @@ class OpaquePart:
     Attributes:
         provider: The adapter that made it, such as ``"anthropic"``.
         data: The part as the provider sent it.
+        tool: Which tool of the provider it tells of: ``"web_search"``, ``"url_context"``, ``"code_execution"``,
+            ``"file_search"`` or the provider's own word; ``""`` for none.
+        text: What was asked of that tool or what came of it, for people: a query, code, output, addresses. It is sent to
+            nobody.
     """
 
     provider: str
     data: JsonDict = attrs.field(converter=freeze_object)
+    tool: str = attrs.field(default="", kw_only=True)
+    text: str = attrs.field(default="", converter=text_of, kw_only=True)
+
+
+@attrs.frozen
+class CitationPart:
+    """
+    Where something in the texts before it comes from, for people; it is sent to nobody.
+
+    Attributes:
+        url: The address of the source; ``""`` for a file.
+        title: What the source is called.
+        quote: The words of the source.
+        said: The words of the reply that rest on it, as far as the provider says which.
+        source: The provider's id of a file; ``""`` for none.
+    """
+
+    url: str = attrs.field(default="", converter=text_of)
+    title: str = attrs.field(default="", converter=text_of)
+    quote: str = attrs.field(default="", converter=text_of, kw_only=True)
+    said: str = attrs.field(default="", converter=text_of, kw_only=True)
+    source: str = attrs.field(default="", converter=text_of, kw_only=True)
 
 
 UserPart: TypeAlias = TextPart | ImagePart | DocumentPart
-AssistantPart: TypeAlias = TextPart | ThinkingPart | ToolCallPart | RefusalPart | OpaquePart
+AssistantPart: TypeAlias = (
+    TextPart | ThinkingPart | ToolCallPart | RefusalPart | ImagePart | DocumentPart | OpaquePart | CitationPart
+)
 ResultPart: TypeAlias = TextPart | JsonPart | ImagePart | DocumentPart
 Part: TypeAlias = UserPart | AssistantPart | ResultPart
 
 
 _MEDIA = frozenset((TextPart, ImagePart, DocumentPart))
 _USER: frozenset[type] = _MEDIA
-_ASSISTANT: frozenset[type] = frozenset((TextPart, ThinkingPart, ToolCallPart, RefusalPart, OpaquePart))
+_ASSISTANT: frozenset[type] = _MEDIA | {ThinkingPart, ToolCallPart, RefusalPart, OpaquePart, CitationPart}
 _RESULT: frozenset[type] = _MEDIA | {JsonPart}
 
 

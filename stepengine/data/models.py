@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 
-from stepengine.data.checks import CHOICE, COUNT, FLAG, NUMBER, Fine, an_instance, fine, one_of, or_none
+from stepengine.data.checks import CHOICE, COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, fine, one_of, or_none
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import (
@@ -21,6 +21,7 @@ from stepengine.data.messages import (
     strings,
     tuple_of,
 )
+from stepengine.data.server_tools import ServerTool
 from stepengine.data.thoughts import parted
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.data.transcript import Transcript
@@ -34,6 +35,7 @@ __all__ = (
     "ModelRequest",
     "ModelSettings",
     "ReplyDone",
+    "ServiceTier",
     "StopReason",
     "TextChunk",
     "Thinking",
@@ -79,8 +81,8 @@ class Thinking:
     is given, it is translated. Without ``ModelSettings.thinking`` nothing is sent at all.
 
     Args:
-        effort: ``"none"``, ``"low"``, ``"medium"``, ``"high"`` or ``"max"``. With ``"none"`` nothing is asked for, and thinking
-            is switched off where a service has a switch.
+        effort: ``"none"``, ``"low"``, ``"medium"``, ``"high"`` or ``"max"``. ``"none"`` keeps the model from thinking; one
+            that cannot be kept from it is asked for the least, and a warning says so once.
         tokens: How many tokens the model may spend on it.
         show: Whether its thoughts come back as text, where a provider can leave them out.
         mode: The former spelling, which is read as before: ``"none"``, ``"enabled"`` (the provider's amount) or
@@ -165,6 +167,37 @@ def _extra(value: Mapping[str, Any]) -> JsonDict:
     return freeze_object(value, "extra")
 
 
+def _safety(value: Mapping[str, Any]) -> JsonDict:
+    return freeze_object(value, "safety")
+
+
+def _lifetime(value: Any) -> Any:
+    """Return how long a cache is to hold; true and false may be written for the shortest time and for no caching."""
+    return {True: "5m", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
+def _several(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, ServerTool) else value
+
+
+ServiceTier: TypeAlias = Literal["auto", "standard", "flex", "priority", "fast"]
+"""At what price and speed a provider answers; ``"auto"`` leaves it to the project's own setting there."""
+
+TIER = one_of(*get_args(ServiceTier))
+CACHE = one_of("off", "5m", "1h")
+WHOLE = Fine(lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number")
+LIKELY = Fine(lambda value: COUNT.test(value) and value <= MOST_LIKELY, "a whole number from 0 to 20")
+MOST_LIKELY = 20
+SAFETY = Fine(
+    lambda value: all(isinstance(word, str) and word for word in value.values()),
+    "words by category, such as {'harassment': 'only_high'}",
+)
+SERVER_TOOLS = Fine(
+    lambda value: type(value) is tuple and all(isinstance(item, ServerTool) for item in value),
+    "a list of WebSearch, UrlContext, CodeExecution and FileSearch",
+)
+
+
 @attrs.frozen(kw_only=True)
 class ModelSettings:
     """
@@ -180,7 +213,22 @@ class ModelSettings:
         thinking: Whether and how much the model thinks; ``None`` sends nothing.
         response_schema: JSON Schema of the text that the model shall answer with, for providers that can promise it.
         continue_cut: Whether a reply of text alone that was cut at its limit is continued within its step, up to three times;
-            otherwise it ends the run as ``truncated``, as it does after that.
+            otherwise it ends the run as ``truncated``, as it does after that, and as an answer by a schema does.
+        output: How an answer by *response_schema* is asked for: ``"native"`` by the provider's own promise, ``"tool"`` as the
+            input of a tool that is offered for that; ``None`` is ``"native"`` where the provider and the schema allow it.
+        service_tier: At what price and speed it is answered.
+        seed: For sampling that can be repeated.
+        logprobs: How many of the likeliest tokens are told for each place, up to 20, with their probabilities; 0 tells only
+            that of the chosen token. They stand in ``ModelReply.provider_data``.
+        store: Whether the provider keeps the reply.
+        safety: From where on content is blocked, by category: ``"off"``, ``"none"``, ``"only_high"``,
+            ``"medium_and_above"`` or ``"low_and_above"`` for ``"harassment"``, ``"hate_speech"`` and the like.
+        cache: For how long at least the provider shall cache the prompt: ``"5m"``, which may be written ``True``, ``"1h"``, or
+            ``"off"``, which may be written ``False``; ``None`` is the provider's default.
+        cache_key: A name that requests with the same beginning share, so that they meet the same cache.
+        server_tools: Tools that the provider runs by itself.
+        unsupported: What happens to a setting that the provider has no word for: ``"warn"`` leaves it out, says so in the log
+            once and names it in ``ModelReply.provider_data["dropped"]`` each time; ``"error"`` sends nothing.
         extra: What only one provider knows, at the author's own risk: under ``"headers"`` HTTP headers, under ``"body"``
             or beside it further members of the wire body. Objects are merged into what is sent anyway.
 
@@ -198,6 +246,20 @@ class ModelSettings:
     thinking: Thinking | None = attrs.field(default=None, validator=fine(or_none(THINKING)))
     response_schema: JsonDict | None = attrs.field(default=None, converter=_schema_or_none)
     continue_cut: bool = attrs.field(default=True, validator=fine(FLAG))
+    output: Literal["native", "tool"] | None = attrs.field(
+        default=None, validator=fine(or_none(one_of("native", "tool")))
+    )
+    service_tier: ServiceTier | None = attrs.field(default=None, validator=fine(or_none(TIER)))
+    seed: int | None = attrs.field(default=None, validator=fine(or_none(WHOLE)))
+    logprobs: int | None = attrs.field(default=None, validator=fine(or_none(LIKELY)))
+    store: bool | None = attrs.field(default=None, validator=fine(or_none(FLAG)))
+    safety: JsonDict = attrs.field(factory=JsonDict, converter=_safety, validator=fine(SAFETY))
+    cache: Literal["off", "5m", "1h"] | None = attrs.field(
+        default=None, converter=_lifetime, validator=fine(or_none(CACHE))
+    )
+    cache_key: str | None = attrs.field(default=None, validator=fine(or_none(TEXT)))
+    server_tools: tuple[ServerTool, ...] = attrs.field(default=(), converter=_several, validator=fine(SERVER_TOOLS))
+    unsupported: Literal["warn", "error"] = attrs.field(default="warn", validator=fine(one_of("warn", "error")))
     extra: JsonDict = attrs.field(factory=JsonDict, converter=_extra)
 
     def merged(self, over: ModelSettings | None) -> ModelSettings:

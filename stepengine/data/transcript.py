@@ -245,6 +245,10 @@ class Transcript(Sequence[Message]):
         buffer.free.append(len(items))
         return Transcript._version(buffer, len(items))
 
+    def since(self, length: int) -> Sequence[Message]:
+        """Return the messages after the first *length*."""
+        return self._buffer.items[length : self._length]
+
     def has_call(self, call_id: str) -> bool:
         """Return whether a call with this id stands in the transcript, in O(1)."""
         return self._buffer.calls.get(call_id, self._length) < self._length

@@ -20,6 +20,7 @@ from stepengine.data.fields import fault, shown, within
 from stepengine.data.json import JsonValue, freeze_object, text_of, thaw
 from stepengine.data.messages import (
     AssistantMessage,
+    CitationPart,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -39,6 +40,7 @@ from stepengine.errors import DataError
 __all__ = ("History", "from_dicts", "read_history", "to_dicts")
 
 
+CITED = ("url", "title", "quote", "said", "source")
 MAX_ARGUMENTS = 4 * 1024 * 1024
 ABOUT_A_REPLY = {"id", "type", "object", "created", "model", "stop_reason", "stop_sequence", "finish_reason", "usage"}
 """What a message says about the reply that it was, and no part of the conversation."""
@@ -200,6 +202,10 @@ def _need_text(block: Mapping[str, Any], name: str) -> str:
     return text_of(_need(block, name), f"$.{name}")
 
 
+def _texts(block: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
+    return {name: text_of(block[name], f"$.{name}") for name in names if name in block}
+
+
 def _assistant_part(block: Mapping[str, Any]) -> Any:
     match block.get("type"):
         case "text":
@@ -212,7 +218,12 @@ def _assistant_part(block: Mapping[str, Any]) -> Any:
             value = block.get("input") or {}
             return ToolCallPart(_need_text(block, "id"), _need_text(block, "name"), freeze_object(value, "$.input"))
         case "opaque":
-            return OpaquePart(_need_text(block, "provider"), freeze_object(_need(block, "data"), "$.data"))
+            data = freeze_object(_need(block, "data"), "$.data")
+            return OpaquePart(_need_text(block, "provider"), data, **_texts(block, ("tool", "text")))
+        case "citation":
+            return CitationPart(**_texts(block, CITED))
+        case "image" | "image_url" | "document":
+            return _user_part(block)
         case other:
             msg = f"unknown assistant block {shown(other)}"
             raise fault(msg)
@@ -257,6 +268,12 @@ def _source(block: Mapping[str, Any]) -> dict[str, Any]:
         if source.get("type") == "url" and "media_type" not in source:
             return {"url": _need_text(source, "url")}
         kind = _need_text(source, "media_type")
+        if source.get("type") == "file":
+            return {
+                "file_id": _need_text(source, "file_id"),
+                "provider": _need_text(source, "provider"),
+                "mime_type": kind,
+            }
         if source.get("type") == "url":
             return {"url": _need_text(source, "url"), "mime_type": kind}
         return {"data": base64.b64decode(_need_text(source, "data"), validate=True), "mime_type": kind}
@@ -308,7 +325,10 @@ def _written(part: Any) -> dict[str, Any]:
         case JsonPart(value=value):
             return {"type": "json", "value": thaw(value)}
         case OpaquePart(provider=provider, data=data):
-            return {"type": "opaque", "provider": provider, "data": thaw(data)}
+            told = {name: getattr(part, name) for name in ("tool", "text") if getattr(part, name)}
+            return {"type": "opaque", "provider": provider, "data": thaw(data), **told}
+        case CitationPart():
+            return {"type": "citation", **{name: getattr(part, name) for name in CITED if getattr(part, name)}}
         case _:
             kind = "image" if isinstance(part, ImagePart) else "document"
             title = {"title": part.name} if kind == "document" and part.name else {}
@@ -317,5 +337,6 @@ def _written(part: Any) -> dict[str, Any]:
 
 def _written_source(part: ImagePart | DocumentPart) -> dict[str, str]:
     if part.data is None:
-        return {"type": "url", "url": str(part.url), "media_type": part.mime_type}
+        where = {"url": str(part.url)} if part.file_id is None else {"file_id": part.file_id, "provider": part.provider}
+        return {"type": "url" if part.file_id is None else "file", **where, "media_type": part.mime_type}
     return {"type": "base64", "media_type": part.mime_type, "data": base64.b64encode(part.data).decode()}

@@ -20,7 +20,7 @@ from stepengine.data.limits import Limits
 from stepengine.data.models import ModelRequest
 from stepengine.data.questions import Interactor, checked_interactor
 from stepengine.data.sources import ToolSource
-from stepengine.data.state import AgentState, RunResult
+from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.tools import ToolLike
 from stepengine.data.yields import StepResult
 from stepengine.engine.catalog import Catalog
@@ -34,6 +34,7 @@ from stepengine.engine.options import (
     ModelsLike,
     Overrides,
     ReplayOptions,
+    RerunOptions,
     ResumeOptions,
     RunOptions,
     SessionsLike,
@@ -49,6 +50,7 @@ from stepengine.engine.session_turns import Sessions
 from stepengine.errors import InputError
 from stepengine.machine import run_agent
 from stepengine.models import Models, Provider
+from stepengine.models.files import Files
 from stepengine.models.pricing import cost_of
 from stepengine.permissions import Policy, PolicyFile, Rule
 from stepengine.redaction import GIVEN
@@ -65,8 +67,11 @@ from stepengine.tools.context import ResourceMap, Workspace
 from stepengine.tools.threads import ThreadPool
 
 if TYPE_CHECKING:
+    from stepengine.engine.stepping import Stepper
     from stepengine.journal import JournalLike
     from stepengine.journal.journaled_run import JournaledRun
+    from stepengine.journal.rerunning import Rerun
+    from stepengine.judging.debugger import Debugger
 
 __all__ = ("Engine",)
 
@@ -376,7 +381,25 @@ class Engine:
         from stepengine.journal import runs
 
         asked = given("replay", ReplayOptions, options)
+        until = asked.pop("until", None)
+        if until is not None:
+            return self._replayed_until(until, journal, asked)
         return await runs.replay(journal, partial(self._launch, agent=asked.pop("agent", None)), **asked)
+
+    def _replayed_until(self, until: int | str, journal: JournalLike, options: dict[str, Any]) -> RunResult[Any]:
+        """Walk to a place, and tell of it; the handlers are closed then."""
+        from stepengine.judging.debugger import told_of
+
+        agent = options.pop("agent", None)
+        if options:
+            msg = (
+                f"replay(until=) performs nothing and compares strictly, so {next(iter(options))}= does not go with it"
+            )
+            raise InputError(msg, issues=("until goes with agent alone",))
+        with self.debug(journal, agent=agent) as debugger:
+            moment = debugger.goto(until)
+            told = told_of(moment, debugger.texts)
+        return RunResult(status=RunStatus.CANCELLED, state=moment.state, moment=told, journal=debugger.journal)
 
     async def extend(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult[Any]:
         """
@@ -427,6 +450,35 @@ class Engine:
         other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
         return await runs.fork(source, partial(self._launch, **other, forked=source), at=at, **asked)
 
+    async def rerun(self, journal: JournalLike, **options: Unpack[RerunOptions]) -> Rerun:
+        """
+        Repeat a recorded run for nothing up to one place, and go on from there with models that are asked anew.
+
+        After that place a tool call is answered from the record when an equal one stands there, by *simulate*, by the tool
+        itself where *tools* permits it, or not at all: then the run ends there, and ``refused`` names the call. Questions
+        have their recorded answers, or suspend the run.
+
+        Args:
+            journal: The journal, or the path of its file; it is only read.
+            options: See ``RerunOptions``.
+
+        Raises:
+            AgentError: when the engine has no agent of the recorded id.
+            JournalError: when the journal is damaged, of a newer version, holds no run, or has no effect *at*; when
+                *simulate* fails.
+            MissingKey: when there is no key for the model.
+            ReplayDivergence: when what is recorded before *at* does not fit the code.
+        """
+        from stepengine.journal.rerunning import rerun
+
+        asked = given("rerun", RerunOptions, options)
+        other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
+        return await rerun(journal, partial(self._launch, **other), **asked)
+
+    def rerun_sync(self, journal: JournalLike, **options: Unpack[RerunOptions]) -> Rerun:
+        """Do what ``rerun`` does for synchronous code."""
+        return self._loop_thread.run(lambda: self.rerun(journal, **options))
+
     async def start_resume(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunHandle[Any]:
         """
         Go on with a recorded run in the background and return its handle; arguments and errors are those of ``resume``.
@@ -468,6 +520,41 @@ class Engine:
         """Run the session of a recorded run to its end; *changes* are those of ``Launcher.again``."""
         return await self._launcher.again(session, **changes)()
 
+    def stepper(self, journal: JournalLike, *, agent: AgentLike | None = None) -> Stepper:
+        """
+        Return what goes through a recorded run one result at a time, with neither loop nor threads; close it when done.
+
+        Args:
+            journal: The journal, or the path of its file; it is read once, and only read.
+            agent: Id or definition of the agent; by default the engine's agent that the journal names.
+
+        Raises:
+            AgentError: when the engine has no agent of the recorded id.
+            JournalError: when the journal is damaged, of a newer version, or holds no run.
+            ReplayDivergence: when the run begins with something else than is recorded.
+        """
+        from stepengine.engine.stepping import Stepper
+        from stepengine.journal import as_journal
+
+        return Stepper.of(self._launcher, as_journal(journal), agent)
+
+    def debug(self, journal: JournalLike, *, agent: AgentLike | None = None) -> Debugger:
+        """
+        Return a debugger at the start of a recorded run; it goes both ways, and is a context manager (judging JG6).
+
+        Args:
+            journal: The journal, or the path of its file; it is only read.
+            agent: Id or definition of the agent; by default the engine's agent that the journal names.
+
+        Raises:
+            AgentError: when the engine has no agent of the recorded id.
+            JournalError: when the journal is damaged, of a newer version, or holds no run.
+            ReplayDivergence: when the run begins with something else than is recorded.
+        """
+        from stepengine.judging.debugger import Debugger, PausedWalk
+
+        return Debugger(self, PausedWalk(self.stepper(journal, agent=agent)), agent)
+
     # --- beside runs --------------------------------------------------------------------------------------------------
 
     async def count_tokens(self, request: ModelRequest) -> int:
@@ -483,6 +570,11 @@ class Engine:
         count = getattr(provider, "count_tokens", None)
         counted = None if count is None else await count(request)
         return estimated_tokens(request) if counted is None else counted
+
+    @property
+    def files(self) -> Files:
+        """What uploads files to providers and deletes them there."""
+        return Files(lambda: self._launcher.override.models or self._models)
 
     def remembered(self, session_id: str) -> tuple[Rule, ...]:
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
@@ -29,6 +30,7 @@ from stepengine.tools.context import Workspace
 
 if TYPE_CHECKING:
     from stepengine.journal import InDoubt, JournalLike, OnDivergence
+    from stepengine.journal.rerunning import Purse, RerunTools, Simulator
     from stepengine.journal.undoing import Roots
 
 __all__ = (
@@ -39,6 +41,7 @@ __all__ = (
     "Override",
     "Overrides",
     "ReplayOptions",
+    "RerunOptions",
     "ResumeOptions",
     "RunOptions",
     "SessionsLike",
@@ -117,13 +120,16 @@ class ReplayOptions(TypedDict, total=False):
     Attributes:
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         live: Kinds of effects that are performed for real (replay D12): ``"call_tool"`` and ``"perform"``, whose results
-            must be the recorded ones; ``"call_model"``, for a new model against the recorded tools.
+            must be the recorded ones; ``"call_model"``, for a new model against the recorded tools: every model call is made
+            anew, from the first on, while ``rerun`` makes them only from one place on.
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast, no pause longer than ten seconds; by default all
             at once.
         complete: Whether the run has to come by every record (default), or may end before.
         on_divergence: ``"raise"`` (default), ``"stop"`` for a result with status ``failed``, ``"keep"`` as for ``resume``, or
             a function that looks at the ``ReplayDivergence`` of an effect of the same kind with another content
             (``.address``, ``.diff``), and returns whether the recorded outcome serves nevertheless.
+        until: Where to end: before the reply of this step, or before the outcome of an effect such as ``"3.2#1"``. The result
+            has the status ``cancelled``, and its ``moment`` tells of the handler; nothing else goes with it but *agent*.
     """
 
     agent: AgentLike | None
@@ -131,6 +137,7 @@ class ReplayOptions(TypedDict, total=False):
     speed: float | None
     complete: bool
     on_divergence: OnDivergence | Callable[[ReplayDivergence], bool]
+    until: int | str | None
 
 
 class ResumeOptions(TypedDict, total=False):
@@ -174,6 +181,35 @@ class ExtendOptions(TypedDict, total=False):
     agent: AgentLike | None
     limits: Limits | None
     allow_repeat: bool
+
+
+class RerunOptions(TypedDict, total=False):
+    """
+    What ``rerun`` takes beside a journal.
+
+    Attributes:
+        at: The effect that is asked for anew: a number of the root's effects, or ``"path#number"``; by default the first
+            that is not as recorded.
+        agent: Id or definition of the agent; by default the engine's agent that the journal names.
+        tools: Which calls are performed that nothing else answers: ``"recorded"`` for none (default), ``"idempotent"`` for
+            those of tools that are ``idempotent`` or ``read_only`` and of ``Perform.idempotent``, ``"working-copy"`` for all,
+            where tools work on something that may be thrown away.
+        simulate: A function of a ``Called`` and of the recorded calls of the same name, which makes up what a call gives that
+            is not recorded: a ``ToolResult``, text, JSON, an error, or ``None`` when it cannot say.
+        reuse: Whether a model call that equals a recorded one is answered by that (default), or asked anew.
+        limits: Other limits than the recorded ones.
+        budget: US dollars that model calls may cost, or a ``Purse`` that several reruns share.
+        into: Where the new journal goes; by default into memory.
+    """
+
+    at: int | str | None
+    agent: AgentLike | None
+    tools: RerunTools
+    simulate: Simulator | None
+    reuse: bool
+    limits: Limits | None
+    budget: Purse | Decimal | float | str | None
+    into: JournalLike | None
 
 
 class ForkOptions(TypedDict, total=False):

@@ -15,6 +15,7 @@ from stepengine.journal.files import FileJournal
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.mend import Edit, Report, Sealed, check, repair, scrub, sealed
 from stepengine.journal.questions import InDoubt
+from stepengine.journal.rerunning import Called, Purse, Rerun
 from stepengine.journal.runs import OnDivergence
 from stepengine.journal.scanning import Leak, scan
 from stepengine.journal.show import machine_data
@@ -24,6 +25,7 @@ from stepengine.journal.undoing import Undone, undo
 from stepengine.redaction import RedactField, RedactHeader, Redactor, RedactPattern, RedactValue, SecretFound
 
 __all__ = (
+    "Called",
     "Difference",
     "Edit",
     "FileJournal",
@@ -33,12 +35,14 @@ __all__ = (
     "Leak",
     "MemoryJournal",
     "OnDivergence",
+    "Purse",
     "RedactField",
     "RedactHeader",
     "RedactPattern",
     "RedactValue",
     "Redactor",
     "Report",
+    "Rerun",
     "Sealed",
     "SecretFound",
     "SqliteJournal",

@@ -86,22 +86,29 @@ class Difference:
         return {"changes": changes, "totals": {name: list(pair) for name, pair in self.totals.items()}}
 
 
-def diff(a: JournalLike, b: JournalLike) -> Difference:
+def diff(a: JournalLike, b: JournalLike, *, detailed: int | None = None) -> Difference:
     """
     Compare two recorded runs by meaning: effects are aligned, so that one that was inserted does not shift the rest.
+
+    Args:
+        a: The first run.
+        b: The second run.
+        detailed: Of how many changed model requests the fields are told; ``None`` for all. A request holds the history, so that
+            telling all of them takes time that grows with the square of the steps.
 
     Raises:
         JournalError: when one of them cannot be read.
     """
-    sides = _Sides(as_journal(a).history(), as_journal(b).history())
+    sides = _Sides(as_journal(a).history(), as_journal(b).history(), detailed)
     return Difference(tuple(sides.compare()), sides.totals())
 
 
 class _Sides:
     """Two histories under comparison."""
 
-    def __init__(self, a: History, b: History) -> None:
+    def __init__(self, a: History, b: History, detailed: int | None = None) -> None:
         self._a, self._b = a, b
+        self._left = detailed
         self._plain = Redactor({}, shapes=False)
         prints = Fingerprints(self._plain)
         for history in (a, b):
@@ -133,11 +140,17 @@ class _Sides:
             return
         places = shown_address(a.path, a.seq), shown_address(b.path, b.seq)
         if not equal:
-            fields = _other_fields(self._a, self._b, a, b, self._plain)
-            yield RunChange("changed", *places, verb(b.effect), tuple(fields))
+            yield RunChange("changed", *places, verb(b.effect), tuple(self._fields(a, b)))
         if a.type == "Spawn":
             yield from self._runs(child_path(a.path, a.seq), child_path(b.path, b.seq))
         yield from self._outcomes((a.path, a.seq), (b.path, b.seq), "outcome", verb(b.effect))
+
+    def _fields(self, a: Intent, b: Intent) -> list[Field]:
+        if a.type == "CallModel" and self._left is not None:
+            if self._left <= 0:
+                return []
+            self._left -= 1
+        return _other_fields(self._a, self._b, a, b, self._plain)
 
     def _outcomes(self, a: Address, b: Address, kind: ChangeKind, what: str) -> Iterator[RunChange]:
         ours, theirs = _outcome(self._a, a), _outcome(self._b, b)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, assert_never, cast
+from zlib import crc32
 
 import attrs
 
@@ -27,6 +28,7 @@ from stepengine.errors import DataError, JournalWriteFailed, StepEngineError
 from stepengine.journal.fingerprints import DEFAULT_SETTINGS, Fingerprints, fingerprint, offered_tool
 from stepengine.journal.records import (
     ROOT,
+    SEPARATORS,
     Address,
     Blob,
     Head,
@@ -34,7 +36,6 @@ from stepengine.journal.records import (
     Intent,
     Record,
     Result,
-    for_line,
     shown_address,
     to_line,
     to_text,
@@ -72,9 +73,16 @@ def describe(item: Item) -> CallModel | Form:
         case CallModel():
             return effect
         case CallTool():
-            form: dict[str, Any] = {"type": "CallTool", "tool_name": effect.tool_name, "input": effect.input}
-            form |= {"tool_call_id": effect.tool_call_id, "source": effect.source}
-            return form | ({"idempotent": True} if is_repeatable(item) else {})
+            form: dict[str, Any] = {
+                "type": "CallTool",
+                "tool_name": effect.tool_name,
+                "input": effect.input,
+                "tool_call_id": effect.tool_call_id,
+                "source": effect.source,
+            }
+            if is_repeatable(item):
+                form["idempotent"] = True
+            return form
         case Spawn():
             form = {"type": "Spawn", "agent_id": effect.agent_id, "prompt": effect.prompt, "params": effect.params}
             return form | ({"tool_call_id": effect.tool_call_id} if effect.tool_call_id else {})
@@ -124,8 +132,12 @@ def is_repeatable(item: Item) -> bool:
     return effect.call.is_idempotent if type(effect) is CallFunction else True
 
 
-def must_last(item: Item) -> bool:
-    """Return whether it has to outlive a crash that an effect was begun: it cannot happen again, may be undone, or people see it."""
+def must_last(item: Item, form: Any) -> bool:
+    """
+    Return whether it has to outlive a crash that an effect was begun: it cannot happen again, may be undone, or people see it.
+
+    *form* is its stored form.
+    """
     effect = item.effect
     if type(effect) is AskPerson:
         return True
@@ -133,7 +145,7 @@ def must_last(item: Item) -> bool:
         binding = item.plan.tools.get(effect.tool_name)
         if binding is not None and binding.spec.category == "write":
             return not binding.spec.annotations.read_only
-    return not is_repeatable(item)
+    return type(effect) is not Spawn and not form.get("idempotent")
 
 
 def touched_world(form: Any) -> bool:
@@ -228,6 +240,8 @@ def comparable(child: ChildResult[Any]) -> Form:
 MAX_INLINE = 32 * 1024
 MAX_LINE = 16 * 1024 * 1024
 KEPT_BASES = 4
+PLAIN_CALL = 5
+"""How many members the stored form of a call has that must not happen twice."""
 Shared: TypeAlias = "tuple[str, str, Any]"
 """A member of a request that nearly every one holds, its fingerprint, and its value."""
 VOLATILE = frozenset({"created", "id", "service_tier", "system_fingerprint"})
@@ -243,27 +257,18 @@ class _Frame:
         shared: What the line names by fingerprints.
         before: The text before the messages.
         after: The text after them.
+        rest: What the fingerprint of a request holds beside its messages.
         is_shared: Whether the journal has the blobs of what is shared.
+        dollars: How many dollar signs stand in its texts.
     """
 
     request: ModelRequest | None
     shared: tuple[Shared, ...] = ()
     before: str = ""
     after: str = ""
+    rest: str = ""
     is_shared: bool = False
-
-    def is_of(self, request: ModelRequest) -> bool:
-        """Return whether it stands around the messages of *request* too."""
-        known = self.request
-        return (
-            known is not None
-            and known.tools is request.tools
-            and known.system_prompt is request.system_prompt
-            and known.model is request.model
-            and known.settings is request.settings
-            and known.tool_choice is request.tool_choice
-            and known.tail is request.tail
-        )
+    dollars: int = 0
 
 
 NO_FRAME = _Frame(None, is_shared=True)
@@ -292,7 +297,7 @@ class Encoder:
         self._blobs = set(blobs)
         self._stable = stable
         self._bases = _Bases(self.prints)
-        self._last_frame: _Frame | None = None
+        self._last_frame = NO_FRAME
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Let later requests be stored as differences to one that is in the journal already."""
@@ -306,7 +311,42 @@ class Encoder:
             JournalWriteFailed: when the line would be longer than 16 MiB.
             SecretFound: when shapes are looked for and one is left.
         """
-        return [self._line(members, record) for members in self._all_members(record)]
+        made: Any = record
+        kind = type(made)
+        frame = NO_FRAME
+        if (kind is not Result and kind is not Intent) or made.read_from is not None:
+            return self._others(record)
+        # Of these a journal is full: most are one short text, which is a line as soon as it has its checksum.
+        if kind is Result:
+            text = self._outcome(made)
+        elif type(made.given) is CallModel:
+            frame = self._frame(made.given.request)
+            text = self._request(made, made.given, frame)
+        else:
+            text = self._intent(made, made.given)
+        if not text.isascii():
+            text = text.translate(SEPARATORS)
+        # One character is found much faster than two, and mostly there is none but those of the blobs.
+        is_special = "$" in text and text.count("$") != frame.dollars and text.count('"$') != len(frame.shared)
+        if is_special or len(text) > MAX_INLINE or self._redactor.suspicious(text):
+            return [self._line(m, record) for m in self._packed(record, f"{text}}}", frame)]
+        if not frame.is_shared:
+            # In a run the first request brings the blobs, and nothing else has any.
+            blobs = [self._line(m, record) for m in self._share(frame)]
+            return [*blobs, self._line(f"{text}}}", record)]
+        body = text.encode()
+        crc = crc32(body, self._previous)
+        self._previous = crc if self._link else 0
+        return [body + b',"crc":"%08x"}\n' % crc]
+
+    def _others(self, record: Record) -> list[bytes]:
+        """Return the lines of a record that was read from a line, or of which a journal has few."""
+        if type(record) is Blob:
+            self._blobs.add(record.fp)
+        line = record.line
+        if line is not None:
+            return [self._line({name: value for name, value in line.items() if name != "crc"}, record)]
+        return [self._line(m, record) for m in self._packed(record, to_text(self._members(record)), NO_FRAME)]
 
     def _line(self, members: Mapping[str, Any] | str, record: Record) -> bytes:
         line, crc = to_line(members, self._previous)
@@ -317,23 +357,9 @@ class Encoder:
         self._previous = crc if self._link else 0
         return line
 
-    def _all_members(self, record: Record) -> Iterable[Mapping[str, Any] | str]:
-        """Return the members of each line, or its text where that was made already."""
-        kind = type(record)
-        if kind is Blob:
-            self._blobs.add(cast("Blob", record).fp)
-        line = record.line
-        if line is not None:
-            return ({name: value for name, value in line.items() if name != "crc"},)
-        frame = self._frame(record.live.request) if kind is Intent and record.live is not None else NO_FRAME  # type: ignore[union-attr]
-        text = self._text(record, frame)
-        if len(text) <= MAX_INLINE and text.count('"$') == len(frame.shared) and not self._redactor.suspicious(text):
-            # In a run the first request brings the blobs, and nothing else has any.
-            return (text,) if frame.is_shared else (*self._share(frame), text)
-        return self._packed(record, json.loads(text), frame)
-
-    def _packed(self, record: Record, members: dict[str, Any], frame: _Frame) -> Iterator[Mapping[str, Any]]:
+    def _packed(self, record: Record, text: str, frame: _Frame) -> Iterator[Mapping[str, Any]]:
         """Give what stands in lines without secrets and long texts."""
+        members: dict[str, Any] = json.loads(text)
         for name, _, _ in frame.shared:
             members["effect"]["request"][name] = None
         text = to_text(members)
@@ -379,61 +405,71 @@ class Encoder:
             self._blobs.add(fp)
             yield {"kind": "blob", "fp": fp, "data": data}
 
-    def _text(self, record: Record, frame: _Frame) -> str:
-        """Return the text of a record, in which fingerprints stand for what is shared."""
+    def _members(self, record: Record) -> dict[str, Any]:
+        """Return the members of a record that is neither an intent nor a result."""
         match record:
-            case Intent():
-                return self._intent(record, frame)
-            case Result():
-                return self._quick_result(record) or to_text(self._result(record))
             case Head():
-                return to_text(head_members(record))
+                return head_members(record)
             case Input():
                 address = {"kind": "input", "path": record.path, "seq": record.seq}
-                return to_text({**address, "at": record.at, "input": record.input})
-            case Blob():
-                return to_text({"kind": "blob", "fp": record.fp, "data": record.data})
+                return {**address, "at": record.at, "input": record.input}
+            case _:
+                return {"kind": "blob", "fp": record.fp, "data": record.data}  # type: ignore[union-attr]
 
-    def _intent(self, record: Intent, frame: _Frame) -> str:
-        effect = record.effect
-        record.fp = record.fp or self.prints.of(effect)
-        if type(effect) is CallModel:
-            messages = self._messages(record, effect.request.messages)
-            request = f"{frame.before}[{messages}]{frame.after}"
-            form = f'{{"type":"CallModel","purpose":{quoted(effect.purpose)},"request":{request}}}'
+    # The texts of records, up to the brace that closes them; fingerprints stand for what is shared.
+
+    def _request(self, record: Intent, effect: CallModel, frame: _Frame) -> str:
+        fp = record.fp = record.fp or self.prints.of_request(effect.request, frame.rest)
+        path, seq = record.path, record.seq
+        messages = self._bases.difference((path, seq), effect.request.messages)
+        together = "" if record.gather is None else f',"gather":{record.gather}'
+        return (
+            f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallModel",'
+            f'"purpose":{quoted(effect.purpose)},"request":{frame.before}[{messages}]{frame.after}}}{together}'
+        )
+
+    def _intent(self, record: Intent, stored: Mapping[str, Any]) -> str:
+        fp = record.fp = record.fp or self.prints.of(stored)
+        if stored["type"] == "CallTool" and len(stored) == PLAIN_CALL:
+            form = (
+                f'{{"type":"CallTool","tool_name":{quoted(stored["tool_name"])},"input":{PLAIN.json(stored["input"])},'
+                f'"tool_call_id":{quoted(stored["tool_call_id"])},"source":{quoted(stored["source"])}}}'
+            )
         else:
-            stored = cast("Mapping[str, Any]", effect)
             form = PLAIN.json(stored)
             if (record.path, record.seq) == ROOT and stored.get("previous"):
                 # Known by its messages, not by its buffer: the run goes on from a copy of this state.
                 self._bases.remember(*ROOT, restored(stored["previous"]).view)
         together = "" if record.gather is None else f',"gather":{record.gather}'
-        return for_line(f'{_address(record)},"fp":"{record.fp}","effect":{form}{together}}}')
+        return f'{{"kind":"intent","path":"{record.path}","seq":{record.seq},"fp":"{fp}","effect":{form}{together}'
 
-    def _messages(self, record: Intent, transcript: Transcript) -> str:
-        items = self._bases.difference((record.path, record.seq), transcript)
-        self._bases.remember(record.path, record.seq, transcript)
-        return ",".join([PLAIN.json(i) if type(i) is dict else written(i, PLAIN) for i in items])
+    def _outcome(self, record: Result) -> str:
+        outcome = record.outcome
+        if type(outcome) is Value and not (outcome.inputs or self._stable) and record.is_plain:
+            value = outcome.value
+            if type(value) is not ChildResult:
+                return f'{{"kind":"result","path":"{record.path}","seq":{record.seq},"at":{record.at},"value":{written_any(value, PLAIN)}'
+        return PLAIN.json(self._result(record))[:-1]
 
     def _frame(self, request: ModelRequest) -> _Frame:
         """Return what stands around the messages of a request; in a run it is nearly always the same."""
-        known = self._last_frame
-        if known is None or not known.is_of(request):
+        frame = self._last_frame
+        known = frame.request
+        if known is None or not (
+            known.tools is request.tools
+            and known.system_prompt is request.system_prompt
+            and known.model is request.model
+            and known.settings is request.settings
+            and known.tool_choice is request.tool_choice
+            and known.tail is request.tail
+        ):
             shared = tuple(self._shared(request))
             blobs = {name: {"$blob": fp} for name, fp, _ in shared}
             members = request_members(request, (), whole=False) | blobs
             before, _, after = PLAIN.json(members).partition('"messages":[]')
-            known = self._last_frame = _Frame(request, shared, f'{before}"messages":', after)
-        return known
-
-    def _quick_result(self, record: Result) -> str:
-        """Return the text of a result without attempts, writes and messages, of which there are most; ``""`` for any other one."""
-        outcome = record.outcome
-        if type(outcome) is not Value or record.attempts or record.writes or outcome.inputs or self._stable:
-            return ""
-        if type(outcome.value) is ChildResult:
-            return ""
-        return for_line(f'{_address(record)},"at":{record.at},"value":{written_any(outcome.value, PLAIN)}}}')
+            frame = self._last_frame = _Frame(request, shared, f'{before}"messages":', after, self.prints.rest(request))
+            frame.dollars = before.count("$") + after.count("$")
+        return frame
 
     def _result(self, record: Result) -> dict[str, Any]:
         members: dict[str, Any] = {"kind": "result", "path": record.path, "seq": record.seq, "at": record.at}
@@ -449,10 +485,6 @@ class Encoder:
             said = {k: v for k, v in value.pop("provider_data", {}).items() if k not in VOLATILE}
             members["value"] = {**value, **({"provider_data": said} if said else {})}
         return members
-
-
-def _address(record: Intent | Result) -> str:
-    return f'{{"kind":"{record.kind}","path":"{record.path}","seq":{record.seq}'
 
 
 def head_members(head: Head) -> dict[str, Any]:
@@ -537,16 +569,33 @@ class _Bases:
 
     def __init__(self, prints: Fingerprints) -> None:
         self._prints = prints
-        self._known: dict[str, deque[tuple[Address, Transcript, int]]] = {}
+        # With each request how long it was, and at most how long any that is kept.
+        self._known: dict[str, deque[tuple[Address, Transcript, int, int]]] = {}
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Keep a request; handlers that ask beside the conversation must not push the conversation out at once."""
         kept = self._known.get(path)
         if kept is None:
             kept = self._known[path] = deque(maxlen=KEPT_BASES)
-        kept.append(((path, seq), transcript, len(transcript)))
+        length = len(transcript)
+        kept.append(((path, seq), transcript, length, max(length, *[n for _, _, n, _ in kept], 0)))
 
-    def difference(self, address: Address, transcript: Transcript) -> list[Any]:
+    def difference(self, address: Address, transcript: Transcript) -> str:
+        """Return *transcript* as JSON texts of messages and of slices of earlier requests, and keep it."""
+        path, _ = address
+        kept, length = self._known.get(path), len(transcript)
+        if kept is not None:
+            (_, seq), known, before, longest = kept[-1]
+            if 0 < longest == before == known.shared_prefix(transcript):
+                # It goes on from the last one, as it nearly always does.
+                kept.append((address, transcript, length, length))
+                said = [f'{{"type":"Slice","seq":{seq},"start":0,"stop":{before}}}']
+                return ",".join(said + [written(message, PLAIN) for message in transcript.since(before)])
+        items = self._items(address, transcript)
+        self.remember(*address, transcript)
+        return ",".join([PLAIN.json(i) if type(i) is dict else written(i, PLAIN) for i in items])
+
+    def _items(self, address: Address, transcript: Transcript) -> list[Any]:
         """Return *transcript* as slices of earlier requests, which are objects, and messages."""
         base = self._best(address[0], transcript)
         if base is None:
@@ -560,7 +609,7 @@ class _Bases:
 
     def _best(self, path: str, transcript: Transcript) -> tuple[Address, Transcript, int] | None:
         """Return the request that most of *transcript* is known to come from; a child may have begun with its parent's."""
-        candidates: list[tuple[Address, Transcript, int]] = []
+        candidates: list[tuple[Address, Transcript, int, int]] = []
         while True:
             candidates += reversed(self._known.get(path, ()))
             if candidates or not path:
@@ -568,14 +617,14 @@ class _Bases:
             path = path.rpartition(".")[0]
         if not candidates or not transcript:
             return None
-        address, known, length = candidates[0]
+        address, known, length, _ = candidates[0]
         shared = known.shared_prefix(transcript)
-        for _, _, other in candidates:
+        for _, _, other, _ in candidates:
             if shared < length or other > length:
                 break
         else:
             return address, known, shared  # none of the others can share more
-        found = [(address, known, known.shared_prefix(transcript)) for address, known, _ in candidates]
+        found = [(address, known, known.shared_prefix(transcript)) for address, known, _, _ in candidates]
         return max(found, key=lambda base: (base[2], len(base[1])))
 
     def _matched(

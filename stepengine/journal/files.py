@@ -158,7 +158,7 @@ class FileWriter(LineWriter):
         self._write = write
         to_disk: Any = sync or getattr(os, "fdatasync", os.fsync)
         self.blocks = journal.sync == "disk"
-        self._sync: Callable[[int], None] = to_disk if self.blocks else _no_sync
+        self._sync: Callable[[int], None] | None = to_disk if self.blocks else None
         self._fd = opened_for_writing(journal.path)
         self._reserve: Reserve | None = None
         try:
@@ -191,20 +191,23 @@ class FileWriter(LineWriter):
 
     def _store(self, lines: list[bytes]) -> None:
         self._check_file()
-        data = b"".join(lines)
+        data = lines[0] if len(lines) == 1 else b"".join(lines)
         try:
-            self._write_all(data)
+            written = self._write(self._fd, data)
+            if written < len(data):
+                self._write_all(data[written:])
         except OSError as error:
             self._back()
             if error.errno != errno.ENOSPC or self._reserve is None or not self._reserve.spend():
                 raise self._failed(said(error)) from error
             self._write_again(data)
-        try:
-            self._sync(self._fd)
-        except OSError as error:
-            # A page that could not be written may be gone: syncing again would only seem to succeed (reliability JR10).
-            why = f"the disk refused to sync ({said(error)}), so its last records may be lost"
-            raise self._failed(why) from error
+        if self._sync is not None:
+            try:
+                self._sync(self._fd)
+            except OSError as error:
+                # A page that could not be written may be gone: syncing again would only seem to succeed (reliability JR10).
+                why = f"the disk refused to sync ({said(error)}), so its last records may be lost"
+                raise self._failed(why) from error
         self._size += len(data)
         if self._is_new:
             self._sync_name()
@@ -224,11 +227,8 @@ class FileWriter(LineWriter):
             raise self._failed(said(error)) from error
 
     def _write_all(self, data: bytes) -> None:
-        written = self._write(self._fd, data)
-        view = memoryview(data)
-        while written < len(view):
-            view = view[written:]
-            written = self._write(self._fd, view)  # type: ignore[arg-type]
+        while data:
+            data = data[self._write(self._fd, data) :]
 
     def _back(self) -> None:
         """Cut off what was written of a record that did not fit (reliability JR11)."""
@@ -253,10 +253,6 @@ class FileWriter(LineWriter):
         if self._reserve is not None:
             self._reserve.close()
         os.close(self._fd)
-
-
-def _no_sync(_: int) -> None:
-    """Leave it to the operating system when the data reach the disk."""
 
 
 def _check_no_link(path: Path) -> None:

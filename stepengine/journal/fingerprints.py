@@ -8,9 +8,9 @@ costs as much as that of step 10.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from hashlib import sha256
+from typing import Any
 
 import attrs
 
@@ -18,7 +18,7 @@ from stepengine.data.codec import bare, written
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import CallModel
 from stepengine.data.fields import CANONICAL
-from stepengine.data.json import frozen_text
+from stepengine.data.json import frozen_text, quoted
 from stepengine.data.messages import Message
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.tools import ToolSpec
@@ -40,6 +40,7 @@ SEEN_OF_QUESTION = ("text", "options", "multi_select", "tool_name", "details")
 DEFAULT_SETTINGS = ModelSettings()
 UNSEEN = ("tags", "ttl")
 """What of a message no model sees."""
+SEEN_OF_MESSAGE = CANONICAL._replace(writers={}, without=UNSEEN, inside=CANONICAL)
 
 
 def fingerprint(value: Any) -> str:
@@ -48,7 +49,7 @@ def fingerprint(value: Any) -> str:
 
 
 def _digits(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+    return sha256(text.encode()).hexdigest()[:DIGITS]
 
 
 def offered_tool(spec: ToolSpec) -> dict[str, Any]:
@@ -85,29 +86,49 @@ class Fingerprints:
         self._chain_key = ("journal.chain", redactor.key)
         self._kept: dict[int, tuple[Any, str]] = {}
         self._frames: dict[tuple[int, ...], tuple[Any, str]] = {}
+        self._last: tuple[ModelRequest | None, str] = None, ""
 
     def of(self, effect: CallModel | Mapping[str, Any]) -> str:
         """Return the fingerprint of an effect in its stored form, or of a model call of this process."""
-        return self.of_request(effect.request) if type(effect) is CallModel else self.value(seen(cast("Any", effect)))
+        if type(effect) is CallModel:
+            return self.of_request(effect.request)
+        form: Any = effect
+        if form["type"] == "CallTool":
+            text = f'{{"input":{frozen_text(form["input"])},"tool_name":{quoted(form["tool_name"])},"type":"CallTool"}}'
+            if not self.redactor.suspicious(text):
+                return _digits(text)
+        return self.value(seen(form))
 
-    def of_request(self, request: ModelRequest) -> str:
-        """Return the fingerprint of a model call."""
-        # What is kept by its identity is kept alive, so that nothing else can get the same.
-        key = (
-            id(request.model),
-            id(request.system_prompt),
-            id(request.tools),
-            id(request.tool_choice),
-            id(request.settings),
-        )
-        known = self._frames.get(key)
-        if known is None:
-            if len(self._frames) >= KEPT:
-                self._frames.clear()
-            parts = (request.model, request.system_prompt, request.tools, request.tool_choice, request.settings)
-            known = self._frames[key] = (parts, self._frame(request))
+    def of_request(self, request: ModelRequest, rest: str = "") -> str:
+        """Return the fingerprint of a model call; *rest* is what ``rest`` said of it, where it was asked already."""
+        value = request.messages.fold(self._chain_key, self._link, START)
+        for message in request.tail:
+            value = self._link(value, message)
         # In canonical JSON the member "messages" is the first.
-        return _digits(f'{{"messages":"{self.messages(request)}",{known[1]}')
+        text = f'{{"messages":"{value.hex()[:DIGITS]}",{rest or self.rest(request)}'
+        return sha256(text.encode()).hexdigest()[:DIGITS]
+
+    def rest(self, request: ModelRequest) -> str:
+        """Return the canonical JSON of a request after its messages, made once for all that differ in nothing else."""
+        known, rest = self._last
+        if known is None or not (
+            known.model is request.model
+            and known.system_prompt is request.system_prompt
+            and known.tools is request.tools
+            and known.tool_choice is request.tool_choice
+            and known.settings is request.settings
+        ):
+            # What is kept by its identity is kept alive, so that nothing else can get the same.
+            parts = (request.model, request.system_prompt, request.tools, request.tool_choice, request.settings)
+            key = tuple(map(id, parts))
+            of_parts = self._frames.get(key)
+            if of_parts is None:
+                if len(self._frames) >= KEPT:
+                    self._frames.clear()
+                of_parts = self._frames[key] = (parts, self._frame(request))
+            rest = of_parts[1]
+            self._last = request, rest
+        return rest
 
     def _frame(self, request: ModelRequest) -> str:
         """Return the canonical JSON of a request after its messages; in a run it is nearly always the same."""
@@ -123,13 +144,6 @@ class Fingerprints:
             # Where the choice of tools comes from is of no interest; the request says which holds.
             view["settings"] = self.value(bare(attrs.evolve(request.settings, tool_choice=None)))
         return frozen_text(view)[1:]
-
-    def messages(self, request: ModelRequest) -> str:
-        """Return the chain over all messages of a request, step-scoped ones included."""
-        value = self.chain(request.messages)
-        for message in request.tail:
-            value = self._link(value, message)
-        return value.hex()[:DIGITS]
 
     def tools(self, specs: Sequence[ToolSpec]) -> str:
         """Return the fingerprint of the tools of a request, as they are offered."""
@@ -147,24 +161,25 @@ class Fingerprints:
         """Return the fingerprint of a JSON value after secrets were taken out."""
         return _digits(self._clean(value))
 
-    def chain(self, transcript: Transcript) -> bytes:
-        """Return the running digest over the messages of a transcript."""
-        return transcript.fold(self._chain_key, self._link, START)
-
     def digests(self, transcript: Transcript) -> Sequence[bytes]:
         """Return the digest of each message."""
         return transcript.memo(self._digest_key, self.digest)
 
     def digest(self, message: Message) -> bytes:
         """Return the digest of a message as a model sees it: without its tags and lifetime."""
-        text = written(message, CANONICAL, UNSEEN)
-        if self.redactor.suspicious(text):
-            data = bare(message)
-            text = frozen_text(self.redactor.value({name: data[name] for name in data if name not in UNSEEN}))
-        return hashlib.sha256(text.encode()).digest()
+        text = written(message, SEEN_OF_MESSAGE)
+        return sha256((self._cleaned(message) if self.redactor.suspicious(text) else text).encode()).digest()
 
     def _link(self, before: bytes, message: Message) -> bytes:
-        return hashlib.sha256(before + self.digest(message)).digest()
+        """Return the chain with one more message; step-scoped ones stand at its end."""
+        text = written(message, SEEN_OF_MESSAGE)
+        if self.redactor.suspicious(text):
+            text = self._cleaned(message)
+        return sha256(before + sha256(text.encode()).digest()).digest()
+
+    def _cleaned(self, message: Message) -> str:
+        data = bare(message)
+        return frozen_text(self.redactor.value({name: data[name] for name in data if name not in UNSEEN}))
 
     def _clean(self, value: Any) -> str:
         text = frozen_text(value)

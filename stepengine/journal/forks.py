@@ -27,7 +27,7 @@ from stepengine.journal.replayer import Cut, check_repeats, place_of
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.journal.undoing import Roots, Undoing, undo_writes
 
-__all__ = ("branch",)
+__all__ = ("branch", "outcome_for")
 
 MAX_FORKS = 10_000
 
@@ -125,13 +125,19 @@ def _edited(history: History, records: Sequence[Record], address: Address, edit:
     outcome = history.outcome(known)
     value = outcome.value if type(outcome) is Value else outcome.error  # type: ignore[union-attr]
     wanted = edit(value) if callable(edit) else edit
-    made = _outcome(history, history.intents[address], wanted, known.at)
+    made = outcome_for(history, history.intents[address], wanted, known.at)
     outcome, writes = attrs.evolve(made, inputs=outcome.inputs), [write.form() for write in history.writes(known)]
     changed = Result(known.path, known.seq, known.at, outcome, known.attempts, writes=writes)
     return [changed if record is known else record for record in records]
 
 
-def _outcome(history: History, intent: Intent, value: Any, at: int) -> Value | Failure:
+def outcome_for(history: History, intent: Intent, value: Any, at: int) -> Value | Failure:
+    """
+    Return *value* as the outcome of an effect of this kind: what ``branch`` takes for an edit.
+
+    Raises:
+        JournalError: when it cannot be one.
+    """
     where = shown_address(intent.path, intent.seq)
     if isinstance(value, StepEngineError):
         return Failure(value, at)

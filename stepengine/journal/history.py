@@ -21,7 +21,7 @@ from stepengine.data.limits import Limits
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Question
-from stepengine.data.state import AgentState, RunInfo
+from stepengine.data.state import AgentState, ChildResult, RunInfo, RunStatus
 from stepengine.data.tools import Control, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, JournalCorrupt, JournalError, StepEngineError
@@ -166,6 +166,22 @@ class History:
             case Blob():
                 self.blobs[record.fp] = record.data
         return ""
+
+    def left_cut(self, path: str, seq: int) -> bool:
+        """
+        Return whether the run at *path* took a reply that was cut, that of its effect *seq*, as it was.
+
+        Runs did so before texts that were cut were continued, and it cannot be seen in a run that stopped right there.
+        """
+        after = self.intents.get((path, seq + 1))
+        if after is None:
+            result = self.results.get(parent_of(path))
+            value = None if result is None else getattr(self.outcome(result), "value", None)
+            return isinstance(value, ChildResult) and value.status is RunStatus.TRUNCATED
+        if after.type != "CallModel":
+            return True
+        tail = self.form(after)["request"].get("tail") or ()
+        return not any(message["type"] == "AssistantMessage" for message in tail)
 
     def _take_input(self, record: Input) -> None:
         if record.line is not None:

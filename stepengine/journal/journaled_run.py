@@ -7,13 +7,12 @@ performer. The driver, the machine and the adapters know nothing of it (design 2
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -34,7 +33,8 @@ from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent,
 from stepengine.journal.replayer import NO_LEEWAY, Leeway, Mode, Past, Replayer, stop_of
 from stepengine.journal.store import Commits, Extension, Journal, MemoryJournal, Writer
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime.performer import Item, Performer
+from stepengine.runtime.limits import Price
+from stepengine.runtime.performer import Item, Middleware, Performer
 from stepengine.runtime.performing import ModelRegistry
 from stepengine.runtime.tree import ChildPlanner, MachineMaker, Services
 from stepengine.tools.writes import FileWrite
@@ -119,11 +119,13 @@ def _key(record: Record) -> tuple[tuple[tuple[int, int], ...], int]:
 
 
 LISTED = 10
+Around: TypeAlias = "Callable[[Performer, Price], Performer]"
+"""Wraps a performer, given what models cost."""
 
 
 class JournaledRun:
     """
-    One run tree and its journal. Make one with ``record``, ``resume``, ``replay``, ``extend`` or ``new``.
+    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``walk``, ``extend``, ``new`` and ``rerun``.
 
     Attributes:
         mode: What is done with the journal.
@@ -138,12 +140,17 @@ class JournaledRun:
         fatal: Why nothing goes on any more: a divergence, or a record that could not be written.
         warnings: What the result should mention.
         raises: Whether a divergence is raised to the caller of the run; by default it is in the result.
+        is_traced: Whether somebody sees every outcome on its way to the machine.
         tells: Whether providers are told of the calls that the record answers; by default they know only of live ones.
         leftover: What of the record was not used by a run that may leave something.
         pace: How fast results of the record come; ``None`` for at once.
         timing: The run's own clock.
         machines: The machines of the tree, by path.
         decoders: What makes the output of a run of its JSON, by path, where that is of the author's own type.
+        waits: Whether what was appended is lost without ``durable``.
+        durable: See ``Commits``; calls of one tick share one commit (reliability JR42). Where a commit never waits long, it is
+            that commit.
+        writes: What was written to files by calls whose results are not recorded yet.
         kept: What of the record serves although something else is asked for now (requirements X58).
     """
 
@@ -160,6 +167,7 @@ class JournaledRun:
         self.warnings: list[str] = []
         self.raises = False
         self.tells = False
+        self.is_traced = False
         self.leftover: StepEngineError | None = None
         self.pace: Pace | None = None
         self.timing = Timing(stable=journal.stable)
@@ -172,8 +180,10 @@ class JournaledRun:
         self._is_over = False
         self._give_back: Callable[[], Any] | None = None
         self._models: ModelRegistry | None = None
+        self._around: Around | None = None
         self._seed = ""
-        self._writes: dict[Address, list[FileWrite]] = {}
+        self.waits = False
+        self.writes: dict[Address, list[FileWrite]] = {}
 
     @classmethod
     def record(
@@ -227,6 +237,13 @@ class JournaledRun:
         return run
 
     @classmethod
+    def walk(cls, journal: Journal, history: History, *, leeway: Leeway = NO_LEEWAY) -> JournaledRun:
+        """Return a recorded run whose machines somebody else drives; any number of them share one *history* of the journal."""
+        run = cls(Mode.WALK, journal)
+        run._remember(history, leeway)
+        return run
+
+    @classmethod
     def extend(
         cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, leeway: Leeway = NO_LEEWAY
     ) -> JournaledRun:
@@ -250,10 +267,33 @@ class JournaledRun:
         return cls._again(Mode.NEW, journal, answers, leeway)
 
     @classmethod
+    def rerun(
+        cls, journal: Journal, replayer: Callable[[JournaledRun, Past], Replayer], around: Around
+    ) -> JournaledRun:
+        """
+        Return a recorded run that is repeated up to a place, and goes on from there; the journal is only read.
+
+        Args:
+            journal: The journal.
+            replayer: Makes what says where that place is, and what answers after it.
+            around: Wraps the performer of what is live, given the prices of models.
+        """
+        run = cls._again(Mode.RERUN, journal, None, NO_LEEWAY, around)
+        assert run.past is not None  # noqa: S101 - it was read from the journal
+        run.replayer = replayer(run, run.past)
+        return run
+
+    @classmethod
     def _again(
-        cls, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None, leeway: Leeway
+        cls,
+        mode: Mode,
+        journal: Journal,
+        answers: Mapping[str, AnswerLike] | None,
+        leeway: Leeway,
+        around: Around | None = None,
     ) -> JournaledRun:
         run = cls(mode, journal, answers)
+        run._around = around
         run._remember(journal.history(), leeway)
         copy = MemoryJournal(redact="off", link=journal.link, stable=journal.stable)
         run.journal = copy.with_rules_of(journal)
@@ -262,6 +302,8 @@ class JournaledRun:
 
     def _take(self, writer: Writer) -> Writer:
         self._writer, self._commits = writer, Commits(writer)
+        self.waits = writer.waits
+        self.durable = self._commits.durable if writer.blocks else writer.commit
         # Called by `close`, too: while it waits, it keeps the writer alive, and with it every error and its frames.
         self._give_back = weakref.finalize(self, self._commits.close)
         if writer.repaired:
@@ -365,17 +407,25 @@ class JournaledRun:
     def wrap(self, services: Services) -> Services:
         """Return *services* with the journal built in."""
         self._models = services.models if self.tells else None
+        self.is_traced = bool(services.outermost)
         if self.pace is not None:
             self.pace.sleep = services.clock.sleep
         return attrs.evolve(
             services,
             machine=self._machine(services.machine),
             planner=self._planner(services.planner),
-            middlewares=(*services.middlewares, self._recorder),
+            middlewares=(*self._innermost(services), *services.middlewares, self._recorder),
             seed=self._seed,
             # A recording of a test is repeated anywhere, never undone; and replays write nothing.
-            keep_write=None if self.source.stable or self.mode is Mode.REPLAY else self._keep_write,
+            keep_write=None if self.source.stable or self.mode in (Mode.REPLAY, Mode.RERUN) else self._keep_write,
         )
+
+    def _innermost(self, services: Services) -> Iterator[Middleware]:
+        """Give what wraps that which is live, beside what the services have themselves."""
+        around = self._around
+        if around is not None:
+            prices, clock = services.pricing, services.clock
+            yield lambda inner: around(inner, lambda model, usage: prices and prices(model, usage, clock.now()))
 
     def tell(self, request: ModelRequest, times: int) -> None:
         """Tell the provider of a model call that the record answers it, with every attempt that it took."""
@@ -438,30 +488,22 @@ class JournaledRun:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    @property
-    def waits(self) -> bool:
-        """Whether a commit waits for something."""
-        return self._writer is not None and self._writer.waits
-
     def append(self, record: Record) -> None:
-        """Write a record; it is durable with the next commit."""
+        """Write a record; it is durable with the next commit. One that is only walked through is written nowhere."""
+        if self.mode is Mode.WALK:
+            return
         assert self._writer is not None  # noqa: S101 - there is one from start to end
         if self._unwritten:
             self._write_kept(self._writer)
         self._writer.append(record)
 
     def _keep_write(self, path: str, seq: int, write: FileWrite) -> None:
-        self._writes.setdefault((path, seq), []).append(write)
-
-    @property
-    def has_writes(self) -> bool:
-        """Whether files were written by calls whose results are not recorded yet."""
-        return bool(self._writes)
+        self.writes.setdefault((path, seq), []).append(write)
 
     def writes_of(self, item: Item, *, again: bool) -> list[Mapping[str, Any]]:
         """Return the stored form of what a call wrote, without what no journal may hold; *again*: it was begun before."""
         redactor, forms = self.source.redactor, list[Mapping[str, Any]]()
-        for write in self._writes.pop((item.path, item.effect.seq), ()):
+        for write in self.writes.pop((item.path, item.effect.seq), ()):
             old = write.before
             if old is not None and old.content is not None:
                 text = old.content.decode("latin-1")
@@ -496,18 +538,6 @@ class JournaledRun:
         notes, self._unwritten = self._unwritten, []
         for note in notes:
             writer.append(note)
-
-    def durable(self) -> asyncio.Future[None] | None:
-        """
-        Return what is done when everything is durable that was appended; ``None`` where it is so already.
-
-        Calls of one tick share one commit (reliability JR42).
-
-        Raises:
-            StepEngineError: when it is impossible, and the writer never waits.
-        """
-        assert self._commits is not None  # noqa: S101 - there is one from start to end
-        return self._commits.durable()
 
     def remember(self, intent: Intent) -> None:
         """Let later requests be stored as differences to a recorded one that was asked for again."""
@@ -547,19 +577,24 @@ class JournaledRun:
         stop = stop_of(finished.status, finished.error)
         if self.past is not None and stop is None:
             unused = self.past.unused(finished.state.agent_id) if self.mode is not Mode.EXTEND else None
-            if unused is not None and (self.mode is not Mode.NEW or self.past.grew):
-                raise unused
+            assert self.replayer is not None  # noqa: S101 - there is one for everything recorded
+            self.replayer.ends(unused)
             self.leftover = unused
         if self.replayer is not None and self.mode is Mode.RESUME and not self.replayer.is_live(""):
             return
         if stop is None:
             self.append(Result(*ROOT, self.timing.last, self._ended(Value(finished.as_child(), self.timing.last))))
-        elif self.mode is not Mode.REPLAY and (stop.kind != "suspended" or self._was_stopped):
+        elif not self._repeats and (stop.kind != "suspended" or self._was_stopped):
             self.append(_stopped(stop, self.timing.last))
         assert self._writer is not None  # noqa: S101 - there is one from start to end
         self._write_kept(self._writer)
         self._writer.commit()
         self._settle(finished)
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether nothing is performed: a replay, or a rerun that went as recorded."""
+        return self.mode is Mode.REPLAY or (self.mode is Mode.RERUN and self.past is not None and not self.past.cut)
 
     @property
     def _was_stopped(self) -> bool:
@@ -578,7 +613,7 @@ class JournaledRun:
     def _ended(self, end: Value) -> Value:
         """Return how the root ended; a replay keeps the recorded form of the same end, as it does for children."""
         past = self.past
-        known = past.history.results.get(ROOT) if past is not None and self.mode is Mode.REPLAY else None
+        known = past.history.results.get(ROOT) if past is not None and self._repeats else None
         if past is None or known is None or past.leeway.is_loose:
             return end
         recorded = past.history.outcome(known)
@@ -593,7 +628,7 @@ class JournaledRun:
                 self.source.extended = self._extension(self.past)
             self._put_in_order(self.journal, self.source)
             self.journal = self.source
-        elif self.mode is Mode.REPLAY and self.past is not None and not self.past.leeway.is_loose:
+        elif self._repeats and self.past is not None and not self.past.leeway.is_loose:
             put_as_recorded(self.journal, self.past.history.records)
         elif self.mode is Mode.RECORD and self.source.stable:
             self.close()

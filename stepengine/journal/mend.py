@@ -162,9 +162,9 @@ def _anew(history: History, record: Record) -> Record:
             form: Any = history.form(record)
             if form["type"] == "CallModel":
                 form = CallModel(record.seq, history.request(record), form["purpose"])
-            return attrs.evolve(record, effect=form, fp="", line=None)
+            return attrs.evolve(record, given=form, fp="", read_from=None)
         case Result():
-            return attrs.evolve(record, outcome=history.outcome(record), attempts=record.attempts, line=None)
+            return attrs.evolve(record, outcome=history.outcome(record), attempts=record.attempts, read_from=None)
         case Head() | Input() | Blob():
             return attrs.evolve(record, line=None)
 

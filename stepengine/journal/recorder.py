@@ -12,11 +12,13 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
 
 from stepengine.data.effects import AskPerson, CallModel, Spawn
+from stepengine.data.messages import ToolCallPart
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import answered
 from stepengine.data.state import AgentState, ChildResult
@@ -29,11 +31,13 @@ from stepengine.journal.records import Input, Intent, Result, to_text
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import IO, Item, Performer
+from stepengine.runtime.performing import NOTHING
 
 if TYPE_CHECKING:
     from stepengine.journal.journaled_run import JournaledRun
 
 __all__ = (
+    "Attempts",
     "Pace",
     "Recorder",
     "Timing",
@@ -48,7 +52,8 @@ def recalled(history: History, plan: RunPlan, state: AgentState) -> tuple[RunPla
     if prompt is not None and not isinstance(plan.definition.system_prompt, str):
         state = attrs.evolve(state, system_prompt=prompt)
     if plan.path in history.windows or (plan.path, 0) in history.intents:
-        plan = attrs.evolve(plan, context_window=history.windows.get(plan.path))
+        left_cut = partial(history.left_cut, plan.path)
+        plan = attrs.evolve(plan, context_window=history.windows.get(plan.path), left_cut=left_cut)
     return plan, state
 
 
@@ -86,11 +91,15 @@ class Timing:
         self._offset = max(last, (now - created) // timedelta(milliseconds=1))
 
     def of(self, path: str, seq: int, at: int) -> int:
-        """Return the run's time for an outcome that came *at* milliseconds after this process took over."""
+        """Return the run's time for an outcome that came *at* milliseconds after this process took over, and note it."""
         if self._stable:
             numbers = [*map(int, path.split("."))] if path else []
-            return STABLE_STEP * sum([n + 1 for n in (*numbers, seq)])
-        return self._offset + at
+            time = STABLE_STEP * sum([n + 1 for n in (*numbers, seq)])
+        else:
+            time = self._offset + at
+        if time > self.last:  # noqa: PLR1730 - a call less, for every outcome
+            self.last = time
+        return time
 
     def came_by(self, at: int) -> None:
         """Note that the run's time has reached *at*."""
@@ -128,6 +137,8 @@ class Pace:
 
 
 MAX_NOTED = 1_000
+Kept: TypeAlias = "Sequence[tuple[Item, Value | Failure]]"
+"""Outcomes with what they are outcomes of."""
 
 
 class Recorder:
@@ -143,8 +154,12 @@ class Recorder:
         self._inner = inner
         self._run = run
         self._replayer = run.replayer
+        self._cleans = run.source.redactor.shapes
         self._next: dict[str, int] = {}
         self._has_begun = False
+        # Replies that the machine has, and that are durable before anything else is begun or anybody is told.
+        self._owed: list[tuple[Item, Value | Failure]] = []
+        self._unseen: tuple[RunPlan | None, bool] = None, False
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
         """
@@ -160,51 +175,70 @@ class Recorder:
         lasts = False
         fresh: list[Item] = []
         for item in batch:
+            effect, path = item.effect, item.path
+            seq = effect.seq
             together = None if item.gather is None else item.gather.effects[0].seq
-            intent = Intent(item.path, item.effect.seq, describe(item), gather=together)
+            intent = Intent(path, seq, effect if type(effect) is CallModel else describe(item), "", together)
             if replayer is not None and replayer.meets(item, intent):
-                self._next[item.path] = item.effect.seq + 1
-            else:
-                fresh.append(item)
-                self._note(intent)
-                lasts = lasts or must_last(item)
+                self._next[path] = seq + 1
+                continue
+            fresh.append(item)
+            if seq != self._next.get(path, 0):
+                # Numbers that the machine gave to effects which it then did not ask for are told.
+                self._append(Input(path, seq, run.timing.last, {"type": "Gap"}))
+            self._next[path] = seq + 1
+            try:
+                run.append(intent)
+            except StepEngineError as error:
+                raise run.fail(error) from error.__cause__
+            lasts = lasts or (type(effect) is not CallModel and must_last(item, intent.given))
         if fresh and not self._has_begun:
             self._has_begun = lasts = True
-        waiting = self._lasting() if lasts and run.waits else None
-        return self._inner.begin(fresh) if waiting is None else self._begin_after(waiting, fresh)
+        if not (self._owed or (lasts and run.waits)):
+            return self._inner.begin(fresh)
+        owed, waiting = self._owed, self._lasting()
+        return self._inner.begin(fresh) if waiting is None else self._begin_after(waiting, owed, fresh)
 
     def _lasting(self) -> asyncio.Future[None] | None:
         """
         Commit the intents of effects that must not happen twice, or may be undone: that they were begun must outlive a power cut (JR41).
 
         So must what people are asked: who has seen a question may answer it, whatever became of the process that asked.
-        The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed.
+        The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed. So does whatever
+        comes after a reply that is owed: nothing follows from a reply that may be lost.
         """
+        owed, self._owed = self._owed, []
         try:
             return self._run.durable()
         except StepEngineError as error:
-            raise self._run.fail(error) from error.__cause__
+            raise self._failed(error, owed) from error.__cause__
 
-    async def _begin_after(self, waiting: asyncio.Future[None], batch: Sequence[Item]) -> None:
+    async def _begin_after(self, waiting: asyncio.Future[None], owed: Kept, batch: Sequence[Item]) -> None:
         try:
             await waiting
         except StepEngineError as error:
-            raise self._run.fail(error) from error.__cause__
+            raise self._failed(error, owed) from error.__cause__
         await self._inner.begin(batch)
 
-    def _note(self, intent: Intent) -> None:
-        """Write an intent; numbers that the machine gave to effects which it then did not ask for are told."""
-        path, seq = intent.path, intent.seq
-        if seq != self._next.get(path, 0):
-            self._append(Input(path, seq, self._run.timing.last, {"type": "Gap"}))
-        self._next[path] = seq + 1
-        self._append(intent)
-
-    def _append(self, record: Intent | Input) -> None:
+    def _append(self, record: Input) -> None:
         try:
             self._run.append(record)
         except StepEngineError as error:
             raise self._run.fail(error) from error.__cause__
+
+    async def at_once(self, item: Item, io: IO) -> Single:
+        """Begin an effect that is asked for alone, and perform it."""
+        beginning = self.begin((item,))
+        if beginning is not NOTHING:
+            await beginning
+        if self._replayer is not None or self._run.fatal is not None:
+            return await self.perform(item, io)
+        attempts: list[Any] = []
+        outcome = await self._inner.perform(item, Attempts(io, attempts) if type(item.effect) is CallModel else io)
+        kept, owed, waiting = self._keep(item, outcome, attempts, io)
+        if waiting is not None:
+            await self._until(waiting, owed)
+        return kept
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Answer an effect from the record, or perform and record it."""
@@ -218,7 +252,7 @@ class Recorder:
             known = replayer.result(address)
             if known is not None:
                 return self._again(known, item, io) if replayer.is_performed(item) else self._answered(known, item)
-            if not replayer.is_live(item.path):
+            if replayer.halts(item):
                 return self._halted(item)
             if replayer.was_begun(address):
                 return self._doubtful(item, io)
@@ -282,41 +316,79 @@ class Recorder:
         return await self._kept(item, decided, [])
 
     async def _live(self, item: Item, io: IO, attempts: list[Any], *, again: bool = False) -> Single:
-        if type(item.effect) is CallModel:
-            io = _Attempts(io, attempts)
-        return await self._kept(item, await self._inner.perform(item, io), attempts, again=again)
+        noting = Attempts(io, attempts) if type(item.effect) is CallModel else io
+        outcome = await self._inner.perform(item, noting)
+        kept, owed, waiting = self._keep(item, outcome, attempts, io, again=again)
+        if waiting is not None:
+            await self._until(waiting, owed)
+        return kept
 
-    async def _kept(self, item: Item, outcome: Single, attempts: Sequence[Any], *, again: bool = False) -> Single:
+    async def _kept(self, item: Item, outcome: Single, attempts: Sequence[Any]) -> Single:
         """Return an outcome that is durable; several that finish together share one commit."""
+        kept, owed, waiting = self._keep(item, outcome, attempts)
+        if waiting is not None:
+            await self._until(waiting, owed)
+        return kept
+
+    def _keep(
+        self, item: Item, outcome: Single, attempts: Sequence[Any], io: IO | None = None, *, again: bool = False
+    ) -> tuple[Single, Kept, asyncio.Future[None] | None]:
+        """
+        Write down an outcome, and let it be made durable, unless that may be owed: *io* tells who watches, ``None`` that it must not be.
+
+        Returns:
+            The outcome as it is kept, what becomes durable with it, and what to wait for until then.
+        """
         run, path, seq = self._run, item.path, item.effect.seq
         at = run.timing.of(path, seq, outcome.at)
-        run.timing.came_by(at)
-        writes = run.writes_of(item, again=again) if run.has_writes else ()
+        writes = run.writes_of(item, again=again) if run.writes else ()
         if type(outcome) is Stop:
             self._keep_answers(item, outcome, at)
-            return attrs.evolve(outcome, at=at)
-        settled = self._settled(item, cast("Value | Failure", outcome), at)
+            return attrs.evolve(outcome, at=at), (), None
+        settled = self._settled(item, outcome, at)  # type: ignore[arg-type]
         try:
-            run.append(Result(path, seq, at, settled, tuple(attempts), writes=writes))
-            if run.waits:
-                waiting = run.durable()
-                if waiting is not None:
-                    await _to_the_end(waiting)
+            run.append(Result(path, seq, at, settled, tuple(attempts), None, writes))
         except StepEngineError as error:
-            raise run.fail(_with_outcome(error, item, settled)) from error.__cause__
-        return settled
+            raise self._failed(error, [(item, settled)]) from error.__cause__
+        if not run.waits:
+            return settled, (), None
+        owed = self._owed
+        owed.append((item, settled))
+        is_unseen = type(item.effect) is CallModel and io is not None and not io.watched and self._is_unseen(item.plan)
+        return settled, owed, None if is_unseen and _asks_for_more(settled) else self._lasting()
+
+    def _is_unseen(self, plan: RunPlan) -> bool:
+        """Return whether nobody but the machine sees a reply: the run has no handler and no hooks, and nothing traces it."""
+        known, is_unseen = self._unseen
+        if known is not plan:
+            is_unseen = plan.definition.handle_steps is None and not plan.hooks and not self._run.is_traced
+            self._unseen = plan, is_unseen
+        return is_unseen
+
+    async def _until(self, waiting: asyncio.Future[None], owed: Kept) -> None:
+        try:
+            await _to_the_end(waiting)
+        except StepEngineError as error:
+            raise self._failed(error, owed) from error.__cause__
+
+    def _failed(self, error: StepEngineError, owed: Kept) -> StepEngineError:
+        """Say in the error what happened although no record of it could be kept (reliability JR09), and let nothing go on."""
+        for item, outcome in owed:
+            _note_outcome(error, item, outcome)
+        return self._run.fail(error)
 
     def _settled(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
         """Return an outcome as it will be read back, so that recording and replay see the same (replay K14)."""
-        if outcome.at == at and type(outcome) is Value:
-            pass  # The run's clock started with this process, as it does in nearly every run.
-        elif type(outcome) is Failure:
+        if type(outcome) is Value and outcome.at == at and not self._cleans:
+            # The run's clock started with this process, as it does in nearly every run.
+            return outcome
+        if type(outcome) is Failure:
             outcome = Failure(storable(outcome.error), at, outcome.inputs)
         else:
-            outcome = Value(cast("Value", outcome).value, at, outcome.inputs)
-        redactor = self._run.source.redactor
-        if not redactor.shapes or type(item.effect) is Spawn:
+            outcome = Value(outcome.value, at, outcome.inputs)  # type: ignore[union-attr]
+        if not self._cleans or type(item.effect) is Spawn:
             return outcome
+        redactor = self._run.source.redactor
         members = outcome_members(outcome)
         clean = redactor.seen(members) if redactor.suspicious(to_text(members)) else members
         return outcome if clean == members else outcome_of({**clean, "at": at})
@@ -342,17 +414,22 @@ def _child(outcome: Single) -> ChildResult[Any] | None:
     return value if isinstance(value, ChildResult) else None
 
 
-def _with_outcome(error: StepEngineError, item: Item, outcome: Single) -> StepEngineError:
-    """Say in the error what happened although no record of it could be kept (reliability JR09)."""
+def _note_outcome(error: StepEngineError, item: Item, outcome: Value | Failure) -> None:
     value = outcome.value if type(outcome) is Value else getattr(outcome, "error", None)
     said = str(getattr(value, "text", value))[:MAX_NOTED]
     asked = Intent(item.path, item.effect.seq, describe(item))
     what = f"{asked.type} {asked.path}#{asked.seq}"
     error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")
-    return error
 
 
-class _Attempts:
+def _asks_for_more(outcome: Single) -> bool:
+    """Return whether an outcome is a reply with calls, so that what comes of it is an effect first of all."""
+    if type(outcome) is not Value or outcome.inputs:
+        return False
+    return ToolCallPart in map(type, outcome.value.content)
+
+
+class Attempts:
     """The ``IO`` of one model call: notes its failed attempts, passes everything on."""
 
     __slots__ = ("_io", "_noted", "emit")

@@ -31,6 +31,7 @@ __all__ = (
     "EFFECTS",
     "FORMAT",
     "ROOT",
+    "SEPARATORS",
     "TAIL",
     "TAIL_FORM",
     "UNREADABLE",
@@ -286,27 +287,29 @@ class Intent:
     Attributes:
         path: The path of the run that asks.
         seq: The effect's number on it.
+        given: The effect's stored form; for a model call of this process the effect itself, for one that stands in a line ``None``.
         fp: Its fingerprint; ``""`` until somebody needs it.
         gather: The number of the first effect of those that began together; ``None`` for one that began alone.
+        read_from: The line that it was read from; ``None`` for one of this process.
     """
 
     kind: ClassVar[str] = "intent"
     path: str
     seq: int
-    _effect: CallModel | Mapping[str, Any] | None
+    given: CallModel | Mapping[str, Any] | None
     fp: str = ""
     gather: int | None = None
-    _line: Mapping[str, Any] | Unread | None = None
+    read_from: Mapping[str, Any] | Unread | None = None
     _type: str = ""
     _subject: str | None = None
 
     @property
     def effect(self) -> CallModel | Mapping[str, Any]:
         """The effect's stored form; for a model call of this process the effect itself."""
-        if self._effect is None:
+        if self.given is None:
             form: Mapping[str, Any] = cast("Any", self.line)["effect"]
             return form
-        return self._effect
+        return self.given
 
     @property
     def type(self) -> str:
@@ -329,17 +332,17 @@ class Intent:
     @property
     def live(self) -> CallModel | None:
         """The model call, which is kept as it is while its process lives; ``None`` of any other effect."""
-        return self._effect if type(self._effect) is CallModel else None
+        return self.given if type(self.given) is CallModel else None
 
     @property
     def is_stored(self) -> bool:
         """Whether it was read from a line."""
-        return self._line is not None
+        return self.read_from is not None
 
     @property
     def line(self) -> Mapping[str, Any] | None:
         """Everything that stood in the line it was read from."""
-        return _read(self._line)
+        return _read(self.read_from)
 
 
 @attrs.define(eq=False)
@@ -352,6 +355,7 @@ class Result:
         seq: The effect's number on it.
         at: Milliseconds since the root run was created.
         outcome: What the machine is sent; ``None`` for one that stands in a line.
+        read_from: The line that it was read from; ``None`` for one of this process.
     """
 
     kind: ClassVar[str] = "result"
@@ -360,7 +364,7 @@ class Result:
     at: int
     outcome: Value | Failure | None = None
     _attempts: Sequence[Mapping[str, Any]] | None = ()
-    _line: Mapping[str, Any] | Unread | None = None
+    read_from: Mapping[str, Any] | Unread | None = None
     _writes: Sequence[Mapping[str, Any]] | None = ()
 
     @property
@@ -382,12 +386,17 @@ class Result:
     @property
     def line(self) -> Mapping[str, Any] | None:
         """Everything that stood in the line it was read from."""
-        return _read(self._line)
+        return _read(self.read_from)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has neither failed attempts nor writes, as nearly every one; only of one of this process."""
+        return not self._attempts and not self._writes
 
     @property
     def place(self) -> Unread | None:
         """Where it stands, if it is read only when somebody needs it."""
-        return None if self._line is None or isinstance(self._line, Mapping) else self._line
+        return None if self.read_from is None or isinstance(self.read_from, Mapping) else self.read_from
 
 
 @attrs.frozen(eq=False)

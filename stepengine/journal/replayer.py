@@ -205,11 +205,15 @@ class Mode(enum.Enum):
     """A recorded run is repeated as far as it holds, then goes on live; its journal is replaced."""
     NEW = "new"
     """A recorded run is repeated, and what is not recorded is performed; its journal is replaced when something came."""
+    RERUN = "rerun"
+    """A recorded run is repeated up to a place, and goes on from there in a journal of its own."""
+    WALK = "walk"
+    """A recorded run is repeated by somebody who drives its machines; nothing is performed and nothing is written."""
 
     @property
     def copies(self) -> bool:
         """Whether what is repeated is written anew, into a journal beside the one that was given."""
-        return self in (Mode.REPLAY, Mode.EXTEND, Mode.NEW)
+        return self in (Mode.REPLAY, Mode.EXTEND, Mode.NEW, Mode.RERUN)
 
     @property
     def replaces(self) -> bool:
@@ -218,7 +222,7 @@ class Mode(enum.Enum):
 
     def is_closed(self, history: History) -> bool:
         """Return whether nothing is performed that is not recorded."""
-        return self is Mode.REPLAY or (self is Mode.RESUME and history.is_complete)
+        return self in (Mode.REPLAY, Mode.WALK) or (self is Mode.RESUME and history.is_complete)
 
 
 @attrs.frozen
@@ -275,7 +279,7 @@ class Past:
         self.refused: JournalError | None = None
         self.answered = 0
         self._handler = ""
-        self._by_print: dict[str, list[Address]] | None = None
+        self._by_print: dict[str, dict[str, list[Address]]] | None = None
         self._used: set[Address] = {ROOT}
 
     def intent(self, address: Address) -> Intent | None:
@@ -316,20 +320,32 @@ class Past:
         """How many recorded effects the run did not come by."""
         return len(self.history.intents) - len(self._used)
 
-    def same_elsewhere(self, asked: Intent) -> Address | None:
-        """Return where an equal effect with a result stands that the run did not come by yet (replay D12)."""
+    def same_elsewhere(self, asked: Intent, *, models: bool = False) -> Address | None:
+        """
+        Return where an equal effect with a result stands that the run did not come by yet (replay D12).
+
+        The first on the same path comes before the first on any other, so that siblings do not take each other's.
+
+        Args:
+            asked: The effect.
+            models: Whether model calls may be equal, too; by default each is new.
+        """
+        if asked.type == "Spawn" or (asked.type == "CallModel" and not models):
+            return None
         if self._by_print is None:
             self._by_print = {}
             for address, intent in reversed(self.history.intents.items()):
-                if intent.type not in ("CallModel", "Spawn") and address in self.history.results:
+                if intent.type != "Spawn" and address in self.history.results:
                     intent.fp = intent.fp or self.prints.of(intent.effect)
-                    self._by_print.setdefault(intent.fp, []).append(address)
+                    self._by_print.setdefault(intent.fp, {}).setdefault(address[0], []).append(address)
         asked.fp = asked.fp or self.prints.of(asked.effect)
-        waiting = self._by_print.get(asked.fp, [])
-        while waiting:
-            address = waiting.pop()
-            if address not in self._used:
-                return address
+        paths = self._by_print.get(asked.fp, {})
+        own = [asked.path] if asked.path in paths else []
+        for waiting in (paths[path] for path in [*own, *reversed(paths)]):
+            while waiting:
+                address = waiting.pop()
+                if address not in self._used:
+                    return address
         return None
 
     def changes(self, plan: RunPlan) -> list[str]:
@@ -427,9 +443,11 @@ class Past:
         hint = "the child's handler computes its output differently"
         return self._error((item.path, item.effect.seq), "changed", said, (item, machine), fields=fields, hint=hint)
 
-    def not_recorded(self, asked: Intent, item: Item, machine: Any) -> ReplayDivergence:
+    def not_recorded(
+        self, asked: Intent, item: Item, machine: Any, *, why: str = "and only models are live here"
+    ) -> ReplayDivergence:
         """Return the error for an effect that no model call led to when the run was recorded."""
-        said = f"{verb(asked.effect)} with this input is not recorded, and only models are live here"
+        said = f"{verb(asked.effect)} with this input is not recorded, {why}"
         return self._error((item.path, item.effect.seq), "extra", said, (item, machine))
 
     def other_result(self, known: Value | Failure, now: Value | Failure, item: Item, machine: Any) -> ReplayDivergence:
@@ -637,6 +655,20 @@ class Replayer:
     def is_live(self, path: str) -> bool:
         """Return whether what has no result may be performed: not in a run that is recorded to its end."""
         return not self._closed and self._end_of(path) is None
+
+    def halts(self, item: Item) -> bool:
+        """Return whether the run stops before an effect that has no result."""
+        return not self.is_live(item.path)
+
+    def ends(self, error: ReplayDivergence | None) -> None:
+        """
+        Deal with records that the run did not come by.
+
+        Raises:
+            ReplayDivergence: that *error*, unless the run may leave something.
+        """
+        if error is not None and (self._run.mode is not Mode.NEW or self._past.grew):
+            raise error
 
     def _end_of(self, path: str) -> Result | None:
         """Return the recorded result of the child at *path*, or of the nearest run around it that has one."""

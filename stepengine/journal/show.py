@@ -24,6 +24,7 @@ from stepengine.data.codec import plain
 from stepengine.data.json import JsonDict, canonical, thaw
 from stepengine.data.messages import (
     AssistantMessage,
+    CitationPart,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -362,14 +363,24 @@ def _part_in_tree(part: Part, call: Any = str) -> Tree:
             return {"json": thaw(part.value)}
         case ImagePart() | DocumentPart():
             return {"media": _media(part)}
-        case OpaquePart():
-            return {"opaque": f"{part.provider} {_hash(canonical(part.data).encode())}"}
+        case OpaquePart() | CitationPart():
+            return _from_the_provider(part)
         case _ as never:
             assert_never(never)
 
 
+def _from_the_provider(part: OpaquePart | CitationPart) -> Tree:
+    if isinstance(part, CitationPart):
+        return {"cites": part.url or part.source} | _filled(title=part.title, quote=part.quote, said=part.said)
+    told = _filled(did=part.tool, shows=part.text)
+    return {"opaque": f"{part.provider} {_hash(canonical(part.data).encode())}"} | told
+
+
 def _media(part: ImagePart | DocumentPart) -> str:
-    what = f"{len(part.data):,} bytes {_hash(part.data)}" if part.data is not None else str(part.url)
+    if part.data is not None:
+        what = f"{len(part.data):,} bytes {_hash(part.data)}"
+    else:
+        what = str(part.url) if part.file_id is None else f"file {part.file_id} of {part.provider}"
     return f"{part.mime_type} {what}"
 
 
@@ -571,9 +582,21 @@ def _part(part: Any) -> Iterator[str]:
         yield from _indented("  ", _named("unreadable", part.get("unreadable")))
     if "json" in part:
         yield from _value(part["json"])
-    yield from [
-        str(part[name]) if name == "media" else f"{name} {part[name]}" for name in ("media", "opaque") if name in part
-    ]
+    if "media" in part:
+        yield str(part["media"])
+    yield from _provided(part)
+
+
+def _provided(part: Mapping[str, Any]) -> Iterator[str]:
+    """Give what a provider's own tool did, and where a text comes from."""
+    if "opaque" in part:
+        yield _joined([f"opaque {part['opaque']}", part.get("did")])
+        if part.get("shows"):
+            yield from _indented("  ", _text(str(part["shows"])))
+    if "cites" in part:
+        yield _joined([f"cites {part['cites']}".rstrip(), part.get("title")])
+        for name in ("quote", "said"):
+            yield from _indented("  ", _named(name, part.get(name)))
 
 
 def _asked(before: str, question: Any) -> Iterator[str]:

@@ -325,7 +325,8 @@ class LineWriter(Writer):
             JournalWriteFailed: when it cannot be stored, or an earlier write failed.
             SecretFound: when shapes are looked for and one is left.
         """
-        self._check()
+        if self._broken is not None or self._pid != _this_process:
+            self._check()
         try:
             self._lines.extend(self._encoder.lines(record))
         except (JournalError, DataError) as error:
@@ -340,11 +341,12 @@ class LineWriter(Writer):
         Raises:
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
-        self._check()  # before the lock: a thread that a fork left behind may hold it for ever
+        if self._broken is not None or self._pid != _this_process:
+            self._check()  # before the lock: a thread that a fork left behind may hold it for ever
         with self._storing:
             if self._broken is not None:
                 raise self._broken
-            self._flush()
+            self._flush(self._lines)
 
     def close(self) -> None:
         """Commit, and give the journal back; may be called twice. A forked process has nothing to give back."""
@@ -355,15 +357,15 @@ class LineWriter(Writer):
                 return
             self._closed = True
             try:
-                self._flush()
+                self._flush(self._lines)
             finally:
                 self._release()
 
-    def _flush(self) -> None:
+    def _flush(self, waiting: deque[bytes]) -> None:
         """Store the lines that wait; those before a record that could not be made are whole, those after a lost one are not."""
         lines: list[bytes] = []
-        while self._lines:
-            lines.append(self._lines.popleft())
+        while waiting:
+            lines.append(waiting.popleft())
         if not lines or self._is_lost:
             return
         try:
@@ -418,18 +420,12 @@ class Commits:
         self._task: asyncio.Task[None] | None = None
         self._uses_pool = False
 
-    def durable(self) -> asyncio.Future[None] | None:
+    def durable(self) -> asyncio.Future[None]:
         """
-        Return what is done when everything is durable that was appended before; ``None`` where it is so already.
+        Return what is done when everything is durable that was appended before.
 
         It holds a ``StepEngineError`` when that is impossible. Cancelling it ends the waiting, and no commit.
-
-        Raises:
-            StepEngineError: when it is impossible, and the writer never waits.
         """
-        if not self._writer.blocks:
-            self._writer.commit()
-            return None
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiting.append(future)

@@ -37,6 +37,10 @@ def _always() -> bool:
     return True
 
 
+def _never(_seq: int) -> bool:
+    return False
+
+
 @attrs.frozen(kw_only=True, weakref_slot=False)
 class RunPlan:
     """
@@ -75,6 +79,8 @@ class RunPlan:
         here: Whether the caller is in the run's own thread; only there may a handler or hook say something.
         watched: Whether anybody looks at step, phase and text events; while nobody does, they are not made.
         opened: Told where the run's history can be looked up, when it begins.
+        left_cut: Whether the run that is repeated took the cut reply of the effect with that number as it was, as runs did
+            before cut texts were continued.
     """
 
     definition: AgentDefinition[Any]
@@ -106,6 +112,7 @@ class RunPlan:
     here: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
     watched: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
     opened: Callable[[Callable[[], Transcript]], None] | None = attrs.field(default=None, eq=False, repr=False)
+    left_cut: Callable[[int], bool] = attrs.field(default=_never, eq=False, repr=False)
 
 
 quick_plan = maker_of(RunPlan)

@@ -430,8 +430,9 @@ class RunState:
         """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt (X45)."""
         received = self.receive(outcome, effect)
         reply: ModelReply = received.value if type(received) is Value else self.unwrap(received)
-        self.count_reply(effect, reply)
         used, request = reply.usage, effect.request
+        self.spent.count(reply.model or request.model, used, reply.cost, 1)
+        self._frozen = None
         if used is not None and used.prompt_tokens and effect.purpose in OF_A_STEP:
             self.measured = Measured(request.system_prompt, request.messages, used.prompt_tokens)
         return reply
@@ -513,7 +514,8 @@ class RunState:
     def begin_step(self) -> None:
         """Make room for a step: results that expired go, what was sent meanwhile stands in its place."""
         self.history.expire_results()
-        self.take_inbox()
+        if self.inbox:
+            self.take_inbox()
 
     def use_step(self) -> None:
         """Take a step from the budget that is none of the turn: candidates."""
@@ -820,15 +822,16 @@ class Spent:
         self.credits_used = self._own_credits + others.credits_used
 
     def _own_usage(self) -> Usage:
-        if len(self._by_model) == 1:
-            (only,) = self._by_model.values()
-            return only.usage()
         return sum([tally.usage() for tally in self._by_model.values()], Usage())
 
     def usage(self) -> Usage:
         """Return the tokens that the run and its children used."""
         if self._usage is None:
-            own = self._own_usage()
+            if len(self._by_model) == 1:
+                (only,) = self._by_model.values()
+                own = only.usage()
+            else:
+                own = self._own_usage()
             self._usage = own + self._children.usage if self.children else own
         return self._usage
 

@@ -135,7 +135,9 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         if plan.watched():
             yield from run.notify(_started(run))
         run.begin_step()
-        request = step_request(run, over, (yield from _tail(run)) if points.pre_step else step_prompt(run))
+        request = step_request(
+            run, over, (yield from _tail(run)) if points.pre_step else step_prompt(run) if run.agent.step_prompt else ()
+        )
         effect = quick_call_model(run.number(), request, "step", run.coming_call_id)
         if run.must_prepare():
             yield from run.prepare(effect)
@@ -273,7 +275,8 @@ def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelR
     """
     Return a reply to its end: one that the provider paused is continued (reliability MP56), and so is one that was cut.
 
-    What is continued after a cut is text alone, at most three times, and not where the settings forbid it (X61).
+    What is continued after a cut is text alone, at most three times, and not where the settings forbid it (X61) or the run
+    that is repeated ended there.
 
     Raises:
         ModelError: when the reply ended with an error.
@@ -283,7 +286,11 @@ def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelR
             break
         reply = _joined(reply, (yield from _more(run, request, purpose, reply)))
     for _ in range(MAX_CUTS):
-        if purpose != "step" or not request.settings.continue_cut or not _is_cut_text(reply):
+        how = request.settings
+        # Half an answer by a schema cannot be gone on with: each reply is a whole one.
+        if purpose != "step" or not how.continue_cut or how.response_schema is not None or not _is_cut_text(reply):
+            break
+        if run.plan.left_cut(run.seq - 1):
             break
         asked = UserMessage(system_reminder(GO_ON))
         reply = _joined(reply, (yield from _more(run, request, purpose, reply, asked)))

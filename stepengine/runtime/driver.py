@@ -23,7 +23,7 @@ from stepengine.machine.plan import Finished
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.effect_events import finished, started
 from stepengine.runtime.failfast import Group
-from stepengine.runtime.performer import Item, child_path
+from stepengine.runtime.performer import AtOnce, Item, child_path
 from stepengine.runtime.performing import is_deferred
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ("RunTask", "drive")
 
 BARE = (CallModel, CallTool, CallFunction)
-"""What a bare run hands to the innermost performer at once; children and questions are everybody's business."""
+"""What goes to a direct performer at once; children and questions are everybody's business."""
 BREATH = 64
 """After so many effects other tasks get their turn: a scripted run would starve the loop."""
 
@@ -51,7 +51,8 @@ class RunTask:
         stopping: Why the run must end, once somebody said so.
         busy: Whether an effect is under way, so that there is something to cancel.
         cancelled: Whether the run's task was cancelled from outside.
-        is_bare: Whether every wrapper of the performer would hand the run's effects on as they are, all but children.
+        direct: What the run's effects go to while nobody watches, to be begun and performed: the innermost performer, or who
+            records; ``None`` unless every wrapper around it would hand them on as they are, all but children.
     """
 
     __slots__ = (
@@ -61,7 +62,7 @@ class RunTask:
         "_told",
         "busy",
         "cancelled",
-        "is_bare",
+        "direct",
         "path",
         "plan",
         "state",
@@ -79,7 +80,7 @@ class RunTask:
         self.stopping: Stop | None = None
         self.busy = False
         self.cancelled = False
-        self.is_bare = False
+        self.direct: AtOnce | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._base = 0
         self._kicked = False
@@ -99,6 +100,7 @@ class RunTask:
             self._kicked = False
             self.task.uncancel()
         self._loop = None
+        self.direct = None
 
     def release(self) -> None:
         """Forget the tree; nothing more will be performed."""
@@ -180,6 +182,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
     send, emit = machine.send, run.tree.emit
     outcome: Outcome | None = None
     count = 0
+    direct = run.direct
     try:
         while True:
             effect = send(outcome)
@@ -190,11 +193,11 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
             if (run.stopping is not None or run.tree.deadlines) and run.must_stop():
                 outcome = run.refuse(effect)
                 continue
-            if run.is_bare and type(effect) in BARE and not run.tree.hub.watched:
+            if direct is not None and type(effect) in BARE and not run.tree.hub.watched:
                 item = Item(run.path, effect, run.plan)
                 run.busy = True
                 try:
-                    outcome = await run.tree.innermost.perform(item, run.tree)
+                    outcome = await direct(item, run.tree)
                     run.notice_cancel()
                 except BaseException as error:  # noqa: BLE001
                     outcome = _instead(run, item, error, alone=True)

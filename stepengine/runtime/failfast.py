@@ -99,6 +99,10 @@ class Brake:
         """Return whether the run at *path* may be stopped, for as long as it lasts."""
         return bool(self._watched and self._pulls(path))
 
+    def pulled(self, path: str) -> asyncio.Future[None] | None:
+        """Return what is done when the child at *path* must stop, for who drives it elsewhere; ``None`` when nothing will say so."""
+        return self._watched.get(path)
+
     def watch(self, paths: Iterable[str]) -> None:
         """Look at the children at these paths from now on."""
         loop = asyncio.get_running_loop()

@@ -157,7 +157,8 @@ class Ledgers:
 
     def open(self, path: str, plan: RunPlan) -> Ledger:
         """Return a ledger for a run that starts, below its parent's."""
-        parent = self.of(path.rpartition(".")[0]) if path else None
+        # The parent of a tree's own root is driven elsewhere, if it has one: what it may spend stands in its limits.
+        parent = self._open.get(path.rpartition(".")[0]) if path else None
         ledger = self._open[path] = Ledger(plan.limits, plan.given, parent)
         return ledger
 
@@ -176,23 +177,26 @@ class Refusals:
 
     Whoever finds out says it with ``refuse`` before the effect is performed; the gate asks with ``take``. What the two know of
     each other is this.
+
+    Attributes:
+        errors: Why, by address; mostly there are none.
     """
 
-    __slots__ = ("_errors",)
+    __slots__ = ("errors",)
 
     def __init__(self) -> None:
-        self._errors: dict[tuple[str, int], StepEngineError] = {}
+        self.errors: dict[tuple[str, int], StepEngineError] = {}
 
     def __contains__(self, address: tuple[str, int]) -> bool:
-        return address in self._errors
+        return address in self.errors
 
     def refuse(self, path: str, effects: Iterable[Leaf], error: StepEngineError) -> None:
         """Keep *effects* of the run at *path* from beginning."""
-        self._errors.update({(path, effect.seq): error for effect in effects})
+        self.errors.update({(path, effect.seq): error for effect in effects})
 
     def take(self, item: Item) -> StepEngineError | None:
         """Return why an effect must not begin, once; ``None`` when it may, or has begun."""
-        error = self._errors.pop((item.path, item.effect.seq), None) if self._errors else None
+        error = self.errors.pop((item.path, item.effect.seq), None)
         return None if item.has_begun else error
 
 
@@ -207,7 +211,7 @@ class Gate:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Refuse an effect or pass it on."""
-        error = self._refusals.take(item)
+        error = self._refusals.take(item) if self._refusals.errors else None
         return self._inner.perform(item, io) if error is None else self._outcome_of_refusal(item, error)
 
     async def _outcome_of_refusal(self, item: Item, error: StepEngineError) -> Single:

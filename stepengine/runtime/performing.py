@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from stepengine.runtime.tree import RunTree
 
 __all__ = (
+    "NOTHING",
     "Innermost",
     "ModelProvider",
     "ModelRegistry",

@@ -32,8 +32,8 @@ from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.driver import RunTask, drive
 from stepengine.runtime.failfast import Brake
 from stepengine.runtime.hub import Hub
-from stepengine.runtime.limits import Gate, Ledgers, Meter, Refusals, Repeats
-from stepengine.runtime.performer import Middleware, Performer
+from stepengine.runtime.limits import Gate, Ledger, Ledgers, Meter, Refusals, Repeats
+from stepengine.runtime.performer import AtOnce, Middleware, Performer
 from stepengine.runtime.performing import Deferred, Innermost, ModelRegistry, Pricing, ToolSetting
 from stepengine.runtime.rates import RateLimits
 from stepengine.runtime.retry import Retries, RetryPolicy
@@ -108,6 +108,7 @@ class _Wrapping(NamedTuple):
     """What stands around the innermost performer, from the inside out; the gate is not asked for by anybody."""
 
     brake: Brake
+    recording: Performer
     meter: Meter
     repeats: Repeats
     outermost: Performer
@@ -115,7 +116,7 @@ class _Wrapping(NamedTuple):
 
 class RunTree:
     """
-    One root run and the children below it.
+    One root run and the children below it, or one child and those below it, whose parent is driven elsewhere.
 
     Args:
         services: What the engine lends.
@@ -159,7 +160,7 @@ class RunTree:
         self.deferred = Deferred()
         self.orphans: dict[str, Any] = {}
         self.reraise: BaseException | None = None
-        self.root = RunTask(self, plan, state, "")
+        self.root = RunTask(self, plan, state, plan.path)
         self.signal = _Signal(self.root)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
@@ -179,7 +180,7 @@ class RunTree:
         earlier: Sequence[tuple[Question, AnswerLike]] = (),
     ) -> None:
         """Let the root start from these, before it runs: what a session holds is known only when it was loaded."""
-        self.root.plan, self.root.state = plan, state
+        self.root.plan, self.root.state, self.root.path = plan, state, plan.path
         self.desk.give(answers or {}, earlier)
         self._lend(services, plan)
 
@@ -210,27 +211,37 @@ class RunTree:
         performer: Performer = Gate(brake, refusals, self.elapsed)
         for wrap in services.middlewares:
             performer = wrap(performer)
+        recording = performer
         performer = meter = Meter(performer, refusals, self._ledgers, self._price)
         performer = repeats = Repeats(performer, refusals)
         for wrap in services.outermost:
             performer = wrap(performer)
-        self._wrapping = _Wrapping(brake, meter, repeats, performer)
+        self._wrapping = _Wrapping(brake, recording, meter, repeats, performer)
         return self._wrapping
 
-    def _is_bare(self, run: RunTask) -> bool:
+    def _direct(self, run: RunTask) -> AtOnce | None:
         """
-        Return whether all effects of a run but its children may go to the innermost performer at once.
+        Return what all effects of a run but its children may go to at once: who records, or the innermost performer.
 
-        That is so where nothing records or traces, no budget is set, repeated calls are not counted, and the run is in no
-        group of which one failure ends all.
+        That is so where nothing traces, no budget is set, repeated calls are not counted, and the run is in no group of which
+        one failure ends all.
         """
         services, wrapping = self.services, self._wrapping
-        if services.middlewares or services.outermost or run.plan.limits.max_identical_calls is not None:
-            return False
-        return not self._ledgers.of(run.path).bounded and (wrapping is None or not wrapping.brake.reaches(run.path))
+        if services.outermost or run.plan.limits.max_identical_calls is not None or self._ledgers.of(run.path).bounded:
+            return None
+        if wrapping is not None and wrapping.brake.reaches(run.path):
+            return None
+        if wrapping is None or not services.middlewares:
+            return self.innermost.perform
+        direct: AtOnce | None = getattr(wrapping.recording, "at_once", None)
+        return direct
 
     def _price(self, model: str, usage: Usage) -> Decimal | None:
         return None if self.services.pricing is None else self.services.pricing(model, usage, self.now())
+
+    def ledger(self, path: str) -> Ledger:
+        """Return what the run at *path*, which is under way, has spent and reserved."""
+        return self._ledgers.of(path)
 
     @property
     def watched(self) -> bool:
@@ -339,7 +350,7 @@ class RunTree:
     async def _run(self, run: RunTask) -> Finished:
         plan = run.plan
         self._ledgers.open(run.path, plan)
-        run.is_bare = self._is_bare(run)
+        run.direct = self._direct(run)
         self.hub.seat(run.path, run.state.run_id, plan.definition.id)
         run.enter()
         seconds = plan.limits.max_seconds

@@ -13,13 +13,27 @@ from typing import Any
 import attrs
 
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Leaf, Spawn
-from stepengine.data.messages import ToolResult
+from stepengine.data.messages import TextPart, ToolResult
+from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.questions import Answer, Question, answered
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, LimitExceeded, ModelError, PerformError, UnknownOutcome
 
-__all__ = ("CRASHES", "FAULTS", "MEANINGS", "Drawn", "Fault", "Given", "faulty", "known")
+__all__ = (
+    "CRASHES",
+    "FAULTS",
+    "KINDS",
+    "MEANINGS",
+    "ON_RECORD",
+    "Drawn",
+    "Fault",
+    "Given",
+    "faulty",
+    "known",
+    "turned",
+)
 
 ANY = (CallModel, CallTool, CallFunction, Spawn, AskPerson)
 
@@ -39,6 +53,19 @@ FAULTS: Mapping[str, tuple[type[Any], ...]] = {
 }
 """Each kind of fault and the effects at which it can happen."""
 
+TURNED: Mapping[str, tuple[type[Any], ...]] = {
+    "other_answer": (AskPerson,),
+    "empty": (CallModel,),
+    "cut": (CallModel,),
+}
+"""Kinds that turn what an effect gives into something else; they are not drawn, only named."""
+
+KINDS = {**FAULTS, **TURNED}
+"""Every kind that can be named."""
+
+ON_RECORD = ("failure", "timeout", "crash", "crash_after", *TURNED)
+"""What a recorded run is put through at each of its effects."""
+
 MEANINGS: Mapping[str, str] = {
     "failure": "the effect fails",
     "timeout": "the effect takes too long and fails",
@@ -49,6 +76,9 @@ MEANINGS: Mapping[str, str] = {
     "suspend": "nobody answers, so the run is suspended",
     "slow": "the effect takes minutes",
     "duplicate": "a message is sent to the run meanwhile, and delivered twice",
+    "other_answer": "somebody answers the other way",
+    "empty": "the model says nothing",
+    "cut": "the reply is cut at its limit of tokens, half of its text is lost, and so are its calls",
     "crash": "the process dies before the effect happens, and the run is resumed",
     "crash_inside": "the process dies when the effect has happened and its result is not recorded, and the run is resumed",
     "crash_after": "the process dies when the result of the effect has just been recorded, and the run is resumed",
@@ -69,9 +99,9 @@ def known(kind: str) -> str:
     Raises:
         DataError: when there is no such kind of fault.
     """
-    if kind in FAULTS:
+    if kind in KINDS:
         return kind
-    msg = f"{kind!r} is no kind of fault; there are {', '.join(FAULTS)}"
+    msg = f"{kind!r} is no kind of fault; there are {', '.join(KINDS)}"
     raise DataError(msg)
 
 
@@ -86,7 +116,8 @@ class Fault:
             ``"shutdown"``, ``"suspend"`` (nobody answers), ``"slow"`` (minutes pass), ``"duplicate"`` (a message to the run
             is delivered twice meanwhile), or that the process dies, and the run goes on in another from what was recorded:
             ``"crash"`` before the effect happens, ``"crash_inside"`` after that and before its result is recorded,
-            ``"crash_after"`` before the run is sent its recorded result.
+            ``"crash_after"`` before the run is sent its recorded result. Only named, never drawn, are ``"other_answer"``
+            (a person answers the other way), ``"empty"`` (the model says nothing) and ``"cut"`` (its reply is cut off).
         path: The path of the run; ``""`` for the root.
 
     Raises:
@@ -112,7 +143,7 @@ class Given:
     def at(self, path: str, effect: Leaf) -> list[str]:
         """Return the kinds of the faults at *effect*."""
         kinds = self._faults.get((path, effect.seq), ())
-        return [kind for kind in kinds if type(effect) in FAULTS[kind]]
+        return [kind for kind in kinds if type(effect) in KINDS[kind]]
 
 
 class Drawn:
@@ -136,7 +167,7 @@ class Drawn:
         if not self._left:
             return []
         random = Random(f"{self._seed}:{path}:{effect.seq}:fault")  # noqa: S311
-        fitting = [kind for kind in self._kinds if type(effect) in FAULTS[kind]]
+        fitting = [kind for kind in self._kinds if type(effect) in KINDS[kind]]
         if not fitting or random.random() > self._rate:
             return []
         self._left -= 1
@@ -169,3 +200,29 @@ def _failing(kind: str, effect: Leaf, at: int) -> Single:
         error = ModelError(text)
         return Value(ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error), at)
     return Failure(PerformError(text, kind="OSError" if kind == "failure" else "TimeoutError"), at)
+
+
+def turned(kinds: Iterable[str], effect: Leaf, outcome: Single) -> Single:
+    """Return what *effect* gives under faults that turn it into something else."""
+    if type(outcome) is not Value:
+        return outcome
+    value = outcome.value
+    if "other_answer" in kinds and isinstance(effect, AskPerson) and isinstance(value, tuple):
+        other = [_other(question, answer) for question, answer in zip(effect.questions, value, strict=True)]
+        return attrs.evolve(outcome, value=tuple(other))
+    if isinstance(value, ModelReply) and "empty" in kinds:
+        return attrs.evolve(outcome, value=attrs.evolve(value, content=(), stop_reason=StopReason.END_TURN))
+    if isinstance(value, ModelReply) and "cut" in kinds:
+        half = value.text[: len(value.text) // 2]
+        cut = attrs.evolve(value, content=(TextPart(half),) if half else (), stop_reason=StopReason.MAX_TOKENS)
+        return attrs.evolve(outcome, value=cut)
+    return outcome
+
+
+def _other(question: Question, answer: Answer) -> Answer:
+    """Return another answer than the one that was given: another option, no for yes, or nothing."""
+    given = answer.value
+    others = [option for option in question.options if option != given]
+    if others:
+        return answered(others[0], question)
+    return answered("no" if given != "no" else "yes", question)

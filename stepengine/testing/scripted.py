@@ -17,6 +17,9 @@ import attrs
 from stepengine.data.json import compact, freeze_object
 from stepengine.data.messages import (
     AssistantPart,
+    CitationPart,
+    DocumentPart,
+    ImagePart,
     OpaquePart,
     RefusalPart,
     TextPart,
@@ -44,7 +47,7 @@ from stepengine.models.base import Provider, deltas_of
 __all__ = ("Failing", "Script", "ScriptedModel", "failure", "text", "thinking", "tool_call", "tool_calls")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
-ASSISTANT_PARTS = (TextPart, ThinkingPart, RefusalPart, ToolCallPart, OpaquePart)
+ASSISTANT_PARTS = (TextPart, ThinkingPart, RefusalPart, ToolCallPart, ImagePart, DocumentPart, OpaquePart, CitationPart)
 SHOWN_MESSAGES = 3
 SHOWN_CHARACTERS = 200
 

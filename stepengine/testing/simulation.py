@@ -11,6 +11,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -21,10 +22,13 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunStatus
 from stepengine.data.tools import ToolLike
 from stepengine.errors import DataError
+from stepengine.journal.finding import JournalLike, as_journal
+from stepengine.journal.history import History, opening_of
 from stepengine.machine import Finished
-from stepengine.testing.faults import CRASHES, FAULTS, MEANINGS, Drawn, Fault, Given, known
+from stepengine.testing.faults import CRASHES, FAULTS, KINDS, MEANINGS, ON_RECORD, Drawn, Fault, Given, known
 from stepengine.testing.invariants import Violation, expect_same_end
-from stepengine.testing.world import Canned, Replies, Setting, World, stand_in
+from stepengine.testing.recorded import Record, Recorded
+from stepengine.testing.world import Canned, Invariant, Replies, Setting, World, stand_in
 from stepengine.tools.spawning import BUILT_IN
 
 if TYPE_CHECKING:
@@ -38,6 +42,8 @@ MAX_SHOWN = 100
 MAX_SHRUNK = 5
 REPEATED = 2
 """Every so many seeds the run is repeated over its records, which costs time; every run of an exhaustive simulation is."""
+MAX_RECORDED, MAX_PLACES = 40, 200
+"""Effects of a recorded run at which everything goes wrong once, and at how many places of a longer one."""
 MAX_EFFECTS = 12
 """Effects of a run that is gone through exhaustively (reliability 2)."""
 RULES: Mapping[str, str] = {
@@ -55,6 +61,7 @@ RULES: Mapping[str, str] = {
     "I12": "a stopped run ends as stopped, and its handler is closed and sees nothing of it",
     "R3": "what may have happened before a crash, and must not happen twice, does not happen again",
     "R1": "a run ends, and nothing that was sent to it is lost",
+    "own": "what the author says that must always hold, with invariants=",
     "handler": "a handler lets out no error of its own; list those that it may with may_raise=(...,)",
 }
 """What the rows say, for whoever reads a failure."""
@@ -105,9 +112,11 @@ def simulate(
     tools: Iterable[ToolLike] = (),
     results: Mapping[str, Any] | None = None,
     answers: Mapping[str, AnswerLike] | None = None,
-    faults: Iterable[str | Fault] = tuple(FAULTS),
+    faults: Iterable[str | Fault] | None = None,
     agents: Iterable[AgentDefinition[Any]] = (),
     may_raise: tuple[type[BaseException], ...] = (),
+    from_journal: JournalLike | None = None,
+    invariants: Iterable[Invariant] = (),
 ) -> Simulated:
     """
     Run *agent* once per seed in a world where things go wrong, and check what must hold for every run (design 11, reliability K1).
@@ -134,37 +143,52 @@ def simulate(
             function of the tool's input, or of the arguments of the ``Perform``. By default a tool gives a text, and
             ``Perform`` gives ``None``.
         answers: Answers by the text of the question; the first option, or "yes", by default.
-        faults: Kinds of faults to draw from, or the very faults that happen; an empty tuple for none.
+        faults: Kinds of faults to draw from, or the very faults that happen; an empty tuple for none. By default all that can
+            be drawn.
         agents: Agents that are spawned by id.
         may_raise: Errors that handlers may let out.
+        from_journal: A recorded run, which takes the place of *seeds*, *prompt* and *params*: what it recorded is what the
+            world says, and at each of its effects in turn one thing goes wrong: the effect fails, takes too long, the process
+            dies before or after it, a person answers the other way, the model says nothing or is cut off. Of a run of more
+            than 40 effects 200 such places are drawn. Where the run leaves its record, *replies*, *results* and *answers*
+            hold; without replies the model says "done".
+        invariants: Functions of an ``AgentState`` and all events so far, called before each effect and at each end; one that
+            returns ``False`` or raises ``AssertionError`` fails the simulation.
 
     Raises:
         SimulationFailed: at the first seed that fails, with the shortest list of its faults, what happened, and the line
             that does it again.
         DataError: when *agent* is no definition, *seeds* is empty, or it is ``None`` and the run has more than 12 effects.
         DefinitionError: when agent and tools do not fit.
+        JournalError: when *from_journal* cannot be read.
         InputError: when prompt or params do not fit.
     """
     known = [agent, *agents]
-    given = tuple(faults)
+    history = None if from_journal is None else as_journal(from_journal).history()
+    given = tuple((FAULTS if history is None else ON_RECORD) if faults is None else faults)
     for definition in known:
         if not isinstance(definition, AgentDefinition):
             msg = f"simulate takes an AgentDefinition, such as load_agent('reviewer') gives, not {definition!r}"
             raise DataError(msg)
-    catalog = _catalog(known, tools, results or {})
+    # Where a recorded run has left its record, what is drawn would say more of chance than of the agent.
+    said: Replies = () if history is not None and replies is None else replies
+    catalog = _catalog(known, tools, {**_unlisted(known, history), **(results or {})})
     ids = tuple([definition.id for definition in catalog.definitions if definition is not agent])
     setting = Setting(
         catalog=catalog,
         agent=agent,
         prompt=prompt,
         params=params,
-        canned=lambda seed: Canned(seed, replies, results or {}, answers or {}, ids),
+        canned=lambda seed: Canned(seed, said, results or {}, answers or {}, ids),
         may_raise=may_raise,
+        invariants=tuple(invariants),
     )
+    if history is not None:
+        setting = _recorded(setting, history)
     statuses: Counter[RunStatus] = Counter()
     happened: Counter[str] = Counter()
     runs = effects = 0
-    for seed, due in _every(setting, given) if seeds is None else ((seed, _faults_of(seed, given)) for seed in seeds):
+    for seed, due in _worlds(setting, seeds, given, history):
         world = World(setting, seed, due)
         try:
             finished = _checked(setting, world)
@@ -178,6 +202,62 @@ def simulate(
         msg = "simulate was given no seeds, so nothing was run; range(100) is the default"
         raise DataError(msg)
     return Simulated(runs, effects, dict(statuses), dict(happened))
+
+
+def _worlds(
+    setting: Setting, seeds: Iterable[int] | None, given: Sequence[str | Fault], history: History | None
+) -> Iterator[tuple[int, Drawn | Given]]:
+    """Give the seed and the faults of each world."""
+    if history is not None:
+        return iter(_on_record(setting, given))
+    if seeds is None:
+        return iter(_every(setting, given))
+    return ((seed, _faults_of(seed, given)) for seed in seeds)
+
+
+def _recorded(setting: Setting, history: History) -> Setting:
+    """Return a setting in which the world says what was recorded, and the run starts as it did."""
+    opening, head, canned, record = opening_of(history), history.head, setting.canned, Record(history)
+
+    return attrs.evolve(
+        setting,
+        prompt=opening.prompt,
+        params=opening.params,
+        canned=lambda seed: Recorded(record, canned(seed)),
+        random_seed=None if head is None else head.seed,
+        more={"previous": opening.previous, "limits": opening.limits},
+    )
+
+
+def _unlisted(agents: Iterable[AgentDefinition[Any]], history: History | None) -> dict[str, Any]:
+    """Return the tools that a recorded run called, and that no agent brings along."""
+    if history is None:
+        return {}
+    names = [str(history.form(i)["tool_name"]) for i in history.intents.values() if i.type == "CallTool"]
+    tools = [tool for agent in agents for tool in agent.tools]
+    own = {tool.spec.name for tool in tools if isinstance(tool, ToolLike)}
+    return dict.fromkeys([name for name in names if name not in own])
+
+
+def _on_record(setting: Setting, given: Sequence[str | Fault]) -> Iterator[tuple[int, Given]]:
+    """Give the worlds of a recorded run: none goes wrong, then one thing at each effect; of many such places some."""
+    exact = [fault for fault in given if isinstance(fault, Fault)]
+    kinds = [known(kind) for kind in given if isinstance(kind, str)]
+    yield 0, Given(exact)
+    if exact or not kinds:
+        return
+    calm = World(setting, 0, Given(()))
+    calm.run()
+    places = [
+        Fault(seq, kind, path)
+        for (path, seq), (effect, _) in calm.records.items()
+        for kind in kinds
+        if type(effect) in KINDS[kind]
+    ]
+    if len(calm.records) > MAX_RECORDED and len(places) > MAX_PLACES:
+        places = Random(0).sample(places, MAX_PLACES)  # noqa: S311
+    for fault in places:
+        yield 0, Given([fault])
 
 
 def _catalog(agents: Sequence[AgentDefinition[Any]], tools: Iterable[ToolLike], results: Mapping[str, Any]) -> Catalog:
@@ -237,7 +317,7 @@ def _every(setting: Setting, given: Sequence[str | Fault]) -> Iterator[tuple[int
         Fault(seq, kind, path)
         for (path, seq), (effect, _) in calm.records.items()
         for kind in kinds
-        if type(effect) in FAULTS[kind]
+        if type(effect) in KINDS[kind]
     ]
     for fault in single:
         yield 0, Given([*exact, fault])

@@ -10,12 +10,13 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeGuard
 
 import attrs
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Effect, Gather, Leaf, Notify, Spawn
+from stepengine.data.events import Event
 from stepengine.data.json import freeze
 from stepengine.data.messages import TextPart, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest
@@ -30,11 +31,12 @@ from stepengine.journal.store import MemoryJournal
 from stepengine.machine import Finished, run_agent
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.signals import is_callers
+from stepengine.machine.state import RunState
 from stepengine.runtime.failfast import has_failed
 from stepengine.runtime.performer import Item, child_path
 from stepengine.runtime.tree import Services
 from stepengine.testing.budgets import Budgets, Passing, at_once
-from stepengine.testing.faults import Drawn, Fault, Given, faulty
+from stepengine.testing.faults import Drawn, Fault, Given, faulty, turned
 from stepengine.testing.invariants import Unwatched, Violation, Watched, expect_same_end, name_of, refuse, shown, told
 from stepengine.testing.scripted import Failing
 from stepengine.testing.walk import is_same_yield
@@ -45,7 +47,9 @@ if TYPE_CHECKING:
 
 __all__ = (
     "Canned",
+    "Invariant",
     "Replies",
+    "Saying",
     "Setting",
     "World",
     "drawn",
@@ -207,6 +211,25 @@ class _Crash(BaseException):
     """The simulated process dies."""
 
 
+class Saying(Protocol):
+    """What a simulated world says."""
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """By name of a tool or of the function of a ``Perform``: what somebody said that it gives."""
+
+    def outcome(self, path: str, effect: Leaf, at: int) -> Single:
+        """Return what *effect* gives; the same again where it is asked for again after a crash."""
+
+
+Invariant: TypeAlias = Callable[[AgentState, Sequence[Event]], Any]
+"""
+What must hold at every place of a run: of its state, and of the events of the tree so far.
+
+It fails by returning ``False`` or raising an ``AssertionError``.
+"""
+
+
 @attrs.frozen(kw_only=True)
 class Setting:
     """
@@ -219,6 +242,9 @@ class Setting:
         params: Its params.
         canned: Makes what the world of a seed says.
         may_raise: Errors that handlers may let out.
+        invariants: Called with the state of the run that waits and all events so far, before each effect and at each end.
+        random_seed: What chance in the run depends on; by default the seed of the world.
+        more: What else the run is started with: ``previous``, ``limits``.
         undisturbed: How the run ended that was last compared with, by seed and faults.
     """
 
@@ -226,8 +252,11 @@ class Setting:
     agent: AgentDefinition[Any]
     prompt: str
     params: Any
-    canned: Callable[[int], Canned]
+    canned: Callable[[int], Saying]
     may_raise: tuple[type[BaseException], ...]
+    invariants: tuple[Invariant, ...] = ()
+    random_seed: str | None = None
+    more: Mapping[str, Any] = attrs.field(factory=dict)
     undisturbed: dict[tuple[int, tuple[Fault, ...]], Finished] = attrs.field(factory=dict, init=False)
 
 
@@ -269,6 +298,8 @@ class World:
         self.records: dict[tuple[str, int], tuple[Leaf, Single]] = {}
         self.happened: list[Fault] = []
         self.lines: list[str] = []
+        self._events: list[Event] = []
+        self._random_seed = str(seed) if setting.random_seed is None else setting.random_seed
 
     def run(self) -> Finished:
         """
@@ -277,7 +308,7 @@ class World:
         Raises:
             Violation: when something does not hold.
         """
-        run = JournaledRun.record(self._journal, seed=str(self.seed))
+        run = JournaledRun.record(self._journal, seed=self._random_seed)
         while True:
             try:
                 return self._process(run)
@@ -339,19 +370,20 @@ class World:
 
         setting, opening, models = self._setting, run.opening, Models.of(_anything())
         self._run, self._since = run, self._now
+        self._events.clear()
         planner = Planner(
             setting.catalog,
             models,
             "test/model",
             lambda _: None,
             keep_names=True,
-            seed=str(self.seed),
+            seed=self._random_seed,
             created=CREATED + timedelta(milliseconds=self._now),
             watched=lambda: not self._again,
         )
         agent = setting.catalog.find(setting.agent)
         prompt, params = (setting.prompt, setting.params) if opening is None else (opening.prompt, opening.params)
-        plan, state = planner.root(Request(agent=agent, prompt=prompt, params=params, run_id="run"))
+        plan, state = planner.root(Request(agent=agent, prompt=prompt, params=params, run_id="run", **setting.more))
         try:
             plan, state = run.start(plan, with_prompt(plan, state))
         except ReplayDivergence as error:
@@ -382,13 +414,39 @@ class World:
             while True:
                 effect = _advanced(machine, outcome)
                 if isinstance(effect, Finished):
+                    self._expect_own(effect.state, run.plan.path)
                     return effect
                 run.emitted(effect)
+                self._expect_own_before(effect, machine, run.plan.path)
                 outcome = self._answer(run, effect)
         finally:
             # A handler that ignores its close has its say in the checks of a run that went to its end.
             with suppress(RuntimeError):
                 machine.close()
+
+    # --- the author's own invariants ------------------------------------------------------------------------------------
+
+    def _expect_own_before(self, effect: Effect, machine: Any, path: str) -> None:
+        if not self._setting.invariants or self._again:
+            return
+        if isinstance(effect, Notify):
+            self._events.append(effect.event)
+            return
+        state = _state_in(machine)
+        if state is not None:
+            self._expect_own(state, path)
+
+    def _expect_own(self, state: AgentState, path: str) -> None:
+        """Check what the author says that must always hold."""
+        events = tuple(self._events)
+        for holds in () if self._again else self._setting.invariants:
+            name = getattr(holds, "__name__", repr(holds))
+            try:
+                said = holds(state, events)
+            except AssertionError as error:
+                refuse("own", f"{name} does not hold in the run {path or 'root'}: {str(error) or 'it says no more'}")
+            if said is False:
+                refuse("own", f"{name} does not hold in the run {path or 'root'}")
 
     # --- effects ------------------------------------------------------------------------------------------------------
 
@@ -532,6 +590,7 @@ class World:
             made = (
                 self._spawned(item, effect) if isinstance(effect, Spawn) else self._canned.outcome(at[0], effect, now)
             )
+        made = turned(kinds, effect, made)
         if "duplicate" in kinds and not isinstance(made, Stop):
             sent = UserMessage(f"sent twice during {name_of(at)}")
             return attrs.evolve(made, inputs=(sent, sent))
@@ -574,6 +633,18 @@ def _advanced(machine: Generator[Effect, Outcome | None, Finished], outcome: Out
             raise
         problem = f"the machine raised {type(error).__name__}: {error}"
         raise Violation(UNSOUND, problem) from error
+
+
+def _state_in(machine: Any) -> AgentState | None:
+    """Return the state of a run whose machine waits."""
+    part = machine
+    while part is not None:
+        frame = getattr(part, "gi_frame", None)
+        for value in () if frame is None else frame.f_locals.values():
+            if type(value) is RunState:
+                return value.frozen()
+        part = getattr(part, "gi_yieldfrom", None)
+    return None
 
 
 def _is_named(effect: Leaf) -> TypeGuard[CallTool | CallFunction]:

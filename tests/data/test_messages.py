@@ -17,6 +17,7 @@ from stepengine.data.estimate import estimate_tokens, message_tokens, transcript
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import (
     AssistantMessage,
+    CitationPart,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -42,10 +43,29 @@ image = ImagePart(data=b"png")
 document = DocumentPart(url="https://example.org/a.pdf", name="a.pdf")
 CONTENTS: dict[Any, set[type]] = {
     UserMessage: {TextPart, ImagePart, DocumentPart},
-    AssistantMessage: {TextPart, ThinkingPart, ToolCallPart, RefusalPart, OpaquePart},
+    AssistantMessage: {
+        TextPart,
+        ThinkingPart,
+        ToolCallPart,
+        RefusalPart,
+        ImagePart,
+        DocumentPart,
+        OpaquePart,
+        CitationPart,
+    },
     ToolResult: {TextPart, JsonPart, ImagePart, DocumentPart},
 }
-PARTS = (TextPart("t"), ThinkingPart("t"), RefusalPart("t"), call, image, document, JsonPart(1), OpaquePart("p", {}))
+PARTS = (
+    TextPart("t"),
+    ThinkingPart("t"),
+    RefusalPart("t"),
+    call,
+    image,
+    document,
+    JsonPart(1),
+    OpaquePart("p", {}),
+    CitationPart("u"),
+)
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------

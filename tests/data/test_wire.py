@@ -196,7 +196,7 @@ BROKEN: list[tuple[Any, str]] = [
     (image(type="base64", media_type="image/png"), "$[0].content[0].source.data"),
     (image(type="base64", media_type="image/png", data="é"), "$[0].content[0].source.data"),
     (image(type="base64", media_type="image/png", data=5), "$[0].content[0].source.data"),
-    (assistant({"type": "image"}), "$[1].content[0]"),
+    (assistant({"type": "sound"}), "$[1].content[0]"),
     (assistant({"type": "tool_use", "name": "t"}), "$[1].content[0].id"),
     (assistant({"type": "tool_use", "id": "c1", "name": 5}), "$[1].content[0].name"),
     (assistant({"type": "tool_use", "id": "c1", "name": "t", "input": [1]}), "$[1].content[0].input"),

@@ -147,7 +147,7 @@ async def test_a_run_goes_on_from_what_its_session_holds_and_leaves_it_for_the_n
 
 @pytest.mark.spec("requirements:L4", "requirements:L6")
 async def test_without_an_id_a_session_is_made_and_without_a_store_there_is_none(tmp_path):
-    store = FileSessions(tmp_path)
+    store = FileSessions(tmp_path / "below" / "sessions")
     engine = Engine([BOT], models=ScriptedModel([text("a"), text("b"), text("c")]), sessions=store)
     one, two = await engine.run(BOT, "x"), await engine.run(BOT, "x", session_id="ann:1/../bob")
     bare = await Engine([BOT], models=ScriptedModel([text("a")])).run(BOT, "x")
@@ -155,7 +155,7 @@ async def test_without_an_id_a_session_is_made_and_without_a_store_there_is_none
     assert sorted([one.session_id, "ann:1/../bob"]) == sorted([info.session_id for info in store.list()])
     assert (True, None, None) == (one.session_saved, bare.session_id, bare.session_saved)
     assert "ann:1/../bob" == two.session_id
-    assert [] == [path for path in tmp_path.parent.rglob("bob") if path.exists()]
+    assert [] == [path for path in tmp_path.rglob("bob") if path.exists()]
     with pytest.raises(SessionError, match="1 to 1,000 characters"):
         await engine.run(BOT, "x", session_id="s" * 1001)
 

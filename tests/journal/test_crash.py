@@ -227,6 +227,7 @@ def test_a_call_in_doubt_inside_a_batch_is_an_error_result_of_its_own(rig):
 CHILD = """
     import sys, time
     from stepengine import AgentDefinition, Perform, Tool, ToolCall
+    from stepengine.testing import text, tool_call
     sys.path.insert(0, {folder!r})
     from conftest import Rig
     from stepengine.journal import FileJournal, SqliteJournal
@@ -248,7 +249,15 @@ CHILD = """
             time.sleep(0.001)
         return total
 
-    rig = Rig(AgentDefinition("worker", tools=[tool], handle_steps=handle_steps))
+    def reply(request):
+        n = sum(message.role == "tool" for message in request.messages)
+        time.sleep(0.001)
+        return tool_call("act", dict(n=n)) if n < 20 else text("x" * 20)
+
+    if {plain}:
+        rig = Rig(AgentDefinition("worker", model="t/m", tools=[tool]), [reply] * 60)
+    else:
+        rig = Rig(AgentDefinition("worker", tools=[tool], handle_steps=handle_steps))
     journal = {journal}
     print("ready", flush=True)
     resume = bool(journal.records()) if sys.argv[1] == "resume" else False
@@ -260,12 +269,13 @@ CHILD = """
 @pytest.mark.deep
 @pytest.mark.spec("reliability:JR07", "reliability:JR39", "reliability:I11")
 @pytest.mark.parametrize("store", ["file", "sqlite"])
-def test_a_process_that_is_killed_again_and_again_comes_to_the_end(tmp_path, store, request):
+@pytest.mark.parametrize("deeds", [40, 20], ids=["with a handler", "plain"])
+def test_a_process_that_is_killed_again_and_again_comes_to_the_end(tmp_path, store, deeds):
     path, log = tmp_path / "journal", tmp_path / "log"
     made = f"FileJournal({str(path)!r})" if store == "file" else f"SqliteJournal({str(path)!r}, 'one')"
     # `conftest` is found under its plain name in the child.
     folder = str(Path(__file__).resolve().parent)
-    script = textwrap.dedent(CHILD.format(folder=folder, log=str(log), journal=made))
+    script = textwrap.dedent(CHILD.format(folder=folder, log=str(log), journal=made, plain=deeds == 20))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = ""
     for attempt in range(40):
@@ -277,10 +287,14 @@ def test_a_process_that_is_killed_again_and_again_comes_to_the_end(tmp_path, sto
             ended = process.stdout.read()
         if "completed" in ended:
             break
-        report = check(FileJournal(path) if store == "file" else SqliteJournal(path, "one"))
+        journal = FileJournal(path) if store == "file" else SqliteJournal(path, "one")
+        report = check(journal)
         assert report.problems == () or report.records == 0
-    assert ended.startswith("completed 40")
+        begun = {deed(form) for form in map(journal.history().form, journal.history().intents.values())}
+        done = {name for name in log.read_text().split("\n")[:-1] if name.startswith("tool")} if log.exists() else set()
+        assert {name.replace("tool", "act") for name in done} <= begun, "what was done was not written down before"
+    assert ended.startswith(f"completed {deeds}")
     counts = Counter(log.read_text().split("\n")[:-1])
-    assert len(counts) == 40
+    assert len(counts) == deeds
     # Only the one effect that was under way at a kill may have happened once more.
-    assert sum(counts.values()) - 40 <= attempt
+    assert sum(counts.values()) - deeds <= attempt

@@ -137,8 +137,19 @@ EDITS = {
 
 
 @pytest.mark.spec("requirements:X58", "replay:D14", "requirements:K10")
-@pytest.mark.parametrize("store", ["memory", "file", "sqlite"])
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize(
+    ("edit", "store"),
+    [
+        *[(edit, "memory") for edit in EDITS],
+        *[("nearly everything", store) for store in ("file", "sqlite")],
+        *[
+            pytest.param(edit, store, marks=pytest.mark.deep)
+            for edit in EDITS
+            for store in ("file", "sqlite")
+            if edit != "nearly everything"
+        ],
+    ],
+)
 def test_a_run_that_waits_goes_on_after_an_edit(shop, edit, store, tmp_path):
     """
     By default the edit is told, and nothing changes; with "keep" nobody is asked again, and the code of today goes on.

@@ -18,14 +18,15 @@ from pathlib import Path
 import attrs
 import pytest
 
-from stepengine import STEP, AgentCall, AgentDefinition, Parallel, Perform, RunStatus, ToolCall
+from stepengine import STEP, AgentCall, AgentDefinition, Hooks, Parallel, Perform, RunStatus, Tool, ToolCall
+from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, JournalWriteFailed
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_journal, check, sqlite
 from stepengine.journal.files import FileWriter
 from stepengine.journal.places import Reserve
 from stepengine.journal.records import Input
 from stepengine.journal.sqlite import SqliteWriter
-from stepengine.testing import text
+from stepengine.testing import text, tool_call
 
 
 @pytest.fixture
@@ -455,6 +456,114 @@ def test_a_step_costs_at_most_three_syncs_and_parallel_results_share_one(path, w
     type(world.rig())(agent, ["done"]).record(disk.under(FileJournal(path.with_name("two.jsonl"))))
     # The start, eight results of read-only tools together, one reply, the end.
     assert disk.syncs == 4
+
+
+class Counting(Disk):
+    """
+    A disk with room, that knows what was in *path* whenever it synced.
+    """
+
+    def __init__(self, path):
+        super().__init__(10_000_000)
+        self.path, self.durable = path, b""
+
+    def sync(self, descriptor):
+        super().sync(descriptor)
+        self.durable = self.path.read_bytes()
+
+
+def acting(disk, seen, **options):
+    """
+    Return an agent whose model asks three times for a tool, and its replies; *seen* gets who sees a word that is not on disk.
+    """
+
+    def see(who, word):
+        if word.encode() not in disk.durable:
+            seen.append(f"{who} sees {word}")
+
+    def run(arguments):
+        see("the tool", f"word {arguments['n']}")
+        # What is begun is on disk, too, unless it may simply happen again.
+        if not read_only and disk.durable.count(b'"type":"CallTool"') != arguments["n"] + 1:
+            seen.append(f"call {arguments['n']} began too early")
+        return "ok"
+
+    read_only = options.pop("read_only", False)
+    tool = Tool(
+        name="act",
+        description="Act.",
+        input_schema={"type": "object", "properties": {"n": {"type": "integer"}, "w": {"type": "string"}}},
+        run=run,
+        annotations=ToolAnnotations(read_only=read_only),
+        in_thread=False,
+    )
+    # What asks for a tool that nobody has is answered without any effect.
+    called = options.pop("called", "act")
+    replies = [tool_call(called, {"n": n, "w": f"word {n}"}) for n in range(3)]
+    return AgentDefinition("plain", model="t/m", tools=[tool], **options), [*replies, "done"], see
+
+
+@pytest.mark.spec("performance:Q10", "reliability:JR41", "reliability:R1", "reliability:R2")
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_reply_that_only_the_machine_sees_is_on_disk_with_the_call_that_follows_before_it_begins(
+    path, rig, read_only
+):
+    disk, seen = Counting(path), []
+    agent, replies, _ = acting(disk, seen, read_only=read_only)
+    result = rig(agent, replies).record(disk.under(FileJournal(path)))
+    assert (result.status, seen) == (RunStatus.COMPLETED, []), result.error
+    # The start with the first request, two for each reply and its call, the last reply, the end.
+    assert disk.syncs == 1 + 2 * 3 + 1 + 1
+    assert disk.durable == path.read_bytes()
+
+
+@pytest.mark.spec("reliability:R1")
+@pytest.mark.parametrize("who", ["pre_tool", "post_step", "handler", "observer"])
+def test_a_reply_is_on_disk_before_a_hook_a_handler_or_an_observer_sees_it(path, rig, who):
+    disk, seen, looked = Counting(path), [], []
+
+    def look(*given):
+        looked.append(who)
+        see(who, f"word {min(len(looked), 3) - 1}")
+
+    def handle_steps(ctx):
+        while True:
+            turn = yield STEP
+            if turn.steps_complete:
+                return
+            look()
+
+    def observe(event):
+        if type(event).__name__ == "ModelFinished" and len(looked) < 3:
+            look()
+
+    hooks = Hooks(**{who: [look]}) if who in ("pre_tool", "post_step") else None
+    handler = handle_steps if who == "handler" else None
+    called = "act" if who in ("pre_tool", "observer") else "missing"
+    agent, replies, see = acting(disk, seen, hooks=hooks, handle_steps=handler, called=called)
+    watching = {"observers": [observe]} if who == "observer" else {}
+    result = rig(agent, replies, **watching).record(disk.under(FileJournal(path)))
+    assert (result.status, seen) == (RunStatus.COMPLETED, []), result.error
+    assert len(looked) >= 3
+
+
+@pytest.mark.spec("reliability:JR08", "reliability:JR09")
+def test_a_reply_that_found_no_room_beside_its_call_is_told_of_and_nothing_is_called(path, rig, monkeypatch):
+    monkeypatch.setattr(Reserve, "near", lambda path: None)
+    disk, called = Disk(10_000_000), []
+
+    def fill(request):
+        disk.room = 200
+        return tool_call("act", {"word": "precious"})
+
+    tool = Tool(name="act", description="Act.", input_schema={"type": "object"}, run=called.append, in_thread=False)
+    result = rig(AgentDefinition("a", model="t/m", tools=[tool]), [fill]).record(disk.under(FileJournal(path)))
+    assert isinstance(result.error, JournalWriteFailed)
+    assert called == []
+    assert "CallModel #0 happened, but its result is not in the journal" in result.error.__notes__[0]
+    # What was committed before is whole: asked again, the model is asked for the first time as far as anybody can tell.
+    again = rig(AgentDefinition("a", model="t/m", tools=[tool]), ["done"]).resume(FileJournal(path))
+    assert (again.status, again.text, called) == (RunStatus.COMPLETED, "done", [])
 
 
 @pytest.mark.spec("reliability:JR41")

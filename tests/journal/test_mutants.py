@@ -26,7 +26,7 @@ from stepengine.journal.show import render, run_tree
 from .mutants import mutant
 
 CHUNK = 50
-FAST, DEEP = 6, 100
+FAST, DEEP = 3, 100
 """Chunks of mutants: 300 in the fast suite, each read in two ways; 5,000 in the deep one, each read in every way."""
 
 

@@ -4,6 +4,7 @@ Records and lines: checksums, damage of every kind, versions, and the form that 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from pathlib import Path
@@ -14,16 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, Perform
-from stepengine.data.codec import STORED
-from stepengine.data.json import canonical
-from stepengine.data.messages import ToolResult
+from stepengine.data.codec import STORED, bare, bare_any
+from stepengine.data.effects import CallModel
+from stepengine.data.json import canonical, freeze
+from stepengine.data.messages import ToolResult, UserMessage
+from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Failure, Value
+from stepengine.data.state import ChildResult
+from stepengine.data.transcript import Transcript
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
-from stepengine.journal import FileJournal, MemoryJournal, check
-from stepengine.journal.encoding import outcome_members, outcome_of, packed, unpacked
+from stepengine.journal import FileJournal, MemoryJournal, Redactor, check
+from stepengine.journal.encoding import Encoder, outcome_members, outcome_of, packed, unpacked
 from stepengine.journal.fingerprints import fingerprint
 from stepengine.journal.reading import read_lines
-from stepengine.journal.records import TAIL, to_line
+from stepengine.journal.records import TAIL, Intent, Result, to_line
 from tests import strategies as stored
 
 GOLDEN = Path(__file__).parent / "golden" / "format-1.jsonl"
@@ -237,3 +242,74 @@ def asking_for(value):
         yield from Perform.idempotent(str, value)
 
     return handle_steps
+
+
+# --- records of this process ----------------------------------------------------------------------------------------
+
+
+def long_way(record, form):
+    """
+    Return the line of a record, from stored objects alone and without anything that was made before.
+    """
+    members = {"kind": record.kind, "path": record.path, "seq": record.seq}
+    if record.kind == "result":
+        return to_line({**members, "at": record.at, **form}, 0)[0]
+    together = {} if record.gather is None else {"gather": record.gather}
+    return to_line({**members, "fp": record.fp, "effect": form, **together}, 0)[0]
+
+
+def chained(messages):
+    value = bytes(32)
+    for message in messages:
+        seen = {name: member for name, member in bare(message).items() if name not in ("tags", "ttl")}
+        value = hashlib.sha256(value + hashlib.sha256(canonical(seen).encode()).digest()).digest()
+    return value.hex()[:32]
+
+
+SPECIAL = [freeze(value) for value in ({"$blob": "x"}, {"a": {"$obj": {}}}, {"b": "$5", "a": '"$'}, {"$x": 1, "$y": 2})]
+saying = st.sampled_from(["$5", '"$', '{"$blob":"x"}', "a\u2028b"]).map(UserMessage)
+places = st.tuples(st.sampled_from(["", "3", "3.14"]), st.integers(0, 10**6))
+
+
+@pytest.mark.spec("replay:J1", "replay:J10", "replay:J13", "replay:J15", "replay:J39", "reliability:JR05")
+@given(st.data())
+def test_the_line_of_a_record_is_that_of_its_stored_form_and_its_fingerprint_that_of_what_is_seen(data):
+    encoder = Encoder(Redactor({}, shapes=False), link=False)
+    conversation, sent = Transcript(), 0
+    for number in range(data.draw(st.integers(1, 3))):
+        path, seq = data.draw(places)
+        given_input = data.draw(stored.frozen_values | st.sampled_from(SPECIAL))
+        call = {"type": "CallTool", "tool_name": data.draw(texts), "input": given_input, "tool_call_id": "c1"}
+        call |= {"source": data.draw(st.sampled_from(["model", "handler"]))}
+        call |= data.draw(st.just({}) | st.just({"idempotent": True}))
+        intent = Intent(path, seq, call, gather=data.draw(st.none() | st.just(2)))
+        assert encoder.lines(intent)[-1] == expected(encoder, long_way(intent, call))
+        assert intent.fp == fingerprint({name: call[name] for name in ("type", "tool_name", "input")})
+
+        ordinary = stored.outcome_values.filter(lambda value: type(value) is not ChildResult)
+        outcome = Value(data.draw(ordinary | st.sampled_from(SPECIAL)), at=7)
+        result = Result(path, seq, 7, outcome)
+        assert encoder.lines(result)[-1] == expected(encoder, long_way(result, {"value": bare_any(outcome.value)}))
+
+        # One run: the first request holds every message, later ones name those that were sent.
+        conversation = conversation.extend(
+            data.draw(stored.steps(f"n{number}") | st.tuples(stored.user_messages | saying))
+        )
+        asked = Intent("9", number, CallModel(number, ModelRequest(model="m", messages=conversation)))
+        line = encoder.lines(asked)[-1]
+        slices = [{"type": "Slice", "seq": number - 1, "start": 0, "stop": sent}] if sent else []
+        request = {"model": "m", "messages": slices + [bare(message) for message in conversation[sent:]]}
+        form = {"type": "CallModel", "purpose": "step", "request": request}
+        assert line == expected(encoder, long_way(asked, form))
+        frame = {"type": "CallModel", "model": "m", "system_prompt": fingerprint(""), "tools": fingerprint([])}
+        assert asked.fp == fingerprint({**frame, "messages": chained(conversation)})
+        sent = len(conversation)
+
+
+def expected(encoder, line):
+    """
+    Return *line* with what looks like one of our own objects packed, as it is in a journal.
+    """
+    members = json.loads(line)
+    del members["crc"]
+    return to_line(packed(members, {}), 0)[0] if '"$' in line.decode() else line

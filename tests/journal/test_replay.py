@@ -264,7 +264,7 @@ def test_a_long_run_costs_the_same_at_every_step(rig, monkeypatch):
         assert len(work) <= steps + 2  # each message once; recorded ones have their fingerprints in the file
         work.clear()
     for few, many in zip(sizes[1_000], sizes[10_000], strict=True):
-        assert many < 10.5 * few
+        assert many <= 10.5 * few
 
 
 @pytest.mark.spec("prototype:N9", "replay:J19")
@@ -578,7 +578,7 @@ def test_an_outcome_that_cannot_be_read_any_more_is_a_divergence(rig):
     journal = recorded(rig, agent, ["ok"])
     for record in journal._records:
         if record.kind == "result" and record.line["seq"] == 0:
-            record._line = {**record.line, "value": {"type": "HologramReply"}}
+            record.read_from = {**record.line, "value": {"type": "HologramReply"}}
     error = divergence(rig, agent, journal)
     assert error.kind == "undecodable"
     assert "HologramReply" in str(error)

@@ -64,6 +64,7 @@ def test_a_cut_reply_with_a_call_or_without_words_or_whose_settings_say_so_is_no
         ((), ModelSettings()),
         ((ThinkingPart("hm"),), ModelSettings()),
         (("text",), ModelSettings(continue_cut=False)),
+        (('{"sum"',), ModelSettings(response_schema={"type": "object"})),
     ):
         played = run(reply(*parts, stop_reason="max_tokens"), settings=settings)
         assert (played.status, len(played.requests)) == (RunStatus.TRUNCATED, 1)

@@ -72,10 +72,11 @@ BOSS = AgentDefinition(
     "reliability:I9",
     "reliability:I10",
 )
-def test_a_tree_of_runs_survives_every_kind_of_fault():
-    seen = simulate(BOSS, range(300))
+@pytest.mark.parametrize("seeds", [range(100), pytest.param(range(300), marks=pytest.mark.deep)], ids=["some", "all"])
+def test_a_tree_of_runs_survives_every_kind_of_fault(seeds):
+    seen = simulate(BOSS, seeds)
 
-    assert 300 == seen.runs
+    assert len(seeds) == seen.runs
     assert {*FAULTS} == {*seen.faults}
     assert {RunStatus.COMPLETED, RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.SUSPENDED} <= {*seen.statuses}
     assert simulate(BOSS, range(30)) == simulate(BOSS, range(30))
@@ -94,8 +95,9 @@ def restless(ctx):
     yield STEP_ALL
 
 
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(150), marks=pytest.mark.deep)], ids=["some", "all"])
 @pytest.mark.parametrize("budget", ["final_answer", "stop"])
-def test_hooks_with_effects_budgets_and_rewritten_histories_hold_too(budget):
+def test_hooks_with_effects_budgets_and_rewritten_histories_hold_too(budget, seeds):
     agent = AgentDefinition(
         "restless",
         tools=["read", "spawn_agents", "ask_user", "set_output", "end_turn", "think_deeply"],
@@ -105,7 +107,7 @@ def test_hooks_with_effects_budgets_and_rewritten_histories_hold_too(budget):
     )
     hooked = attrs.evolve(agent, hooks=Hooks(pre_step=[shouting], post_tool=[shouting], post_run=[shouting]))
     for definition in (agent, hooked):
-        assert {RunStatus.MAX_STEPS, RunStatus.CANCELLED} <= {*simulate(definition, range(150)).statuses}
+        assert {RunStatus.MAX_STEPS, RunStatus.CANCELLED} <= {*simulate(definition, seeds).statuses}
 
 
 # --- what is told ---------------------------------------------------------------------------------------------------

@@ -111,7 +111,9 @@ async def test_a_run_goes_on_from_every_record_and_every_torn_one(agent):
 
 @pytest.mark.anyio
 @pytest.mark.spec("reliability:I11", "reliability:K2")
-@pytest.mark.parametrize("name", ["careful", "batching", "leading"])
+@pytest.mark.parametrize(
+    "name", ["careful", *[pytest.param(name, marks=pytest.mark.deep) for name in ("batching", "leading")]]
+)
 async def test_a_run_that_dies_again_while_it_is_resumed_still_comes_to_its_end(name):
     agent, journal = CAST[name], MemoryJournal()
     expected = await recorded(agent, journal)
@@ -127,13 +129,14 @@ async def test_a_run_that_dies_again_while_it_is_resumed_still_comes_to_its_end(
 
 @pytest.mark.anyio
 @pytest.mark.spec("reliability:I11", "reliability:R14")
-async def test_the_same_holds_for_files_of_which_the_last_write_was_cut_anywhere(tmp_path):
+@pytest.mark.parametrize("every", [1_009, pytest.param(293, marks=pytest.mark.deep)])
+async def test_the_same_holds_for_files_of_which_the_last_write_was_cut_anywhere(tmp_path, every):
     agent, path = CAST["batching"], tmp_path / "run.jsonl"
     expected = await recorded(agent, FileJournal(path))
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
     ends = [len(b"".join(lines[:size])) for size in range(len(lines) + 1)]
-    for size in range(ends[START], len(whole), 293):
+    for size in range(ends[START], len(whole), every):
         path.write_bytes(whole[:size])
         kept = max(number for number, end in enumerate(ends) if end <= size)
         result, unsure = await resumed(agent, lines[:kept], FileJournal(path))

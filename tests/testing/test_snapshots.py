@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import tempfile
 import unicodedata
 from decimal import Decimal
@@ -30,7 +31,7 @@ from stepengine import (
     ToolResult,
     tool,
 )
-from stepengine.data.messages import ImagePart, TextPart, ThinkingPart, ToolCallPart
+from stepengine.data.messages import CitationPart, ImagePart, OpaquePart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.data.visible import HIDDEN, JOINERS
@@ -277,6 +278,22 @@ def test_a_result_without_a_journal_shows_its_messages_and_what_is_no_run_is_ref
     ]  # fmt: skip
     with pytest.raises(DataError, match="takes a RunResult, a journal or the path of one, not a int"):
         RunSnapshot().serialize(7)
+
+
+@pytest.mark.spec("providers:PV62")
+@pytest.mark.parametrize("journal", [None, MemoryJournal])
+def test_what_a_provider_s_own_tool_did_and_where_it_found_things_is_shown(journal: Any) -> None:
+    searched = OpaquePart("p", {"id": "1"}, tool="web_search", text="five")
+    source = CitationPart("https://five.org", "Five", quote="5", said="is five", source="")
+    model = ScriptedModel([ModelReply([searched, "It is five.", source])])
+    with Engine([AgentDefinition("a", model="m/x")], models=model) as engine:
+        kept = journal() if journal else None
+        result = engine.run_sync("a", "Hi", journal=kept)
+    shown = RunSnapshot().serialize(kept or result)
+    assert re.search(r"opaque p sha256:\w+  web_search\n +five\n(?: +text\n)? +It is five\.\n", shown)
+    assert re.search(r"cites https://five\.org  Five\n +quote\n +5\n +said\n +is five\n", f"{shown}\n")
+    if kept is not None:
+        assert engine.replay_sync(kept).unwrap() == "It is five."
 
 
 @pytest.mark.spec("replay:F23")

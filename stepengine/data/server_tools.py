@@ -1,0 +1,116 @@
+"""
+Tools that a provider runs by itself while it answers, as values: what an author puts into ``ModelSettings(server_tools=...)``.
+
+Nothing here knows how a wire spells them; an adapter refuses those that its provider does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import attrs
+
+from stepengine.data.checks import COUNT, Fine, fine, or_none
+from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.messages import strings
+
+__all__ = ("CodeExecution", "FileSearch", "ServerTool", "UrlContext", "WebSearch")
+
+PLACE = ("city", "country", "region", "timezone")
+
+
+def _texts(value: Any) -> Any:
+    return strings(value) if isinstance(value, str | list | tuple) else value
+
+
+def _place(value: Mapping[str, Any] | None) -> JsonDict | None:
+    return None if value is None else freeze_object(value, "location")
+
+
+def _is_texts(value: Any) -> bool:
+    return type(value) is tuple and all(isinstance(text, str) and text for text in value)
+
+
+def _is_place(value: Any) -> bool:
+    return all(name in PLACE and isinstance(text, str) for name, text in value.items())
+
+
+TEXTS = Fine(_is_texts, "a text or a list of texts")
+SOME = Fine(lambda value: _is_texts(value) and bool(value), "a text or a list of texts, at least one")
+LOCATION = Fine(_is_place, "texts under 'city', 'country', 'region' and 'timezone'")
+
+
+@attrs.frozen(kw_only=True)
+class WebSearch:
+    """
+    Search in the web.
+
+    Attributes:
+        max_uses: How many searches one request may lead to.
+        allowed_domains: Search only these; ``()`` for all.
+        blocked_domains: Never search these.
+        location: Where the asker is, about: ``city``, ``country`` (two letters), ``region``, ``timezone``.
+
+    Raises:
+        DefinitionError: for a value of another kind.
+    """
+
+    max_uses: int | None = attrs.field(default=None, validator=fine(or_none(COUNT)))
+    allowed_domains: tuple[str, ...] = attrs.field(default=(), converter=_texts, validator=fine(TEXTS))
+    blocked_domains: tuple[str, ...] = attrs.field(default=(), converter=_texts, validator=fine(TEXTS))
+    location: JsonDict | None = attrs.field(default=None, converter=_place, validator=fine(or_none(LOCATION)))
+
+
+@attrs.frozen(kw_only=True)
+class UrlContext:
+    """
+    Reading of pages and documents whose addresses stand in the conversation.
+
+    Attributes:
+        max_uses: How many pages one request may lead to.
+        allowed_domains: Read only from these; ``()`` for all.
+        blocked_domains: Never read from these.
+
+    Raises:
+        DefinitionError: for a value of another kind.
+    """
+
+    max_uses: int | None = attrs.field(default=None, validator=fine(or_none(COUNT)))
+    allowed_domains: tuple[str, ...] = attrs.field(default=(), converter=_texts, validator=fine(TEXTS))
+    blocked_domains: tuple[str, ...] = attrs.field(default=(), converter=_texts, validator=fine(TEXTS))
+
+
+@attrs.frozen(kw_only=True)
+class CodeExecution:
+    """
+    Code that the model writes, run in a container of the provider.
+
+    Attributes:
+        files: Ids of files that were uploaded to the provider, to lie in the container.
+
+    Raises:
+        DefinitionError: for a value of another kind.
+    """
+
+    files: tuple[str, ...] = attrs.field(default=(), converter=_texts, validator=fine(TEXTS))
+
+
+@attrs.frozen
+class FileSearch:
+    """
+    Search in files that were uploaded to the provider.
+
+    Attributes:
+        stores: The provider's names of the stores to search, at least one.
+        max_results: How many pieces of files one search gives.
+
+    Raises:
+        DefinitionError: for a value of another kind.
+    """
+
+    stores: tuple[str, ...] = attrs.field(converter=_texts, validator=fine(SOME))
+    max_results: int | None = attrs.field(default=None, validator=fine(or_none(COUNT)), kw_only=True)
+
+
+ServerTool: TypeAlias = WebSearch | UrlContext | CodeExecution | FileSearch
