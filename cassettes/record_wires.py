@@ -289,7 +289,7 @@ def chat_plain(said: Said) -> Json:
 
 def chat_head(kind: str) -> Json:
     """Return what every completion and every chunk begins with."""
-    return {"id": "chatcmpl_local", "object": kind, "created": 1_767_225_600, "model": "gpt-4o"}
+    return {"id": "chatcmpl_local", "object": kind, "created": 1_767_225_600, "model": "gpt-5"}
 
 
 def chat_deltas(message: Json) -> Iterator[Json]:
@@ -404,7 +404,7 @@ FOUR = (
     ),
     Wire(
         "openai_chat",
-        "openai_chat/gpt-4o",
+        "openai_chat/gpt-5",
         lambda transport: OpenAIChatProvider("openai_chat", "local", base_url=f"{HOST}/v1", transport=transport),
         chat_plain,
         chat_stream,

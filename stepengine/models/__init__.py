@@ -6,6 +6,7 @@ Importing this package loads no SDK and no HTTP library; an adapter loads its SD
 
 from __future__ import annotations
 
+from stepengine.data.messages import CitationPart, OpaquePart
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -17,9 +18,11 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
+from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, UrlContext, WebSearch
 from stepengine.models._reading import Timeouts
 from stepengine.models.anthropic import AnthropicProvider
 from stepengine.models.base import ModelInfo, ModelRef, Provider, ProviderSettings
+from stepengine.models.files import Files, UploadedFile, file_part
 from stepengine.models.google import GoogleProvider
 from stepengine.models.openai import OpenAIProvider
 from stepengine.models.openai_chat import OpenAIChatProvider
@@ -30,6 +33,10 @@ from stepengine.models.routing import fallback
 __all__ = (
     "PRESETS",
     "AnthropicProvider",
+    "CitationPart",
+    "CodeExecution",
+    "FileSearch",
+    "Files",
     "GoogleProvider",
     "ModelDelta",
     "ModelInfo",
@@ -37,17 +44,23 @@ __all__ = (
     "ModelReply",
     "ModelRequest",
     "Models",
+    "OpaquePart",
     "OpenAIChatProvider",
     "OpenAIProvider",
     "Preset",
     "Provider",
     "ProviderSettings",
     "ReplyDone",
+    "ServerTool",
     "TextChunk",
     "ThinkingChunk",
     "Timeouts",
     "ToolCallChunk",
     "ToolCallEnded",
     "ToolCallStarted",
+    "UploadedFile",
+    "UrlContext",
+    "WebSearch",
     "fallback",
+    "file_part",
 )

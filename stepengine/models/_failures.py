@@ -27,11 +27,13 @@ from stepengine.models.keys import Credentials, printable
 __all__ = (
     "FORCED_THINKING",
     "GIVEN_UP",
+    "GRAMMAR",
     "INVALID_SIGNATURE",
     "LARGE_LIMIT",
     "MALFORMED_CALL",
     "ONCE",
     "SMALL_LIMIT",
+    "SOURCES",
     "Call",
     "body_failure",
     "given_up",
@@ -52,7 +54,9 @@ MALFORMED_CALL = "malformed_call"
 GIVEN_UP = "given_up"
 FORCED_THINKING = "forced_thinking"
 LARGE_LIMIT = "large_limit"
-ONCE = frozenset({FORCED_THINKING, GIVEN_UP, INVALID_SIGNATURE, LARGE_LIMIT, MALFORMED_CALL})
+GRAMMAR = "large_grammar"
+SOURCES = "unknown_sources"
+ONCE = frozenset({FORCED_THINKING, GIVEN_UP, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, MALFORMED_CALL, SOURCES})
 """Kinds of failure after which the same request is worth one more try and no third (MP60, EC97, EC109)."""
 
 RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 498})
@@ -126,6 +130,17 @@ SIGNATURE = re.compile(
 
 FORCED = ("tool_choice forces tool use", "incompatible with thinking enabled")
 """What providers say, in lower case, of a demanded call beside thinking: Anthropic; Moonshot and DeepSeek."""
+
+TOO_COMPLEX = (
+    "compiled grammar is too large",
+    "too many optional parameters",
+    "schemas contains too many",
+    "too many strict tools",
+)
+"""What Anthropic says, in lower case, of schemas that it cannot promise to keep to."""
+
+UNKNOWN_SOURCES = re.compile(r"unknown parameter.{0,80}action\.sources", re.IGNORECASE)
+"""What OpenAI's API said of a search that goes back with its sources, which its own types allow (PV58)."""
 
 LIMIT_AND_INPUT = "`max_tokens` exceed context limit: "
 MOST_OUTPUT = "which is the maximum allowed number of output tokens"
@@ -259,8 +274,8 @@ def body_failure(
         return ModelError(message, **{**fields, "kind": UNKNOWN_MODEL})
     if status == BAD_REQUEST and SIGNATURE.search(problem.text):
         return ModelError(message, **{**fields, "kind": INVALID_SIGNATURE})
-    if status == BAD_REQUEST and any(words in problem.text.casefold() for words in FORCED):
-        return ModelError(message, **{**fields, "kind": FORCED_THINKING})
+    if status == BAD_REQUEST and (kind := _kind_of_refusal(problem.text)):
+        return ModelError(message, **{**fields, "kind": kind})
     retryable = _retryable(status, headers)
     return ModelError(message, retryable=retryable, retry_after=problem.wait if asked is None else asked, **fields)
 
@@ -293,6 +308,16 @@ def _is_large_limit(text: str, call: Call) -> bool:
         return False
     window = rest[3].rstrip(".,;")
     return prompt.isdecimal() and window.isdecimal() and int(prompt) + SMALL_LIMIT <= int(window)
+
+
+def _kind_of_refusal(text: str) -> str:
+    """Return what a refused request is worth a second try without; ``""`` for nothing that is known."""
+    low = text.casefold()
+    if any(words in low for words in FORCED):
+        return FORCED_THINKING
+    if any(words in low for words in TOO_COMPLEX):
+        return GRAMMAR
+    return SOURCES if UNKNOWN_SOURCES.search(text) else ""
 
 
 def _is_unknown_model(problem: _Problem, status: int | None) -> bool:

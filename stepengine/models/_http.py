@@ -8,20 +8,24 @@ headers and error classes; it neither retries nor decodes (design 6, ecosystem E
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import cache, partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import attrs
 
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
+from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
+from stepengine.models._answers import ANSWER, AnswerChunks, answer_of, as_text, asked_by_tool, is_by_tool
 from stepengine.models._discretion import discreet
-from stepengine.models._failures import ONCE, Call, body_failure, sdk_failure
+from stepengine.models._failures import GRAMMAR, ONCE, Call, body_failure, sdk_failure
 from stepengine.models._json import count_of
 from stepengine.models._reading import (
     Accumulator,
@@ -33,13 +37,16 @@ from stepengine.models._reading import (
     pieces_of,
     understood,
 )
+from stepengine.models._settings import told, warn_of
 from stepengine.models._wire import all_headers, extra_headers
 from stepengine.models.base import Provider, deltas_of
 from stepengine.models.keys import (
+    WITHHELD,
     Credentials,
     Secret,
     base_url_for,
     find_key,
+    first_set,
     given_to,
     headers_given_to,
     password_given_to,
@@ -47,10 +54,19 @@ from stepengine.models.keys import (
 )
 from stepengine.redaction import GIVEN
 
-__all__ = ("NO_KEY", "Body", "HttpProvider")
+__all__ = ("NO_KEY", "Body", "HttpProvider", "warn_once")
+
+logger = logging.getLogger("stepengine.models")
 
 NO_KEY = "none"
 REMEMBERED = 32
+
+
+@cache
+def warn_once(note: str) -> None:
+    """Say *note*, what of a wish cannot be had, once in a process; ``""`` is nothing."""
+    if note:
+        logger.warning("%s", note)
 
 
 @attrs.frozen
@@ -62,11 +78,13 @@ class Body:
         content: Its bytes.
         headers: What it needs beside the client's own headers.
         path: Where it goes, when that is not the provider's ``path``.
+        is_question: Whether it only looks something up, without a body.
     """
 
     content: bytes
     headers: Mapping[str, str] = attrs.field(factory=dict)
     path: str = ""
+    is_question: bool = False
 
 
 class SecondTries:
@@ -140,6 +158,7 @@ class HttpProvider(Provider):
         given_to(name, self._api_key)
         headers_given_to(name, self._headers)
         self._second_tries = SecondTries()
+        self._by_tool: tuple[Mapping[str, Any], ToolSpec] | None = None
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ready] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -160,6 +179,39 @@ class HttpProvider(Provider):
     @abstractmethod
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
         """Encode *request*; *after* is how it failed before, so that the second try leaves out what was refused."""
+
+    def _unpromised(self, request: ModelRequest) -> str:
+        """Return why the provider cannot promise an answer by the schema of *request*; ``""`` when it can."""
+        return ""
+
+    def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
+        """Return the settings of *request* that the wire has no word for."""
+        return ()
+
+    def _shaped(self, request: ModelRequest, after: str = "") -> ModelRequest:
+        """
+        Return *request* as it is to be encoded: where a schema is not promised, a tool takes the answer.
+
+        Raises:
+            ModelError: when the promise was demanded and cannot be given.
+        """
+        schema, how = request.settings.response_schema, request.settings.output
+        if schema is None:
+            return request
+        why = self._unpromised(request) if how != "tool" else ""
+        if not is_by_tool(request):
+            if why or how == "tool":
+                msg = f"a tool named {ANSWER!r} is to take the answer of {request.model!r}, but the agent has one of that name"
+                raise ModelError(msg, kind="settings")
+            return request
+        if why and how == "native":
+            msg = f"{request.model!r} cannot be held to the response_schema by {self.name} itself: {why}; leave output= out"
+            raise ModelError(msg, kind="settings")
+        if how != "tool" and not why and (how == "native" or after != GRAMMAR):
+            return request
+        if self._by_tool is None or self._by_tool[0] is not schema:
+            self._by_tool = (schema, answer_of(schema))
+        return asked_by_tool(request, self._by_tool[1])
 
     def _encode_count(self, request: ModelRequest) -> Body | None:
         """Encode the question how many tokens *request* has; ``None`` when the provider cannot be asked."""
@@ -185,8 +237,11 @@ class HttpProvider(Provider):
         is_chosen = self._key_env is not None and self._base_url is not None
         usable = variables if is_chosen else usable_variables(self.name, variables, url, default)
         credentials = find_key(self.name, self._api_key, usable, required=required, argument=argument)
+        if credentials.key is None and not usable and first_set(variables) is not None:
+            credentials = Credentials(None, WITHHELD)
         if url is None:
-            msg = f"there is no address for {self.name!r}: pass base_url= or set {settings.base_url_variable}"
+            variable = f" or set {settings.base_url_variable}" if settings.base_url_variable else ""
+            msg = f"there is no address for {self.name!r}: pass base_url={variable}"
             raise ModelError(msg, kind="missing_base_url")
         password_given_to(self.name, url)
         return credentials, url
@@ -262,14 +317,17 @@ class HttpProvider(Provider):
             return
         reader = self._reader(exchange, request)
         done: ModelReply | None = None
+        chunks = AnswerChunks() if is_by_tool(request) else None
         async with aclosing(pieces_of(exchange, reader)) as pieces:
             async for piece, clean in pieces:
                 for delta in reader.feed(piece) if piece is not None else ():
-                    yield delta
+                    shown = delta if chunks is None else chunks.of(delta)
+                    if shown is not None:
+                        yield shown
                 if piece is None or reader.done:
                     done = reader.finish(clean=clean)
         if done is not None:
-            yield ReplyDone(self._finished(done, request))
+            yield ReplyDone(self._completed(done, request))
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
@@ -281,12 +339,29 @@ class HttpProvider(Provider):
         body = self._encode_count(request)
         if body is None:
             return None
+        return count_of((await self._answer(body, request)).get(self.count_member))
+
+    async def _answer(self, body: Body, request: ModelRequest) -> Mapping[str, Any]:
+        """Return the object that *body* is answered with, when that is no reply of a model."""
         exchange = await self._asked(body, request, stream=False)
         try:
-            data = exchange.json(await exchange.content())
+            return exchange.json(await exchange.content())
         finally:
             await exchange.response.aclose()
-        return count_of(data.get(self.count_member))
+
+    async def _on_files(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Return what *ask* gets from the file client of the SDK's client, its failures as those of a model call."""
+        ready = self._ready()
+        call = Call(provider=self.name, model=f"{self.name}/files", credentials=ready.credentials)
+        failure: BaseException
+        try:
+            async with asyncio.timeout(self._timeouts.total):
+                return await ask(ready.client)
+        except TimeoutError:
+            failure = late(call, "total", self._timeouts)
+        except self._errors() as error:
+            failure = self._failure(error, call)
+        raise failure
 
     async def close(self) -> None:
         """Close the client of this event loop, and those of loops that still run elsewhere."""
@@ -300,6 +375,7 @@ class HttpProvider(Provider):
 
     async def _sent(self, request: ModelRequest, *, stream: bool) -> Exchange:
         after = self._second_tries.kind_of(request)
+        warn_of(request, self.name, self._dropped(request))
         return await self._asked(self._encode(request, stream=stream, after=after), request, stream=stream)
 
     async def _asked(self, body: Body, request: ModelRequest, *, stream: bool) -> Exchange:
@@ -343,9 +419,9 @@ class HttpProvider(Provider):
 
         The body of a reply in one piece is read here too and not by the SDK, so that its size has a limit (MP27).
         """
-        opened = await client.post(
+        send = client.get if body.is_question else partial(client.post, content=body.content)
+        opened = await send(
             body.path or self.path,
-            content=body.content,
             cast_to=object,
             stream=True,
             stream_cls=self._sdk().AsyncStream[object],
@@ -358,7 +434,7 @@ class HttpProvider(Provider):
         if exchange.is_event_stream:
             reader = self._reader(exchange, request)
             reader.feed(content)
-            return self._finished(reader.finish(), request)
+            return self._completed(reader.finish(), request)
         data = exchange.json(content)
         if data.get("error"):
             raise body_failure(data, None, exchange.response.headers, exchange.call)
@@ -367,7 +443,13 @@ class HttpProvider(Provider):
             exchange.call,
             lambda: held(self.accumulator.decoder(data, exchange.call, model, exchange.request_id), exchange.call),
         )
-        return self._finished(reply, request)
+        return self._completed(reply, request)
+
+    def _completed(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+        """Return *reply* as the request wanted it, and what it was made without."""
+        if is_by_tool(request) and request.settings.response_schema is not None:
+            reply = as_text(reply, request.settings.response_schema)
+        return told(self._finished(reply, request), self._dropped(request))
 
     def _reader(self, exchange: Exchange, request: ModelRequest) -> ReplyReader:
         accumulator = self.accumulator(exchange.call, self.bare(request.model), exchange.request_id)

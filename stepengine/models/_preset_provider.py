@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from stepengine.errors import ModelError
-from stepengine.models._http import HttpProvider
+from stepengine.models._http import NO_KEY, HttpProvider
 from stepengine.models._reading import Timeouts
 from stepengine.models.base import ProviderSettings
 from stepengine.models.keys import Credentials, Secret
@@ -18,6 +18,12 @@ from stepengine.models.presets import preset_of
 __all__ = ("PresetProvider",)
 
 API_VERSION = "OPENAI_API_VERSION"
+
+
+async def unsigned(request: Any) -> None:
+    """Take the key out of a request that has none: the SDK wants one, and a server that needs none is not sent a made-up one."""
+    if request.headers.get("authorization") == f"Bearer {NO_KEY}":
+        del request.headers["authorization"]
 
 
 class PresetProvider(HttpProvider):
@@ -65,6 +71,35 @@ class PresetProvider(HttpProvider):
             given_url=self._base_url,
         )
 
+    async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
+        """
+        Upload a file and return its id; without *expires_in*, 3,600 to 2,592,000 seconds, it stays.
+
+        Raises:
+            ModelError: when the service holds no files, or the upload fails.
+        """
+        if not self._preset.holds_files:
+            return await super().upload(data, mime_type=mime_type, name=name, expires_in=expires_in)
+        until: dict[str, Any] = {}
+        if expires_in is not None:
+            until["expires_after"] = {"anchor": "created_at", "seconds": expires_in}
+        file = (name or "file", data, mime_type)
+        held = await self._on_files(
+            lambda to: to.files.create(file=file, purpose="user_data", extra_headers=self._headers, **until)
+        )
+        return str(held.id)
+
+    async def delete_file(self, file_id: str) -> None:
+        """
+        Delete an uploaded file.
+
+        Raises:
+            ModelError: when the service holds no files or does not delete it, such as for an id that it does not know.
+        """
+        if not self._preset.holds_files:
+            await super().delete_file(file_id)
+        await self._on_files(lambda at: at.files.delete(file_id, extra_headers=self._headers))
+
     @property
     def _key_required(self) -> bool:
         return self._preset.key_required
@@ -91,7 +126,14 @@ class PresetProvider(HttpProvider):
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         key = self._preset.no_key if credentials.key is None else credentials.key.reveal()
-        shared = {"max_retries": 0, "timeout": http_client.timeout, "http_client": http_client, "api_key": key}
+        shared = {
+            "max_retries": 0,
+            "timeout": http_client.timeout,
+            "http_client": http_client,
+            "api_key": key or NO_KEY,
+        }
+        if not key:
+            http_client.event_hooks = {**http_client.event_hooks, "request": [unsigned]}
         if self._api_version:
             return self._sdk().AsyncAzureOpenAI(azure_endpoint=base_url, api_version=self._api_version, **shared)
         client = self._sdk().AsyncOpenAI(base_url=base_url, **shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Mapping
 from decimal import Decimal
@@ -9,14 +10,40 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.json import compact
-from stepengine.data.messages import AssistantPart, RefusalPart, TextPart, ToolCallPart
+from stepengine.data.json import compact, freeze
+from stepengine.data.messages import AssistantPart, DocumentPart, ImagePart, RefusalPart, TextPart, ToolCallPart
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
 from stepengine.models._failures import Call
 from stepengine.models._json import count_of
 
-__all__ = ("cut_at_stops", "kept_of", "reply_of", "usage_in_totals")
+__all__ = (
+    "UNKNOWN",
+    "cut_at_stops",
+    "kept_of",
+    "listed",
+    "made_part",
+    "reply_of",
+    "seen",
+    "shown_text",
+    "usage_in_totals",
+    "word_at",
+)
+
+MAX_SHOWN = 4_000
+UNKNOWN = "application/octet-stream"
+STARTS = (
+    (b"\x89PNG", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"RIFF", "audio/wav"),
+    (b"ID3", "audio/mpeg"),
+    (b"\xff\xfb", "audio/mpeg"),
+    (b"\xff\xf3", "audio/mpeg"),
+    (b"fLaC", "audio/flac"),
+    (b"OggS", "audio/ogg"),
+)
+"""How the bytes of a kind of file begin, where a service does not say of which it is."""
 
 logger = logging.getLogger("stepengine.models")
 _warned: set[str] = set()
@@ -88,6 +115,26 @@ def _cut_off(content: tuple[AssistantPart, ...]) -> tuple[AssistantPart, ...]:
     return tuple(parts)
 
 
+def made_part(
+    written: Any, mime_type: str, provider_data: Mapping[str, Any], name: str = ""
+) -> ImagePart | DocumentPart | None:
+    """
+    Return the image or file that a model made, of its base64 text; an empty type is found out from the bytes.
+
+    ``None`` for what is not read back to the same text: that is kept as it came.
+    """
+    try:
+        data = base64.b64decode(written, validate=True) if isinstance(written, str) else b""
+    except ValueError:
+        return None
+    if not data or base64.b64encode(data).decode() != written:
+        return None
+    mime = mime_type or next((mime for start, mime in STARTS if data.startswith(start)), "")
+    if mime.startswith("image/"):
+        return ImagePart(data=data, mime_type=mime, provider_data=freeze(dict(provider_data)))
+    return DocumentPart(data=data, mime_type=mime or UNKNOWN, name=name, provider_data=freeze(dict(provider_data)))
+
+
 def cut_at_stops(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:
     """
     Return *reply* cut before the first of *stops* in its text, for wires that have no stop sequences of their own.
@@ -126,3 +173,30 @@ def usage_in_totals(raw: Any, prompt: str, completion: str, *, hits: str = "") -
 
 def _figure(details: Any, name: str) -> int:
     return count_of(details.get(name)) or 0 if isinstance(details, Mapping) else 0
+
+
+# --- what is shown of parts that only their provider understands: never a reason to refuse a reply --------------------
+
+
+def word_at(value: Any, *path: str) -> str:
+    """Return the text at *path* of *value*; ``""`` where there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, str) else ""
+
+
+def seen(value: Any, *path: str) -> list[Mapping[str, Any]]:
+    """Return the objects in the list at *path* of *value*; none where there is no list."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
+
+
+def shown_text(text: str) -> str:
+    """Return *text* in a length that people look at."""
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def listed(sources: list[tuple[str, str]]) -> str:
+    """Return titles and addresses, a line each."""
+    return shown_text("\n".join([" ".join(filter(None, source)) for source in sources if any(source)]))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-__all__ = ("plain_schema", "strict_form")
+from stepengine.data.tools import ToolSpec
+
+__all__ = ("MAX_OPTIONAL", "optional_in", "plain_schema", "strict_form", "unpromised")
 
 DEFINITIONS = ("$defs", "definitions")
 MAX_DEPTH, NESTED, MOST_PARTS = 32, 1, 20_000
@@ -107,6 +109,32 @@ def strict_form(schema: Mapping[str, Any], wire: Literal["anthropic", "openai"])
         return walk.whole(schema)
     except _Unfit:
         return None
+
+
+def optional_in(schema: Mapping[str, Any], wire: Literal["anthropic", "openai"]) -> int | None:
+    """Return how many optional members a schema has that can be promised; ``None`` for one that cannot. Found out once."""
+    known = _counted.get((id(schema), wire))
+    if known is not None and known[0] is schema:
+        return known[1]
+    walk = _Anthropic() if wire == "anthropic" else _OpenAI()
+    try:
+        walk.whole(schema)
+        found: int | None = walk.optional
+    except _Unfit:
+        found = None
+    if len(_counted) >= REMEMBERED:
+        _counted.clear()
+    _counted[id(schema), wire] = (schema, found)
+    return found
+
+
+def unpromised(tools: Iterable[ToolSpec], wire: Literal["anthropic", "openai"]) -> bool:
+    """Return whether one of *tools* shall be strict and has a schema that cannot be promised."""
+    return any(tool.strict and optional_in(tool.input_schema, wire) is None for tool in tools)
+
+
+_counted: dict[tuple[int, str], tuple[Mapping[str, Any], int | None]] = {}
+REMEMBERED = 1_000
 
 
 class _Strict(ABC):

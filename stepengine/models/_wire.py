@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar
 
 import attrs
 
@@ -21,13 +21,14 @@ from stepengine.data.messages import (
     ToolCallPart,
     ToolMessage,
 )
-from stepengine.data.models import Effort, ModelRequest, ModelSettings, Thinking
+from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._json import utf8
 from stepengine.redaction import SECRET_HEADERS
 
 __all__ = (
+    "MADE",
     "NUDGE",
     "RolesInTurn",
     "ToolsCache",
@@ -35,19 +36,21 @@ __all__ = (
     "all_headers",
     "arguments_of",
     "base64_of",
-    "budget_of",
     "cannot_take",
+    "check_holder",
     "check_image",
     "data_url",
     "document_text",
-    "effort_of",
     "encoded",
     "extra_headers",
+    "file_name",
     "filled",
     "is_own",
     "is_paused",
     "join_members",
     "joined",
+    "kind_of",
+    "made_by_model",
     "made_id",
     "media_label",
     "members_of",
@@ -66,9 +69,25 @@ NUDGE = "Continue."
 BETAS = "anthropic-beta"
 RESERVED = frozenset({"headers", "body"})
 
-BUDGETS: Mapping[Effort, int] = {"none": 0, "low": 2_048, "medium": 8_192, "high": 16_384, "max": 32_768}
-"""How many tokens of thinking stand for an effort, where a wire knows only tokens; and up to which a budget is one."""
 IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+TEXTS = frozenset({"application/json", "application/xml", "application/yaml", "application/x-yaml", "application/toml"})
+"""Texts beside those of the family ``text/``."""
+OFFICE_FAMILIES = ("application/vnd.openxmlformats-officedocument.", "application/vnd.oasis.opendocument.")
+OFFICE = {
+    f"{OFFICE_FAMILIES[0]}wordprocessingml.document": ".docx",
+    f"{OFFICE_FAMILIES[0]}spreadsheetml.sheet": ".xlsx",
+    f"{OFFICE_FAMILIES[0]}presentationml.presentation": ".pptx",
+    f"{OFFICE_FAMILIES[1]}text": ".odt",
+    f"{OFFICE_FAMILIES[1]}spreadsheet": ".ods",
+    f"{OFFICE_FAMILIES[1]}presentation": ".odp",
+    "application/msword": ".doc",
+    "application/vnd.ms-excel": ".xls",
+    "application/vnd.ms-powerpoint": ".ppt",
+    "application/rtf": ".rtf",
+}
+"""Office files, and the endings by which services know them."""
+HOLDERS = {"openai_chat": "openai"}
+"""Providers that find the files of another one, being two ways to the same."""
 MAX_ID = 64
 MAX_NAME = 64
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
@@ -147,8 +166,9 @@ def members_of(request: ModelRequest, head: Mapping[str, Any], tools: bytes, *, 
     own = request.settings.extra
     if extra and own:
         body = own.get("body")
-        given = _merged(given, {name: value for name, value in own.items() if name not in RESERVED})
-        given = _merged(given, body if isinstance(body, Mapping) else {})
+        for more in ({name: value for name, value in own.items() if name not in RESERVED}, body):
+            if isinstance(more, Mapping):
+                given = {**_merged(given, more), **_both_tools(given, more)}
     members = {name: encoded(value) for name, value in given.items()}
     if request.tools:
         more = given.get("tools")
@@ -158,28 +178,17 @@ def members_of(request: ModelRequest, head: Mapping[str, Any], tools: bytes, *, 
     return members
 
 
+def _both_tools(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    lists = [tools for tools in (below.get("tools"), above.get("tools")) if isinstance(tools, list)]
+    return {"tools": [*lists[0], *lists[1]]} if len(lists) > 1 else {}
+
+
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)
         merged[name] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def effort_of(thinking: Thinking) -> Effort:
-    """Return the effort that is asked for, or that stands for a budget, where a wire knows only efforts."""
-    if thinking.effort is not None:
-        return thinking.effort
-    if thinking.tokens is None:
-        return "medium"
-    return "low" if thinking.tokens <= BUDGETS["low"] else "medium" if thinking.tokens <= BUDGETS["medium"] else "high"
-
-
-def budget_of(thinking: Thinking) -> int | None:
-    """Return the tokens that are asked for, or that stand for an effort; ``None`` leaves the amount to the model."""
-    if thinking.tokens is not None or thinking.effort is None:
-        return thinking.tokens
-    return BUDGETS[thinking.effort]
 
 
 def schema_name(schema: Mapping[str, Any]) -> str:
@@ -227,6 +236,22 @@ def base64_of(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
+Kind: TypeAlias = Literal["image", "audio", "video", "pdf", "text", "office", "other"]
+
+
+def kind_of(part: ImagePart | DocumentPart) -> Kind:
+    """Return what *part* is, by its type alone: a sound may be held by either class."""
+    mime = part.mime_type.partition(";")[0].strip().lower()
+    family = mime.partition("/")[0]
+    if mime in TEXTS or family == "text":
+        return "text"
+    if mime in OFFICE or mime.startswith(OFFICE_FAMILIES):
+        return "office"
+    if mime == "application/pdf":
+        return "pdf"
+    return family if family in {"image", "audio", "video"} else "other"  # type: ignore[return-value]
+
+
 def data_url(part: ImagePart | DocumentPart) -> str:
     """Return the part's own URL, or a data URL of its bytes."""
     return part.url if part.data is None else f"data:{part.mime_type};base64,{base64_of(part.data)}"  # type: ignore[return-value]
@@ -234,15 +259,37 @@ def data_url(part: ImagePart | DocumentPart) -> str:
 
 def cannot_take(provider: str, part: ImagePart | DocumentPart, why: str) -> ModelError:
     """Return the error for a part that the provider's wire cannot hold (requirements G24)."""
-    name = getattr(part, "name", "") or part.url or ""
+    name = getattr(part, "name", "") or part.url or part.file_id or ""
     msg = f"{provider} cannot take the {type(part).__name__}{f' {name!r}' if name else ''} of type {part.mime_type!r}: {why}"
     return ModelError(msg, kind="unsupported_part")
 
 
-def check_image(provider: str, part: ImagePart) -> None:
+def check_holder(provider: str, part: ImagePart | DocumentPart) -> None:
+    """Raise ``ModelError`` for a file that another provider than *provider* holds, which would not find it."""
+    if part.file_id is not None and HOLDERS.get(part.provider, part.provider) != HOLDERS.get(provider, provider):
+        why = f"{part.provider} holds that file; give its bytes or its address, or upload it to {provider}"
+        raise cannot_take(provider, part, why)
+
+
+def check_image(provider: str, part: ImagePart | DocumentPart) -> None:
     """Raise ``ModelError`` for an image whose bytes are of a kind that the provider does not take."""
     if part.data is not None and part.mime_type not in IMAGES:
         raise cannot_take(provider, part, "it takes JPEG, PNG, GIF and WebP")
+
+
+def file_name(part: ImagePart | DocumentPart) -> str:
+    """Return the name of a file, where it has none one that tells its type, as services go by the ending."""
+    return getattr(part, "name", "") or f"document{OFFICE.get(part.mime_type, '.pdf')}"
+
+
+def made_by_model(message: AssistantMessage) -> list[ImagePart | DocumentPart]:
+    """Return the images and files of a reply, but sound whose words stand beside it as text, which goes in its place."""
+    media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
+    return [part for part in media if not (part.provider_data and part.provider_data.get("transcript"))]
+
+
+MADE = "Images and files that the assistant made:"
+"""What stands before them where they go back as the user's, since the wire takes none of the model."""
 
 
 def document_text(name: str, data: bytes) -> str:
@@ -274,8 +321,9 @@ def media_label(message: ToolMessage) -> str:
 
 
 def tool_choice_of(request: ModelRequest) -> ToolChoice | None:
-    """Return the tool choice in force; ``None`` without one and without tools."""
-    return (request.tool_choice or request.settings.tool_choice) if request.tools else None
+    """Return the tool choice in force; ``None`` without one and without tools of any kind."""
+    has_tools = request.tools or request.settings.server_tools
+    return (request.tool_choice or request.settings.tool_choice) if has_tools else None
 
 
 class ToolsCache:
@@ -318,7 +366,7 @@ class Turn:
         body: Its parts joined by commas; of a result what follows its call's id. Empty when there is nothing to send.
         ids: The encoded wire id of each call.
         call_id: The call that a result answers.
-        after: What follows the results of the batch, since the wire cannot hold it inside.
+        after: What follows as the user's, behind the results of the batch, since the wire cannot hold it inside.
     """
 
     role: Literal["user", "assistant", "tool"]
@@ -367,6 +415,18 @@ class RolesInTurn:
         self._nudge = nudge
         self._out: list[bytes] = []
         self._role = ""
+        self._after: list[bytes] = []
+
+    def later(self, body: bytes) -> None:
+        """Keep *body* for the user's next turn: what a reply or a result holds and the wire does not take in its place."""
+        if body:
+            self._after.append(body)
+
+    def moved(self) -> None:
+        """Add what was kept for the user's turn."""
+        kept, self._after = self._after, []
+        for body in kept:
+            self.put("user", body)
 
     def put(self, role: Literal["user", "assistant"], body: bytes) -> None:
         """Add what *role* says."""
@@ -384,6 +444,7 @@ class RolesInTurn:
 
     def joined(self, *, nudge: bool) -> bytes:
         """Return the array; *nudge* lets the user have the last word, as there must always be one."""
+        self.moved()
         if not self._role or (nudge and self._role == "assistant"):
             self.put("user", self._nudge)
         return b"[" + b"".join(self._out) + b"]}]"

@@ -10,7 +10,17 @@ from typing import assert_never
 import attrs
 
 from stepengine.data.json import compact
-from stepengine.data.messages import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart, ToolCallPart
+from stepengine.data.messages import (
+    AssistantPart,
+    CitationPart,
+    DocumentPart,
+    ImagePart,
+    OpaquePart,
+    RefusalPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+)
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -22,6 +32,7 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
+from stepengine.errors import ModelError
 from stepengine.models.keys import first_set
 
 __all__ = ("ModelInfo", "ModelRef", "Provider", "ProviderSettings", "deltas_of")
@@ -52,10 +63,14 @@ class ModelInfo:
     Attributes:
         context_window: Tokens that prompt and reply may have together; ``None`` when unknown.
         max_output: Tokens that one reply may have; ``None`` when unknown.
+        thinking: The kinds of thinking that the model takes, in its provider's words; ``None`` when it was not asked.
+        efforts: How hard it can be asked to think, in its provider's words; ``None`` when it was not asked.
     """
 
     context_window: int | None = None
     max_output: int | None = None
+    thinking: tuple[str, ...] | None = attrs.field(default=None, kw_only=True)
+    efforts: tuple[str, ...] | None = attrs.field(default=None, kw_only=True)
 
 
 @attrs.frozen(kw_only=True)
@@ -162,6 +177,43 @@ class Provider(ABC):
         """
         return None
 
+    async def describe(self, model: str) -> ModelInfo | None:
+        """
+        Return what the provider itself states of *model*; ``None`` when it cannot be asked.
+
+        Raises:
+            ModelError: when the question fails.
+        """
+        return None
+
+    async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
+        """
+        Upload a file and return its id at this provider; ``engine.files`` asks this.
+
+        Args:
+            data: The bytes of the file.
+            mime_type: Its type.
+            name: Its name; ``""`` for none.
+            expires_in: Seconds until the provider deletes it; ``None`` for its own way.
+
+        Raises:
+            ModelError: when the provider holds no files, as by default, or the upload fails.
+        """
+        msg = (
+            f"{self.name} holds no files; give the bytes or the address in the part, or use anthropic, openai or google"
+        )
+        raise ModelError(msg, kind="unsupported_part")
+
+    async def delete_file(self, file_id: str) -> None:
+        """
+        Delete an uploaded file.
+
+        Raises:
+            ModelError: when the provider holds no files, as by default, or does not delete it.
+        """
+        msg = f"{self.name} holds no files, so {file_id!r} cannot be deleted there"
+        raise ModelError(msg, kind="unsupported_part")
+
     async def close(self) -> None:
         """Give back connections. The provider can be used again afterwards."""
         return
@@ -188,7 +240,7 @@ def _part_deltas(part: AssistantPart, index: int) -> Iterator[ModelDelta]:
             yield ToolCallStarted(index, part.tool_name)
             yield ToolCallChunk(index, raw)
             yield ToolCallEnded(index)
-        case OpaquePart():
+        case ImagePart() | DocumentPart() | OpaquePart() | CitationPart():
             return
         case _ as never:
             assert_never(never)

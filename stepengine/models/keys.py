@@ -19,6 +19,7 @@ from stepengine.redaction import ANY, GIVEN, is_secret_header
 
 __all__ = (
     "KEY_HOSTS",
+    "WITHHELD",
     "Credentials",
     "Secret",
     "base_url_for",
@@ -35,6 +36,7 @@ KEY_HOSTS = "STEPENGINE_KEY_HOSTS"
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 HIDDEN = "Secret(...)"
+WITHHELD = "withheld"
 
 
 class Secret:
@@ -75,7 +77,8 @@ class Credentials:
 
     Attributes:
         key: The key; ``None`` when the server needs none.
-        source: For messages: ``"ANTHROPIC_API_KEY"``, ``"api_key="`` or ``"no key"``.
+        source: For messages: ``"ANTHROPIC_API_KEY"``, ``"api_key="``, ``"no key"``, or ``"withheld"`` when there is one in the
+            environment that was made for another host.
     """
 
     key: Secret | None
@@ -84,8 +87,10 @@ class Credentials:
     @property
     def origin(self) -> str:
         """A sentence that says where the key came from and never what it is."""
-        if self.key is None:
+        if self.source == WITHHELD:
             return f"No key was sent: one of the environment goes only to its own host and to those in {KEY_HOSTS}."
+        if self.key is None:
+            return "No key was sent: give one as api_key=, or name the variable that holds it as key_env=."
         if self.source == "api_key=":
             return "The key was given as api_key=."
         return f"The key was read from the environment variable {self.source}."

@@ -7,13 +7,25 @@ from the services' documents and from recorded traffic; no service was called to
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import attrs
 
 from stepengine.models._reading import Timeouts
+from stepengine.models._thinking import Form
 
 __all__ = ("PRESETS", "Preset", "preset_of")
+
+Tiers: TypeAlias = tuple[tuple[str, str], ...]
+OPENAI_TIERS: Tiers = (
+    ("auto", "auto"),
+    ("standard", "default"),
+    ("flex", "flex"),
+    ("priority", "priority"),
+    ("fast", "fast"),
+)
+OPENROUTER_TIERS: Tiers = (("flex", "flex"), ("priority", "priority"))
+GROQ_TIERS: Tiers = (("auto", "auto"), ("standard", "on_demand"), ("flex", "flex"))
 
 
 @attrs.frozen(kw_only=True, cache_hash=True)
@@ -29,15 +41,19 @@ class Preset:
         base_url_suffix: What belongs behind an address from that variable.
         key_variable: The environment variable that holds the key; ``""`` for none.
         key_required: Whether it answers nobody without a key.
-        no_key: What is sent as the key when there is none.
+        no_key: What is sent as the key when there is none; ``""`` sends no header for it.
         model_patterns: Models that are taken to be its own when a model string names no provider.
         limit_member: How the output limit is called.
-        thinking: How thinking is asked for: by effort, OpenRouter's way, or the switch of DeepSeek or Mistral.
-        takes_files: Whether user messages may hold documents, as bytes and, for OpenRouter, by URL.
+        thinking: How thinking is asked for: by OpenAI's word for an effort, or in the service's own way.
+        takes_files: How user messages may hold PDF: as bytes, by URL too, or both as Mistral writes it; on Chat Completions.
+        takes_audio: How they may hold WAV and MP3: as base64, or as a data URL; ``""`` for not at all; on Chat Completions.
+        takes_video: Whether they may hold video; on Chat Completions.
+        holds_files: Whether files can be uploaded, as to OpenAI, and named by their ids.
         refusals: Whether an assistant message may hold a refusal; else it is sent as text.
         named_choice: Whether one tool can be demanded by name; else only that tool is offered, and a call demanded.
         required_word: The tool choice that demands a call; ``""`` when it cannot be demanded.
         parallel: Send ``parallel_tool_calls: true`` when nothing else is asked, because it is off by default.
+        told_parallel: Whether it can be told whether one reply may hold several calls.
         stream_usage: Whether usage must be asked for in a stream.
         nine_letter_ids: Whether call ids are exactly nine letters and digits.
         reasoning_with_calls: The member that every assistant message with calls must hold, even empty.
@@ -46,6 +62,15 @@ class Preset:
         strict: Models, as a regular expression, that can be asked to keep to a schema strictly.
         written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls.
         cache_key: Whether to name the conversation, so that it meets the same prompt cache.
+        key_member: How a name for the prompt cache is called; ``""`` when it cannot be given.
+        caches: Whether prompts are cached without being asked to.
+        cache_marks: Models, as a regular expression, whose prompts are cached where they are marked.
+        tiers: The service's words for tiers, by ours.
+        seed_member: How a seed is called; ``""`` when it cannot be given.
+        logprobs: Whether probabilities of tokens can be asked for.
+        keeps: Whether it can be told whether to store replies.
+        schemas: Whether an answer by a schema can be asked for; else a tool takes it.
+        quiet_none: Whether tools are left away when none may be called, because the word for that is not obeyed.
         encrypted_reasoning: Whether encrypted reasoning must be asked for (Responses).
         stops: Whether stop sequences may be sent; else replies are cut here.
         azure: Whether models are deployments, which older API versions have in the path.
@@ -59,15 +84,19 @@ class Preset:
     base_url_suffix: str = ""
     key_variable: str = ""
     key_required: bool = False
-    no_key: str = "none"
+    no_key: str = ""
     model_patterns: tuple[str, ...] = ()
     limit_member: Literal["max_completion_tokens", "max_tokens"] = "max_tokens"
-    thinking: Literal["effort", "openrouter", "deepseek", "mistral"] = "effort"
-    takes_files: Literal["no", "bytes", "all"] = "no"
+    thinking: Form = "effort"
+    takes_files: Literal["no", "bytes", "all", "link"] = "no"
+    takes_audio: Literal["", "bytes", "data_url"] = ""
+    takes_video: bool = False
+    holds_files: bool = False
     refusals: bool = False
     named_choice: bool = True
     required_word: str = "required"
     parallel: bool = False
+    told_parallel: bool = True
     stream_usage: bool = True
     nine_letter_ids: bool = False
     reasoning_with_calls: str = ""
@@ -76,6 +105,15 @@ class Preset:
     strict: str = ""
     written_calls: bool = False
     cache_key: bool = False
+    key_member: str = ""
+    caches: bool = False
+    cache_marks: str = ""
+    tiers: Tiers = ()
+    seed_member: str = "seed"
+    logprobs: bool = True
+    keeps: bool = False
+    schemas: bool = True
+    quiet_none: bool = False
     encrypted_reasoning: bool = False
     stops: bool = True
     azure: bool = False
@@ -99,9 +137,15 @@ OPENAI = attrs.evolve(
     model_patterns=(r"gpt-(?!oss:).+", r"chatgpt-.+", r"o\d.*", r"ft:gpt-.+"),
     limit_member="max_completion_tokens",
     takes_files="bytes",
+    takes_audio="bytes",
+    holds_files=True,
     refusals=True,
     strict=".*",
     stops=False,
+    key_member="prompt_cache_key",
+    caches=True,
+    tiers=OPENAI_TIERS,
+    keeps=True,
 )
 
 MISTRAL_ELSEWHERE = r"mistralai/.*"
@@ -115,9 +159,14 @@ PRESETS = {
             _service("openrouter", "https://openrouter.ai/api/v1"),
             thinking="openrouter",
             takes_files="all",
+            takes_audio="bytes",
+            takes_video=True,
             bridged=MISTRAL_ELSEWHERE,
             plain_schemas=r"google/.*",
             strict=r"openai/.*",
+            cache_marks=r"~?(?:anthropic|google)/.*",
+            caches=True,
+            tiers=OPENROUTER_TIERS,
         ),
         Preset(
             name="ollama",
@@ -125,10 +174,18 @@ PRESETS = {
             base_url_variable="OLLAMA_BASE_URL",
             model_patterns=(r"gpt-oss:.+",),
             no_key="ollama",
+            thinking="ollama",
         ),
-        attrs.evolve(_service("vllm", "http://localhost:8000/v1", key_required=False), bridged=MISTRAL_ELSEWHERE),
+        attrs.evolve(
+            _service("vllm", "http://localhost:8000/v1", key_required=False),
+            takes_audio="bytes",
+            thinking="template",
+            bridged=MISTRAL_ELSEWHERE,
+        ),
         attrs.evolve(
             _service("llamacpp", "http://localhost:8080/v1", key_required=False),
+            takes_audio="bytes",
+            thinking="template",
             named_choice=False,
             parallel=True,
         ),
@@ -139,32 +196,79 @@ PRESETS = {
         ),
         attrs.evolve(
             _service("groq", "https://api.groq.com/openai/v1"),
+            thinking="groq",
             limit_member="max_completion_tokens",
+            tiers=GROQ_TIERS,
+            logprobs=False,
         ),
         _service("together", "https://api.together.ai/v1"),
         attrs.evolve(
             _service("mistral", "https://api.mistral.ai/v1"),
             model_patterns=(r"(?:mistral|ministral|magistral|devstral|codestral|pixtral|open-mi[sx]tral)-.+",),
             thinking="mistral",
+            takes_files="link",
             required_word="any",
             stream_usage=False,
             bridged=".*",
             nine_letter_ids=True,
+            seed_member="random_seed",
+            logprobs=False,
+            quiet_none=True,
         ),
         attrs.evolve(
             _service("deepseek", "https://api.deepseek.com"),
             model_patterns=(r"deepseek-.+",),
             thinking="deepseek",
             reasoning_with_calls="reasoning_content",
+            caches=True,
+            seed_member="",
+            schemas=False,
         ),
         attrs.evolve(
             _service("xai", "https://api.x.ai/v1"),
             adapter="openai",
             model_patterns=(r"grok-.+",),
+            thinking="xai",
             cache_key=True,
+            key_member="prompt_cache_key",
+            caches=True,
+            keeps=True,
             encrypted_reasoning=True,
             stops=False,
             timeouts=Timeouts(first_byte=900.0, idle=900.0, silence=900.0, total=3_600.0),
+        ),
+        attrs.evolve(
+            _service("cerebras", "https://api.cerebras.ai/v1"),
+            thinking="cerebras",
+            told_parallel=False,
+        ),
+        _service("fireworks", "https://api.fireworks.ai/inference/v1"),
+        attrs.evolve(_service("huggingface", "https://router.huggingface.co/v1"), key_variable="HF_TOKEN"),
+        attrs.evolve(
+            _service("moonshot", "https://api.moonshot.ai/v1"),
+            model_patterns=(r"(?:kimi|moonshot)-.+",),
+            thinking="moonshot",
+            reasoning_with_calls="reasoning_content",
+        ),
+        attrs.evolve(
+            _service("zai", "https://api.z.ai/api/paas/v4"),
+            model_patterns=(r"glm-.+",),
+            thinking="zai",
+        ),
+        attrs.evolve(
+            _service("qwen", "https://dashscope-intl.aliyuncs.com/compatible-mode/v1"),
+            model_patterns=(r"qwen(?:\d.*)?-.+", r"qwq-.+"),
+            key_variable="DASHSCOPE_API_KEY",
+            base_url_variable="DASHSCOPE_BASE_URL",
+            thinking="qwen",
+            takes_audio="data_url",
+        ),
+        Preset(
+            name="snowflake",
+            key_variable="SNOWFLAKE_TOKEN",
+            key_required=True,
+            limit_member="max_completion_tokens",
+            thinking="snowflake",
         ),
         Preset(
             name="azure",
@@ -176,6 +280,9 @@ PRESETS = {
             refusals=True,
             strict=".*",
             azure=True,
+            key_member="prompt_cache_key",
+            caches=True,
+            keeps=True,
         ),
     )
 }

@@ -17,12 +17,13 @@ from stepengine.data.json import freeze, thaw
 from stepengine.data.messages import OpaquePart
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
+from stepengine.models._limits import completed
 from stepengine.models.base import ModelInfo
 from stepengine.models.routing import route_of
 
 __all__ = ("ListPrices", "cost_of", "info_of", "nearest_names")
 
-PRICE_LISTS = {"openai_chat": "openai", "xai": "x-ai"}
+PRICE_LISTS = {"moonshot": "moonshotai", "openai_chat": "openai", "xai": "x-ai"}
 """Our prefix to the name under which ``genai_prices`` lists the provider, where they differ."""
 FLAVORS = {"openai": "responses", "xai": "responses"}
 """The form of usage, by the name that ``genai_prices`` gives it, where it is not that of chat completions."""
@@ -92,9 +93,9 @@ cost_of = ListPrices()
 
 
 def info_of(model: str) -> ModelInfo:
-    """Return the context window of *model* as far as the price data know it."""
+    """Return the context window and the largest output of *model*, as far as price data and our table know them."""
     known = _Book.current().model(model)
-    return ModelInfo(context_window=None if known is None else known.context_window)
+    return completed(model, ModelInfo(context_window=None if known is None else known.context_window))
 
 
 def nearest_names(model: str) -> tuple[str, ...]:

@@ -59,6 +59,7 @@ class Models:
         self._sources: dict[str, ProviderSource] = {}
         self._providers: dict[str, Provider] = {}
         self._only: Provider | None = None
+        self._served: dict[str, Provider] = {}
         self._info = dict(info or {})
         for prefix, provider in (providers or {}).items():
             self.register(prefix, provider)
@@ -144,6 +145,17 @@ class Models:
         self._sources[prefix] = provider
         self._providers.pop(prefix, None)
 
+    def serve(self, model: str, provider: Provider) -> None:
+        """
+        Let *provider* serve exactly the model string *model*, whatever its prefix says, of a fallback each model.
+
+        That is how a server elsewhere gets models under the names that it knows them by, such as ``"openai/gpt-oss-20b"``,
+        while every other model string goes where it did.
+        """
+        route = route_of(model.strip())
+        for name in (model,) if route is None else route.models:
+            self._served[name.strip()] = provider
+
     def parse(self, model: str) -> ModelRef:
         """
         Take *model* apart, aliases resolved; ``str()`` of the result is the canonical model string.
@@ -159,6 +171,8 @@ class Models:
         if route is not None:
             return ModelRef("", str(self._canonical(route)))
         prefix, separator, rest = _split(model)
+        if model in self._served:
+            return ModelRef(prefix, rest) if separator == "/" else ModelRef("", model)
         if self._only is not None:
             return ModelRef(prefix, rest) if separator and rest else ModelRef(self._only.name, model)
         if separator and rest:
@@ -208,6 +222,9 @@ class Models:
         return _Renamed(provider, str(ref)) if model in self.aliases and ref.provider else provider
 
     def _serving(self, ref: ModelRef) -> Provider:
+        served = self._served.get(str(ref))
+        if served is not None:
+            return served
         route = None if ref.provider else route_of(ref.model)
         if route is not None:
             return Fallback(route, self.provider_for)
@@ -238,13 +255,37 @@ class Models:
         route = route_of(canonical)
         if route is not None:
             return _least([self.info(name) for name in route.models])
+        from stepengine.models.anthropic.families import family_of
         from stepengine.models.pricing import info_of
 
-        return info_of(canonical)
+        known, name = info_of(canonical), canonical.rpartition("/")[2]
+        return attrs.evolve(known, max_output=family_of(name).max_output) if "claude-" in name else known
+
+    async def ask(self, model: str) -> ModelInfo:
+        """
+        Return what the provider states of *model*, and what is known beside it; from then on ``info`` says so too.
+
+        Raises:
+            UnknownModel: as ``parse`` does.
+            ModelError: when the question fails.
+        """
+        ref = self.parse(model)
+        known, stated = self.info(model), None
+        if ref.provider or str(ref) in self._served:
+            stated = await self._provider_of(model, ref).describe(str(ref))
+        if stated is None:
+            return known
+        known = attrs.evolve(
+            stated,
+            context_window=stated.context_window or known.context_window,
+            max_output=stated.max_output or known.max_output,
+        )
+        self._info[str(ref)] = known
+        return known
 
     async def close(self) -> None:
         """Close every provider that was used."""
-        for provider in [*self._providers.values(), *([self._only] if self._only is not None else [])]:
+        for provider in {*self._providers.values(), *self._served.values(), *([self._only] if self._only else [])}:
             await provider.close()
 
     def _provider(self, prefix: str) -> Provider:
@@ -309,6 +350,9 @@ class _Renamed(Provider):
 
     def check(self, model: str) -> None:
         self._provider.check(self._model)
+
+    async def describe(self, model: str) -> ModelInfo | None:
+        return await self._provider.describe(self._model)
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         return self._named(await self._provider.complete(attrs.evolve(request, model=self._model)))

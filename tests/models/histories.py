@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from stepengine.data.messages import (
     AssistantMessage,
+    CitationPart,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -30,6 +31,7 @@ OPAQUE = {
     "google": {"executableCode": {"language": "PYTHON", "code": "1 + 1"}},
     SOMEBODY: {"type": "strange"},
 }
+PICTURE = {"type": "image_generation_call", "id": "ig_1", "status": "completed", "output_format": "png"}
 REASONING = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "e"}
 
 words = st.text(st.characters(exclude_categories=("Cs",)), max_size=6)
@@ -54,7 +56,11 @@ thoughts = st.builds(ThinkingPart, words, provider_data=marks.map(lambda mark: {
 images = st.builds(ImagePart, st.just("https://x/i.png")) | st.just(ImagePart(data=b"\x89PNG"))
 documents = st.builds(DocumentPart, data=st.binary(max_size=4), mime_type=st.just("text/plain"), name=words)
 opaques = makers.map(lambda maker: OpaquePart(maker, OPAQUE[maker]))
-talk = texts | thoughts | st.builds(RefusalPart, words, provider_data=owners) | opaques
+made = st.builds(
+    ImagePart, data=st.just(b"\x89PNG"), provider_data=marks.map(lambda mark: {**mark, "item": PICTURE}) | st.none()
+)
+citations = st.builds(CitationPart, words, words, quote=words, said=words, source=words)
+talk = texts | thoughts | st.builds(RefusalPart, words, provider_data=owners) | opaques | citations | made
 inputs = st.dictionaries(words, words | st.integers(-(2**60), 2**60), max_size=2)
 contents = st.lists(texts | images | documents | st.builds(JsonPart, inputs), max_size=3)
 users = st.builds(UserMessage, st.lists(texts | images | documents, max_size=3))

@@ -23,6 +23,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.models._wire import NUDGE
 from stepengine.models.anthropic.encode import Flags as AnthropicFlags
 from stepengine.models.anthropic.encode import encode_messages as encode_anthropic
+from stepengine.models.anthropic.families import family_of
 from stepengine.models.anthropic.request import thinking_of
 from stepengine.models.google.encode import DUMMY_SIGNATURE, SIGNED_SINCE, generation_of
 from stepengine.models.google.encode import Flags as GoogleFlags
@@ -44,11 +45,8 @@ HISTORY = {
     "openai": "input",
 }
 NO_PART_FOR = {
-    "container_upload",
-    "input_audio",
     "tool_addition",
     "tool_reference",
-    "uploaded file",
     "additional_tools",
 }
 """What user messages and results of the recordings hold and ours cannot; such loops cannot be built from our types."""
@@ -299,8 +297,7 @@ def types_in(value: Any) -> set[str]:
     if isinstance(value, list):
         return set().union(*[types_in(item) for item in value])
     if isinstance(value, dict):
-        kind = "uploaded file" if "file_id" in value else str(value.get("type"))
-        return {kind}.union(*[types_in(item) for item in value.values()])
+        return {str(value.get("type"))}.union(*[types_in(item) for item in value.values()])
     return set()
 
 
@@ -357,7 +354,7 @@ def encoded_by(wire: str, first: Recording, second: Recording, history: Transcri
             budget = (second.request.get("thinking") or {}).get("budget_tokens")
             settings = ModelSettings(thinking=Thinking("extended", budget)) if budget else ModelSettings()
             request = attrs.evolve(request, settings=settings)
-            manual = (thinking_of(request, first.model) or {}).get("type") == "enabled"
+            manual = (thinking_of(request, first.model, family_of(first.model)) or {}).get("type") == "enabled"
             return encode_anthropic(request, AnthropicFlags("anthropic", first.model, manual)).decode()
         case "openai":
             return encode_responses(request, ResponsesFlags("openai", first.model)).decode()

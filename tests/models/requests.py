@@ -96,7 +96,12 @@ def as_list(content: Any) -> list[Json]:
 def anthropic_part(block: Json) -> Any:
     if block["type"] == "text":
         return TextPart(block["text"])
+    if block["type"] == "container_upload":
+        return DocumentPart(mime_type="application/octet-stream", file_id=block["file_id"], provider="anthropic")
     source = block["source"]
+    if source["type"] == "file":
+        file = {"file_id": source["file_id"], "provider": "anthropic"}
+        return ImagePart(**file) if block["type"] == "image" else DocumentPart(name=block.get("title") or "", **file)
     url = source.get("url")
     if block["type"] == "image":
         data = base64.b64decode(source["data"]) if url is None else None
@@ -122,6 +127,13 @@ def chat_part(piece: Json) -> Any:
         return TextPart(piece["text"])
     if piece["type"] == "image_url":
         return ImagePart(piece["image_url"]["url"])
+    if piece["type"] == "input_audio":
+        sound = piece["input_audio"]
+        return DocumentPart(
+            data=base64.b64decode(sound["data"]), mime_type={"wav": "audio/wav", "mp3": "audio/mpeg"}[sound["format"]]
+        )
+    if "file_id" in piece["file"]:
+        return DocumentPart(file_id=piece["file"]["file_id"], provider="openai")
     mime_type, data = opened(piece["file"]["file_data"])
     return DocumentPart(None, data, mime_type, piece["file"]["filename"])
 
@@ -165,6 +177,9 @@ def read_responses(reader: Reader, items: list[Json]) -> None:
 def responses_part(piece: Json) -> Any:
     if piece["type"] == "input_text":
         return TextPart(piece["text"])
+    if "file_id" in piece:
+        kind = ImagePart if piece["type"] == "input_image" else DocumentPart
+        return kind(file_id=piece["file_id"], provider="openai")
     if piece["type"] == "input_image":
         return ImagePart(piece["image_url"])
     if "file_url" in piece:

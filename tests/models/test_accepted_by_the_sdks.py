@@ -10,11 +10,14 @@ from typing import Any
 import attrs
 import pytest
 from hypothesis import given
+from hypothesis import settings as limits
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.transcript import Transcript
+from stepengine.models import CodeExecution, FileSearch, UrlContext, WebSearch
 from tests.models.histories import histories, users
 from tests.models.wires import FOUR, MODEL, TOOL, provider_of
 
@@ -35,6 +38,41 @@ settings = st.sampled_from(
         ModelSettings(thinking=Thinking("enabled")),
     ]
 )
+RUNS = {
+    "anthropic": [
+        WebSearch(max_uses=2, blocked_domains="a.org", location={"city": "Bonn"}),
+        UrlContext(),
+        CodeExecution(),
+    ],
+    "openai": [
+        WebSearch(allowed_domains="a.org", location={"country": "DE"}),
+        CodeExecution(files="f_1"),
+        FileSearch("s"),
+    ],
+    "openai_chat": [],
+    "google": [WebSearch(), UrlContext(), CodeExecution(), FileSearch("s", max_results=3)],
+}
+
+
+def said(name: str) -> st.SearchStrategy[ModelSettings]:
+    """Settings of one vocabulary, with the tools that the provider runs by itself."""
+    return st.builds(
+        ModelSettings,
+        service_tier=st.sampled_from([None, "auto", "standard", "flex", "priority", "fast"]),
+        seed=st.none() | st.integers(0, 9),
+        logprobs=st.none() | st.integers(0, 20),
+        store=st.none() | st.booleans(),
+        safety=st.sampled_from([{}, {"harassment": "off", "dangerous_content": "only_high"}]),
+        cache=st.sampled_from([None, "5m", "1h", "off"]),
+        cache_key=st.sampled_from([None, "docs"]),
+        response_schema=st.sampled_from([None, SCHEMA, {"type": "object"}, {"type": "array", "items": SCHEMA}]),
+        output=st.sampled_from([None, "tool"]),
+        parallel_tool_calls=st.none() | st.booleans(),
+        tool_choice=st.sampled_from([None, "auto", "required", "none"]),
+        server_tools=st.lists(st.sampled_from(RUNS[name]), max_size=2, unique=True) if RUNS[name] else st.just(()),
+    )
+
+
 NOT_IN_THE_SDK = {"reasoning_content", "reasoning_details", "reasoning"}
 """How other services of the same wire want thinking back; the SDK of the first one does not know it."""
 
@@ -69,6 +107,9 @@ def check_google(body: dict[str, Any]) -> None:
         "tools": list[types.Tool],
         "toolConfig": types.ToolConfig,
         "generationConfig": types.GenerationConfig,
+        "safetySettings": list[types.SafetySetting],
+        "serviceTier": types.ServiceTier,
+        "store": bool,
     }
     for member, value in body.items():
         kind: Any = TypeAdapter(kinds[member])
@@ -90,7 +131,27 @@ def plain_bytes(value: Any) -> Any:
 @pytest.mark.parametrize("name", FOUR)
 @given(messages=histories, how=settings, tail=st.lists(users, max_size=1))
 def test_any_transcript_is_a_request_that_the_sdk_s_own_types_accept(name, messages, how, tail):
-    request = ModelRequest(f"{name}/{MODEL[name]}", "Be good.", Transcript(messages), (TOOL,), settings=how, tail=tail)
+    check(
+        name, ModelRequest(f"{name}/{MODEL[name]}", "Be good.", Transcript(messages), (TOOL,), settings=how, tail=tail)
+    )
+
+
+@pytest.mark.spec(
+    "requirements:A15", "providers:PV56", "providers:PV60", "providers:PV65", "providers:PV66", "providers:PV67"
+)
+@pytest.mark.parametrize("model", ["gpt-5.6", "gpt-4.1", "claude-opus-5", "claude-sonnet-4-0", "gemini-3-pro"])
+@limits(max_examples=20)
+@given(data=st.data(), strict=st.booleans())
+def test_any_settings_are_members_that_the_sdk_s_own_types_know(model, data, strict):
+    names = (
+        {"g": ["openai", "openai_chat"], "c": ["anthropic"]}.get(model[0], []) if "gemini" not in model else ["google"]
+    )
+    for name in names:
+        how, tools = data.draw(said(name)), (attrs.evolve(TOOL, strict=strict),)
+        check(name, ModelRequest(f"{name}/{model}", "Be good.", Transcript([UserMessage("hi")]), tools, settings=how))
+
+
+def check(name: str, request: ModelRequest) -> None:
     body = json.loads(provider_of(name)._encode(request, stream=True).content)
     if name == "google":
         check_google(body)

@@ -147,16 +147,16 @@ SHOWN = {"type": "adaptive", "display": "summarized"}
         ("openai", "gpt-5.4", Thinking("max"), {"reasoning": {"effort": "xhigh", "summary": "auto"}}),
         ("openai", "gpt-5-mini", Thinking("max", show=False), {"reasoning": {"effort": "high"}}),
         ("openai", "gpt-5.5", Thinking("none"), {"reasoning": {"effort": "none"}}),
-        ("openai", "gpt-5.1-codex", Thinking("none"), {}),
-        ("openai", "o3", Thinking("none"), {}),
+        ("openai", "gpt-5.1-codex", Thinking("none"), {"reasoning": {"effort": "low"}}),
+        ("openai", "o3", Thinking("none"), {"reasoning": {"effort": "low"}}),
         ("mistral", "mistral-medium-3-5", Thinking("low"), {"reasoning_effort": "high"}),
         ("mistral", "mistral-medium-3-5", Thinking("none"), {"reasoning_effort": "none"}),
         ("mistral", "magistral-small", Thinking("high"), {}),
         ("openai_chat", "o3", Thinking("low"), {"reasoning_effort": "low"}),
         ("openai_chat", "o3", Thinking("max"), {"reasoning_effort": "high"}),
-        ("openrouter", "a/b", Thinking("low", show=False), {"reasoning": {"effort": "low", "exclude": True}}),
+        ("openrouter", "a/b", Thinking("max"), {"reasoning": {"effort": "high", "enabled": True}}),
         ("openrouter", "a/b", Thinking("low", 500), {"reasoning": {"max_tokens": 500}}),
-        ("openai_chat", "o3", Thinking("none"), {}),
+        ("openai_chat", "o3", Thinking("none"), {"reasoning_effort": "low"}),
         ("openai_chat", "o3", Thinking("enabled"), {"reasoning_effort": "medium"}),
         ("openai_chat", "o3", Thinking("extended", 1_500), {"reasoning_effort": "low"}),
         ("openai_chat", "o3", Thinking("extended"), {"reasoning_effort": "high"}),
@@ -263,12 +263,14 @@ def test_what_a_model_made_up_goes_back_in_a_form_that_the_wire_takes(name):
 def test_thinking_and_opaque_parts_go_back_to_the_same_provider_and_model_only():
     signed = {"provider": "anthropic", "model": "claude-sonnet-4-5", "signature": "s1"}
     server = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"q": "x"}}
+    answered = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []}
     parts = [
         ThinkingPart("hm", provider_data=signed),
         ThinkingPart("", provider_data={**signed, "redacted": "zzz"}),
         ThinkingPart("other", provider_data={**signed, "model": "claude-opus-5"}),
         ThinkingPart("nobody's"),
         OpaquePart("anthropic", server),
+        OpaquePart("anthropic", answered),
         OpaquePart("openai", {"type": "x"}),
         TextPart("answer", provider_data={"provider": "anthropic", "citations": [{"type": "c"}]}),
     ]
@@ -277,6 +279,7 @@ def test_thinking_and_opaque_parts_go_back_to_the_same_provider_and_model_only()
         {"type": "thinking", "thinking": "hm", "signature": "s1"},
         {"type": "redacted_thinking", "data": "zzz"},
         server,
+        answered,
         {"type": "text", "text": "answer", "citations": [{"type": "c"}]},
     ]
     assert sent("openrouter", *history)[1] == {"role": "assistant", "content": "answer"}

@@ -12,7 +12,7 @@ from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, U
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.errors import MissingKey, UnknownModel
+from stepengine.errors import MissingKey, ModelError, UnknownModel
 from stepengine.models import PRESETS, Models, OpenAIChatProvider, OpenAIProvider
 from stepengine.models._failures import body_failure
 from tests.faults.scripts import chunk
@@ -50,7 +50,9 @@ async def sent_to(name, monkeypatch, **environment):
     return seen[0]
 
 
-@pytest.mark.spec("requirements:G9", "requirements:G22", *[f"ecosystem:EC{n}" for n in range(104, 114)])
+@pytest.mark.spec(
+    "requirements:G9", "requirements:G22", "providers:PV89", *[f"ecosystem:EC{n}" for n in range(104, 114)]
+)
 @pytest.mark.parametrize(
     ("name", "variable", "url"),
     [
@@ -66,12 +68,18 @@ async def sent_to(name, monkeypatch, **environment):
         ("mistral", "MISTRAL_API_KEY", "https://api.mistral.ai/v1/chat/completions"),
         ("deepseek", "DEEPSEEK_API_KEY", "https://api.deepseek.com/chat/completions"),
         ("xai", "XAI_API_KEY", "https://api.x.ai/v1/responses"),
+        ("cerebras", "CEREBRAS_API_KEY", "https://api.cerebras.ai/v1/chat/completions"),
+        ("fireworks", "FIREWORKS_API_KEY", "https://api.fireworks.ai/inference/v1/chat/completions"),
+        ("huggingface", "HF_TOKEN", "https://router.huggingface.co/v1/chat/completions"),
+        ("moonshot", "MOONSHOT_API_KEY", "https://api.moonshot.ai/v1/chat/completions"),
+        ("zai", "ZAI_API_KEY", "https://api.z.ai/api/paas/v4/chat/completions"),
+        ("qwen", "DASHSCOPE_API_KEY", "https://dashscope-intl.aliyuncs.com/compatible-mode/v1/chat/completions"),
     ],
 )
 async def test_each_service_is_asked_at_its_address_with_its_key(name, variable, url, monkeypatch):
     assert set(PRESETS) == {
         "openai", "openai_chat", "openrouter", "ollama", "vllm", "llamacpp", "lmstudio", "groq", "together", "mistral",
-        "deepseek", "xai", "azure",
+        "deepseek", "xai", "azure", "cerebras", "fireworks", "huggingface", "moonshot", "zai", "qwen", "snowflake",
     }  # fmt: skip
     request = await sent_to(name, monkeypatch, **({variable: "the-key"} if variable else {}))
     assert str(request.url) == url
@@ -81,6 +89,13 @@ async def test_each_service_is_asked_at_its_address_with_its_key(name, variable,
         monkeypatch.delenv(variable)
         with pytest.raises(MissingKey, match=variable):
             Models.standard().check(f"{name}/m")
+
+
+@pytest.mark.spec("providers:PV89")
+def test_a_service_whose_address_is_each_account_s_own_says_how_to_give_it(monkeypatch):
+    monkeypatch.setenv("SNOWFLAKE_TOKEN", "k")
+    with pytest.raises(ModelError, match=r"no address for 'snowflake': pass base_url=$"):
+        Models.standard().check("snowflake/claude-sonnet-4-5")
 
 
 @pytest.mark.spec("ecosystem:EC114")

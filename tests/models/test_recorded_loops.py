@@ -12,13 +12,13 @@ from tests.models.recorded import NAMES, needs_recordings
 pytestmark = needs_recordings
 
 EXPECTED = {
-    ("anthropic", "equal"): 20,
-    ("anthropic", "cannot be built"): 8,
+    ("anthropic", "equal"): 21,
+    ("anthropic", "cannot be built"): 7,
     ("openai_chat", "equal"): 32,
     ("openai_chat", "documented"): 1,
-    ("openai", "equal"): 5,
+    ("openai", "equal"): 7,
     ("openai", "documented"): 10,
-    ("openai", "cannot be built"): 4,
+    ("openai", "cannot be built"): 2,
     ("google", "documented"): 28,
 }
 

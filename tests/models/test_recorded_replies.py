@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import Counter
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from genai_prices import extract_usage
 
 from stepengine.data.json import thaw
-from stepengine.data.messages import OpaquePart
+from stepengine.data.messages import CitationPart, DocumentPart, ImagePart, OpaquePart
 from stepengine.data.models import (
     ModelReply,
     StopReason,
@@ -106,14 +107,25 @@ KNOWN = {
 }
 
 
-@pytest.mark.spec("requirements:G3", "requirements:G16", "ecosystem:EC214")
+def as_it_came(part: OpaquePart | ImagePart | DocumentPart) -> Any:
+    """A part that is carried, or a made image or file, as the provider wrote it."""
+    if isinstance(part, OpaquePart):
+        return thaw(part.data)
+    data, kept = base64.b64encode(part.data).decode(), thaw(part.provider_data)
+    if "item" in kept:
+        return {**kept["item"], "result": data}
+    signed = {"thoughtSignature": kept["signature"]} if "signature" in kept else {}
+    return {"inlineData": {"mimeType": part.mime_type, "data": data}, **signed}
+
+
+@pytest.mark.spec("requirements:G3", "requirements:G16", "ecosystem:EC214", "providers:PV52")
 @EACH_WIRE
 def test_a_reply_in_one_piece_decodes(wire: str, subtests: pytest.Subtests):
     for recording in of(wire, stream=False):
         with subtests.test(recording.name):
             reply = recording.decoded()
             check_reply(recording, reply)
-            opaque = [thaw(p.data) for p in reply.content if isinstance(p, OpaquePart)]
+            opaque = [as_it_came(p) for p in reply.content if isinstance(p, OpaquePart | ImagePart | DocumentPart)]
             data = json.loads(recording.reply)
             if recording.wire in KNOWN:
                 blocks = data["content" if recording.wire == "anthropic" else "output"]
@@ -124,6 +136,37 @@ def test_a_reply_in_one_piece_decodes(wire: str, subtests: pytest.Subtests):
                     for p in data["candidates"][0]["content"].get("parts", ())
                     if not {"text", "functionCall"} & set(p)
                 ]
+
+
+TOLD = {"server_tool_use", "web_search_call", "code_interpreter_call", "file_search_call", "executableCode", "toolCall"}
+"""Parts that say what a tool of the provider was asked."""
+
+
+@pytest.mark.spec("providers:PV56", "providers:PV60", "providers:PV62")
+@EACH_WIRE
+def test_what_the_provider_s_own_tools_did_and_where_it_found_things_is_shown(wire: str, subtests: pytest.Subtests):
+    for recording in of(wire):
+        with subtests.test(recording.name):
+            reply = recording.streamed(10**9)[1] if recording.stream else recording.decoded()
+            for part in reply.content:
+                if isinstance(part, OpaquePart) and TOLD & {str(part.data.get("type")), *part.data}:
+                    assert part.tool
+                    asked = part.data.get("toolCall", part.data)
+                    assert part.text or not (asked.get("args") or asked.get("input") or asked.get("action"))
+            raw = [
+                note
+                for part in reply.content
+                for member in ("citations", "annotations")
+                for note in (getattr(part, "provider_data", None) or {}).get(member) or ()
+            ]
+            grounded = (reply.provider_data.get("groundingMetadata") or {}).get("groundingSupports") or ()
+            raw += [index for support in grounded for index in support.get("groundingChunkIndices") or ()]
+            shown = [part for part in reply.content if isinstance(part, CitationPart)]
+            assert len(shown) >= len(raw)
+            if raw and not grounded:
+                assert len(shown) == len(raw)
+            assert all(part.url or part.source or part.title or part.quote for part in shown)
+            assert all(part.said in reply.text for part in shown)
 
 
 @pytest.mark.spec("requirements:G4", "requirements:G5", "ecosystem:EC71", "ecosystem:EC72")

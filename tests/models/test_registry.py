@@ -13,6 +13,7 @@ from stepengine.data.models import ModelReply, ModelRequest, ReplyDone
 from stepengine.errors import MissingKey, ModelError, UnknownModel
 from stepengine.models import AnthropicProvider, ModelInfo, ModelRef, Models, OpenAIChatProvider, Provider
 from stepengine.models.keys import Secret
+from stepengine.testing import ScriptedModel
 
 
 class Echo(Provider):
@@ -263,3 +264,18 @@ async def test_a_missing_sdk_is_named_with_its_extra(provider, sdk, monkeypatch)
     monkeypatch.setitem(sys.modules, sdk, None)
     with pytest.raises(ModelError, match=rf"stepengine\[{sdk}\]"):
         await provider.complete(ModelRequest(f"{provider.name}/m"))
+
+
+@pytest.mark.spec("requirements:G12", "requirements:X56")
+def test_a_provider_may_serve_single_model_strings_whatever_their_prefix_says():
+    models, elsewhere = Models.standard(), ScriptedModel([])
+    for name in ("llama", "gpt-oss:20b", "openai/gpt-oss-20b", "one/a | two/b"):
+        models.serve(name, elsewhere)
+
+    for name in ("llama", "gpt-oss:20b", "openai/gpt-oss-20b", "one/a", "two/b"):
+        assert (name, True) == (str(models.parse(name)), models.provider_for(name) is elsewhere)
+        assert models.check(name) == name
+    assert models.provider_for("openai/gpt-5") is not elsewhere
+    assert "one/a | two/b" == str(models.parse("one/a | two/b"))
+    with pytest.raises(UnknownModel, match="registered are"):
+        models.parse("one/other")

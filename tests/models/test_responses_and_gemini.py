@@ -12,6 +12,7 @@ import pytest
 from stepengine.data.json import thaw
 from stepengine.data.messages import (
     AssistantMessage,
+    CitationPart,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -65,7 +66,8 @@ def test_items_of_a_responses_reply_go_back_as_they_came_and_in_their_order():
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
     ]  # fmt: skip
     reply = decode_responses({"output": output, "status": "completed"}, made("openai"), MODEL["openai"], None)
-    assert [type(part) for part in reply.content] == [ThinkingPart, TextPart, RefusalPart, ToolCallPart, OpaquePart]
+    kinds = [type(part) for part in reply.content]
+    assert kinds == [ThinkingPart, TextPart, CitationPart, RefusalPart, ToolCallPart, OpaquePart]
     parts = [ToolCallPart("c1", p.tool_name, p.input, provider_data=p.provider_data) if isinstance(p, ToolCallPart) else p for p in reply.content]  # fmt: skip
     items = sent("openai", GO, AssistantMessage(tuple(parts)), result(1))
     assert items[1:-1] == output

@@ -88,7 +88,6 @@ def test_a_tool_choice_is_translated(choice, openai, google):
 @pytest.mark.parametrize(
     ("thinking", "openai", "google"),
     [
-        (Thinking("none"), None, None),
         (Thinking("enabled"), "medium", {"includeThoughts": True}),
         (Thinking("extended"), "high", {"includeThoughts": True, "thinkingBudget": 10_000}),
         (Thinking("extended", 1_500), "low", {"includeThoughts": True, "thinkingBudget": 1_500}),

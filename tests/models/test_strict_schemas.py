@@ -152,7 +152,9 @@ def test_an_answer_s_schema_is_closed_and_strict_where_it_qualifies():
         )()
 
     assert all(each["additionalProperties"] is False for each in objects(asked("anthropic", OPEN)["schema"]))
-    assert asked("anthropic", Bag.model_json_schema())["schema"] == Bag.model_json_schema()
+    taken = body("anthropic", HI, settings=ModelSettings(response_schema=Bag.model_json_schema()))
+    assert "output_config" not in taken
+    assert [tool["input_schema"] for tool in taken["tools"]] == [Bag.model_json_schema()]
     assert [asked("openai", schema)["strict"] for schema in (FULL, OPEN)] == [True, False]
     assert [asked("openai_chat", schema).get("strict") for schema in (FULL, OPEN)] == [True, None]
     assert "strict" not in asked("ollama", FULL)

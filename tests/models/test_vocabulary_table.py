@@ -10,10 +10,11 @@ import attrs
 import pytest
 
 from stepengine.data.messages import UserMessage
-from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, Thinking
+from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
+from stepengine.models import CodeExecution, FileSearch, UrlContext, WebSearch
 from tests.models.wires import provider_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -24,6 +25,7 @@ SCHEMA = {
     "required": ["at"],
     "additionalProperties": False,
 }
+MAP = {"type": "object", "additionalProperties": {"type": "string"}}
 TOOLS = (ToolSpec("look", "Looks.", SCHEMA), ToolSpec("hear", "Hears.", SCHEMA))
 MODELS = {
     "anthropic": "claude-sonnet-5",
@@ -36,11 +38,6 @@ MODELS = {
     "ollama": "llama3",
 }
 ROWS: dict[str, dict[str, Any]] = {
-    '`Thinking("none")`': {"thinking": Thinking("none")},
-    '`Thinking("low")`': {"thinking": Thinking("low")},
-    '`Thinking("max")`': {"thinking": Thinking("max")},
-    "`Thinking(tokens=4_000)`": {"thinking": Thinking(tokens=4_000)},
-    '`Thinking("low", show=False)`': {"thinking": Thinking("low", show=False)},
     "`temperature`": {"temperature": 0.5},
     "`top_p`": {"top_p": 0.5},
     "`max_tokens`": {"max_tokens": 50},
@@ -50,7 +47,28 @@ ROWS: dict[str, dict[str, Any]] = {
     '`tool_choice="look"`': {"tool_choice": "look"},
     "`parallel_tool_calls=False`": {"parallel_tool_calls": False},
     "`response_schema`": {"response_schema": SCHEMA},
-    '`extra={"seed": 7}`': {"extra": {"seed": 7}},
+    '`response_schema, output="tool"`': {"response_schema": SCHEMA, "output": "tool"},
+    "`response_schema`, a map": {"response_schema": MAP},
+    '`service_tier="standard"`': {"service_tier": "standard"},
+    '`service_tier="flex"`': {"service_tier": "flex"},
+    '`service_tier="priority"`': {"service_tier": "priority"},
+    '`service_tier="fast"`': {"service_tier": "fast"},
+    "`seed=7`": {"seed": 7},
+    "`logprobs=2`": {"logprobs": 2},
+    "`store=True`": {"store": True},
+    '`safety={"harassment": "only_high"}`': {"safety": {"harassment": "only_high"}},
+    '`cache="5m"`': {"cache": "5m"},
+    '`cache="1h"`': {"cache": "1h"},
+    '`cache="off"`': {"cache": "off"},
+    '`cache_key="docs"`': {"cache_key": "docs"},
+    "`WebSearch()`": {"server_tools": [WebSearch()]},
+    "`WebSearch(max_uses=3)`": {"server_tools": [WebSearch(max_uses=3)]},
+    '`WebSearch(allowed_domains="a.org")`': {"server_tools": [WebSearch(allowed_domains="a.org")]},
+    '`WebSearch(location={"city": "Bonn"})`': {"server_tools": [WebSearch(location={"city": "Bonn"})]},
+    "`UrlContext()`": {"server_tools": [UrlContext()]},
+    "`CodeExecution()`": {"server_tools": [CodeExecution()]},
+    '`FileSearch("store")`': {"server_tools": [FileSearch("store")]},
+    '`extra={"top_k": 7}`': {"extra": {"top_k": 7}},
     '`extra={"background": True}`': {"extra": {"background": True}},
 }
 
@@ -81,31 +99,68 @@ def shown(value: Any) -> str:
     """A value in a few words: its first members, a schema as what it is."""
     if value == SCHEMA:
         return "schema"
+    if value == {}:
+        return "{}"
     if isinstance(value, dict):
         return ", ".join(f"{key} {shown(inner)}" for key, inner in value.items())
     return ", ".join(map(shown, value)) if isinstance(value, list) else json.dumps(value).strip('"')
 
 
 def cell(name: str, **settings: Any) -> str:
-    asked = request(name, **settings)
+    """What becomes of *settings*: what is sent for them, how else they are kept, or that they are not."""
+    plain, asked = request(name), request(name, **settings)
+    provider = provider_of(name)
     try:
-        changed = difference(body(name, request(name)), body(name, asked))
+        before, after = body(name, plain), body(name, asked)
     except ModelError:
         return "error"
-    if "tools" in changed:
-        changed["tools"] = [tool.get("function", tool)["name"] for tool in body(name, asked)["tools"]]
-    if changed:
-        return "; ".join(f"`{key}: {shown(value)}`" for key, value in changed.items())
-    kept = provider_of(name)._finished(ModelReply("a STOP b"), asked)
-    return "cut here" if kept.text != "a STOP b" else "not sent"
+    said = [f"`{key}: {shown(value)}`" for key, value in changes(before, after).items()]
+    dropped = provider._dropped(asked)
+    if not said and not dropped:
+        kept = provider._finished(ModelReply("a STOP b"), asked)
+        return (
+            "cut here"
+            if kept.text != "a STOP b"
+            else "by itself"
+            if set(settings) <= {"cache", "service_tier"}
+            else "not sent"
+        )
+    return "; ".join([*said, *(["dropped"] if dropped and not said else [f"without {word}" for word in dropped])])
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What is different in *after*, the tools shown by what is new or missing among them."""
+    tools = [entry for data in (before, after) for entry in [data.pop("tools", None)]]
+    changed = difference(before, after)
+    if tools[0] != tools[1]:
+        old, new = [functions(entry or []) for entry in tools]
+        if len(new) > len(old):  # a mark of the last one that moved says nothing
+            old, new = [[{**tool, "cache_control": None} for tool in side] for side in (old, new)]
+        added = [{name: value for name, value in tool.items() if value is not None} for tool in new if tool not in old]
+        changed["tools"] = [f"only {len(new)}" if new else "none"] if not added else [named(tool) for tool in added]
+    return changed
+
+
+def functions(tools: list[Any]) -> list[Any]:
+    """Tools in a row, also those that a wire puts together."""
+    return [inner for tool in tools for inner in tool.get("functionDeclarations", [tool])]
+
+
+def named(tool: dict[str, Any]) -> str:
+    """A tool by what tells it from others."""
+    function = tool.get("function", tool)
+    if "description" not in function:
+        return shown(tool)
+    return shown({name: function[name] for name in ("name", "strict", "cache_control") if name in function})
 
 
 def strict_cell(name: str) -> str:
-    plain, strict = [
-        body(name, request(name, (attrs.evolve(TOOLS[0], strict=strict),)))["tools"][0] for strict in (False, True)
-    ]
-    changed = difference(plain, strict)
-    return "; ".join(f"`{key}: {shown(value)}`" for key, value in changed.items()) or "not sent"
+    tools = tuple([attrs.evolve(tool, strict=True) for tool in TOOLS[:1]])
+    plain = body(name, request(name, TOOLS[:1]))
+    strict = body(name, asked := request(name, tools))
+    said = difference(plain.pop("tools")[0], strict.pop("tools")[0]) | difference(plain, strict)
+    told = [f"`{key}: {shown(value)}`" for key, value in said.items()]
+    return "; ".join([*told, *(["dropped"] if "strict" in provider_of(name)._dropped(asked) else [])]) or "not sent"
 
 
 def table() -> str:
@@ -113,6 +168,17 @@ def table() -> str:
     lines += [[row, *(cell(name, **settings) for name in MODELS)] for row, settings in ROWS.items()]
     lines.append(["`@tool(strict=True)`", *(strict_cell(name) for name in MODELS)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+@pytest.mark.spec("requirements:A15", "providers:PV42", "providers:PV65", "providers:PV66", "providers:PV67")
+@pytest.mark.parametrize("row", [row for row in ROWS if "Thinking" not in row])
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_that_is_set_is_dropped_silently(name: str, row: str):
+    assert "not sent" not in cell(name, **ROWS[row])
+    if cell(name, **ROWS[row]) == "by itself":
+        cache, tier = ROWS[row].get("cache"), ROWS[row].get("service_tier")
+        assert cache == "5m" or tier == "auto"
+        assert name in {"anthropic", "google"} or provider_of(name)._preset.caches
 
 
 @pytest.mark.spec("requirements:A15", "requirements:A16")

@@ -5,27 +5,41 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from functools import cache
 from typing import Any, Literal, cast
+from urllib.parse import quote
+
+import attrs
 
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
+from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
-from stepengine.models._http import NO_KEY, Body, HttpProvider
-from stepengine.models._reading import Timeouts
-from stepengine.models._wire import ToolsCache
+from stepengine.models._http import NO_KEY, Body, HttpProvider, warn_once
+from stepengine.models._json import count_of, object_at
+from stepengine.models._reading import Exchange, Timeouts
+from stepengine.models._schemas import optional_in
+from stepengine.models._thinking import CANNOT
+from stepengine.models._wire import ToolsCache, all_headers
+from stepengine.models.anthropic.families import Family, family_of, stated
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
+    FAST_BETA,
+    UNPROMISING,
     Ways,
     binds_thinking,
     encode,
     encode_count,
     encode_tool,
+    is_fast,
     limit_of,
     offered,
+    promised,
+    said_by,
     thinks_anyway,
+    undemanded,
+    ways_of,
 )
 from stepengine.models.anthropic.stream import AnthropicAccumulator
-from stepengine.models.base import ProviderSettings
+from stepengine.models.base import ModelInfo, ProviderSettings
 from stepengine.models.keys import Credentials, Secret
 
 __all__ = ("AnthropicProvider",)
@@ -58,6 +72,8 @@ class AnthropicProvider(HttpProvider):
         timeouts: How long calls may take.
         headers: HTTP headers to send with every request.
         key_env: The environment variable that holds the key, in place of the provider's own.
+        ask_models: Whether the API is asked, once for each model, what a model takes whose name is newer than this package:
+            kinds of thinking, efforts, the largest output. Else it is taken for one of the newest.
     """
 
     model_patterns = (r"claude-.+",)
@@ -76,13 +92,16 @@ class AnthropicProvider(HttpProvider):
         timeouts: Timeouts | None = None,
         headers: Mapping[str, str] | None = None,
         key_env: str | None = None,
+        ask_models: bool = False,
     ) -> None:
         super().__init__(name, api_key, base_url, transport, timeouts=timeouts, headers=headers, key_env=key_env)
         cache: Literal["5m", "1h"] | None = "5m" if prompt_cache is True else prompt_cache or None
         self._ways = Ways(provider=name, max_tokens=max_tokens, cache=cache)
-        mark = self._ways.mark
-        self._tools = ToolsCache(encode_tool, {"cache_control": mark} if mark else None)
-        self._plain_tools = ToolsCache(encode_tool)
+        self._tools: dict[str | None, ToolsCache] = {}
+        self._fitting: _Fitting | None = None
+        self._asks = ask_models
+        self._asked_for: set[str] = set()
+        self._described: dict[str, tuple[ModelInfo, Family]] = {}
 
     def settings(self) -> ProviderSettings:
         """Return where its key and address come from."""
@@ -111,6 +130,27 @@ class AnthropicProvider(HttpProvider):
             open_telemetry=False,
         )
 
+    async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
+        """
+        Upload a file and return its id; without *expires_in*, 3,600 to 7,776,000 seconds, it stays.
+
+        Raises:
+            ModelError: when the upload fails.
+        """
+        until: dict[str, Any] = {} if expires_in is None else {"expires_in_seconds": expires_in}
+        file = (name or "file", data, mime_type)
+        held = await self._on_files(lambda to: to.files.upload(file=file, extra_headers=self._headers, **until))
+        return str(held.id)
+
+    async def delete_file(self, file_id: str) -> None:
+        """
+        Delete an uploaded file.
+
+        Raises:
+            ModelError: when the API does not, such as for an id that it does not know.
+        """
+        await self._on_files(lambda at: at.files.delete(file_id, extra_headers=self._headers))
+
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
         Return the reply to *request*; one that may take long is streamed, as an idle connection would be dropped.
@@ -118,32 +158,132 @@ class AnthropicProvider(HttpProvider):
         Raises:
             ModelError: when there is none.
         """
-        if limit_of(request, self.bare(request.model), self._ways) <= MAX_UNSTREAMED:
+        model = self.bare(request.model)
+        await self._learn(model)
+        if limit_of(request, model, self._family(model), self._ways) <= MAX_UNSTREAMED:
             return await super().complete(request)
         async with aclosing(cast("AsyncGenerator[ModelDelta]", self.stream(request))) as deltas:
             replies = [delta.reply async for delta in deltas if isinstance(delta, ReplyDone)]
         return replies[-1]
 
+    async def describe(self, model: str) -> ModelInfo:
+        """
+        Return what the API states of *model*: window, largest output, kinds of thinking, efforts. It is asked once.
+
+        From then on requests for that model are made by what it said, and not by the table of names.
+
+        Raises:
+            ModelError: when it does not say so, such as for a model that it does not have.
+        """
+        model = self.bare(model)
+        if model not in self._described:
+            body = Body(b"", path=f"/v1/models/{quote(model, safe='')}", is_question=True)
+            request = ModelRequest(f"{self.name}/{model}")
+            answer = await self._answer(body, request)
+            self._described[model] = self._understood(answer, model)
+        return self._described[model][0]
+
+    def _understood(self, answer: Mapping[str, Any], model: str) -> tuple[ModelInfo, Family]:
+        try:
+            most, capabilities = count_of(answer.get("max_tokens")), object_at(answer, "capabilities")
+            family = stated(family_of(model), capabilities, most)
+            types = object_at(object_at(capabilities, "thinking"), "types")
+            takes = tuple([name for name in types if object_at(types, name).get("supported") is True])
+        except (TypeError, ValueError) as error:
+            msg = f"{self.name} describes {model!r} in a form that is not known: {error}"
+            raise ModelError(msg, kind="protocol") from None
+        window = count_of(answer.get("max_input_tokens"))
+        return ModelInfo(window, most, thinking=takes, efforts=family.efforts), family
+
+    def _family(self, model: str) -> Family:
+        known = self._described.get(model)
+        return family_of(model) if known is None else known[1]
+
+    async def _learn(self, model: str) -> None:
+        """Ask once what a model takes whose name is newer than the table, where that is wished for."""
+        if not self._asks or model in self._asked_for or not family_of(model).is_guess:
+            return
+        self._asked_for.add(model)
+        try:
+            await self.describe(model)
+        except ModelError as error:
+            logger.info("what %s takes was not learnt, so the newest family is assumed: %s", model, error)
+
+    async def _sent(self, request: ModelRequest, *, stream: bool) -> Exchange:
+        await self._learn(self.bare(request.model))
+        return await super()._sent(request, stream=stream)
+
+    def _tools_of(self, tools: tuple[ToolSpec, ...], ways: Ways | None = None) -> bytes:
+        """Return the encoded tools, for each way of caching kept by itself."""
+        mark = None if ways is None else ways.mark
+        cache = None if ways is None else ways.cache
+        if cache not in self._tools:
+            self._tools[cache] = ToolsCache(encode_tool, {"cache_control": mark} if mark else None)
+        return self._tools[cache](tools)
+
+    def _promised(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
+        """Return the tools of *request* as strict as they can be together, the same objects for the same tools."""
+        tools = offered(request, self._family(self.bare(request.model)))
+        if not any(tool.strict for tool in tools):
+            return tools
+        known = self._fitting
+        schema = request.settings.response_schema
+        if known is not None and known.schema is schema and known.after == after and _same(tools, known.tools):
+            return known.fitting
+        self._fitting = _Fitting(tools, schema, after, promised(tools, schema, after))
+        return self._fitting.fitting
+
+    def _unpromised(self, request: ModelRequest) -> str:
+        schema = request.settings.response_schema
+        if UNPROMISING.search(self.bare(request.model)):
+            return "the model is older than such promises"
+        if schema is not None and optional_in(schema, "anthropic") is None:
+            return "the schema has open objects, more than 24 optional members, or no object at its root"
+        return ""
+
+    def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
+        model = self.bare(request.model)
+        dropped = said_by(request, model).dropped
+        wanted = [tool.name for tool in request.tools if tool.strict]
+        if wanted and not {tool.name for tool in self._promised(self._shaped(request)) if tool.strict}.issuperset(
+            wanted
+        ):
+            dropped = (*dropped, "strict")
+        return (*dropped, "tool_choice") if undemanded(self._shaped(request), self._family(model)) else dropped
+
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
         model = self.bare(request.model)
-        if thinks_anyway(request, model):
-            _warn_of_thinking(model)
-        tools = self._tools(offered(request, model))
-        content = encode(request, model, self._ways, tools, stream=stream, after=after)
+        family = self._family(model)
+        if thinks_anyway(request, family):
+            warn_once(CANNOT.format(model=model, least="low effort"))
+        request, ways = self._shaped(request, after), ways_of(self._ways, request.settings)
+        tools = self._tools_of(self._promised(request, after), ways)
+        content = encode(request, model, family, ways, tools, stream=stream, after=after)
         headers: dict[str, str] = {}
         if request.settings.temperature is not None or request.settings.top_p is not None:
             headers["anthropic-version"] = SAMPLING_VERSION
-        if binds_thinking(request, model):
+        if binds_thinking(request, model, family):
             headers["anthropic-beta"] = BINDING_BETA
+        if is_fast(request.settings.service_tier, model):
+            headers = all_headers(headers, {"anthropic-beta": FAST_BETA})
         return Body(content, headers)
 
     def _encode_count(self, request: ModelRequest) -> Body:
-        tools = self._plain_tools(offered(request, self.bare(request.model)))
-        content = encode_count(request, self.bare(request.model), self._ways, tools)
+        model, request = self.bare(request.model), self._shaped(request)
+        tools = self._tools_of(self._promised(request))
+        content = encode_count(request, model, self._family(model), self._ways, tools)
         return Body(content, path=f"{self.path}/count_tokens")
 
 
-@cache
-def _warn_of_thinking(model: str) -> None:
-    """Say it once for each model of a process."""
-    logger.warning("%s cannot be kept from thinking; Thinking('none') asks it for low effort", model)
+def _same(tools: tuple[ToolSpec, ...], others: tuple[ToolSpec, ...]) -> bool:
+    return len(tools) == len(others) and all(a is b for a, b in zip(tools, others, strict=True))
+
+
+@attrs.frozen
+class _Fitting:
+    """Tools, and what became of them beside a schema."""
+
+    tools: tuple[ToolSpec, ...]
+    schema: Mapping[str, Any] | None
+    after: str
+    fitting: tuple[ToolSpec, ...]

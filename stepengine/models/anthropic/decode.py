@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stepengine.data.json import freeze
-from stepengine.data.messages import AssistantPart, OpaquePart, TextPart, ThinkingPart
+from stepengine.data.json import compact, freeze
+from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, TextPart, ThinkingPart
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow
 from stepengine.models._failures import Call, protocol_failure
 from stepengine.models._json import call_part, count_of, objects_at, text_at
-from stepengine.models._reply import kept_of, reply_of
+from stepengine.models._reply import kept_of, listed, reply_of, seen, shown_text, word_at
 
 __all__ = ("KEPT", "decode", "usage_of")
 
@@ -32,6 +32,14 @@ STOPS = {
 }
 OVERFLOW = "model_context_window_exceeded"
 KEPT = ("stop_sequence", "stop_details", "container", "context_management", "input_transformations")
+
+TOOLS = {
+    "web_fetch": "url_context",
+    "bash_code_execution": "code_execution",
+    "text_editor_code_execution": "code_execution",
+}
+"""Tools of the provider that have another name with us."""
+RESULT = "_tool_result"
 
 Json = dict[str, Any]
 
@@ -51,7 +59,7 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
     if message.get("content") is None:
         raise protocol_failure(call, "it holds no content", usage)
     blocks = objects_at(message, "content")
-    content = tuple([_part(block, call.provider, model) for block in blocks])
+    content = tuple([part for block in blocks for part in _parts(block, call.provider, model)])
     return reply_of(
         content,
         call,
@@ -62,6 +70,20 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
         answered=text_at(message, "model"),
         request_id=request_id,
         kept={"id": message.get("id"), "usage": message.get("usage"), **kept_of(message, *KEPT)},
+    )
+
+
+def _parts(block: Mapping[str, Any], provider: str, model: str) -> list[AssistantPart]:
+    part = _part(block, provider, model)
+    cited = seen(block, "citations") if block["type"] == "text" else []
+    return [part, *[_citation(citation, word_at(block, "text")) for citation in cited]]
+
+
+def _citation(citation: Mapping[str, Any], said: str) -> CitationPart:
+    title = word_at(citation, "title") or word_at(citation, "document_title")
+    url = word_at(citation, "url") or word_at(citation, "source")
+    return CitationPart(
+        url, title, quote=word_at(citation, "cited_text"), said=said, source=word_at(citation, "file_id")
     )
 
 
@@ -79,7 +101,30 @@ def _part(block: Mapping[str, Any], provider: str, model: str) -> AssistantPart:
     if kind == "tool_use":
         given = {"id": block["id"]} if block.get("id") else {}
         return call_part(block["name"], block.get("input"), {**mark, **given})
-    return OpaquePart(provider, freeze(block))
+    tool = _tool_of(block, kind)
+    return OpaquePart(provider, freeze(block), tool=tool, text=_shown(block) if tool else "")
+
+
+def _tool_of(block: Mapping[str, Any], kind: str) -> str:
+    """Return the tool of the provider that a block tells of, in our words where there is one; ``""`` for none."""
+    if kind == "server_tool_use":
+        name = word_at(block, "name")
+        return TOOLS.get(name, name)
+    name = kind.removesuffix(RESULT)
+    return "" if name == kind else TOOLS.get(name, name)
+
+
+def _shown(block: Mapping[str, Any]) -> str:
+    """Return for people what a tool of the provider was asked, or what came of it."""
+    asked = block.get("input")
+    if isinstance(asked, Mapping):
+        words = [word_at(asked, name) for name in ("query", "url", "code", "command")]
+        return shown_text(next((word for word in words if word), compact(asked)))
+    found = block.get("content")
+    if isinstance(found, Mapping):
+        outputs = [word_at(found, name) for name in ("stdout", "stderr", "url", "error_code", "text")]
+        return shown_text("\n".join([output.rstrip("\n") for output in outputs if output]))
+    return listed([(word_at(entry, "title"), word_at(entry, "url")) for entry in seen(block, "content")])
 
 
 def usage_of(raw: Any) -> Usage | None:

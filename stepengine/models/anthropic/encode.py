@@ -22,6 +22,7 @@ from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,
     AssistantPart,
+    CitationPart,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -37,16 +38,20 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelRequest
 from stepengine.models._wire import (
+    MADE,
     NUDGE,
     RolesInTurn,
     arguments_of,
     base64_of,
     cannot_take,
+    check_holder,
     check_image,
     encoded,
     is_own,
     is_paused,
     joined,
+    kind_of,
+    made_by_model,
     safe_name,
     turns_of,
     wire_ids,
@@ -67,11 +72,13 @@ class Flags:
         provider: Whose ids, signatures and opaque parts are sent back.
         model: Whose thinking is sent back (EC99).
         manual: Whether thinking has a budget, so that calls without thinking are written as text.
+        container: Whether code runs at the provider, in a container that uploaded files of any kind can be put into.
     """
 
     provider: str
     model: str
     manual: bool = False
+    container: bool = False
 
 
 @attrs.frozen
@@ -117,10 +124,12 @@ class _Joiner(RolesInTurn):
             else:
                 self.put("user", b'{"type":"tool_result","tool_use_id":' + wire_id + turn.body)
             return
+        self.moved()
         if turn.role == "assistant":
             self._ids, self._texts = turn.ids, turn.texts
         if turn.body:
             self.put(turn.role, turn.body)
+        self.later(turn.after)
 
 
 # --- one message ----------------------------------------------------------------------------------------------------
@@ -143,12 +152,26 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     calls = message.tool_calls
     ids = wire_ids(calls, flags.provider, own=own_ids)
     blocks = [block for block in [_assistant_block(part, flags, ids) for part in message.content] if block is not None]
+    made = made_by_model(message)
+    after = joined([_text(MADE), *[_content(part, flags) for part in made]]) if made else b""
     if not calls:
-        return Turn("assistant", joined(blocks))
+        return Turn("assistant", joined(_answered(blocks)), after=after)
     if flags.manual and blocks[0]["type"] not in {"thinking", "redacted_thinking"}:
         texts = {call.tool_call_id: encoded(_text(_call_text(call))) for call in calls}
-        return Turn("assistant", joined([block for block in blocks if block["type"] != "tool_use"]), texts=texts)
-    return Turn("assistant", joined(blocks), ids={ours: encoded(theirs) for ours, theirs in ids.items()})
+        said = joined([block for block in blocks if block["type"] != "tool_use"])
+        return Turn("assistant", said, texts=texts, after=after)
+    return Turn("assistant", joined(blocks), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, after=after)
+
+
+def _answered(blocks: list[Json]) -> list[Json]:
+    """Leave out uses of the provider's own tools that it never answered, but for one that it is to go on with (PV57)."""
+    results = {block.get("tool_use_id") for block in blocks}
+    last = len(blocks) - 1
+    return [
+        block
+        for index, block in enumerate(blocks)
+        if block["type"] != "server_tool_use" or index == last or block.get("id") in results
+    ]
 
 
 def _call_text(call: ToolCallPart) -> str:
@@ -168,6 +191,8 @@ def _assistant_block(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) 
             return {"type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": arguments_of(part)}
         case OpaquePart():
             return dict(part.data) if part.provider == flags.provider else None
+        case CitationPart() | ImagePart() | DocumentPart():
+            return None
         case _ as never:
             assert_never(never)
 
@@ -188,7 +213,13 @@ def _text(text: str, data: Mapping[str, Any] | None = None) -> Json | None:
         return None
     block: Json = {"type": "text", "text": text}
     if data is not None and data.get("citations"):
-        block["citations"] = data["citations"]
+        # Of all that a reply holds, only this cannot go back (PV57).
+        block["citations"] = [
+            {name: value for name, value in citation.items() if name != "file_id"}
+            if isinstance(citation, Mapping)
+            else citation
+            for citation in data["citations"]
+        ]
     return block
 
 
@@ -212,27 +243,38 @@ def _content(part: ResultPart, flags: Flags) -> Json | None:
             return _text(part.text)
         case JsonPart():
             return _text(compact(part.value))
-        case ImagePart():
-            return {"type": "image", "source": _image_source(part, flags)}
-        case DocumentPart():
-            block: Json = {"type": "document", "source": _document_source(part, flags)}
-            return {**block, "title": part.name} if part.name else block
+        case ImagePart() | DocumentPart():
+            return _media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _image_source(part: ImagePart, flags: Flags) -> Json:
-    if part.data is None:
-        return {"type": "url", "url": part.url}
-    check_image(flags.provider, part)
-    return {"type": "base64", "media_type": part.mime_type, "data": base64_of(part.data)}
+def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
+    check_holder(flags.provider, part)
+    kind = kind_of(part)
+    if kind == "image":
+        check_image(flags.provider, part)
+        return {"type": "image", "source": _source(part)}
+    if part.file_id is not None and kind not in {"pdf", "text"} and flags.container:
+        return {"type": "container_upload", "file_id": part.file_id}
+    if part.file_id is not None and kind == "office":
+        raise cannot_take(
+            flags.provider, part, "it takes office files beside CodeExecution() only; else PDF or plain text"
+        )
+    if kind not in {"pdf", "text"}:
+        raise cannot_take(flags.provider, part, "it takes images, PDF and plain text")
+    if part.url is not None and kind == "text":
+        raise cannot_take(flags.provider, part, "it takes text as bytes or uploaded, and images and PDF by address")
+    block: Json = {"type": "document", "source": _source(part)}
+    name = getattr(part, "name", "")
+    return {**block, "title": name} if name else block
 
 
-def _document_source(part: DocumentPart, flags: Flags) -> Json:
+def _source(part: ImagePart | DocumentPart) -> Json:
+    if part.file_id is not None:
+        return {"type": "file", "file_id": part.file_id}
     if part.data is None:
         return {"type": "url", "url": part.url}
-    if part.mime_type == "application/pdf":
-        return {"type": "base64", "media_type": part.mime_type, "data": base64_of(part.data)}
-    if part.mime_type.startswith("text/"):
+    if kind_of(part) == "text":
         return {"type": "text", "media_type": "text/plain", "data": part.data.decode("utf-8", "replace")}
-    raise cannot_take(flags.provider, part, "it takes PDF and plain text")
+    return {"type": "base64", "media_type": part.mime_type, "data": base64_of(part.data)}

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal
 
 import attrs
 
 from stepengine.models._failures import SMALL_LIMIT
+from stepengine.models._json import object_at
 
-__all__ = ("DEFAULT_MAX_TOKENS", "Family", "family_of")
+__all__ = ("DEFAULT_MAX_TOKENS", "Family", "family_of", "stated")
 
 DEFAULT_MAX_TOKENS = SMALL_LIMIT
 """The output limit for a model that nothing is known of."""
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 @attrs.frozen(kw_only=True)
@@ -28,6 +32,8 @@ class Family:
         display: Whether it is to be said that thoughts shall be shown; not said, the newest models send them empty.
         demands: Whether a call can be demanded.
         max_output: The largest output of a reply in tokens; ``None`` when that is unknown.
+        efforts: The words that it takes for how hard to think, from the least to the most.
+        is_guess: Whether the name is newer than this table, so that it counts as the newest family.
     """
 
     names: str = ""
@@ -37,6 +43,13 @@ class Family:
     display: bool = False
     demands: bool = True
     max_output: int | None = None
+    efforts: tuple[str, ...] = ("low", "medium", "high", "max")
+    is_guess: bool = False
+
+    def effort(self, wanted: str) -> str:
+        """Return the word for an effort: the same, else the next one below it that is taken, else the least."""
+        below = EFFORTS[: EFFORTS.index(wanted) + 1]
+        return next((word for word in reversed(below) if word in self.efforts), (self.efforts or ("low",))[0])
 
 
 MANUAL = Family(adaptive=False)
@@ -56,13 +69,35 @@ FAMILIES = (
     attrs.evolve(MANUAL, names=r"claude-(?:sonnet|haiku)-4(?:-[01])?(?:[-@]\d{8}|$)", max_output=K64),
     attrs.evolve(MANUAL, names=r"claude-(?:opus|sonnet|haiku)-4-5", max_output=K64),
     Family(names=r"claude-(?:opus|sonnet|haiku)-4-6", display=True, max_output=128_000),
-    attrs.evolve(NEWEST, names=r"claude-(?:opus|sonnet)-"),
+    attrs.evolve(NEWEST, names=r"claude-(?:opus-4-[78]|(?:opus|sonnet)-5)(?:[-@]\d{8}|$)"),
+    attrs.evolve(NEWEST, names=r"claude-(?:opus|sonnet)-", is_guess=True),
     # Names that are newer than this table: the nearest family, and a limit that all since 4.5 take.
-    attrs.evolve(NEWEST, names=r"claude-", max_output=K64),
+    attrs.evolve(NEWEST, names=r"claude-", max_output=K64, is_guess=True),
 )
 
 
+@lru_cache(maxsize=256)
 def family_of(model: str) -> Family:
     """Return what is known of *model*, whatever a cloud has put before its name."""
     start = max(model.find("claude-"), 0)
-    return next((family for family in FAMILIES if re.match(family.names, model[start:])), Family())
+    return next((family for family in FAMILIES if re.match(family.names, model[start:])), Family(is_guess=True))
+
+
+def stated(family: Family, capabilities: Mapping[str, Any], max_output: int | None) -> Family:
+    """Return *family* as the API itself describes a model of it: its ``capabilities`` and its largest output (PV1)."""
+    thinking = object_at(capabilities, "thinking")
+    types, effort = object_at(thinking, "types"), object_at(capabilities, "effort")
+    takes = {name: object_at(types, name).get("supported") is True for name in types}
+    words = tuple([word for word in EFFORTS if object_at(effort, word).get("supported") is True])
+    off = family.off
+    if "disabled" in takes:
+        off = ("word" if family.off != "silence" else "silence") if takes["disabled"] else "never"
+    return attrs.evolve(
+        family,
+        adaptive=takes.get("adaptive", family.adaptive),
+        enabled=takes.get("enabled", family.enabled),
+        off=off,
+        max_output=max_output or family.max_output,
+        efforts=words or family.efforts,
+        is_guess=False,
+    )

@@ -8,29 +8,40 @@ the system prompt, and, by a mark for the whole request, the last message: three
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import attrs
 
-from stepengine.data.models import ModelRequest
+from stepengine.data.models import ModelRequest, ModelSettings
+from stepengine.data.server_tools import CodeExecution, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
-from stepengine.models._failures import FORCED_THINKING, INVALID_SIGNATURE, LARGE_LIMIT
-from stepengine.models._schemas import strict_form
-from stepengine.models._wire import budget_of, effort_of, join_members, members_of, tool_choice_of
+from stepengine.models._failures import FORCED_THINKING, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT
+from stepengine.models._schemas import MAX_OPTIONAL, optional_in, strict_form
+from stepengine.models._settings import Said, Way, located, no_tool, said_of
+from stepengine.models._thinking import budget_of, effort_of
+from stepengine.models._wire import join_members, members_of, tool_choice_of
 from stepengine.models.anthropic.encode import Flags, encode_messages
-from stepengine.models.anthropic.families import DEFAULT_MAX_TOKENS, Family, family_of
+from stepengine.models.anthropic.families import DEFAULT_MAX_TOKENS, Family
 
 __all__ = (
     "BINDING_BETA",
+    "FAST_BETA",
+    "UNPROMISING",
     "Ways",
     "binds_thinking",
     "encode",
     "encode_count",
     "encode_tool",
+    "is_fast",
     "limit_of",
     "offered",
+    "promised",
+    "said_by",
     "thinking_of",
     "thinks_anyway",
+    "undemanded",
+    "ways_of",
 )
 
 MIN_BUDGET = 1024
@@ -41,6 +52,20 @@ BOUND = re.compile(r"claude-fable-5-1")
 """Models that refuse thinking after a change of anything before it, unless they are told to drop it (EC98)."""
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
+
+FAST = re.compile(r"claude-opus-(?:4-[6-9]|[5-9])")
+"""Models that answer faster for a higher price (PV65)."""
+
+FAST_BETA = "fast-mode-2026-02-01"
+MAX_STRICT = 20
+"""How many tools of one request may be strict (PV43)."""
+
+TIERS = {"auto": "auto", "priority": "auto", "standard": "standard_only"}
+"""Our words for a tier; priority is what a project has bought, and is taken by itself."""
+
+RUNS_NEWER_CODE = re.compile(r"claude-(?:opus|sonnet|haiku)-4-[5-9]|claude-[a-z]+-[5-9]")
+UNPROMISING = re.compile(r"claude-(?:[123]|instant|(?:opus|sonnet|haiku)-4(?:-[01])?(?:[-@]\d{8}|$))")
+"""Models from before structured output."""
 
 Json = dict[str, Any]
 
@@ -68,22 +93,29 @@ class Ways:
         return {"type": "ephemeral"} if self.cache == "5m" else {"type": "ephemeral", "ttl": self.cache}
 
 
-def encode(request: ModelRequest, model: str, ways: Ways, tools: bytes, *, stream: bool, after: str = "") -> bytes:
+def encode(
+    request: ModelRequest, model: str, family: Family, ways: Ways, tools: bytes, *, stream: bool, after: str = ""
+) -> bytes:
     """
     Return the body of a request.
 
     Args:
         request: What is asked.
         model: The model's name at the provider.
+        family: What it takes.
         ways: What holds for all requests.
         tools: The encoded tools.
         stream: Whether the reply shall be a stream.
         after: How the same request failed before: a signature that was refused leaves earlier thinking out, a demanded
             call beside thinking switches thinking off, a limit that was too large is replaced by one that is not.
+
+    Raises:
+        ModelError: for a tool that the provider does not have.
     """
     settings = request.settings
-    asked = thinking_of(request, model, off=after == FORCED_THINKING)
-    limit = limit_of(request, model, ways, after=after)
+    said = said_by(request, model)
+    asked = thinking_of(request, model, family, off=after == FORCED_THINKING)
+    limit = limit_of(request, model, family, ways, after=after)
     manual = asked is not None and asked["type"] == "enabled"
     if asked is not None and manual and limit <= asked["budget_tokens"]:
         asked = {**asked, "budget_tokens": max(MIN_BUDGET, limit - 1)}
@@ -95,19 +127,24 @@ def encode(request: ModelRequest, model: str, ways: Ways, tools: bytes, *, strea
         "top_p": settings.top_p,
         "stop_sequences": list(settings.stop_sequences) or None,
         "thinking": asked,
-        "output_config": _output(request, asked, family_of(model)),
-        "tool_choice": _tool_choice(request, family_of(model)),
+        "output_config": _output(request, asked, family),
+        "tool_choice": _tool_choice(request, family),
         "cache_control": ways.mark,
         "stream": True if stream else None,
+        **said.members,
     }
     members = members_of(request, optional, tools)
     members["messages"] = encode_messages(
-        request, Flags(ways.provider, "" if after == INVALID_SIGNATURE else model, manual)
+        request, Flags(ways.provider, "" if after == INVALID_SIGNATURE else model, manual, _runs_code(request))
     )
     return join_members(members)
 
 
-def limit_of(request: ModelRequest, model: str, ways: Ways, *, after: str = "") -> int:
+def _runs_code(request: ModelRequest) -> bool:
+    return any(isinstance(tool, CodeExecution) for tool in request.settings.server_tools)
+
+
+def limit_of(request: ModelRequest, model: str, family: Family, ways: Ways, *, after: str = "") -> int:
     """
     Return the output limit of a request: its own, else the provider's, else the largest that the model has.
 
@@ -115,27 +152,27 @@ def limit_of(request: ModelRequest, model: str, ways: Ways, *, after: str = "") 
     """
     if request.settings.max_tokens is not None:
         return request.settings.max_tokens
-    most = family_of(model).max_output
+    most = family.max_output
     limit = DEFAULT_MAX_TOKENS if after == LARGE_LIMIT else ways.max_tokens or most or DEFAULT_MAX_TOKENS
-    asked = thinking_of(request, model)
+    asked = thinking_of(request, model, family)
     if asked is None or after == LARGE_LIMIT or "budget_tokens" not in asked:
         return limit
     wanted: int = asked["budget_tokens"] + limit
     return wanted if most is None else max(limit, min(wanted, most))
 
 
-def encode_count(request: ModelRequest, model: str, ways: Ways, tools: bytes) -> bytes:
+def encode_count(request: ModelRequest, model: str, family: Family, ways: Ways, tools: bytes) -> bytes:
     """Return the body of the question how many tokens a request has (EC75)."""
-    asked = thinking_of(request, model)
+    asked = thinking_of(request, model, family)
     optional = {
         "model": model,
         "system": request.system_prompt or None,
         "thinking": asked,
-        "tool_choice": _tool_choice(request, family_of(model)),
+        "tool_choice": _tool_choice(request, family),
     }
     manual = asked is not None and asked["type"] == "enabled"
     members = members_of(request, optional, tools, extra=False)
-    members["messages"] = encode_messages(request, Flags(ways.provider, model, manual))
+    members["messages"] = encode_messages(request, Flags(ways.provider, model, manual, _runs_code(request)))
     return join_members(members)
 
 
@@ -157,11 +194,11 @@ def _output(request: ModelRequest, asked: Json | None, family: Family) -> Json |
     if thinking.mode == "none":
         return {**output, "effort": "low"} if family.off == "never" else output or None
     if asked is not None and asked["type"] == "adaptive":
-        output["effort"] = effort_of(thinking)
+        output["effort"] = family.effort(effort_of(thinking))
     return output or None
 
 
-def thinking_of(request: ModelRequest, model: str, *, off: bool = False) -> Json | None:
+def thinking_of(request: ModelRequest, model: str, family: Family, *, off: bool = False) -> Json | None:
     """
     Return the ``thinking`` member; ``None`` sends nothing.
 
@@ -171,7 +208,7 @@ def thinking_of(request: ModelRequest, model: str, *, off: bool = False) -> Json
     binds its thinking to what came before is told to drop what no longer fits, since hooks may prune and prompts may
     change (EC98).
     """
-    thinking, family = request.settings.thinking, family_of(model)
+    thinking = request.settings.thinking
     if off or (thinking is not None and thinking.mode == "none"):
         return {"type": "disabled"} if family.off == "word" else None
     if thinking is None:
@@ -188,23 +225,111 @@ def thinking_of(request: ModelRequest, model: str, *, off: bool = False) -> Json
     return {"type": "enabled", "budget_tokens": amount, **bound, **({} if thinking.show else {"display": "omitted"})}
 
 
-def thinks_anyway(request: ModelRequest, model: str) -> bool:
+def thinks_anyway(request: ModelRequest, family: Family) -> bool:
     """Return whether the request asks for no thinking of a model that cannot be kept from it."""
     thinking = request.settings.thinking
-    return thinking is not None and thinking.mode == "none" and family_of(model).off == "never"
+    return thinking is not None and thinking.mode == "none" and family.off == "never"
 
 
-def offered(request: ModelRequest, model: str) -> tuple[ToolSpec, ...]:
+def offered(request: ModelRequest, family: Family) -> tuple[ToolSpec, ...]:
     """Return the tools to offer: only the wanted one, where a call of it cannot be demanded."""
     choice = tool_choice_of(request)
-    if choice in UNDEMANDED or choice == "required" or family_of(model).demands:
+    if choice in UNDEMANDED or choice == "required" or family.demands:
         return request.tools
     return tuple([tool for tool in request.tools if tool.name == choice]) or request.tools
 
 
-def binds_thinking(request: ModelRequest, model: str) -> bool:
+def binds_thinking(request: ModelRequest, model: str, family: Family) -> bool:
     """Return whether the request says what shall become of thinking that no longer fits, which needs a beta header."""
-    return "block_binding" in (thinking_of(request, model) or {})
+    return "block_binding" in (thinking_of(request, model, family) or {})
+
+
+def undemanded(request: ModelRequest, family: Family) -> bool:
+    """Return whether the request demands a call of a model of which none can be demanded."""
+    return tool_choice_of(request) not in UNDEMANDED and not family.demands
+
+
+def ways_of(ways: Ways, settings: ModelSettings) -> Ways:
+    """Return *ways* with the caching that *settings* ask for."""
+    if settings.cache is None:
+        return ways
+    return attrs.evolve(ways, cache=None if settings.cache == "off" else settings.cache)
+
+
+def said_by(request: ModelRequest, model: str) -> Said:
+    """Return what the settings of a request become that only some wires know (PV65 to PV67)."""
+    ways: dict[str, Way] = {
+        "cache": lambda _: {},  # it stands in the marks
+        "server_tools": lambda items: {"tools": [_server_tool(item, model) for item in items]},
+        "service_tier": lambda tier: _tier(tier, model),
+    }
+    return said_of(request.settings, ways)
+
+
+def _tier(tier: str, model: str) -> Json | None:
+    if tier == "fast":
+        return {"speed": "fast"} if is_fast(tier, model) else None
+    return {"service_tier": TIERS[tier]} if tier in TIERS else None
+
+
+def is_fast(tier: str | None, model: str) -> bool:
+    """Return whether a request asks for the faster mode of a model that has one."""
+    return tier == "fast" and FAST.search(model) is not None
+
+
+def _server_tool(item: ServerTool, model: str) -> Json:
+    """
+    Return the definition of a tool of the provider (PV56).
+
+    Of the dates that the API takes, these were seen to be taken by models of every age; a newer one goes into
+    ``ModelSettings(extra={"tools": [...]})``.
+    """
+    if isinstance(item, WebSearch):
+        tool: Json = {"type": "web_search_20250305", "name": "web_search", **_limits(item, model)}
+        place = located(item.location)
+        return tool if place is None else {**tool, "user_location": place}
+    if isinstance(item, UrlContext):
+        fetch = {"type": "web_fetch_20250910", "name": "web_fetch", "citations": {"enabled": True}}
+        return {**fetch, **_limits(item, model)}
+    if isinstance(item, CodeExecution):
+        if item.files:
+            raise no_tool(
+                item, model, "anthropic", "files go into its container by a part of a message, not by the tool"
+            )
+        newer = RUNS_NEWER_CODE.search(model)
+        return {"type": f"code_execution_{'20260120' if newer else '20250522'}", "name": "code_execution"}
+    raise no_tool(item, model, "anthropic")
+
+
+def _limits(item: WebSearch | UrlContext, model: str) -> Json:
+    if item.allowed_domains and item.blocked_domains:
+        raise no_tool(item, model, "anthropic", "it takes allowed_domains or blocked_domains, not both")
+    limits = {
+        "max_uses": item.max_uses,
+        "allowed_domains": list(item.allowed_domains) or None,
+        "blocked_domains": list(item.blocked_domains) or None,
+    }
+    return {name: value for name, value in limits.items() if value is not None}
+
+
+def promised(tools: tuple[ToolSpec, ...], schema: Mapping[str, Any] | None, after: str = "") -> tuple[ToolSpec, ...]:
+    """
+    Return *tools*, those no longer strict that are too many for one request beside *schema* (PV43).
+
+    The API counts over all schemas that it shall promise: 20 tools, 24 optional members. After it said that the grammar made
+    of them is too large, none is strict.
+    """
+    room = MAX_OPTIONAL - (optional_in(schema, "anthropic") or 0 if schema is not None else 0)
+    strict, found = 0, []
+    for tool in tools:
+        optional = optional_in(tool.input_schema, "anthropic") if tool.strict else None
+        if tool.strict and (optional is None or optional > room or strict >= MAX_STRICT or after == GRAMMAR):
+            found.append(attrs.evolve(tool, strict=False))
+            continue
+        if optional is not None:
+            strict, room = strict + 1, room - optional
+        found.append(tool)
+    return tuple(found)
 
 
 def encode_tool(spec: ToolSpec) -> Json:

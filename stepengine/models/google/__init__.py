@@ -8,13 +8,23 @@ from typing import Any
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
 from stepengine.models._failures import Call, body_failure, transport_failure
-from stepengine.models._http import NO_KEY, Body, HttpProvider
+from stepengine.models._http import NO_KEY, Body, HttpProvider, warn_once
 from stepengine.models._reading import Timeouts
-from stepengine.models._wire import ToolsCache
+from stepengine.models._thinking import asked_of_gemini
+from stepengine.models._wire import ToolsCache, tool_choice_of
 from stepengine.models.base import ProviderSettings
 from stepengine.models.google import sending
 from stepengine.models.google.decode import GoogleAccumulator
-from stepengine.models.google.request import encode, encode_count, encode_tool, path_of
+from stepengine.models.google.encode import generation_of
+from stepengine.models.google.request import (
+    CIRCULATES_SINCE,
+    encode,
+    encode_count,
+    encode_tool,
+    path_of,
+    said_by,
+    validates,
+)
 from stepengine.models.keys import Credentials, Secret
 
 __all__ = ("GoogleProvider",)
@@ -92,12 +102,59 @@ class GoogleProvider(HttpProvider):
     async def _post(self, client: Any, body: Body, *, stream: bool) -> Any:
         return await sending.post(client, body.path, body.content, body.headers)
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+    async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
+        """
+        Upload a file, wait until it can be used, and return its address, which is what requests name it by.
+
+        Raises:
+            ModelError: when the upload fails, and for *expires_in*: the API keeps every file for 48 hours.
+        """
+        if expires_in is not None:
+            msg = (
+                f"{self.name} keeps every file for 48 hours; leave expires_in= out, and delete the file when it is done"
+            )
+            raise ModelError(msg, kind="settings")
+        held = await self._on_files(lambda to: sending.uploaded(to, data, mime_type, name, self._headers))
+        if held.state != "ACTIVE" or not held.uri:
+            msg = f"{self.name} could not read the file {name!r} of type {mime_type!r}: its state is {held.state}"
+            raise ModelError(msg, kind="unsupported_part")
+        return str(held.uri)
+
+    async def delete_file(self, file_id: str) -> None:
+        """
+        Delete an uploaded file.
+
+        Raises:
+            ModelError: when the API does not, such as for a file that it does not know.
+        """
+        await self._on_files(lambda at: sending.deleted(at, file_id, self._headers))
+
+    def _unpromised(self, request: ModelRequest) -> str:
+        if request.tools and generation_of(self.bare(request.model)) < CIRCULATES_SINCE:
+            return "before Gemini 3 a schema does not stand beside tools"
+        return ""
+
+    def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.bare(request.model)
+        dropped = [*said_by(request, model).dropped]
+        choice = tool_choice_of(request)
+        if request.tools and request.settings.parallel_tool_calls is False:
+            dropped.append("parallel_tool_calls")
+        if any(tool.strict for tool in request.tools) and not validates(request, model):
+            dropped.append("strict")
+        if choice not in {None, "auto"} and not request.tools:
+            dropped.append("tool_choice")
+        return tuple(dropped)
+
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+        request = self._shaped(request, after)
+        model = self.bare(request.model)
+        warn_once(asked_of_gemini(request.settings.thinking, model).note)
         content = encode(request, model, self.name, self._tools(request.tools), after=after)
         return Body(content, path=path_of(model, "streamGenerateContent?alt=sse" if stream else "generateContent"))
 
     def _encode_count(self, request: ModelRequest) -> Body:
+        request = self._shaped(request)
         model = self.bare(request.model)
         content = encode_count(request, model, self.name, self._tools(request.tools))
         return Body(content, path=path_of(model, "countTokens"))

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from stepengine.data.json import compact, freeze
-from stepengine.data.messages import AssistantPart, OpaquePart, TextPart, ThinkingPart
+from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, TextPart, ThinkingPart
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -27,7 +29,7 @@ from stepengine.data.usage import Usage
 from stepengine.models._failures import MAX_ID, Call, given_up, malformed_call, protocol_failure, unsigned_call
 from stepengine.models._json import call_part, count_of, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
-from stepengine.models._reply import reply_of
+from stepengine.models._reply import UNKNOWN, made_part, reply_of, seen, shown_text, word_at
 from stepengine.models.keys import printable
 
 __all__ = ("GoogleAccumulator", "decode", "usage_of")
@@ -59,9 +61,26 @@ STOPS = {
 MALFORMED = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"})
 UNSIGNED = "MISSING_THOUGHT_SIGNATURE"
 GIVEN_UP = frozenset({"MALFORMED_RESPONSE", "OTHER", "IMAGE_OTHER", "NO_IMAGE"})
-KEPT = ("finishMessage", "safetyRatings", "groundingMetadata", "citationMetadata", "urlContextMetadata")
+KEPT = (
+    "finishMessage",
+    "safetyRatings",
+    "logprobsResult",
+    "groundingMetadata",
+    "citationMetadata",
+    "urlContextMetadata",
+)
+TOOLS = {
+    "GOOGLE_SEARCH_WEB": "web_search",
+    "GOOGLE_SEARCH": "web_search",
+    "URL_CONTEXT": "url_context",
+    "FILE_SEARCH": "file_search",
+    "CODE_EXECUTION": "code_execution",
+}
+"""The API's words for its tools, and ours."""
 TEXT = frozenset({"text", "thought", "thoughtSignature"})
 CALL = frozenset({"functionCall", "thought", "thoughtSignature"})
+MADE = frozenset({"inlineData", "thoughtSignature"})
+BLOB = frozenset({"mimeType", "data"})
 
 Json = dict[str, Any]
 
@@ -84,6 +103,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     mark: Json = {"provider": call.provider, "model": model}
     parts = objects_at(object_at(candidate, "content"), "parts")
     content = tuple([part for part in [_part(part, mark) for part in parts] if part is not None])
+    content = (*content, *_citations(candidate))
     kept: Json = {"id": data.get("responseId"), "usage": data.get("usageMetadata")}
     kept.update({name: candidate[name] for name in KEPT if candidate.get(name)})
     if feedback:
@@ -131,7 +151,63 @@ def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
         if not part["text"] and signed is None:
             return None
         return TextPart(part["text"], provider_data=None if signed is None else freeze(signed))
-    return OpaquePart(mark["provider"], freeze(part))
+    blob = part.get("inlineData")
+    if isinstance(blob, Mapping) and BLOB.issuperset(blob) and MADE.issuperset(part):
+        made = made_part(blob.get("data"), word_at(blob, "mimeType") or UNKNOWN, signed or mark)
+        if made is not None:
+            return made
+    tool, text = _shown(part)
+    return OpaquePart(mark["provider"], freeze(part), tool=tool, text=text)
+
+
+def _shown(part: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the tool of the provider that a part tells of, in our words, and for people what was asked or came of it."""
+    if "executableCode" in part:
+        return "code_execution", shown_text(word_at(part, "executableCode", "code"))
+    if "codeExecutionResult" in part:
+        return "code_execution", shown_text(word_at(part, "codeExecutionResult", "output"))
+    for word in ("toolCall", "toolResponse"):
+        told = part.get(word)
+        if isinstance(told, Mapping):
+            kind = word_at(told, "toolType")
+            said = told.get("args") if word == "toolCall" else told.get("response")
+            queries = said.get("queries") if isinstance(said, Mapping) else None
+            lines = [query for query in queries if isinstance(query, str)] if isinstance(queries, list | tuple) else []
+            return TOOLS.get(kind, kind.lower() or "server_tool"), shown_text("\n".join(lines))
+    return "", ""
+
+
+def _citations(candidate: Mapping[str, Any]) -> list[CitationPart]:
+    """
+    Return the sources of the text: what it rests on piece by piece, else what was found; and the pages that were read.
+
+    Offsets are in bytes of the text, so the words that the API repeats are taken (PV62).
+    """
+    chunks = [_source(chunk) for chunk in seen(candidate, "groundingMetadata", "groundingChunks")]
+    found: list[CitationPart] = []
+    for support in seen(candidate, "groundingMetadata", "groundingSupports"):
+        indices = support.get("groundingChunkIndices")
+        for index in indices if isinstance(indices, list | tuple) else ():
+            if type(index) is int and 0 <= index < len(chunks):
+                found.append(attrs.evolve(chunks[index], said=word_at(support, "segment", "text")))  # noqa: PERF401
+    read = [
+        CitationPart(word_at(page, "retrievedUrl")) for page in seen(candidate, "urlContextMetadata", "urlMetadata")
+    ]
+    quoted = [
+        CitationPart(word_at(source, "uri"), word_at(source, "title"))
+        for word in ("citationSources", "citations")
+        for source in seen(candidate, "citationMetadata", word)
+    ]
+    return [*(found or chunks), *read, *quoted]
+
+
+def _source(chunk: Mapping[str, Any]) -> CitationPart:
+    for kind in ("web", "retrievedContext", "maps"):
+        told = chunk.get(kind)
+        if isinstance(told, Mapping):
+            store = word_at(told, "fileSearchStore")
+            return CitationPart(word_at(told, "uri"), word_at(told, "title"), quote=word_at(told, "text"), source=store)
+    return CitationPart()
 
 
 def usage_of(raw: Any) -> Usage | None:
@@ -147,6 +223,14 @@ def usage_of(raw: Any) -> Usage | None:
         or raw.get("promptTokenCount") is None
     )
     return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=unsure)
+
+
+def _likely(before: Any, more: Any) -> Json:
+    """Return the probabilities of tokens, whose lists come in pieces."""
+    if not isinstance(before, Mapping) or not isinstance(more, Mapping):
+        return {}
+    lists = {name: [*seen(before, name), *seen(more, name)] for name in ("chosenCandidates", "topCandidates")}
+    return {"logprobsResult": {**before, **more, **{name: value for name, value in lists.items() if value}}}
 
 
 class GoogleAccumulator(Accumulator):
@@ -186,7 +270,8 @@ class GoogleAccumulator(Accumulator):
         for candidate in objects_at(chunk, "candidates"):
             if candidate.get("index"):
                 continue
-            self._candidate.update({key: value for key, value in candidate.items() if key != "content"})
+            likely = _likely(self._candidate.get("logprobsResult"), candidate.get("logprobsResult"))
+            self._candidate.update({key: value for key, value in candidate.items() if key != "content"} | likely)
             for part in objects_at(object_at(candidate, "content"), "parts"):
                 deltas += self._take(part)
         blocked = text_at(object_at(self._data, "promptFeedback"), "blockReason")

@@ -23,6 +23,7 @@ from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,
     AssistantPart,
+    CitationPart,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -38,15 +39,19 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelRequest
 from stepengine.models._wire import (
+    MADE,
     NUDGE,
     RolesInTurn,
     arguments_of,
     base64_of,
     cannot_take,
+    check_holder,
     encoded,
     is_own,
     is_paused,
     joined,
+    kind_of,
+    made_by_model,
     media_label,
     plain_text,
     safe_name,
@@ -60,7 +65,9 @@ DUMMY_SIGNATURE = base64_of(b"skip_thought_signature_validator")
 GENERATION = re.compile(r"(?:models/)?gemini-(\d+)")
 LATEST = re.compile(r"(?:models/)?gemini-[a-z-]+-latest$")
 SIGNED_SINCE = 3
-MEDIA = ("image/", "audio/", "video/", "text/", "application/pdf")
+FILES = "https://generativelanguage.googleapis.com/v1beta/files/"
+MAX_INLINE = 15_000_000
+"""Bytes that are, as base64, the 20 MB of a request (PV51)."""
 IN_RESULTS = frozenset({"image/png", "image/jpeg", "image/webp", "application/pdf", "text/plain"})
 
 Json = dict[str, Any]
@@ -116,36 +123,22 @@ def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
 
 
 class _Joiner(RolesInTurn):
-    """Moves media behind the results of a batch."""
-
     def __init__(self) -> None:
         super().__init__(OPEN, NUDGE_PART)
         self._ids: Mapping[str, bytes] = {}
         self._names: Mapping[str, bytes] = {}
-        self._after: list[bytes] = []
 
     def add(self, turn: Turn) -> None:
         if turn.role == "tool":
             self.put("user", ANSWER + self._names[turn.call_id] + self._ids.get(turn.call_id, b"") + turn.body)
-            if turn.after:
-                self._after.append(turn.after)
+            self.later(turn.after)
             return
-        if self._after:
-            self._moved()
+        self.moved()
         if turn.role == "assistant":
             self._ids, self._names = turn.ids, turn.names
         if turn.body:
             self.put(turn.role, turn.body)
-
-    def _moved(self) -> None:
-        for parts in self._after:
-            self.put("user", parts)
-        self._after = []
-
-    def joined(self, *, nudge: bool) -> bytes:
-        """Return the array."""
-        self._moved()
-        return super().joined(nudge=nudge)
+        self.later(turn.after)
 
 
 # --- one message ----------------------------------------------------------------------------------------------------
@@ -170,9 +163,11 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     calls = [part for part in parts if part is not None and "functionCall" in part]
     if flags.signed and calls and "thoughtSignature" not in calls[0]:
         calls[0]["thoughtSignature"] = DUMMY_SIGNATURE
+    made = [part for part in made_by_model(message) if not is_own(part.provider_data, flags.provider, flags.model)]
     return Turn(
         "assistant",
         joined(parts),
+        after=joined([{"text": MADE}, *[_content(part, flags) for part in made]]) if made else b"",
         ids={ours: b',"id":' + encoded(theirs) for ours, theirs in ids.items()},
         names={call.tool_call_id: b'"name":' + encoded(_name(call.tool_name)) for call in message.tool_calls},
     )
@@ -206,6 +201,11 @@ def _assistant_part(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -
             return {"functionCall": call, **_signed(part.provider_data, flags)}
         case OpaquePart():
             return dict(part.data) if part.provider == flags.provider else None
+        case ImagePart() | DocumentPart():
+            own = is_own(part.provider_data, flags.provider, flags.model)
+            return {**_media(part, flags), **_signed(part.provider_data, flags)} if own else None
+        case CitationPart():
+            return None
         case _ as never:
             assert_never(never)
 
@@ -241,10 +241,23 @@ def _content(part: ResultPart, flags: Flags) -> Json | None:
         case JsonPart():
             return {"text": compact(part.value)}
         case ImagePart() | DocumentPart():
-            if not part.mime_type.startswith(MEDIA):
-                raise cannot_take(flags.provider, part, "it takes images, audio, video, text and PDF")
-            if part.data is None:
-                return {"fileData": {"mimeType": part.mime_type, "fileUri": part.url}}
-            return {"inlineData": {"mimeType": part.mime_type, "data": base64_of(part.data)}}
+            return _media(part, flags)
         case _ as never:
             assert_never(never)
+
+
+def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
+    check_holder(flags.provider, part)
+    kind = kind_of(part)
+    if kind in {"office", "other"}:
+        raise cannot_take(flags.provider, part, "it takes images, audio, video, text and PDF")
+    if part.file_id is not None:
+        uri = part.file_id if "://" in part.file_id else f"{FILES}{part.file_id.removeprefix('files/')}"
+        return {"fileData": {"mimeType": part.mime_type, "fileUri": uri}}
+    if part.data is None:
+        return {"fileData": {"mimeType": part.mime_type, "fileUri": part.url}}
+    if len(part.data) > MAX_INLINE:
+        why = f"it has {len(part.data):,} bytes, and a request holds {MAX_INLINE:,}; upload it, or give its address"
+        raise cannot_take(flags.provider, part, why)
+    mime = "text/plain" if kind == "text" and not part.mime_type.startswith("text/") else part.mime_type
+    return {"inlineData": {"mimeType": mime, "data": base64_of(part.data)}}

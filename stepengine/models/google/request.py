@@ -6,19 +6,26 @@ Names are written as the API documents them, in camel case (EC57).
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from stepengine.data.models import ModelRequest, Thinking
+from stepengine.data.models import ModelRequest
+from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import INVALID_SIGNATURE
-from stepengine.models._wire import budget_of, encoded, join_members, members_of, tool_choice_of
+from stepengine.models._settings import DROPPED, Said, Way, no_tool, said_of
+from stepengine.models._thinking import asked_of_gemini
+from stepengine.models._wire import encoded, join_members, members_of, tool_choice_of
 from stepengine.models.google.encode import SIGNED_SINCE, Flags, encode_messages, generation_of
 
-__all__ = ("encode", "encode_count", "encode_tool", "path_of")
+__all__ = ("CIRCULATES_SINCE", "encode", "encode_count", "encode_tool", "path_of", "said_by", "validates")
 
 MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
-LEVELS_SINCE = 3
-"""The generation of Gemini that takes a level of thinking in place of a budget."""
+CIRCULATES_SINCE = 3
+"""The generation that takes functions beside the provider's own tools and beside a schema (PV41)."""
+VALIDATING = re.compile(r"(?:models/)?gemini-2\.5")
+"""Models before Gemini 3 that can be held to the schemas of functions."""
+TIERS = {"auto": None, "standard": "standard", "flex": "flex", "priority": "priority"}
 OURS = b'[{"functionDeclarations":'
 
 Json = dict[str, Any]
@@ -40,12 +47,13 @@ def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, af
         tools: The encoded function declarations.
         after: How the same request failed before: a refused signature leaves earlier thoughts and signatures out.
     """
-    return join_members(_members(request, model, provider, tools, thinking=after != INVALID_SIGNATURE))
+    return join_members(_members(request, model, provider, tools, thinking=after != INVALID_SIGNATURE, said=True))
 
 
 def encode_count(request: ModelRequest, model: str, provider: str, tools: bytes) -> bytes:
     """Return the body of the question how many tokens a request has, with its system prompt and tools (EC75)."""
-    members = {"model": encoded(path_of(model, "")[:-1]), **_members(request, model, provider, tools, thinking=True)}
+    asked = _members(request, model, provider, tools, thinking=True, said=False)
+    members = {"model": encoded(path_of(model, "")[:-1]), **asked}
     return join_members({"generateContentRequest": join_members(members)})
 
 
@@ -54,22 +62,86 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"name": spec.name, "description": spec.description, "parametersJsonSchema": spec.input_schema}
 
 
-def _members(request: ModelRequest, model: str, provider: str, tools: bytes, *, thinking: bool) -> dict[str, bytes]:
+def said_by(request: ModelRequest, model: str) -> Said:
+    """Return what the settings of a request become that only some wires know (PV60, PV65 to PV67)."""
+    ways: dict[str, Way] = {
+        "service_tier": lambda tier: _tier(tier) if tier in TIERS else None,
+        "seed": lambda seed: {"generationConfig": {"seed": seed}},
+        "logprobs": lambda most: {
+            "generationConfig": {"responseLogprobs": True, **({"logprobs": most} if most else {})}
+        },
+        "store": lambda keep: {"store": keep},
+        "safety": lambda safety: {"safetySettings": [_safety(name, word) for name, word in safety.items()]},
+        # It caches by itself for minutes, and what is to be kept longer is made by another request.
+        "cache": lambda lifetime: {} if lifetime == "5m" else None,
+        "server_tools": lambda items: _server_tools(items, request, model),
+    }
+    return said_of(request.settings, ways)
+
+
+def _tier(tier: str) -> Json:
+    word = TIERS[tier]
+    return {} if word is None else {"serviceTier": word}
+
+
+def _safety(category: str, threshold: str) -> Json:
+    """Return a threshold in the API's words; words that are its own already are left as they are."""
+    word, limit = category.upper(), threshold.upper()
+    return {
+        "category": word if word.startswith("HARM_CATEGORY_") else f"HARM_CATEGORY_{word}",
+        "threshold": limit if limit == "OFF" or limit.startswith("BLOCK_") else f"BLOCK_{limit}",
+    }
+
+
+def _server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: str) -> Json:
+    """Return the tools of the provider; from Gemini 3 on their calls and results come as parts, which go back (PV41, PV60)."""
+    circulates = generation_of(model) >= CIRCULATES_SINCE
+    if not circulates and (request.tools or request.settings.response_schema is not None):
+        why = "before Gemini 3 it stands beside neither the agent's own tools nor a response_schema"
+        raise no_tool(items[0], model, "google", why)
+    members: Json = {"tools": [_server_tool(item, model) for item in items]}
+    if circulates:
+        members["toolConfig"] = {"includeServerSideToolInvocations": True}
+    searches = [item for item in items if isinstance(item, WebSearch | UrlContext)]
+    dropped = ["server_tools.max_uses"] if any(item.max_uses is not None for item in searches) else []
+    if any(isinstance(item, WebSearch) and item.location is not None for item in searches):
+        dropped.append("server_tools.location")
+    return {**members, DROPPED: dropped}
+
+
+def _server_tool(item: ServerTool, model: str) -> Json:
+    if isinstance(item, FileSearch):
+        most = {} if item.max_results is None else {"topK": item.max_results}
+        return {"fileSearch": {"fileSearchStoreNames": list(item.stores), **most}}
+    if isinstance(item, CodeExecution):
+        if item.files:
+            raise no_tool(item, model, "google", "it takes no files; put them into a message")
+        return {"codeExecution": {}}
+    if item.allowed_domains or item.blocked_domains:
+        raise no_tool(item, model, "google", "it cannot be held to domains or kept from them")
+    return {"googleSearch": {}} if isinstance(item, WebSearch) else {"urlContext": {}}
+
+
+def _members(
+    request: ModelRequest, model: str, provider: str, tools: bytes, *, thinking: bool, said: bool
+) -> dict[str, bytes]:
     settings = request.settings
+    more = said_by(request, model).members if said else {}
     generation = {
         "temperature": settings.temperature,
         "topP": settings.top_p,
         "maxOutputTokens": settings.max_tokens,
         "stopSequences": list(settings.stop_sequences) or None,
-        "thinkingConfig": _thinking(settings.thinking, model),
+        "thinkingConfig": asked_of_gemini(settings.thinking, model).members or None,
         "responseMimeType": "application/json" if settings.response_schema is not None else None,
         "responseJsonSchema": settings.response_schema,
     }
     config = {name: value for name, value in generation.items() if value is not None}
     optional = {
+        **more,
         "systemInstruction": {"parts": [{"text": request.system_prompt}]} if request.system_prompt else None,
-        "toolConfig": _tool_config(request),
-        "generationConfig": config or None,
+        "toolConfig": {**(_tool_config(request, model) or {}), **more.get("toolConfig", {})} or None,
+        "generationConfig": {**config, **more.get("generationConfig", {})} or None,
     }
     members = members_of(request, optional, OURS + tools + b"}]")
     flags = Flags(provider, model if thinking else "", generation_of(model) >= SIGNED_SINCE)
@@ -77,20 +149,19 @@ def _members(request: ModelRequest, model: str, provider: str, tools: bytes, *, 
     return members
 
 
-def _thinking(thinking: Thinking | None, model: str) -> Json | None:
-    if thinking is None or thinking.mode == "none":
-        return None
-    config: Json = {"includeThoughts": thinking.show}
-    if thinking.tokens is None and thinking.effort is not None and generation_of(model) >= LEVELS_SINCE:
-        return {**config, "thinkingLevel": "high" if thinking.effort == "max" else thinking.effort}
-    budget = budget_of(thinking)
-    return config if budget is None else {**config, "thinkingBudget": budget}
-
-
-def _tool_config(request: ModelRequest) -> Json | None:
-    choice = tool_choice_of(request)
+def _tool_config(request: ModelRequest, model: str) -> Json | None:
+    """Return which functions may be called. Strict ones have a mode that holds a model to their schemas (PV41)."""
+    choice = tool_choice_of(request) if request.tools else None
+    if choice in {None, "auto"} and validates(request, model):
+        return {"functionCallingConfig": {"mode": "VALIDATED"}}
     if choice is None:
         return None
     if choice in MODES:
         return {"functionCallingConfig": {"mode": MODES[choice]}}
     return {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": [choice]}}
+
+
+def validates(request: ModelRequest, model: str) -> bool:
+    """Return whether a tool of the request shall be strict and the model can be held to its schema."""
+    held = generation_of(model) >= CIRCULATES_SINCE or VALIDATING.match(model) is not None
+    return held and any(tool.strict for tool in request.tools)

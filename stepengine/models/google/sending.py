@@ -8,20 +8,25 @@ way is decided once, when the first client is made. A contract test pins the pri
 
 from __future__ import annotations
 
+import asyncio
+import io
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ("client_of", "post")
+__all__ = ("client_of", "deleted", "post", "uploaded")
 
 QUESTION = "-"
+SOON, SELDOM = 0.1, 5.0
+"""Seconds between two questions whether a file has been read, the first and at most."""
 SENT_BY_SDK = frozenset({"content-length", "transfer-encoding", "host", "connection"})
 
 
 class Way:
-    """A client of the SDK, and how to send bytes with it."""
+    """A client of the SDK, how to send bytes with it, and one whose own requests go out, for files."""
 
-    def __init__(self, client: Any, http_client: Any, *, private: bool) -> None:
+    def __init__(self, client: Any, http_client: Any, files: Any, *, private: bool) -> None:
         self.client = client
+        self.files = files
         self.http_client = http_client
         self.private = private
 
@@ -48,8 +53,9 @@ def client_of(sdk: Any, key: str, base_url: str, api_version: str | None, http_c
 
     fast = client(http_client)
     if _has_private_names(fast):
-        return Way(fast, http_client, private=True)
-    return Way(client(httpx2.AsyncClient(transport=httpx2.MockTransport(_catch))), http_client, private=False)
+        return Way(fast, http_client, fast, private=True)
+    caught = client(httpx2.AsyncClient(transport=httpx2.MockTransport(_catch)))
+    return Way(caught, http_client, fast, private=False)
 
 
 def _has_private_names(client: Any) -> bool:
@@ -99,6 +105,32 @@ async def _post_publicly(way: Way, path: str, content: bytes, headers: Mapping[s
     response = await way.http_client.send(request, stream=True)
     await errors.APIError.raise_for_async_response(response)
     return response
+
+
+async def uploaded(way: Way, data: bytes, mime_type: str, name: str, headers: Mapping[str, str]) -> Any:
+    """Upload a file and return what the API says of it once it has been read, whose ``state`` then is no longer PROCESSING."""
+    import httpx2
+
+    files = way.files.aio.files
+    config = {"mime_type": mime_type, "display_name": name or None, "http_options": {"headers": dict(headers)}}
+    try:
+        held = await files.upload(file=io.BytesIO(data), config=config)
+    except (KeyError, ValueError) as error:
+        # The SDK's own words for an upload that the server did not take up or did not end.
+        msg = f"the file was not taken: {error}"
+        raise httpx2.RemoteProtocolError(msg) from None
+    pause = SOON
+    while held.state == "PROCESSING":
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, SELDOM)
+        held = await files.get(name=held.name)
+    return held
+
+
+async def deleted(way: Way, file_id: str, headers: Mapping[str, str]) -> None:
+    """Delete a file, known by its address or its name."""
+    name = f"files/{file_id.rpartition('files/')[2]}"
+    await way.files.aio.files.delete(name=name, config={"http_options": {"headers": dict(headers)}})
 
 
 class _Caught(BaseException):

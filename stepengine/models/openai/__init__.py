@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.models._http import Body
+from stepengine.models._http import Body, warn_once
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._reading import Timeouts
 from stepengine.models._reply import cut_at_stops
+from stepengine.models._schemas import unpromised
+from stepengine.models._thinking import asked_of_responses
 from stepengine.models._wire import ToolsCache
 from stepengine.models.keys import Secret
 from stepengine.models.openai.decode import ResponsesAccumulator
-from stepengine.models.openai.request import encode, encode_count, encode_tool
+from stepengine.models.openai.request import encode, encode_count, encode_tool, said_by
 
 __all__ = ("OpenAIProvider",)
 
@@ -51,11 +53,18 @@ class OpenAIProvider(PresetProvider):
         super().__init__(name, api_key, base_url, key_env, transport, timeouts=timeouts, headers=headers)
         self._tools = ToolsCache(encode_tool)
 
+    def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
+        dropped = said_by(request, self.bare(request.model), self._preset).dropped
+        return (*dropped, "strict") if unpromised(request.tools, "openai") else dropped
+
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+        request = self._shaped(request, after)
         model, tools = self.bare(request.model), self._tools(request.tools)
+        warn_once(asked_of_responses(request.settings.thinking, self._preset.thinking, model).note)
         return Body(encode(request, model, self._preset, tools, stream=stream, after=after))
 
     def _encode_count(self, request: ModelRequest) -> Body:
+        request = self._shaped(request)
         content = encode_count(request, self.bare(request.model), self._preset, self._tools(request.tools))
         return Body(content, path=f"{self.path}/input_tokens")
 

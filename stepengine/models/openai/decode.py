@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.json import freeze
-from stepengine.data.messages import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
+from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -26,7 +26,7 @@ from stepengine.data.usage import Usage
 from stepengine.models._failures import Call, body_failure, protocol_failure, unanswerable
 from stepengine.models._json import call_part, index_at, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
-from stepengine.models._reply import kept_of, reply_of, usage_in_totals
+from stepengine.models._reply import kept_of, listed, made_part, reply_of, seen, shown_text, usage_in_totals, word_at
 
 __all__ = ("ResponsesAccumulator", "decode", "usage_of")
 
@@ -58,6 +58,15 @@ SAID: dict[str, type[TextChunk | ThinkingChunk] | None] = {
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
 
+TOOLS = {
+    "web_search_call": "web_search",
+    "code_interpreter_call": "code_execution",
+    "file_search_call": "file_search",
+    "image_generation_call": "image_generation",
+    "mcp_call": "mcp",
+}
+"""Items that tell of a tool of the provider, and its name with us."""
+
 Json = dict[str, Any]
 
 
@@ -88,8 +97,14 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         usage=usage,
         answered=text_at(data, "model"),
         request_id=request_id,
-        kept={"id": data.get("id"), "usage": data.get("usage"), **kept_of(data, *KEPT)},
+        kept={"id": data.get("id"), "usage": data.get("usage"), **kept_of(data, *KEPT), **_likely(items)},
     )
+
+
+def _likely(items: list[Mapping[str, Any]]) -> Json:
+    """Return the probabilities of the tokens of the text, where they were asked for."""
+    found = [token for item in items for content in seen(item, "content") for token in seen(content, "logprobs")]
+    return {"logprobs": found} if found else {}
 
 
 def _waiting(items: list[Mapping[str, Any]]) -> list[str]:
@@ -117,7 +132,8 @@ def _stop(data: Mapping[str, Any]) -> tuple[str | None, StopReason | None]:
 def _parts(item: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
     match item["type"]:
         case "message":
-            return [_said(content, item, mark) for content in objects_at(item, "content")]
+            contents = objects_at(item, "content")
+            return [part for content in contents for part in (_said(content, item, mark), *_cited(content))]
         case "reasoning":
             kept = {name: value for name, value in item.items() if value is not None and name != "status"}
             return [ThinkingPart(_thought(item), provider_data=freeze({**mark, "item": kept}))]
@@ -125,8 +141,40 @@ def _parts(item: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
             ids = {"id": item.get("call_id"), "item_id": item.get("id"), "namespace": item.get("namespace")}
             data = {**mark, **{name: value for name, value in ids.items() if value}}
             return [call_part(text_at(item, "name"), item.get("arguments"), data)]
+        case "image_generation_call" if (made := _image(item, mark)) is not None:
+            return [made]
         case _:
-            return [OpaquePart(mark["provider"], freeze(item))]
+            tool = TOOLS.get(word_at(item, "type"), "")
+            return [OpaquePart(mark["provider"], freeze(item), tool=tool, text=_shown(item) if tool else "")]
+
+
+def _image(item: Mapping[str, Any], mark: Json) -> AssistantPart | None:
+    rest = {name: value for name, value in item.items() if name != "result"}
+    form = word_at(item, "output_format")
+    return made_part(item.get("result"), f"image/{form}" if form else "", {**mark, "item": rest})
+
+
+def _shown(item: Mapping[str, Any]) -> str:
+    """Return for people what a tool of the provider was asked, and what came of it."""
+    action = item.get("action")
+    asked = [word_at(action, "query"), word_at(action, "url"), word_at(item, "code")]
+    queries = item.get("queries")
+    asked += [query for query in queries if isinstance(query, str)] if isinstance(queries, list | tuple) else []
+    outputs = [word_at(output, "logs") or word_at(output, "url") for output in seen(item, "outputs")]
+    found = listed([(word_at(result, "filename"), "") for result in seen(item, "results")])
+    return shown_text("\n".join([text for text in (*asked, *outputs, found) if text]))
+
+
+def _cited(content: Mapping[str, Any]) -> list[CitationPart]:
+    text = word_at(content, "text")
+    return [_citation(annotation, text) for annotation in seen(content, "annotations")]
+
+
+def _citation(annotation: Mapping[str, Any], text: str) -> CitationPart:
+    start, end = annotation.get("start_index"), annotation.get("end_index")
+    said = text[start:end] if type(start) is int and type(end) is int and 0 <= start <= end else ""
+    title = word_at(annotation, "title") or word_at(annotation, "filename")
+    return CitationPart(word_at(annotation, "url"), title, said=said, source=word_at(annotation, "file_id"))
 
 
 def _said(content: Mapping[str, Any], item: Mapping[str, Any], mark: Json) -> AssistantPart:

@@ -18,6 +18,7 @@ from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,
     AssistantPart,
+    CitationPart,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -34,17 +35,24 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelRequest
 from stepengine.models._json import utf8
 from stepengine.models._wire import (
+    MADE,
     NUDGE,
     Turn,
     arguments_of,
+    base64_of,
+    cannot_take,
+    check_holder,
     check_image,
     data_url,
     document_text,
     encoded,
+    file_name,
     filled,
     is_own,
     is_paused,
     joined,
+    kind_of,
+    made_by_model,
     result_text,
     safe_name,
     turns_of,
@@ -64,10 +72,12 @@ class Flags:
     Attributes:
         provider: Whose call ids and opaque items are sent back.
         model: Whose reasoning and item ids are sent back (EC99).
+        sources: Whether searches go back with their sources.
     """
 
     provider: str
     model: str
+    sources: bool = True
 
 
 NUDGE_ITEM = encoded({"role": "user", "content": NUDGE})
@@ -79,17 +89,22 @@ def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
     out: list[bytes] = []
     ids: Mapping[str, bytes] = {}
     role = ""
+    after = b""
     for turn in turns_of(request, flags, encode_message):
         if turn.role == "tool":
             out.append(OUTPUT + ids[turn.call_id] + turn.body)
             role = "tool"
             continue
-        if not turn.body:
-            continue
-        if turn.role == role == "assistant":
-            out.append(NUDGE_ITEM)
-        out.append(turn.body)
-        role, ids = turn.role, turn.ids
+        # What the model made and this wire does not take from it stands behind the results of its calls.
+        for body, whose in ((after, "user"), (turn.body, turn.role)):
+            if body and whose == role == "assistant":
+                out.append(NUDGE_ITEM)
+            out += [body] if body else []
+            role = whose if body else role
+        after, ids = turn.after, turn.ids or ids
+    if after:
+        out.append(after)
+        role = "user"
     if not role or (role == "assistant" and not is_paused(request)):
         out.append(NUDGE_ITEM)
     return b"[" + b",".join(out) + b"]"
@@ -126,7 +141,10 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     for part in message.content:
         _add(items, part, flags, ids)
     items = _followed(items)
-    return Turn("assistant", joined(items), ids={ours: encoded(theirs) for ours, theirs in ids.items()})
+    made = [part for part in made_by_model(message) if not _own_items(part, flags)]
+    moved = [{"type": "input_text", "text": MADE}, *[_media(part, flags) for part in made]]
+    after = encoded({"role": "user", "content": moved}) if made else b""
+    return Turn("assistant", joined(items), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, after=after)
 
 
 def _followed(items: list[Json]) -> list[Json]:
@@ -154,11 +172,31 @@ def _add(items: list[Json], part: AssistantPart, flags: Flags, ids: Mapping[str,
             items += _reasoning(part, flags)
         case ToolCallPart():
             items.append(_call(part, flags, ids))
-        case OpaquePart():
-            if part.provider == flags.provider:
-                items.append(dict(part.data))
+        case OpaquePart() | ImagePart() | DocumentPart():
+            items += _own_items(part, flags)
+        case CitationPart():
+            return
         case _ as never:
             assert_never(never)
+
+
+def _own_items(part: OpaquePart | ImagePart | DocumentPart, flags: Flags) -> list[Json]:
+    """Return what this provider itself made, as it came."""
+    if isinstance(part, OpaquePart):
+        return [_own_item(part.data, flags)] if part.provider == flags.provider else []
+    data = part.provider_data
+    if part.data is None or not is_own(data, flags.provider) or not isinstance(data.get("item"), Mapping):
+        return []
+    return [{**data["item"], "result": base64_of(part.data)}]
+
+
+def _own_item(data: Mapping[str, Any], flags: Flags) -> Json:
+    """Return an item as it came, but for what the API gives and does not take back (PV58)."""
+    item = {name: value for name, value in data.items() if name != "created_by"}
+    action = item.get("action")
+    if not flags.sources and isinstance(action, Mapping):
+        item["action"] = {name: value for name, value in action.items() if name != "sources"}
+    return item
 
 
 def _reasoning(part: ThinkingPart, flags: Flags) -> list[Json]:
@@ -227,18 +265,25 @@ def _content(part: ResultPart, flags: Flags) -> Json:
             return {"type": "input_text", "text": part.text}
         case JsonPart():
             return {"type": "input_text", "text": compact(part.value)}
-        case ImagePart():
-            check_image(flags.provider, part)
-            return {"type": "input_image", "detail": "auto", "image_url": data_url(part)}
-        case DocumentPart():
-            return _document(part)
+        case ImagePart() | DocumentPart():
+            return _media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _document(part: DocumentPart) -> Json:
+def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
+    check_holder(flags.provider, part)
+    kind = kind_of(part)
+    if kind == "image":
+        check_image(flags.provider, part)
+        where = {"image_url": data_url(part)} if part.file_id is None else {"file_id": part.file_id}
+        return {"type": "input_image", "detail": "auto", **where}
+    if kind not in {"pdf", "text", "office"}:
+        raise cannot_take(flags.provider, part, "it takes images, PDF, text and office files")
+    if part.file_id is not None:
+        return {"type": "input_file", "file_id": part.file_id}
     if part.data is None:
         return {"type": "input_file", "file_url": part.url}
-    if part.mime_type.startswith("text/"):
-        return {"type": "input_text", "text": document_text(part.name, part.data)}
-    return {"type": "input_file", "filename": part.name or "document.pdf", "file_data": data_url(part)}
+    if kind == "text":
+        return {"type": "input_text", "text": document_text(getattr(part, "name", ""), part.data)}
+    return {"type": "input_file", "filename": file_name(part), "file_data": data_url(part)}

@@ -5,30 +5,27 @@ Requests of the Responses API: everything of the body but its input items. Pure:
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import Any
 
-from stepengine.data.models import ModelRequest, Thinking
+from stepengine.data.models import ModelRequest
+from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
-from stepengine.models._failures import INVALID_SIGNATURE
+from stepengine.models._failures import INVALID_SIGNATURE, SOURCES
 from stepengine.models._schemas import strict_form
-from stepengine.models._wire import effort_of, join_members, members_of, schema_name, tool_choice_of
+from stepengine.models._settings import DROPPED, Said, Way, cache_members, located, no_tool, said_of
+from stepengine.models._thinking import asked_of_responses
+from stepengine.models._wire import join_members, members_of, schema_name, tool_choice_of
 from stepengine.models.openai.encode import Flags, encode_messages
 from stepengine.models.presets import Preset
 
-__all__ = ("encode", "encode_count", "encode_tool")
+__all__ = ("encode", "encode_count", "encode_tool", "said_by")
 
 WORDS = frozenset({"auto", "none", "required"})
 KEY_LENGTH = 32
-SWITCHED = re.compile(r"gpt-(?:5\.[1-9](?!-(?:pro|codex|chat))|[6-9])")
-"""Models that can be kept from reasoning by a word; the others refuse it."""
 
-MORE = re.compile(r"gpt-5\.[2-5]")
-"""Models that know one effort above "high"."""
-
-MOST = re.compile(r"gpt-(?:5\.[6-9]|[6-9])")
-"""Models that know two."""
+RESULTS = {FileSearch: "file_search_call.results", CodeExecution: "code_interpreter_call.outputs"}
+"""What is asked for beside a call of a tool, or only the call comes."""
 
 Json = dict[str, Any]
 
@@ -43,10 +40,12 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
         preset: The service's ways.
         tools: The encoded tools.
         stream: Whether the reply shall be a stream.
-        after: How the same request failed before: a refused signature leaves earlier reasoning out.
+        after: How the same request failed before: a refused signature leaves earlier reasoning out, refused sources
+            those of earlier searches.
 
     Raises:
-        ModelError: when the reply shall be made in the background, where it would have to be polled.
+        ModelError: when the reply shall be made in the background, where it would have to be polled, and for a tool that
+            the provider does not have.
     """
     settings = request.settings
     if settings.extra.get("background") or (settings.extra.get("body") or {}).get("background"):
@@ -55,24 +54,28 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
             "out: a reply may take as long as Timeouts of the provider say"
         )
         raise ModelError(msg, kind="request")
+    said = dict(said_by(request, model, preset).members)
+    include = [*(["reasoning.encrypted_content"] if preset.encrypted_reasoning else []), *said.pop("include", [])]
     optional = {
-        **_shared(request, model),
+        **_shared(request, model, preset),
         "store": False,
         "max_output_tokens": settings.max_tokens,
         "temperature": settings.temperature,
         "top_p": settings.top_p,
-        "include": ["reasoning.encrypted_content"] if preset.encrypted_reasoning else None,
+        "include": include or None,
         "prompt_cache_key": _cache_key(request) if preset.cache_key else None,
         "stream": True if stream else None,
+        **said,
     }
     members = members_of(request, optional, tools)
-    members["input"] = encode_messages(request, Flags(preset.name, "" if after == INVALID_SIGNATURE else model))
+    flags = Flags(preset.name, "" if after == INVALID_SIGNATURE else model, sources=after != SOURCES)
+    members["input"] = encode_messages(request, flags)
     return join_members(members)
 
 
 def encode_count(request: ModelRequest, model: str, preset: Preset, tools: bytes) -> bytes:
     """Return the body of the question how many tokens a request has (EC75)."""
-    members = members_of(request, _shared(request, model), tools, extra=False)
+    members = members_of(request, _shared(request, model, preset), tools, extra=False)
     members["input"] = encode_messages(request, Flags(preset.name, model))
     return join_members(members)
 
@@ -89,32 +92,73 @@ def encode_tool(spec: ToolSpec) -> Json:
     }
 
 
-def _shared(request: ModelRequest, model: str) -> Json:
+def said_by(request: ModelRequest, model: str, preset: Preset) -> Said:
+    """Return what the settings of a request become that only some wires know (PV65 to PV67)."""
+    several = len(request.settings.server_tools) > 1
+    ways: dict[str, Way] = {
+        "service_tier": lambda tier: _named("service_tier", dict(preset.tiers).get(tier)),
+        "logprobs": lambda most: {"top_logprobs": most, "include": ["message.output_text.logprobs"]},
+        "store": lambda keep: {"store": keep},
+        "cache": lambda lifetime: cache_members(lifetime, model, preset),
+        "cache_key": lambda key: {preset.key_member: key} if preset.key_member else None,
+        "server_tools": lambda items: _server_tools(items, model, preset, several=several),
+    }
+    return said_of(request.settings, ways)
+
+
+def _named(name: str, value: Any) -> Json | None:
+    return None if value is None else {name: value}
+
+
+def _server_tools(items: tuple[ServerTool, ...], model: str, preset: Preset, *, several: bool) -> Json:
+    """Return the tools of the provider, and what is wanted of their results (PV56, PV61)."""
+    members: Json = {"tools": [_server_tool(item, model, preset) for item in items]}
+    include = [word for kind, word in RESULTS.items() if any(isinstance(item, kind) for item in items)]
+    if include and preset.name == "openai":
+        members["include"] = include
+    most = [item.max_uses for item in items if isinstance(item, WebSearch) and item.max_uses is not None]
+    if most and (several or preset.name != "openai"):
+        members[DROPPED] = ["server_tools.max_uses"]
+    elif most:
+        members["max_tool_calls"] = most[0]
+    return members
+
+
+def _server_tool(item: ServerTool, model: str, preset: Preset) -> Json:
+    if isinstance(item, WebSearch):
+        return _web_search(item, model, preset)
+    if isinstance(item, CodeExecution):
+        files = {"file_ids": list(item.files)} if item.files else {}
+        return {"type": "code_interpreter", "container": {"type": "auto", **files}}
+    if isinstance(item, FileSearch):
+        tool: Json = {"type": "file_search", "vector_store_ids": list(item.stores)}
+        return tool if item.max_results is None else {**tool, "max_num_results": item.max_results}
+    raise no_tool(item, model, preset.name, "its web search opens pages by itself: give it WebSearch()")
+
+
+def _web_search(item: WebSearch, model: str, preset: Preset) -> Json:
+    tool: Json = {"type": "web_search"}
+    if item.blocked_domains and preset.name == "openai":
+        raise no_tool(item, model, "openai", "it takes allowed_domains only")
+    if item.allowed_domains and item.blocked_domains:
+        raise no_tool(item, model, preset.name, "it takes allowed_domains or blocked_domains, not both")
+    if item.allowed_domains:
+        tool["filters"] = {"allowed_domains": list(item.allowed_domains)}
+    elif item.blocked_domains:
+        tool["filters"] = {"excluded_domains": list(item.blocked_domains)}
+    place = located(item.location)
+    return tool if place is None else {**tool, "user_location": place}
+
+
+def _shared(request: ModelRequest, model: str, preset: Preset) -> Json:
     return {
         "model": model,
         "instructions": request.system_prompt or None,
-        "reasoning": _reasoning(request, model),
+        "reasoning": asked_of_responses(request.settings.thinking, preset.thinking, model).members or None,
         "text": _text(request),
         "tool_choice": _tool_choice(request),
         "parallel_tool_calls": request.settings.parallel_tool_calls if request.tools else None,
     }
-
-
-def _reasoning(request: ModelRequest, model: str) -> Json | None:
-    """Return how much to reason; a budget has no place in this wire and becomes an effort."""
-    thinking = request.settings.thinking
-    if thinking is None:
-        return None
-    if thinking.mode == "none":
-        return {"effort": "none"} if SWITCHED.match(model) else None
-    word = effort_of(thinking)
-    if word == "max" and not MOST.match(model):
-        return _shown("xhigh" if MORE.match(model) else "high", thinking)
-    return _shown(word, thinking)
-
-
-def _shown(effort: str, thinking: Thinking) -> Json:
-    return {"effort": effort, "summary": "auto"} if thinking.show else {"effort": effort}
 
 
 def _text(request: ModelRequest) -> Json | None:

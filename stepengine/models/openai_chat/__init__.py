@@ -7,9 +7,10 @@ import re
 from functools import cached_property
 
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.models._http import Body
+from stepengine.models._http import Body, warn_once
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._reply import cut_at_stops
+from stepengine.models._schemas import unpromised
 from stepengine.models._wire import ToolsCache
 from stepengine.models.openai_chat.decode import ChatAccumulator
 from stepengine.models.openai_chat.request import (
@@ -17,8 +18,12 @@ from stepengine.models.openai_chat.request import (
     encode_plain_tool,
     encode_strict_tool,
     encode_tool,
+    is_undemanded,
     offered,
     promises,
+    said_by,
+    takes_stops,
+    thinking_of,
 )
 from stepengine.models.openai_chat.written import mark_in, with_written_calls
 
@@ -51,8 +56,26 @@ class OpenAIChatProvider(PresetProvider):
     def _strict_tools(self) -> ToolsCache:
         return ToolsCache(encode_strict_tool)
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+    def _unpromised(self, request: ModelRequest) -> str:
+        if not self._preset.schemas or (self._preset.name == "ollama" and self.bare(request.model).endswith("cloud")):
+            return "the service takes no schema"
+        return ""
+
+    def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
         model, preset = self.bare(request.model), self._preset
+        dropped = said_by(request, model, preset).dropped
+        if unpromised(request.tools, "openai") or (
+            not promises(preset, model) and any(t.strict for t in request.tools)
+        ):
+            dropped = (*dropped, "strict")
+        if request.tools and request.settings.parallel_tool_calls is False and not preset.told_parallel:
+            dropped = (*dropped, "parallel_tool_calls")
+        return (*dropped, "tool_choice") if is_undemanded(self._shaped(request), model, preset) else dropped
+
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+        request = self._shaped(request, after)
+        model, preset = self.bare(request.model), self._preset
+        warn_once(thinking_of(request, model, preset).note)
         plain = preset.plain_schemas and re.fullmatch(preset.plain_schemas, model)
         kind = self._plain_tools if plain else self._strict_tools if promises(preset, model) else self._tools
         tools = kind(offered(request, preset))
@@ -72,4 +95,5 @@ class OpenAIChatProvider(PresetProvider):
                 mark,
             )
         stops = request.settings.stop_sequences
-        return cut_at_stops(reply, stops) if stops and not self._preset.stops else reply
+        taken = takes_stops(self._preset, self.bare(request.model))
+        return cut_at_stops(reply, stops) if stops and not taken else reply

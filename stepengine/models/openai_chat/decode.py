@@ -7,18 +7,30 @@ so that they cannot differ (requirements G5).
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+import attrs
+
 from stepengine.data.json import freeze
-from stepengine.data.messages import AssistantPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
+from stepengine.data.messages import (
+    AssistantPart,
+    CitationPart,
+    ImagePart,
+    OpaquePart,
+    RefusalPart,
+    TextPart,
+    ThinkingPart,
+)
 from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
 from stepengine.models._failures import Call, body_failure, protocol_failure
 from stepengine.models._json import call_part, list_at, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
-from stepengine.models._reply import kept_of, reply_of, usage_in_totals
+from stepengine.models._reply import UNKNOWN, kept_of, made_part, reply_of, seen, usage_in_totals, word_at
+from stepengine.models._wire import base64_of
 from stepengine.models.openai_chat.calls import CallPieces
 
 __all__ = ("ChatAccumulator", "decode", "usage_of")
@@ -33,6 +45,8 @@ STOPS = {
     "error": StopReason.ERROR,
 }
 MAX_COST = 10**9
+PCM = "audio/pcm"
+"""What sound is that does not say so itself: streams give it bare."""
 REASONING = ("reasoning_content", "reasoning")
 KEPT = ("service_tier", "system_fingerprint", "prompt_filter_results")
 TEXTS = ("text", "summary")
@@ -84,8 +98,8 @@ def _kept(data: Mapping[str, Any], choice: Mapping[str, Any], message: Mapping[s
         "native_finish_reason": choice.get("native_finish_reason"),
         "content_filter_results": choice.get("content_filter_results"),
         "annotations": message.get("annotations"),
-        "audio": message.get("audio"),
-        "images": message.get("images"),
+        "images": [image for image in seen(message, "images") if _image(image, {}) is None],
+        "logprobs": choice.get("logprobs"),
     }
     kept: Json = {"id": data.get("id"), "usage": _raw_usage(data), **kept_of(data, *KEPT)}
     return {**kept, **{name: value for name, value in more.items() if value}}
@@ -99,7 +113,10 @@ def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[Assist
     if member or details:
         data = {**mark, **({"member": member} if member else {}), **({"reasoning_details": details} if details else {})}
         parts.append(ThinkingPart(message[member] if member else "", provider_data=freeze(data)))
-    parts += _content(message, mark)
+    content = _content(message, mark)
+    said = "".join([part.text for part in content if type(part) is TextPart])
+    parts += [*content, *[_citation(note, said) for note in seen(message, "annotations") if "url_citation" in note]]
+    parts += _made(message, mark)
     if refusal := text_at(message, "refusal"):
         parts.append(RefusalPart(refusal))
     for call in objects_at(message, "tool_calls"):
@@ -107,6 +124,38 @@ def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[Assist
         given = {"id": call["id"]} if text_at(call, "id") else {}
         parts.append(call_part(text_at(function, "name"), function.get("arguments"), {**mark, **given}))
     return parts
+
+
+def _made(message: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
+    """Return the images of OpenRouter, and the sound of OpenAI with its words (PV52)."""
+    parts: list[AssistantPart] = [
+        part for part in [_image(image, mark) for image in seen(message, "images")] if part is not None
+    ]
+    audio = message.get("audio")
+    if not isinstance(audio, Mapping):
+        return parts
+    said = word_at(audio, "transcript")
+    kept = {name: audio[name] for name in ("id", "expires_at") if audio.get(name)}
+    sound = made_part(audio.get("data"), "", {**mark, **kept, **({"transcript": True} if said else {})})
+    if sound is not None:
+        parts.append(attrs.evolve(sound, mime_type=PCM) if sound.mime_type == UNKNOWN else sound)
+    return [*parts, *([TextPart(said)] if said else [])]
+
+
+def _image(image: Mapping[str, Any], mark: Json) -> AssistantPart | None:
+    url = word_at(image, "image_url", "url")
+    head, found, data = url.removeprefix("data:").partition(";base64,")
+    if url.startswith("data:"):
+        return made_part(data, head, mark) if found and head.startswith("image/") else None
+    return ImagePart(url, provider_data=freeze(mark)) if url else None
+
+
+def _citation(annotation: Mapping[str, Any], text: str) -> CitationPart:
+    cited = annotation["url_citation"]
+    cited = cited if isinstance(cited, Mapping) else {}
+    start, end = cited.get("start_index"), cited.get("end_index")
+    said = text[start:end] if type(start) is int and type(end) is int and 0 <= start <= end else ""
+    return CitationPart(word_at(cited, "url"), word_at(cited, "title"), quote=word_at(cited, "content"), said=said)
 
 
 def _content(message: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
@@ -151,6 +200,8 @@ class ChatAccumulator(Accumulator):
         self._texts: dict[str, list[str]] = {}
         self._lists: dict[str, list[Any]] = {}
         self._calls = CallPieces()
+        self._audio: Json = {}
+        self._sound: list[str] = []
         self._finished = False
         self._chosen = False
 
@@ -185,7 +236,10 @@ class ChatAccumulator(Accumulator):
         if choice.get("error"):
             raise body_failure({"error": choice["error"]}, None, {}, self._call)
         deltas = self._delta(object_at(choice, "delta"))
+        likely = {**self._choice.get("logprobs", {}), **_grown(self._choice.get("logprobs"), choice.get("logprobs"))}
         self._choice.update({key: value for key, value in choice.items() if key != "delta" and value is not None})
+        if likely:
+            self._choice["logprobs"] = likely
         if choice.get("finish_reason") and not self._finished:
             self._finished = True
             deltas += self._calls.end()
@@ -207,7 +261,18 @@ class ChatAccumulator(Accumulator):
         for name in ("reasoning_details", "annotations", "images"):
             if pieces := list_at(delta, name):
                 self._lists.setdefault(name, []).extend(pieces)
+        deltas += self._heard(object_at(delta, "audio"))
         return deltas + self._calls.take(objects_at(delta, "tool_calls"))
+
+    def _heard(self, audio: Mapping[str, Any]) -> list[ModelDelta]:
+        """Take a piece of sound, each of which is base64 for itself, and of its words."""
+        said, data = word_at(audio, "transcript"), word_at(audio, "data")
+        self._audio.update({name: audio[name] for name in ("id", "expires_at") if audio.get(name)})
+        if said:
+            self._texts.setdefault("transcript", []).append(said)
+        if data:
+            self._sound.append(data)
+        return [TextChunk(said)] if said else []
 
     def _pieces(self, name: str, pieces: list[Any]) -> list[ModelDelta]:
         """Take a list in place of a text; text that came before it is its first piece."""
@@ -241,11 +306,32 @@ class ChatAccumulator(Accumulator):
         self.done = True
         message: Json = {name: "".join(pieces) for name, pieces in self._texts.items()}
         message.update(self._lists)
+        if self._audio or self._sound or "transcript" in message:
+            message["audio"] = {
+                **self._audio,
+                "data": _joined(self._sound),
+                "transcript": message.pop("transcript", ""),
+            }
         if "reasoning_details" in message:
             message["reasoning_details"] = _merged(message["reasoning_details"])
         message["tool_calls"] = self._calls.joined()
         data = {**self._data, "choices": [{**self._choice, "message": message}]}
         return self._decoded(data)
+
+
+def _joined(pieces: list[str]) -> str:
+    """Return one base64 text of several; ``""`` when one is none."""
+    try:
+        return base64_of(b"".join([base64.b64decode(piece, validate=True) for piece in pieces]))
+    except ValueError:
+        return ""
+
+
+def _grown(before: Any, more: Any) -> Json:
+    """Return the probabilities of tokens, whose lists come in pieces."""
+    if not isinstance(more, Mapping):
+        return {}
+    return {name: [*seen(before, name), *seen(more, name)] for name in ("content", "refusal") if more.get(name)}
 
 
 def _merged(details: list[Json]) -> list[Json]:

@@ -19,6 +19,7 @@ from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,
     AssistantPart,
+    CitationPart,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -35,16 +36,22 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelRequest
 from stepengine.models._json import utf8
 from stepengine.models._wire import (
+    MADE,
     NUDGE,
     arguments_of,
+    base64_of,
     cannot_take,
+    check_holder,
     data_url,
     document_text,
     encoded,
+    file_name,
     filled,
     is_own,
     is_paused,
     joined,
+    kind_of,
+    made_by_model,
     media_label,
     result_text,
     safe_name,
@@ -57,6 +64,7 @@ from stepengine.models.presets import Preset
 __all__ = ("Flags", "encode_message", "encode_messages")
 
 NINE = 9
+SOUNDS = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 
 Json = dict[str, Any]
 
@@ -90,13 +98,14 @@ class Turn(BaseTurn):
 # --- joining --------------------------------------------------------------------------------------------------------
 
 
-def encode_messages(request: ModelRequest, flags: Flags, *, bridged: bool = False) -> bytes:
+def encode_messages(request: ModelRequest, flags: Flags, *, bridged: bool = False, mark: bytes | None = None) -> bytes:
     """
     Return the ``messages`` array: system prompt, history and tail.
 
-    *bridged* puts a short message of the assistant between a tool's result and a message of the user.
+    *bridged* puts a short message of the assistant between a tool's result and a message of the user. *mark* stands at the
+    system prompt and at the last message, so that what is before them is cached (PV66).
     """
-    joiner = _Joiner(request.system_prompt, bridged=bridged)
+    joiner = _Joiner(request.system_prompt, bridged=bridged, mark=mark)
     for turn in turns_of(request, flags, encode_message):
         joiner.add(turn)
     return joiner.joined(nudge=not is_paused(request))
@@ -105,9 +114,10 @@ def encode_messages(request: ModelRequest, flags: Flags, *, bridged: bool = Fals
 class _Joiner:
     """Puts encoded messages in a row, merges user messages and moves media behind the results of a batch."""
 
-    def __init__(self, system_prompt: str, *, bridged: bool) -> None:
+    def __init__(self, system_prompt: str, *, bridged: bool, mark: bytes | None) -> None:
         self._bridged = bridged
-        self._out = [encoded({"role": "system", "content": system_prompt})] if system_prompt else []
+        self._mark = b"" if mark is None else b',"cache_control":' + mark
+        self._out = [self._system(system_prompt)] if system_prompt else []
         self._user: list[Turn] = []
         self._ids: Mapping[str, bytes] = {}
         self._role = ""
@@ -131,27 +141,43 @@ class _Joiner:
                 self._flush()
             self._out.append(turn.body)
             self._role = "assistant"
+        if turn.after:
+            self._user.append(Turn("user", turn.after, plain=False))
 
-    def _flush(self) -> None:
+    def _system(self, text: str) -> bytes:
+        if not self._mark:
+            return encoded({"role": "system", "content": text})
+        return b'{"role":"system","content":[{"type":"text","text":' + encoded(text) + self._mark + b"}]}"
+
+    def _flush(self, mark: bytes = b"") -> None:
         turns = self._user
         if not turns:
             return
         if self._bridged and self._role == "tool":
             self._out.append(BRIDGE)
-        if len(turns) == 1 and turns[0].plain:
+        if len(turns) == 1 and turns[0].plain and not mark:
             content = b'"' + _inside(turns[0].body) + b'"'
         else:
-            content = b"[" + b",".join([TEXT + _inside(t.body) + b'"}' if t.plain else t.body for t in turns]) + b"]"
+            parts = b",".join([TEXT + _inside(t.body) + b'"}' if t.plain else t.body for t in turns])
+            content = b"[" + parts[:-1] + mark + b"}]"
         self._out.append(b'{"role":"user","content":' + content + b"}")
         self._user = []
         self._role = "user"
 
     def joined(self, *, nudge: bool) -> bytes:
-        self._flush()
+        if self._mark and self._role == "tool" and not self._user:
+            self._mark_result()
+        self._flush(self._mark)
         if not self._role or (nudge and self._role == "assistant"):
             self._user.append(NUDGE_TURN)
-            self._flush()
+            self._flush(self._mark)
         return b"[" + b",".join(self._out) + b"]"
+
+    def _mark_result(self) -> None:
+        """Mark the last message, a result, whose text then is a part."""
+        head, content, text = self._out[-1].partition(b',"content":"')
+        if content and text != b'"}':
+            self._out[-1] = head + b',"content":[' + TEXT + text[:-1] + self._mark + b"}]}"
 
 
 TEXT = b'{"type":"text","text":"'
@@ -202,9 +228,11 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
         body["tool_calls"] = calls
         if flags.preset.reasoning_with_calls:
             body.setdefault(flags.preset.reasoning_with_calls, "")
+    made = made_by_model(message)
+    after = joined([{"type": "text", "text": MADE}, *[_media(part, flags) for part in made]]) if made else b""
     if body["content"] is None and len(body) == 2:  # noqa: PLR2004 - role and content: there is nothing to send
-        return Turn("assistant", b"")
-    return Turn("assistant", encoded(body), ids={ours: encoded(theirs) for ours, theirs in ids.items()})
+        return Turn("assistant", b"", after=after)
+    return Turn("assistant", encoded(body), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, after=after)
 
 
 def _nine(call_id: str) -> str:
@@ -247,7 +275,7 @@ def _visible(part: AssistantPart, flags: Flags) -> str:
             return part.text
         case RefusalPart():
             return "" if flags.preset.refusals else part.text
-        case OpaquePart() | ThinkingPart() | ToolCallPart():
+        case OpaquePart() | ThinkingPart() | ToolCallPart() | CitationPart() | ImagePart() | DocumentPart():
             return ""
         case _ as never:
             assert_never(never)
@@ -285,20 +313,54 @@ def _content(part: ResultPart, flags: Flags) -> Json:
             return {"type": "text", "text": part.text}
         case JsonPart():
             return {"type": "text", "text": compact(part.value)}
-        case ImagePart():
-            return {"type": "image_url", "image_url": {"url": data_url(part)}}
-        case DocumentPart():
-            return _document(part, flags)
+        case ImagePart() | DocumentPart():
+            return _media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _document(part: DocumentPart, flags: Flags) -> Json:
-    takes = flags.preset.takes_files
-    if part.data is not None and part.mime_type.startswith("text/"):
-        return {"type": "text", "text": document_text(part.name, part.data)}
-    if takes == "no" or (part.data is None and takes != "all"):
-        raise cannot_take(flags.preset.name, part, "it takes text" + (" and PDF as bytes" if takes == "bytes" else ""))
-    if part.data is not None and part.mime_type != "application/pdf":
-        raise cannot_take(flags.preset.name, part, "it takes PDF and text")
-    return {"type": "file", "file": {"filename": part.name or "document.pdf", "file_data": data_url(part)}}
+def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
+    preset, kind = flags.preset, kind_of(part)
+    check_holder(preset.name, part)
+    if kind == "text" and part.data is not None:
+        return {"type": "text", "text": document_text(getattr(part, "name", ""), part.data)}
+    if kind == "image" and part.file_id is None:
+        return {"type": "image_url", "image_url": {"url": data_url(part)}}
+    if kind == "video" and preset.takes_video and part.file_id is None:
+        return {"type": "video_url", "video_url": {"url": data_url(part)}}
+    sound = SOUNDS.get(part.mime_type)
+    if sound and preset.takes_audio and part.data is not None:
+        data = base64_of(part.data) if preset.takes_audio == "bytes" else data_url(part)
+        return {"type": "input_audio", "input_audio": {"data": data, "format": sound}}
+    pdf = _pdf(part, preset) if kind == "pdf" else None
+    if pdf is None:
+        raise cannot_take(preset.name, part, f"it takes {_taken(preset)}")
+    return pdf
+
+
+def _pdf(part: ImagePart | DocumentPart, preset: Preset) -> Json | None:
+    if part.file_id is not None:
+        return {"type": "file", "file": {"file_id": part.file_id}} if preset.holds_files else None
+    if preset.takes_files == "link":
+        return {"type": "document_url", "document_url": data_url(part)}
+    if preset.takes_files == "no" or (preset.takes_files == "bytes" and part.data is None):
+        return None
+    return {"type": "file", "file": {"filename": file_name(part), "file_data": data_url(part)}}
+
+
+def _taken(preset: Preset) -> str:
+    """Return what a service takes, for people."""
+    files = {
+        "no": "",
+        "bytes": "PDF as bytes",
+        "all": "PDF as bytes or by address",
+        "link": "PDF as bytes or by address",
+    }
+    kinds = [
+        "text as bytes",
+        "images as bytes or by address",
+        files[preset.takes_files] + (" or uploaded" if preset.holds_files else ""),
+        "WAV and MP3 as bytes" if preset.takes_audio else "",
+        "video as bytes or by address" if preset.takes_video else "",
+    ]
+    return ", ".join([kind for kind in kinds if kind])

@@ -8,17 +8,40 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from stepengine.data.models import Effort, ModelRequest, Thinking
+import attrs
+
+from stepengine.data.models import ModelRequest
+from stepengine.data.server_tools import ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import FORCED_THINKING, INVALID_SIGNATURE
 from stepengine.models._schemas import plain_schema, strict_form
-from stepengine.models._wire import effort_of, join_members, members_of, schema_name, tool_choice_of
+from stepengine.models._settings import DROPPED, Said, Way, cache_members, located, no_tool, said_of
+from stepengine.models._thinking import Asked, asked_in_chat
+from stepengine.models._wire import encoded, join_members, members_of, schema_name, tool_choice_of
 from stepengine.models.openai_chat.encode import Flags, encode_messages
 from stepengine.models.presets import Preset
 
-__all__ = ("encode", "encode_plain_tool", "encode_strict_tool", "encode_tool", "offered", "promises")
+__all__ = (
+    "encode",
+    "encode_plain_tool",
+    "encode_strict_tool",
+    "encode_tool",
+    "is_undemanded",
+    "offered",
+    "promises",
+    "said_by",
+    "takes_stops",
+    "thinking_of",
+)
 
 WORDS = frozenset({"auto", "none", "required"})
+MARKED = re.compile(r"~?anthropic/")
+"""Models behind a gateway that cache nothing unless it is marked, which is done unless a request says otherwise."""
+MARKS = {"5m": {"type": "ephemeral"}, "1h": {"type": "ephemeral", "ttl": "1h"}}
+WITHOUT_STOPS = re.compile(r"o3|o4-mini")
+"""Models of OpenAI that refuse stop sequences (PV13)."""
+SEARCHES = re.compile(r"gpt-.*-search")
+"""Models of OpenAI that search the web in this wire."""
 
 Json = dict[str, Any]
 
@@ -37,30 +60,133 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
             thinking asks for none.
     """
     settings = request.settings
+    said = said_by(request, model, preset)
     optional = {
         "model": model,
         preset.limit_member: settings.max_tokens,
         "temperature": settings.temperature,
         "top_p": settings.top_p,
-        "stop": (list(settings.stop_sequences) or None) if preset.stops else None,
-        "tool_choice": _tool_choice(request, preset),
+        "stop": (list(settings.stop_sequences) or None) if takes_stops(preset, model) else None,
+        "tool_choice": _tool_choice(request, preset) if request.tools or "tools" in said.members else None,
         "parallel_tool_calls": _parallel(request, preset),
         "response_format": _response_format(settings.response_schema, strict=promises(preset, model)),
         "stream": True if stream else None,
         "stream_options": {"include_usage": True} if stream and preset.stream_usage else None,
-        **_thinking_members(request, preset, refused=after == FORCED_THINKING),
+        **thinking_of(request, model, preset, off=after == FORCED_THINKING).members,
+        **said.members,
     }
     members = members_of(request, optional, tools)
+    if members.get("tools") == NO_TOOLS:
+        del members["tools"]
     bridged = bool(preset.bridged and re.fullmatch(preset.bridged, model))
+    mark = _mark(settings.cache, model, preset)
     members["messages"] = encode_messages(
-        request, Flags(preset, "" if after == INVALID_SIGNATURE else model), bridged=bridged
+        request,
+        Flags(preset, "" if after == INVALID_SIGNATURE else model),
+        bridged=bridged,
+        mark=None if mark is None else encoded(mark),
     )
     return join_members(members)
+
+
+NO_TOOLS = b"[]"
+
+
+def said_by(request: ModelRequest, model: str, preset: Preset) -> Said:
+    """Return what the settings of a request become that only some services know (PV61, PV65 to PV67)."""
+    ways: dict[str, Way] = {
+        "service_tier": lambda tier: _named("service_tier", dict(preset.tiers).get(tier)),
+        "seed": lambda seed: {preset.seed_member: seed} if preset.seed_member else None,
+        "logprobs": lambda most: _logprobs(most) if preset.logprobs else None,
+        "store": lambda keep: {"store": keep} if preset.keeps else None,
+        "cache": lambda lifetime: _cache(lifetime, model, preset),
+        "cache_key": lambda key: {preset.key_member: key} if preset.key_member else None,
+        "server_tools": lambda items: _server_tools(items, model, preset),
+    }
+    return said_of(request.settings, ways)
+
+
+def _named(name: str, value: Any) -> Json | None:
+    return None if value is None else {name: value}
+
+
+def _logprobs(most: int) -> Json:
+    return {"logprobs": True, "top_logprobs": most} if most else {"logprobs": True}
+
+
+def _cache(lifetime: str, model: str, preset: Preset) -> Json | None:
+    """Return how long a prompt shall be cached, beside the marks in the messages; ``None`` when that cannot be said."""
+    if preset.cache_marks and re.fullmatch(preset.cache_marks, model):
+        return {}
+    return cache_members(lifetime, model, preset)
+
+
+def _mark(lifetime: str | None, model: str, preset: Preset) -> Json | None:
+    """Return the mark of what shall be cached; for Claude behind a gateway there is one unless it is switched off."""
+    if not preset.cache_marks or not re.fullmatch(preset.cache_marks, model):
+        return None
+    wanted = lifetime or ("5m" if MARKED.match(model) else "off")
+    return dict(MARKS[wanted]) if wanted in MARKS else None
+
+
+def _server_tools(items: tuple[ServerTool, ...], model: str, preset: Preset) -> Json:
+    """Return the tools of the provider, of which this wire knows web search alone (PV61)."""
+    members: Json = {}
+    for item in items:
+        if not isinstance(item, WebSearch):
+            raise no_tool(item, model, preset.name)
+        dropped: list[str] = []
+        if preset.name == "openrouter":
+            members["tools"] = [_gateway_search(item, model)]
+        elif item.allowed_domains or item.blocked_domains:
+            raise no_tool(item, model, preset.name, "its search cannot be held to domains or kept from them")
+        elif preset.name in OPENAI_ITSELF and SEARCHES.match(model):
+            place = {} if item.location is None else {"type": "approximate", "approximate": item.location}
+            members["web_search_options"] = {"user_location": place} if place else {}
+            dropped = ["server_tools.max_uses"] if item.max_uses is not None else []
+        else:
+            raise no_tool(item, model, preset.name)
+        members[DROPPED] = dropped
+    return members
+
+
+def _gateway_search(item: WebSearch, model: str) -> Json:
+    """Return OpenRouter's search, which it passes to the provider where that has one."""
+    if item.allowed_domains and item.blocked_domains:
+        raise no_tool(item, model, "openrouter", "it takes allowed_domains or blocked_domains, not both")
+    if item.blocked_domains and model.startswith("openai/"):
+        raise no_tool(item, model, "openrouter", "blocked_domains are not kept with OpenAI's models")
+    parameters = {
+        "max_uses": item.max_uses,
+        "allowed_domains": list(item.allowed_domains) or None,
+        "excluded_domains": list(item.blocked_domains) or None,
+        "user_location": located(item.location),
+    }
+    given = {name: value for name, value in parameters.items() if value is not None}
+    return {"type": "openrouter:web_search", **({"parameters": given} if given else {})}
+
+
+OPENAI_ITSELF = frozenset({"openai_chat", "azure"})
+
+
+def takes_stops(preset: Preset, model: str) -> bool:
+    """Return whether stop sequences may be sent; else the reply is cut here."""
+    return preset.stops and not (preset.name in OPENAI_ITSELF and WITHOUT_STOPS.match(model))
+
+
+def is_undemanded(request: ModelRequest, model: str, preset: Preset) -> bool:
+    """Return whether a call is demanded of a server that cannot be told so, or of a model that has no tool to call."""
+    if tool_choice_of(request) in {None, "auto", "none"}:
+        return False
+    callable_ = request.tools or "tools" in said_by(request, model, preset).members
+    return not preset.required_word or not callable_
 
 
 def offered(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
     """Return the tools to offer: only the demanded one, where a server cannot be told to call it (EC107, EC108)."""
     choice = tool_choice_of(request)
+    if choice == "none" and preset.quiet_none:
+        return ()
     if preset.named_choice or choice is None or choice in WORDS:
         return request.tools
     return tuple([tool for tool in request.tools if tool.name == choice]) or request.tools
@@ -87,17 +213,19 @@ def encode_plain_tool(spec: ToolSpec) -> Json:
 
 def _tool_choice(request: ModelRequest, preset: Preset) -> Any:
     choice = tool_choice_of(request)
+    if choice == "none" and preset.quiet_none:
+        return None
     if choice is None or choice in {"auto", "none"}:
         return choice
     if choice == "required" or not preset.named_choice:
-        return preset.required_word
+        return preset.required_word or None
     return {"type": "function", "function": {"name": choice}}
 
 
 def _parallel(request: ModelRequest, preset: Preset) -> bool | None:
-    if not request.tools:
+    if not request.tools or (preset.quiet_none and tool_choice_of(request) == "none"):
         return None
-    asked = request.settings.parallel_tool_calls
+    asked = request.settings.parallel_tool_calls if preset.told_parallel else None
     return True if asked is None and preset.parallel else asked
 
 
@@ -115,28 +243,11 @@ def _response_format(schema: Mapping[str, Any] | None, *, strict: bool) -> Json 
     return {"type": "json_schema", "json_schema": {"name": schema_name(schema), "schema": schema}}
 
 
-def _thinking_members(request: ModelRequest, preset: Preset, *, refused: bool) -> Json:
-    thinking = request.settings.thinking
-    if preset.thinking == "deepseek":
-        # Thinking is on by default there, and refuses a demanded call.
-        demanded = tool_choice_of(request) not in {None, "auto", "none"}
-        off = demanded or (thinking is not None and thinking.mode == "none")
-        return {"thinking": {"type": "disabled" if off else "enabled"}} if off or thinking is not None else {}
-    if preset.thinking == "mistral" and thinking is not None and "magistral" not in request.model:
-        return {"reasoning_effort": "none" if refused or thinking.mode == "none" else "high"}
-    if refused or thinking is None or thinking.mode == "none" or preset.thinking == "mistral":
-        return {}
-    if preset.thinking == "openrouter":
-        return {"reasoning": {**_amount(thinking), **({} if thinking.show else {"exclude": True})}}
-    return {"reasoning_effort": _word(effort_of(thinking))}
-
-
-def _amount(thinking: Thinking) -> Json:
-    if thinking.tokens is not None:
-        return {"max_tokens": thinking.tokens}
-    return {"enabled": True} if thinking.effort is None else {"effort": _word(thinking.effort)}
-
-
-def _word(effort: Effort) -> str:
-    """Return an effort in the words that all of these services know."""
-    return "high" if effort == "max" else effort
+def thinking_of(request: ModelRequest, model: str, preset: Preset, *, off: bool = False) -> Asked:
+    """Return what a request says of thinking; *off* is for one that was refused with it."""
+    demanded = tool_choice_of(request) not in {None, "auto", "none"}
+    asked = asked_in_chat(request.settings.thinking, preset.thinking, model, demanded=demanded, off=off)
+    given, only = request.settings.temperature, asked.members.get("temperature")
+    if only is not None and given not in (None, only):
+        return attrs.evolve(asked, note=f"{model} thinks at temperature {only} only; temperature={given} is not sent")
+    return asked

@@ -1,0 +1,120 @@
+"""
+Structured output by a tool: where a provider promises no schema, the answer is the input of a tool that is offered for it.
+
+The request is rewritten before it is encoded, and the call in the reply becomes the text that was asked for, so that the
+conversation knows nothing of it (ecosystem EC88, providers PV43).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from stepengine.data.json import JsonDict, compact
+from stepengine.data.messages import AssistantPart, TextPart, ToolCallPart
+from stepengine.data.models import (
+    ModelDelta,
+    ModelReply,
+    ModelRequest,
+    StopReason,
+    TextChunk,
+    ToolCallChunk,
+    ToolCallEnded,
+    ToolCallStarted,
+)
+from stepengine.data.tools import ToolSpec
+
+__all__ = ("ANSWER", "AnswerChunks", "answer_of", "as_text", "asked_by_tool", "is_by_tool")
+
+ANSWER = "final_answer"
+SAYS = "Gives the final answer, once nothing else is left to do: its input is the answer itself."
+WHOLE = "answer"
+"""The member that holds an answer which is no object, as the input of a tool must be one."""
+DEFINITIONS = ("$defs", "definitions")
+
+
+def asked_by_tool(request: ModelRequest, spec: ToolSpec) -> ModelRequest:
+    """Return *request* with *spec* as the way to answer. Where nothing else can be called, it must be."""
+    settings = attrs.evolve(request.settings, response_schema=None, tool_choice=None)
+    choice = request.tool_choice or request.settings.tool_choice
+    if choice == "none" or not (request.tools or settings.server_tools):
+        choice = spec.name
+    elif choice in {None, "auto", "required"}:
+        # A demanded call would keep a model from its provider's own tools.
+        choice = "auto" if settings.server_tools else "required"
+    return attrs.evolve(request, tools=(*request.tools, spec), tool_choice=choice, settings=settings)
+
+
+def answer_of(schema: Mapping[str, Any]) -> ToolSpec:
+    """Return the tool whose input is an answer by *schema*."""
+    if _is_object(schema):
+        return ToolSpec(ANSWER, SAYS, schema, strict=True)
+    defined = {name: schema[name] for name in DEFINITIONS if name in schema}
+    inner = {name: value for name, value in schema.items() if name not in defined}
+    members = {"type": "object", "properties": {WHOLE: inner}, "required": [WHOLE], "additionalProperties": False}
+    return ToolSpec(ANSWER, SAYS, {**members, **defined}, strict=True)
+
+
+def _is_object(schema: Mapping[str, Any]) -> bool:
+    return schema.get("type") == "object"
+
+
+def is_by_tool(request: ModelRequest) -> bool:
+    """Return whether a call of ``ANSWER`` in a reply to *request* can only be an answer."""
+    return request.settings.response_schema is not None and all(tool.name != ANSWER for tool in request.tools)
+
+
+def as_text(reply: ModelReply, schema: Mapping[str, Any]) -> ModelReply:
+    """
+    Return *reply* with its answer as text.
+
+    Beside other calls it was given too early: they are carried out, and the model is asked again.
+    """
+    answers = [part for part in reply.content if _is_answer(part)]
+    if not answers:
+        return reply
+    early = len(reply.tool_calls) > len(answers)
+    parts = [part for part in reply.content if not _is_answer(part)]
+    if early:
+        return attrs.evolve(reply, content=tuple(parts))
+    text = TextPart(_text_of(answers[0], schema))
+    stop = StopReason.END_TURN if reply.stop_reason is StopReason.TOOL_USE else reply.stop_reason
+    # What was said beside the answer is no part of it, and the text of the reply has to be JSON.
+    kept = [part for part in parts if type(part) is not TextPart]
+    data = {**reply.provider_data, "output": "tool"}
+    return attrs.evolve(reply, content=(*kept, text), stop_reason=stop, provider_data=data)
+
+
+def _is_answer(part: AssistantPart) -> bool:
+    return type(part) is ToolCallPart and part.tool_name == ANSWER
+
+
+def _text_of(part: AssistantPart, schema: Mapping[str, Any]) -> str:
+    if type(part) is not ToolCallPart:
+        return ""
+    if part.raw_input is not None:
+        return part.raw_input
+    value: Any = part.input
+    return compact(value[WHOLE] if not _is_object(schema) and WHOLE in value else JsonDict(value))
+
+
+class AnswerChunks:
+    """Turns the pieces of an answer by tool in a stream into pieces of text."""
+
+    def __init__(self) -> None:
+        self._answers: set[int] = set()
+
+    def of(self, delta: ModelDelta) -> ModelDelta | None:
+        """Return what a piece is for those who watch; ``None`` for one that says nothing to them."""
+        match delta:
+            case ToolCallStarted(index=index, tool_name=name) if name == ANSWER:
+                self._answers.add(index)
+                return None
+            case ToolCallChunk(index=index, text=text) if index in self._answers:
+                return TextChunk(text)
+            case ToolCallEnded(index=index) if index in self._answers:
+                return None
+            case _:
+                return delta

@@ -1,0 +1,140 @@
+"""
+Settings that only some wires have words for: what each becomes in a body, and what is left out and said so. Pure but for the log.
+
+A wire has a *way* for each of these settings that it knows: a function of the value that gives members of the body, or ``None``
+where the model does not take it. What has no way is dropped with a warning, never silently (requirements A15).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import attrs
+
+from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
+from stepengine.data.server_tools import ServerTool
+from stepengine.errors import ModelError
+from stepengine.models.presets import Preset
+
+__all__ = ("DROPPED", "Said", "Way", "cache_members", "located", "no_tool", "said_of", "told", "warn_of")
+
+logger = logging.getLogger("stepengine.models")
+
+Json = dict[str, Any]
+Way: TypeAlias = Callable[[Any], Json | None]
+
+TUNING = ("service_tier", "seed", "logprobs", "store", "safety", "cache", "cache_key", "server_tools")
+CAN_BE_TOLD = frozenset({"openai", "openai_chat"})
+CACHES_LONGER = re.compile(r"gpt-(?:5\.[6-9]|[6-9])")
+MOST_WARNINGS = 1_000
+_warned: set[tuple[str, str, str]] = set()
+
+
+@attrs.frozen
+class Said:
+    """
+    What the settings of a request become.
+
+    Attributes:
+        members: Members of the body.
+        dropped: The settings that are set and left out, by name.
+    """
+
+    members: Json
+    dropped: tuple[str, ...] = ()
+
+
+def said_of(settings: ModelSettings, ways: Mapping[str, Way]) -> Said:
+    """Return what the settings that are set become by the *ways* of a wire."""
+    members: Json = {}
+    dropped: list[str] = []
+    for name in TUNING:
+        value = getattr(settings, name)
+        if value is None or value in ({}, ()):
+            continue
+        way = ways.get(name)
+        found = None if way is None else way(value)
+        if found is None:
+            dropped.append(name)
+        else:
+            members = _joined(members, {key: member for key, member in found.items() if key != DROPPED})
+            dropped += found.get(DROPPED, ())
+    return Said(members, tuple(dropped))
+
+
+DROPPED = ""
+"""Under this name a way says which parts of its setting it leaves out."""
+
+
+def _joined(below: Json, above: Json) -> Json:
+    joined = dict(below)
+    for name, value in above.items():
+        old = joined.get(name)
+        if isinstance(old, dict) and isinstance(value, dict):
+            joined[name] = _joined(old, value)
+        else:
+            joined[name] = [*old, *value] if isinstance(old, list) and isinstance(value, list) else value
+    return joined
+
+
+def warn_of(request: ModelRequest, provider: str, dropped: tuple[str, ...]) -> None:
+    """
+    Say which settings of *request* are left out: once in a process for each of them, provider and model.
+
+    The record has the fields ``setting``, ``provider`` and ``model``.
+
+    Raises:
+        ModelError: where the request would rather not be sent then.
+    """
+    if dropped and request.settings.unsupported == "error":
+        msg = (
+            f"{provider} has no word for {', '.join([f'{name}=' for name in dropped])} of ModelSettings when {request.model!r} "
+            "is asked; leave it out, or set unsupported='warn' to have it left out"
+        )
+        raise ModelError(msg, kind="settings")
+    for name in dropped:
+        key = (provider, request.model, name)
+        if key in _warned or len(_warned) >= MOST_WARNINGS:
+            continue
+        _warned.add(key)
+        fields = {"setting": name, "provider": provider, "model": request.model}
+        logger.warning(
+            "%s has no word for %s= when %r is asked; it is left out", provider, name, request.model, extra=fields
+        )
+
+
+def told(reply: ModelReply, dropped: tuple[str, ...]) -> ModelReply:
+    """Return *reply* with the names of the settings that it was made without."""
+    if not dropped:
+        return reply
+    return attrs.evolve(reply, provider_data={**reply.provider_data, "dropped": list(dropped)})
+
+
+def cache_members(lifetime: str, model: str, preset: Preset) -> Json | None:
+    """
+    Return how long a service that caches by itself is told to do so; ``None`` when it cannot be told.
+
+    Since gpt-5.6 OpenAI's cache can be told to wait for marks, which are never sent, and by Responses to hold for twelve
+    hours, the shortest time above an hour (PV66).
+    """
+    if lifetime == "5m":
+        return {} if preset.caches else None
+    has_hours = preset.adapter == "openai"
+    if preset.name not in CAN_BE_TOLD or not CACHES_LONGER.match(model) or (lifetime == "1h" and not has_hours):
+        return None
+    return {"prompt_cache_options": {"ttl": "12h"} if lifetime == "1h" else {"mode": "explicit"}}
+
+
+def no_tool(item: ServerTool, model: str, provider: str, why: str = "") -> ModelError:
+    """Return the error for a tool that a provider cannot run, or not so."""
+    reason = why or f"{provider} has no such tool for it"
+    msg = f"{model!r} cannot be given {type(item).__name__}(...) of ModelSettings(server_tools=...): {reason}"
+    return ModelError(msg, kind="settings")
+
+
+def located(place: Mapping[str, Any] | None) -> Json | None:
+    """Return where the asker is in the form of Anthropic and OpenAI."""
+    return None if place is None else {"type": "approximate", **place}

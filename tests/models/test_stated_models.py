@@ -1,0 +1,228 @@
+"""What is known of a model: our tables, and what its provider states when it is asked (PV1)."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import httpx2
+import pytest
+from genai_prices.data_snapshot import get_snapshot
+
+from stepengine import AgentDefinition, Engine
+from stepengine.data.messages import UserMessage
+from stepengine.data.models import ModelRequest, ModelSettings, Thinking
+from stepengine.data.transcript import Transcript
+from stepengine.errors import ModelError
+from stepengine.models import AnthropicProvider, ModelInfo, Models
+
+NEW = "claude-novel-9"
+TYPES = ("adaptive", "enabled", "disabled", "between_tools")
+
+
+class Anthropic:
+    """
+    The API with a model that it describes, and that refuses what it did not say that it takes.
+
+    Attributes:
+        seen: Method and path of each request.
+        bodies: The bodies of the requests for replies.
+    """
+
+    def __init__(
+        self,
+        *,
+        types: tuple[str, ...] = ("enabled", "disabled"),
+        efforts: tuple[str, ...] = ("low", "high"),
+        **members: Any,
+    ) -> None:
+        self.types, self.efforts = types, efforts
+        self.described: Any = {
+            "id": NEW,
+            "type": "model",
+            "lifecycle": "active",
+            "max_input_tokens": 300_000,
+            "max_tokens": 40_000,
+            "capabilities": {
+                "thinking": {"supported": True, "types": {name: {"supported": name in types} for name in TYPES}},
+                "effort": {
+                    "supported": True,
+                    **{name: {"supported": name in efforts} for name in ("low", "medium", "high", "xhigh", "max")},
+                },
+            },
+            **members,
+        }
+        self.status = 200
+        self.seen: list[tuple[str, str]] = []
+        self.bodies: list[dict[str, Any]] = []
+
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        self.seen.append((request.method, request.url.path))
+        if request.method == "GET":
+            assert request.headers["authorization"] == "Bearer the-key"
+            return httpx2.Response(self.status, json=self.described)
+        body = json.loads(request.content)
+        self.bodies.append(body)
+        kind = body.get("thinking", {}).get("type")
+        effort = body.get("output_config", {}).get("effort")
+        if (
+            (kind is not None and kind not in self.types)
+            or body["max_tokens"] > 40_000
+            or (effort and effort not in self.efforts)
+        ):
+            error = {"type": "invalid_request_error", "message": "not supported for this model"}
+            return httpx2.Response(400, json={"type": "error", "error": error})
+        content = [{"type": "text", "text": "Hi."}]
+        head = {
+            "id": "m",
+            "type": "message",
+            "role": "assistant",
+            "model": NEW,
+            "usage": {"input_tokens": 1, "output_tokens": 1},
+        }
+        if not body.get("stream"):
+            return httpx2.Response(200, json={**head, "content": content, "stop_reason": "end_turn"})
+        events = [
+            {"type": "message_start", "message": {**head, "content": [], "stop_reason": None}},
+            {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hi."}},
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}},
+            {"type": "message_stop"},
+        ]
+        text = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
+        return httpx2.Response(200, text=text, headers={"content-type": "text/event-stream"})
+
+    def provider(self, **options: Any) -> AnthropicProvider:
+        return AnthropicProvider("the-key", transport=httpx2.MockTransport(self), **options)
+
+
+def request(effort: Any = "max", model: str = NEW) -> ModelRequest:
+    return ModelRequest(
+        f"anthropic/{model}", "", Transcript([UserMessage("hi")]), settings=ModelSettings(thinking=Thinking(effort))
+    )
+
+
+@pytest.mark.spec("providers:PV1")
+async def test_a_provider_states_what_a_model_takes_when_it_is_asked_once_and_requests_are_made_by_it():
+    api = Anthropic()
+    provider = api.provider(ask_models=True)
+
+    for effort in ("max", "high", "none"):
+        assert "Hi." == (await provider.complete(request(effort))).text
+
+    assert [("GET", f"/v1/models/{NEW}")] == [seen for seen in api.seen if seen[0] == "GET"]
+    assert ["enabled", "enabled", "disabled"] == [body["thinking"]["type"] for body in api.bodies]
+    assert {40_000} == {body["max_tokens"] for body in api.bodies}
+    await provider.close()
+
+
+@pytest.mark.spec("providers:PV1")
+async def test_an_effort_that_a_model_does_not_take_becomes_the_next_one_below():
+    for efforts, asked in {
+        ("low", "high"): ["low", "low", "high", "high"],
+        ("medium", "high", "xhigh"): ["medium", "medium", "high", "xhigh"],
+    }.items():
+        api = Anthropic(types=("adaptive", "disabled"), efforts=efforts)
+        provider = api.provider(ask_models=True)
+        for effort in ("low", "medium", "high", "max"):
+            assert "Hi." == (await provider.complete(request(effort))).text
+
+        assert asked == [body["output_config"]["effort"] for body in api.bodies]
+        await provider.close()
+
+
+@pytest.mark.spec("providers:PV1")
+async def test_nobody_is_asked_unless_that_is_wished_for_and_not_of_models_that_are_known():
+    api = Anthropic(types=TYPES)
+    for provider, model in ((api.provider(), NEW), (api.provider(ask_models=True), "claude-sonnet-4-5")):
+        with pytest.raises(ModelError):
+            await provider.complete(request("max", model))
+        await provider.close()
+
+    assert {"POST"} == {method for method, _ in api.seen}
+
+
+@pytest.mark.spec("providers:PV1")
+@pytest.mark.parametrize("status", [200, 404, 500])
+async def test_an_answer_that_says_nothing_is_asked_for_once_and_the_newest_family_is_assumed(status):
+    api = Anthropic(types=("adaptive",), efforts=("high",), capabilities=["adaptive"])
+    api.status = status
+    provider = api.provider(ask_models=True, max_tokens=100)
+
+    for _ in range(2):
+        assert "Hi." == (await provider.complete(request("high"))).text
+    with pytest.raises(ModelError):
+        await provider.describe(NEW)
+
+    assert ["GET", "POST", "POST", "GET"] == [method for method, _ in api.seen]
+    await provider.close()
+
+
+@pytest.mark.spec("providers:PV1", "requirements:G15")
+async def test_what_a_provider_states_is_known_from_then_on():
+    api = Anthropic()
+    models = Models({"anthropic": api.provider(), "other": AnthropicProvider("k", name="other")})
+    before = models.info(f"anthropic/{NEW}")
+
+    stated = await models.ask(f"anthropic/{NEW}")
+
+    assert (None, 64_000, None) == (before.context_window, before.max_output, before.thinking)
+    assert ModelInfo(300_000, 40_000, thinking=("enabled", "disabled"), efforts=("low", "high")) == stated
+    assert stated == models.info(f"anthropic/{NEW}") == await models.ask(f"anthropic/{NEW}")
+    assert 1 == len(api.seen)
+    await models.close()
+
+
+@pytest.mark.spec("providers:PV1", "replay:J1")
+def test_a_replay_asks_nothing_of_what_a_model_takes(tmp_path):
+    agent = AgentDefinition("asker", model=f"anthropic/{NEW}", settings=ModelSettings(thinking=Thinking("high")))
+    api, later = Anthropic(), Anthropic()
+    with Engine([agent], models={"anthropic": api.provider(ask_models=True)}) as engine:
+        recorded = engine.run_sync("asker", "hi", journal=tmp_path / "run.jsonl")
+    with Engine([agent], models={"anthropic": later.provider(ask_models=True)}) as engine:
+        replayed = engine.replay_sync(tmp_path / "run.jsonl")
+
+    assert ["GET", "POST"] == [method for method, _ in api.seen]
+    assert ("Hi.", "Hi.", []) == (recorded.output, replayed.output, later.seen)
+
+
+@pytest.mark.spec("requirements:G15", "providers:PV3")
+@pytest.mark.parametrize(
+    ("model", "window", "output"),
+    [
+        ("google/gemini-2.5-pro", 1_048_576, 65_536),
+        ("google/gemini-3-pro-preview", 1_048_576, 65_536),
+        ("google/gemini-3.1-pro-preview", 1_048_576, 65_536),
+        ("google/gemini-pro-latest", 1_048_576, 65_536),
+        ("openrouter/google/gemini-2.5-pro", 1_048_576, 65_536),
+        ("google/gemini-2.5-flash-preview-tts", 8_192, None),
+        ("mistral/mistral-large-latest", 262_144, 262_144),
+        ("mistral/mistral-medium-latest", 262_144, 262_144),
+        ("mistral/mistral-small-latest", 262_144, 262_144),
+        ("mistral/mistral-large-4", 1_048_576, 1_048_576),
+        ("mistral/magistral-medium-latest", 128_000, 16_384),
+        ("openai/gpt-5", 400_000, 128_000),
+        ("openai/o3", 200_000, 100_000),
+        ("anthropic/claude-sonnet-5", 1_000_000, 128_000),
+        ("anthropic/claude-sonnet-4-5", 200_000, 64_000),
+        ("ollama/nobodys-model", None, None),
+    ],
+)
+def test_windows_and_largest_outputs_of_current_models_are_known(model, window, output):
+    assert ModelInfo(window, output) == Models.standard().info(model)
+
+
+@pytest.mark.spec("requirements:G15", "providers:PV3")
+def test_every_listed_gemini_of_text_from_2_5_on_has_both():
+    listed = next(provider for provider in get_snapshot().providers if provider.id == "google").models
+    text = [
+        m.id for m in listed if re.fullmatch(r"gemini-(?:2\.5|3[.\d]*)-(?:pro|flash|flash-lite)(?:-preview)?", m.id)
+    ]
+
+    assert len(text) > 8
+    for name in text:
+        info = Models.standard().info(f"google/{name}")
+        assert (info.context_window or 0) >= 1_000_000, name
+        assert 65_536 == info.max_output, name

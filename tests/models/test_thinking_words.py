@@ -1,0 +1,354 @@
+"""What each family of models is sent for ``Thinking``: a table of every service, and what holds for all of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine.data.messages import UserMessage
+from stepengine.data.models import ModelRequest, ModelSettings, Thinking
+from stepengine.data.tools import ToolSpec
+from stepengine.data.transcript import Transcript
+from stepengine.models import _thinking as table
+from stepengine.models._http import warn_once
+from stepengine.models.openai import OpenAIProvider
+from stepengine.models.presets import PRESETS
+from tests.models.wires import provider_of
+
+EFFORTS = ("none", "low", "medium", "high", "max")
+OFF: dict[str, Any] = {"thinking": {"type": "disabled"}}
+MODELS = {
+    "anthropic": ("claude-opus-4-1", "claude-opus-4-6", "claude-sonnet-5", "claude-fable-5", "other"),
+    "google": (
+        *("gemini-3-pro-preview", "gemini-3-flash-preview", "gemini-3.7-flash", "gemini-2.5-pro", "gemini-2.5-flash"),
+        *("gemini-2.0-flash", "gemma-3", "gemini-flash-latest"),
+    ),
+    "openai": ("gpt-6", "gpt-6-astra", "gpt-5.6", "gpt-5.4", "gpt-5.1", "gpt-5", "gpt-5-pro", "o3", "gpt-4o", "gpt-5.2-chat-latest"),
+    "openai_chat": ("gpt-6", "gpt-5.6", "gpt-5.4", "gpt-5.1", "gpt-5-mini", "o3", "gpt-4o", "gpt-5-chat-latest", "other"),
+    "openrouter": ("anthropic/claude-sonnet-5", "vendor/model"),
+    "groq": ("openai/gpt-oss-120b", "qwen/qwen3-32b", "deepseek-r1-distill-llama-70b", "llama-3.3-70b-versatile"),
+    "xai": ("grok-4.3", "grok-4.5", "grok-3-mini", "grok-4", "grok-4-fast-non-reasoning", "grok-3"),
+    "deepseek": ("deepseek-v4", "deepseek-reasoner", "deepseek-chat"),
+    "mistral": ("mistral-medium-3-5", "magistral-medium-latest", "ministral-8b-2512", "mistral-large-2411"),
+    "zai": ("glm-5.2", "glm-5.3", "glm-4.6", "glm-4.6v"),
+    "moonshot": ("kimi-k3", "kimi-k2.6", "kimi-k2-thinking", "moonshot-v1-8k"),
+    "cerebras": ("gpt-oss-120b", "zai-glm-4.7", "llama-3.3-70b"),
+    "snowflake": ("claude-sonnet-4-5", "gpt-5", "llama3"),
+    "qwen": ("qwen3-max",),
+    "vllm": ("Qwen/Qwen3-8B", "openai/gpt-oss-20b"),
+    "llamacpp": ("qwen3", "gpt-oss-20b"),
+    "ollama": ("qwen3", "gpt-oss:20b"),
+    "lmstudio": ("whatever",),
+    "azure": ("gpt-5.4", "my-deployment"),
+    "together": ("vendor/model",),
+}  # fmt: skip
+LOOK = ToolSpec("look", "Looks.", {"type": "object", "properties": {}})
+
+
+def provider(name: str) -> Any:
+    if PRESETS.get(name) and PRESETS[name].adapter == "openai":
+        return OpenAIProvider("k", name=name)
+    return provider_of(name)
+
+
+def encoded(name: str, model: str, thinking: Thinking | None, **settings: Any) -> dict[str, Any]:
+    asked = ModelRequest(
+        f"{name}/{model}",
+        "",
+        Transcript([UserMessage("hi")]),
+        (LOOK,),
+        settings=ModelSettings(thinking=thinking, **settings),
+    )
+    body: dict[str, Any] = json.loads(provider(name)._encode(asked, stream=False).content)
+    return body
+
+
+def said(name: str, model: str, thinking: Thinking | None, **settings: Any) -> dict[str, Any]:
+    """What a body says because of *thinking*."""
+    plain = encoded(name, model, None, **settings)
+    return {key: value for key, value in encoded(name, model, thinking, **settings).items() if plain.get(key) != value}
+
+
+@pytest.fixture
+def notes(caplog: pytest.LogCaptureFixture) -> Any:
+    """The warnings so far; each comes once in a process, so that what others caused is forgotten."""
+    warn_once.cache_clear()
+    caplog.set_level(logging.WARNING, logger="stepengine.models")
+    yield lambda: [record.getMessage() for record in caplog.records if record.name == "stepengine.models"]
+    warn_once.cache_clear()
+
+
+def level(word: str) -> dict[str, Any]:
+    return {"generationConfig": {"thinkingConfig": {"includeThoughts": True, "thinkingLevel": word}}}
+
+
+def budget(tokens: int) -> dict[str, Any]:
+    return {"generationConfig": {"thinkingConfig": {"includeThoughts": True, "thinkingBudget": tokens}}}
+
+
+def effort(word: str) -> dict[str, Any]:
+    return {"reasoning_effort": word}
+
+
+def reasoning(word: str) -> dict[str, Any]:
+    return {"reasoning": {"effort": word, "summary": "auto"}}
+
+
+def routed(word: str) -> dict[str, Any]:
+    return {"reasoning": {"effort": word, "enabled": True}}
+
+
+def parsed(word: str) -> dict[str, Any]:
+    return {"reasoning_effort": word, "reasoning_format": "parsed"}
+
+
+def template(word: str) -> dict[str, Any]:
+    return {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": word}
+
+
+DEEP, GLM = {"thinking": {"type": "enabled"}}, {"thinking": {"type": "enabled", "clear_thinking": False}}
+KEPT = {"thinking": {"type": "enabled", "keep": "all"}}
+# A service, a model, and what is sent for low, medium, high and max.
+ROWS = [
+    ("google", "gemini-3-pro-preview", [level(word) for word in ("low", "medium", "high", "high")]),
+    ("google", "gemini-flash-latest", [level(word) for word in ("low", "medium", "high", "high")]),
+    ("google", "gemini-2.5-flash", [budget(tokens) for tokens in (2_048, 8_192, 24_576, 24_576)]),
+    ("google", "gemini-2.5-pro", [budget(tokens) for tokens in (2_048, 8_192, 24_576, 32_768)]),
+    ("google", "gemini-2.0-flash", [{}] * 4),
+    ("openai", "gpt-5.6", [reasoning(word) for word in ("low", "medium", "high", "max")]),
+    ("openai", "gpt-5.4", [reasoning(word) for word in ("low", "medium", "high", "xhigh")]),
+    ("openai", "gpt-5.1", [reasoning(word) for word in ("low", "medium", "high", "high")]),
+    ("openai", "gpt-5-pro", [reasoning("high")] * 4),
+    ("openai", "gpt-4o", [{}] * 4),
+    ("openai", "gpt-5.2-chat-latest", [reasoning("medium")] * 4),
+    ("openai_chat", "gpt-5.5", [effort(word) for word in ("low", "medium", "high", "xhigh")]),
+    ("openai_chat", "o3", [effort(word) for word in ("low", "medium", "high", "high")]),
+    ("openai_chat", "other", [effort(word) for word in ("low", "medium", "high", "high")]),
+    ("openai_chat", "gpt-4o", [{}] * 4),
+    ("mistral", "mistral-medium-3-5", [effort("high")] * 4),
+    ("mistral", "magistral-medium-latest", [{}] * 4),
+    ("deepseek", "deepseek-v4", [DEEP | effort(word) for word in ("high", "high", "high", "max")]),
+    ("deepseek", "deepseek-chat", [DEEP] * 4),
+    ("groq", "openai/gpt-oss-120b", [effort(word) for word in ("low", "medium", "high", "high")]),
+    ("groq", "qwen/qwen3-32b", [parsed("default")] * 4),
+    ("groq", "llama-3.3-70b-versatile", [{}] * 4),
+    ("xai", "grok-4.3", [reasoning(word) for word in ("low", "medium", "high", "high")]),
+    ("xai", "grok-4.5", [reasoning(word) for word in ("low", "medium", "high", "high")]),
+    ("xai", "grok-3-mini", [reasoning(word) for word in ("low", "low", "high", "high")]),
+    ("xai", "grok-4", [{}] * 4),
+    ("openrouter", "vendor/model", [routed(word) for word in ("low", "medium", "high", "high")]),
+    ("zai", "glm-5.2", [GLM | effort(word) for word in ("low", "medium", "high", "max")]),
+    ("zai", "glm-5.3", [GLM | effort(word) for word in ("low", "high", "high", "max")]),
+    ("zai", "glm-4.6", [GLM] * 4),
+    ("moonshot", "kimi-k3", [effort(word) for word in ("low", "medium", "high", "high")]),
+    ("moonshot", "kimi-k2.6", [KEPT] * 4),
+    ("cerebras", "gpt-oss-120b", [effort(word) for word in ("low", "medium", "high", "high")]),
+    ("cerebras", "zai-glm-4.7", [{"clear_thinking": False}] * 4),
+    ("snowflake", "claude-sonnet-4-5", [{"reasoning": {"effort": word}, "temperature": 1} for word in ("low", "medium", "high", "high")]),
+    ("snowflake", "llama3", [{}] * 4),
+    ("qwen", "qwen3-max", [{"enable_thinking": True, "thinking_budget": tokens} for tokens in (2_048, 8_192, 16_384, 32_768)]),
+    ("vllm", "Qwen/Qwen3-8B", [template(word) for word in ("low", "medium", "high", "high")]),
+    ("llamacpp", "gpt-oss-20b", [effort(word) for word in ("low", "medium", "high", "high")]),
+    ("ollama", "qwen3", [effort(word) for word in ("low", "medium", "high", "high")]),
+]  # fmt: skip
+
+
+@pytest.mark.spec(
+    "requirements:A16", "providers:PV10", "providers:PV11", "providers:PV12", "providers:PV13", "providers:PV14",
+    "providers:PV15", "providers:PV16", "providers:PV17", "providers:PV18", "providers:PV19", "providers:PV20",
+    "providers:PV21", "providers:PV22", "providers:PV23", "providers:PV24", "providers:PV25", "providers:PV26",
+)  # fmt: skip
+@pytest.mark.parametrize(("name", "model", "four"), ROWS, ids=[f"{name}-{model}" for name, model, _ in ROWS])
+def test_each_family_is_asked_for_an_effort_in_its_own_words(name, model, four):
+    assert four == [said(name, model, Thinking(word)) for word in EFFORTS[1:]]
+
+
+def none_of(config: dict[str, Any]) -> dict[str, Any]:
+    return {"generationConfig": {"thinkingConfig": config}}
+
+
+# A service, a model, what is sent for "none", and whether that keeps the model from thinking.
+NONE = [
+    ("google", "gemini-2.5-flash", none_of({"thinkingBudget": 0}), True),
+    ("google", "gemini-2.5-pro", none_of({"thinkingBudget": 128}), False),
+    ("google", "gemini-3-flash-preview", none_of({"thinkingLevel": "minimal"}), False),
+    ("google", "gemini-3-pro-preview", none_of({"thinkingLevel": "low"}), False),
+    ("google", "gemini-3.7-flash", none_of({"thinkingLevel": "low"}), False),
+    ("google", "gemini-2.0-flash", {}, True),
+    ("openai", "gpt-5.6", {"reasoning": {"effort": "none"}}, True),
+    ("openai", "gpt-5", {"reasoning": {"effort": "minimal"}}, False),
+    ("openai", "gpt-5-pro", {"reasoning": {"effort": "high"}}, False),
+    ("openai", "gpt-6-astra", {"reasoning": {"effort": "low"}}, False),
+    ("openai", "gpt-5.2-pro", {"reasoning": {"effort": "low"}}, False),
+    ("openai", "gpt-4o", {}, True),
+    ("openai_chat", "gpt-5.4", effort("none"), True),
+    ("openai_chat", "gpt-5-mini", effort("minimal"), False),
+    ("openai_chat", "o3", effort("low"), False),
+    ("openai_chat", "gpt-5.3-chat-latest", effort("medium"), False),
+    ("openai_chat", "gpt-5-chat-latest", {}, True),
+    ("openai_chat", "other", {}, False),
+    ("openrouter", "vendor/model", {"reasoning": {"effort": "none"}}, True),
+    ("groq", "qwen/qwen3-32b", effort("none"), True),
+    ("groq", "openai/gpt-oss-120b", {"reasoning_effort": "low", "include_reasoning": False}, False),
+    ("groq", "deepseek-r1-distill-llama-70b", {"reasoning_format": "hidden"}, False),
+    ("groq", "llama-3.3-70b-versatile", {}, True),
+    ("xai", "grok-4.3", {"reasoning": {"effort": "none"}}, True),
+    ("xai", "grok-4.5", {"reasoning": {"effort": "low"}}, False),
+    ("xai", "grok-4", {}, False),
+    ("xai", "grok-4-fast-non-reasoning", {}, True),
+    ("deepseek", "deepseek-v4", OFF, True),
+    ("deepseek", "deepseek-chat", OFF, True),
+    ("deepseek", "deepseek-reasoner", {}, False),
+    ("mistral", "mistral-medium-3-5", effort("none"), True),
+    ("mistral", "magistral-medium-latest", {}, False),
+    ("mistral", "ministral-8b-2512", {}, True),
+    ("zai", "glm-5.2", OFF, True),
+    ("zai", "glm-5.3", GLM | effort("low"), False),
+    ("moonshot", "kimi-k3", OFF, True),
+    ("moonshot", "kimi-k2-thinking", {}, False),
+    ("cerebras", "zai-glm-4.7", effort("none"), True),
+    ("cerebras", "gpt-oss-120b", effort("low"), False),
+    ("snowflake", "claude-sonnet-4-5", {}, True),
+    ("qwen", "qwen3-max", {"enable_thinking": False}, True),
+    ("vllm", "Qwen/Qwen3-8B", {"chat_template_kwargs": {"enable_thinking": False}}, True),
+    ("vllm", "openai/gpt-oss-20b", effort("low"), False),
+    ("ollama", "qwen3", effort("none"), True),
+    ("ollama", "gpt-oss:20b", effort("low"), False),
+]
+
+
+@pytest.mark.spec(
+    "requirements:A16", "providers:PV10", "providers:PV13", "providers:PV14", "providers:PV15", "providers:PV16",
+    "providers:PV17", "providers:PV18", "providers:PV19", "providers:PV20", "providers:PV21", "providers:PV22",
+    "providers:PV23", "providers:PV24", "providers:PV25", "providers:PV26",
+)  # fmt: skip
+@pytest.mark.parametrize(("name", "model", "members", "is_off"), NONE, ids=[f"{row[0]}-{row[1]}" for row in NONE])
+def test_none_keeps_a_model_from_thinking_or_a_warning_says_once_what_is_sent_instead(
+    name, model, members, is_off, notes
+):
+    assert members == said(name, model, Thinking("none"))
+    assert said(name, model, Thinking("none")) == members
+
+    assert [note.split()[0] for note in notes()] == ([] if is_off else [model])
+
+
+@pytest.mark.spec("requirements:A16")
+def test_of_every_wish_on_every_wire_something_is_sent_or_a_warning_says_that_nothing_is(notes):
+    wishes = [Thinking(word) for word in EFFORTS[1:]] + [Thinking(tokens=4_000), Thinking("low", show=False)]
+    for name, models in MODELS.items():
+        for model, wish in product(models, wishes):
+            warn_once.cache_clear()
+            before = len(notes())
+            sent = said(name, model, wish)
+
+            assert sent or len(notes()) == before + 1, (name, model, wish)
+
+
+@pytest.mark.spec("providers:PV22", "providers:PV23", "providers:PV15")
+def test_no_wire_is_sent_two_amounts_that_exclude_each_other():
+    for name, models in MODELS.items():
+        for model, wish in product(models, [Thinking("high"), Thinking("high", 5_000), Thinking()]):
+            sent = said(name, model, wish)
+            config = sent.get("generationConfig", {}).get("thinkingConfig", {})
+            assert not {"thinkingLevel", "thinkingBudget"} <= config.keys()
+            assert not (name == "moonshot" and {"thinking", "reasoning_effort"} <= sent.keys())
+            assert not {"effort", "max_tokens"} <= sent.get("reasoning", {}).keys()
+
+
+@pytest.mark.spec("providers:PV16", "providers:PV9", "providers:PV19")
+def test_numbers_and_hidden_thoughts_go_where_a_wire_knows_them(notes):
+    def config(model: str, thinking: Thinking) -> Any:
+        return said("google", model, thinking)["generationConfig"]["thinkingConfig"]
+
+    assert {"includeThoughts": False, "thinkingBudget": 128} == config("gemini-2.5-pro", Thinking(tokens=5, show=False))
+    assert 24_576 == config("gemini-2.5-flash", Thinking(tokens=99_999))["thinkingBudget"]
+    assert 4_000 == config("gemini-3-pro-preview", Thinking("low", 4_000))["thinkingBudget"]
+    assert {"reasoning": {"max_tokens": 4_000, "exclude": True}} == said(
+        "openrouter", "a/b", Thinking(tokens=4_000, show=False)
+    )
+    hidden = Thinking("low", show=False)
+    assert {"reasoning_effort": "low", "include_reasoning": False} == said("groq", "openai/gpt-oss-120b", hidden)
+    assert "hidden" == said("groq", "qwen/qwen3-32b", hidden)["reasoning_format"]
+    assert "hidden" == said("cerebras", "zai-glm-4.7", hidden)["reasoning_format"]
+    assert [] == [note for note in notes() if "show=False" in note and "sends its thoughts" in note]
+
+    said("deepseek", "deepseek-v4", hidden)
+
+    assert notes()[-1].startswith("deepseek-v4 sends its thoughts in any case; the show=False")
+
+
+@pytest.mark.spec("providers:PV18", "providers:PV21", "providers:PV39")
+def test_beside_a_demanded_call_deepseek_does_not_think_and_claude_behind_openrouter_says_so(notes):
+    assert OFF == {"thinking": encoded("deepseek", "deepseek-v4", Thinking("high"), tool_choice="required")["thinking"]}
+    assert [] == notes()
+
+    said("openrouter", "anthropic/claude-sonnet-5", Thinking("high"), tool_choice="required")
+
+    assert ["anthropic/claude-sonnet-5 answers a demanded call without thinking"] == notes()
+
+
+@pytest.mark.spec("providers:PV25")
+def test_a_temperature_beside_which_a_model_cannot_think_is_not_sent_and_that_is_said(notes):
+    asked = encoded("snowflake", "claude-sonnet-4-5", Thinking("low"), temperature=0.5)
+    assert (1, {"effort": "low"}) == (asked["temperature"], asked["reasoning"])
+    assert ["claude-sonnet-4-5 thinks at temperature 1 only; temperature=0.5 is not sent"] == notes()
+
+    assert 0.5 == encoded("snowflake", "claude-sonnet-4-5", None, temperature=0.5)["temperature"]
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+BEGIN, END = "<!-- table of thinking -->\n", "<!-- end of the table of thinking -->\n"
+WISHES = {
+    **{f'`"{word}"`': Thinking(word) for word in EFFORTS},
+    "`tokens=4_000`": Thinking(tokens=4_000),
+    "`show=False`": Thinking(show=False),
+}
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {shown(inner)}" for key, inner in value.items())
+    return json.dumps(value).strip('"')
+
+
+def cell(name: str, model: str, wish: Thinking, notes: Any) -> str:
+    warn_once.cache_clear()
+    before = len(notes())
+    sent = said(name, model, wish)
+    if "generationConfig" in sent:
+        sent = sent["generationConfig"]["thinkingConfig"]
+    words = "; ".join(f"`{key}: {shown(value)}`" for key, value in sent.items()) or "nothing"
+    return f"{words} (!)" if len(notes()) > before else words
+
+
+@pytest.mark.spec("requirements:A16")
+def test_the_table_of_thinking_is_what_the_encoders_send(notes):
+    lines = [["", *WISHES], ["---"] * (len(WISHES) + 1)]
+    for name, models in MODELS.items():
+        lines += [
+            [f"`{name}/{model}`", *(cell(name, model, wish, notes) for wish in WISHES.values())] for model in models
+        ]
+    made = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    found = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+
+    assert found == made, f"put this between the marks of {PAGE.name}:\n{made}"
+
+
+@pytest.mark.spec("requirements:A16", "requirements:V28")
+def test_old_spellings_ask_for_the_same_as_the_words():
+    for name, models in MODELS.items():
+        for model in models:
+            assert said(name, model, Thinking(mode="none")) == said(name, model, Thinking("none"))
+            assert said(name, model, Thinking("enabled")) == said(name, model, Thinking())
+            extended = Thinking(mode="extended", budget_tokens=3_000)
+            assert said(name, model, extended) == said(name, model, Thinking(tokens=3_000))
+
+
+def test_every_word_of_the_tables_belongs_to_a_service_and_every_service_has_a_table():
+    forms = {preset.thinking for preset in PRESETS.values()}
+    assert forms - {"openrouter", "qwen"} == table.TABLES.keys()
