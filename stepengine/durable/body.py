@@ -1,0 +1,195 @@
+"""
+The body of the one durable workflow: it builds a run from what was ordered, drives it, and gives its result.
+
+The body does nothing but drive (U11): whatever comes from outside is a step. It may be executed any number of times, by any
+worker of its release, and always comes to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+import attrs
+
+from stepengine.data.effects import Spawn
+from stepengine.data.limits import Limits
+from stepengine.data.outcomes import Outcome
+from stepengine.data.state import AgentState
+from stepengine.durable.steps import END, LOOKUP, DurableRun, Steps
+from stepengine.durable.wire import Order, child_form, error_form, error_of, result_form
+from stepengine.engine.launching import Launcher
+from stepengine.engine.planning import Request, reopening, with_prompt
+from stepengine.engine.run import EngineRun, failing
+from stepengine.errors import StepEngineError
+from stepengine.journal.encoding import comparable
+from stepengine.journal.fingerprints import definition_fingerprint
+from stepengine.machine.plan import Finished, RunPlan
+from stepengine.runtime.performer import Performer
+from stepengine.runtime.tree import MachineMaker
+
+__all__ = ("execute", "planned", "sketched")
+
+
+def sketched(launcher: Launcher, order: Order) -> EngineRun:
+    """
+    Return the root run that *order* belongs to, before anything of its author is called.
+
+    Raises:
+        StepEngineError: when it cannot start here: an unknown agent, wrong params, no key.
+    """
+    return launcher.ready(requested(launcher, order), is_sketch=True)
+
+
+def requested(launcher: Launcher, order: Order) -> Request:
+    """Return what the caller of the root run asked for."""
+    request = Request(
+        agent=launcher.catalog.find(order.agent_id),
+        prompt=order.prompt,
+        params=order.params,
+        previous=order.previous,
+        info=order.info,
+        limits=order.limits,
+        answers=dict(order.answers),
+        run_id=order.root,
+    )
+    return reopening(request)
+
+
+def planned(live: EngineRun, order: Order, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:
+    """
+    Return what the run of *order* is started with; a child's is planned down from its root.
+
+    Args:
+        live: The root run, as ``sketched`` gives it.
+        order: What was ordered.
+        depth: How many levels of children have queues; nothing can be spawned below.
+
+    Raises:
+        StepEngineError: when it cannot start here.
+    """
+    root = live.tree.root
+    plan = attrs.evolve(root.plan, created=datetime.fromisoformat(order.created))
+    if depth is not None and (plan.limits.max_depth is None or plan.limits.max_depth > depth):
+        plan = attrs.evolve(plan, limits=attrs.evolve(plan.given, max_depth=depth))
+    state, services = root.state, live.tree.services
+    for number, spawn in enumerate(order.spawns, 1):
+        is_last = number == len(order.spawns)
+        parent = order.parent if is_last and order.parent is not None else AgentState()
+        effect = Spawn(
+            seq=spawn.seq, agent_id=spawn.agent_id, prompt=spawn.prompt, params=spawn.params,
+            tool_call_id=spawn.tool_call_id, is_inline=spawn.is_inline, at=spawn.at, of=spawn.of,
+            parent=_giving(parent),
+        )  # fmt: skip
+        path = f"{plan.path}.{spawn.seq}" if plan.path else str(spawn.seq)
+        plan, state = services.planner(plan, effect, path)
+    if order.slice is not None:
+        plan = attrs.evolve(plan, limits=_within(plan.given, order.slice))
+    return attrs.evolve(plan, random=Random(f"{order.seed}:{plan.path}")), state  # noqa: S311
+
+
+def _giving(state: AgentState) -> Callable[[], AgentState]:
+    return lambda: state
+
+
+def _within(given: Limits, share: Limits) -> Limits:
+    """Return *given* with nothing above the share of the tree's budgets."""
+    lower = {name: getattr(share, name) for name in SHARED if getattr(share, name) is not None}
+    return attrs.evolve(
+        given, **{n: v if (own := getattr(given, n)) is None else min(own, v) for n, v in lower.items()}
+    )
+
+
+SHARED = ("max_tokens", "max_cost_usd", "max_total_children", "max_seconds")
+
+
+async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: int) -> dict[str, Any]:
+    """
+    Drive a run to its end and return how it ended, as it is stored; *depth* is how many levels of children have queues.
+
+    Raises:
+        StepEngineError: when it cannot go on here: what is recorded stays, and it may be tried again.
+        BaseException: why this execution has no result, of the database's own classes.
+    """
+    live = sketched(launcher, order)
+    plan, state = planned(live, order, depth=depth)
+    plan, state, failed = await _looked_up(run, plan, state)
+    run.timing.go_on(0, run.created, datetime.now(UTC))
+    seen = _Seen(run)
+    services = attrs.evolve(
+        live.tree.services,
+        machine=seen.machine(live.tree.services.machine if failed is None else failing(failed)),
+        middlewares=(*live.tree.services.middlewares, seen.steps),
+        seed=order.seed,
+        clock=launcher.services.clock,
+    )
+    tree = run.tree = live.tree
+    request = requested(launcher, order)
+    tree.seat(services, plan, state, request.answers, earlier=request.earlier)
+    tree.hub.shows = run.shows
+    result = await live.run()
+    if run.parked is not None:
+        raise run.parked
+    if run.fatal is not None:
+        raise run.fatal
+    finished = seen.finished
+    assert finished is not None  # noqa: S101 - a run without an end has raised
+    child = finished.as_child()
+    form = child_form(finished, is_inline=plan.is_inline, started=run.started) if order.spawns else result_form(result)
+    print_ = run.prints.value(comparable(child))
+    await run.step(f"{END}:{print_}", _nothing, "its end")
+    return form
+
+
+async def _nothing() -> None:
+    """Record no more than that this was reached."""
+
+
+async def _looked_up(
+    run: DurableRun, plan: RunPlan, state: AgentState
+) -> tuple[RunPlan, AgentState, StepEngineError | None]:
+    """Return plan and state with what is looked up when a run starts: once, whoever executes it (replay J11)."""
+    own = not isinstance(plan.definition.system_prompt, str) and plan.sent is None
+    if not own and plan.context_window is None:
+        return plan, with_prompt(plan, state) if plan.sent is None else state, None
+
+    async def look() -> dict[str, Any]:
+        run.is_live = True
+        try:
+            text = with_prompt(plan, state).system_prompt if own else state.system_prompt
+        except StepEngineError as error:
+            return {"error": error_form(error)}
+        return {"prompt": text if own else None, "window": plan.context_window}
+
+    known = run.seed.lookups.get(plan.path)
+    print_ = definition_fingerprint(plan.definition, [plan.tools[name].spec for name in plan.offered])
+    found = known or await run.step(f"{LOOKUP}:{print_}", look, "its start")
+    if "error" in found:
+        return plan, state, error_of(found["error"])
+    if found["prompt"] is not None:
+        state = attrs.evolve(state, system_prompt=found["prompt"])
+    return attrs.evolve(plan, context_window=found["window"]), state, None
+
+
+class _Seen:
+    """What is built into the services of one execution: the performer that records, and a look at the machine."""
+
+    def __init__(self, run: DurableRun) -> None:
+        self._run = run
+        self.finished: Finished | None = None
+
+    def steps(self, inner: Performer) -> Performer:
+        """Return the performer that makes effects durable."""
+        return Steps(inner, self._run)
+
+    def machine(self, inner: MachineMaker) -> MachineMaker:
+        """Return what makes the run's machine, and looks at how it ends."""
+
+        def made(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+            self._run.machine = running = inner(plan, state)
+            finished = self.finished = yield from running
+            return finished
+
+        return made

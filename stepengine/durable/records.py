@@ -1,0 +1,433 @@
+"""
+What the database holds of a run tree, and its ways in and out of ordinary journals (U42).
+
+The database holds outcomes, and of what was asked for only fingerprints. So a journal is made by driving the agents over the
+outcomes: nothing is performed, and what differs from the record is a divergence. The other way, outcomes of a journal become
+the seed that a run is submitted with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import attrs
+
+from stepengine.data.effects import AskPerson, CallModel, Spawn
+from stepengine.data.events import Event
+from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.state import AgentState, ChildResult
+from stepengine.durable.body import requested
+from stepengine.durable.operate import Operator, RunView, Step
+from stepengine.durable.steps import ASK, CHILD, INTENT, KINDS, LOOKUP, SPAWN, fingerprint_of, kind_of
+from stepengine.durable.wire import Order, Seed, answers_of, error_of, outcome_form, outcome_of_form
+from stepengine.engine.launching import Launcher
+from stepengine.engine.planning import with_prompt
+from stepengine.engine.run import EngineRun, failing, streamed
+from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
+from stepengine.journal.encoding import describe, restored, touched_world
+from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.history import opening_of
+from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.records import Address, Intent, Result, shown_address
+from stepengine.journal.store import Journal, MemoryJournal
+from stepengine.machine.plan import RunPlan
+from stepengine.redaction import Redactor
+from stepengine.runtime.performer import IO, Item, Performer, child_path
+from stepengine.runtime.tree import ChildPlanner, Services
+
+__all__ = ("Archive", "Entry", "archived", "followed", "journaled", "seeded")
+
+FOLLOW_SECONDS = 0.2
+
+
+@attrs.frozen
+class Entry:
+    """
+    What is recorded of one effect.
+
+    Attributes:
+        kind: ``"model"``, ``"tool"``, ``"perform"``, ``"child"`` or ``"ask"``.
+        fp: Its fingerprint.
+        form: Its outcome as it is stored; ``None`` while there is none.
+    """
+
+    kind: str
+    fp: str
+    form: Mapping[str, Any] | None = None
+
+
+@attrs.define
+class Archive:
+    """
+    What is recorded of a run tree.
+
+    Attributes:
+        order: What the root was started with.
+        entries: Its effects, by address; those that have begun, at least.
+        lookups: What was looked up when runs started, by path.
+        runs: The runs, by path.
+        sizes: How many steps were recorded when they were read, by run.
+    """
+
+    order: Order
+    entries: dict[Address, Entry] = attrs.field(factory=dict)
+    lookups: dict[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    runs: dict[str, RunView] = attrs.field(factory=dict)
+    sizes: dict[str, int] = attrs.field(factory=dict)
+
+    async def refresh(self, operator: Operator) -> None:
+        """Take in what was recorded since."""
+        sizes = await operator.sizes(self.order.root)
+        for view in await operator.tree(self.order.root):
+            path = view.id.partition("/")[2]
+            self.runs[path] = view
+            size = sizes.get(view.id, 0)
+            if size != self.sizes.get(view.id, 0):
+                # All of them: of effects that run at once, one with a smaller number may be recorded later.
+                self.sizes[view.id] = size
+                _take(self, path, await operator.steps(view.id))
+
+
+async def archived(operator: Operator, root: str) -> Archive:
+    """
+    Return what the database holds of a run tree.
+
+    Raises:
+        JournalError: when there is no such root run.
+    """
+    found = await operator.client.list_workflows_async(workflow_ids=[root], load_output=False)
+    if not found or "/" in root:
+        msg = f"there is no root run {root!r} in this database"
+        raise JournalError(msg)
+    given = found[0].input["args"]
+    archive = Archive(Order.of(given[0]))
+    if len(given) > 1:
+        seed = Seed.of(given[1])
+        archive.entries.update({address: Entry(*found) for address, found in seed.outcomes.items()})
+        archive.lookups.update(seed.lookups)
+    await archive.refresh(operator)
+    return archive
+
+
+def _take(archive: Archive, path: str, steps: Sequence[Step]) -> None:
+    """Take the steps of one run in, in their order."""
+    received = {step.number: step.form for step in steps if step.name == "DBOS.recv"}
+    for step in steps:
+        name, form = step.name, step.form
+        kind, fp = kind_of(name), fingerprint_of(name)
+        if not isinstance(form, Mapping):
+            continue
+        if kind == LOOKUP:
+            archive.lookups[path] = form
+        elif kind in (INTENT, SPAWN):
+            archive.entries.setdefault((path, form["seq"]), Entry(CHILD if kind == SPAWN else kind, fp))
+        elif kind == ASK and "questions" in form:
+            said = received.get(step.number + 1)
+            archive.entries[path, form["seq"]] = Entry(kind, fp, None if said is None else {**form, "said": said})
+        elif "seq" in form:
+            archive.entries[path, form["seq"]] = Entry(kind, fp, form)
+
+
+def recorded_outcome(form: Mapping[str, Any]) -> Single:
+    """
+    Return the outcome that is stored, also of a question that was answered.
+
+    Raises:
+        DataError: when it does not fit the codec any more.
+    """
+    if "said" not in form:
+        return outcome_of_form(form)
+    questions = tuple(map(restored, form["questions"]))
+    said = form["said"]
+    return Value(answers_of(said["answers"], questions), max(form["at"], int(said["at"])))
+
+
+# --- out ----------------------------------------------------------------------------------------------------------------
+
+
+async def journaled(launcher: Launcher, archive: Archive, journal: Journal) -> Journal:
+    """
+    Write what is recorded of a run tree into *journal*, and return it.
+
+    Args:
+        launcher: The engine's, with the agents of the run's release.
+        archive: What is recorded.
+        journal: A journal that holds no run.
+
+    Raises:
+        JournalError: when the journal cannot be written, or holds a run.
+        ReplayDivergence: when the agents ask for something else than is recorded.
+    """
+    session = JournaledRun.record(journal, dict(archive.order.answers), seed=archive.order.seed)
+    played = _Played(archive, session)
+    result = await _driven(launcher, played).run()
+    if played.fatal is not None:
+        raise played.fatal
+    if isinstance(result.error, ReplayDivergence):
+        raise result.error
+    played.check_end()
+    _drop_unbegun(session.journal, archive)
+    return session.journal
+
+
+async def followed(launcher: Launcher, operator: Operator, root: str) -> AsyncGenerator[Event, None]:
+    """
+    Give the events of a run that goes on elsewhere, from its start on, as its outcomes are recorded.
+
+    What is not recorded has no events: no parts of replies, no progress of tools.
+
+    Raises:
+        JournalError: when there is no such root run.
+        ReplayDivergence: when these agents ask for something else than is recorded.
+    """
+    archive = await archived(operator, root)
+    reading = asyncio.Lock()
+
+    async def coming() -> bool:
+        is_over = archive.runs[""].is_over
+        async with reading:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            await archive.refresh(operator)
+        return not is_over
+
+    session = JournaledRun.record(MemoryJournal(), dict(archive.order.answers), seed=archive.order.seed)
+    played = _Played(archive, session, coming)
+    events = streamed(_driven(launcher, played))
+    try:
+        async for event in events:
+            yield event
+    finally:
+        await events.aclose()
+    if played.fatal is not None:
+        raise played.fatal
+
+
+def _driven(launcher: Launcher, played: _Played) -> EngineRun:
+    """Return a run that is driven over what is recorded."""
+    order, session = played.order, played.session
+    at_that_time = attrs.evolve(launcher, services=attrs.evolve(launcher.services, clock=_Fixed(order.created)))
+
+    def start(plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+        plan, state = played.looked_up(plan, state)
+        return session.start(plan, state, limits=order.limits, models=launcher.agent_models)
+
+    try:
+        live = at_that_time.ready(requested(launcher, order), prepare=start, wrap=played.wrap, is_sketch=True)
+    except BaseException:
+        session.close()
+        raise
+    live.session = session
+    live.tree.desk.patience = 0.0
+    return live
+
+
+def _drop_unbegun(journal: Journal, archive: Archive) -> None:
+    """Leave out effects at the end that had not begun: in a journal, what was begun and has no result may have happened."""
+    records = journal.records()
+    results = {(record.path, record.seq) for record in records if type(record) is Result}
+    paths = {record.path for record in records if type(record) is Intent}
+
+    def has_begun(record: Intent) -> bool:
+        address = (record.path, record.seq)
+        known = record.seq < 0 or address in results or address in archive.entries
+        return known or child_path(*address) in paths
+
+    kept = [record for record in records if type(record) is not Intent or has_begun(record)]
+    if len(kept) < len(records):
+        journal.replace(kept)
+
+
+class _Fixed:
+    """The clock of a run that was created at a time that is over."""
+
+    def __init__(self, created: str) -> None:
+        self._created = datetime.fromisoformat(created)
+
+    def now(self) -> datetime:
+        """Return when the run was created."""
+        return self._created
+
+    def now_ms(self) -> int:
+        """Return no time: outcomes have theirs."""
+        return 0
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for nothing."""
+
+
+class _Played:
+    """
+    Drives a run tree over what is recorded of it.
+
+    Args:
+        archive: What is recorded.
+        session: Where it is written.
+        coming: Waits until more is recorded, and returns whether there is; ``None`` to stop where the record ends.
+    """
+
+    def __init__(
+        self, archive: Archive, session: JournaledRun, coming: Callable[[], Awaitable[bool]] | None = None
+    ) -> None:
+        self._archive = archive
+        self.coming = coming
+        self.order = archive.order
+        self.session = session
+        self._prints = Fingerprints(session.source.redactor)
+        self._used: set[Address] = set()
+        self.fatal: ReplayDivergence | None = None
+
+    def wrap(self, services: Services) -> Services:
+        """Return services with which nothing is performed."""
+        failed = self._archive.lookups.get("", {}).get("error")
+        if failed is not None:
+            services = attrs.evolve(services, machine=failing(error_of(failed) or StepEngineError()))
+        mine = attrs.evolve(
+            services,
+            planner=self._planner(services.planner),
+            middlewares=(*services.middlewares, self._player),
+        )
+        return self.session.wrap(mine)
+
+    def _player(self, inner: Performer) -> Performer:
+        return _Player(inner, self)
+
+    def _planner(self, inner: ChildPlanner) -> ChildPlanner:
+        def planned(parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
+            return self.looked_up(*inner(parent, effect, path))
+
+        return planned
+
+    def looked_up(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+        """Return plan and state with what was looked up when the run started."""
+        known = self._archive.lookups.get(plan.path)
+        if known is None:
+            prompt = plan.definition.system_prompt
+            return plan, with_prompt(plan, state) if isinstance(prompt, str) and plan.sent is None else state
+        if known.get("prompt") is not None:
+            state = attrs.evolve(state, system_prompt=known["prompt"])
+        return attrs.evolve(plan, context_window=known.get("window")), state
+
+    def meet(self, item: Item) -> None:
+        """Compare an effect with the record; raises ``ReplayDivergence`` when they differ."""
+        address = (item.path, item.effect.seq)
+        entry = self._archive.entries.get(address)
+        if entry is None:
+            return
+        self._used.add(address)
+        fp = self._prints.of(describe(item))
+        if fp != entry.fp:
+            self.fatal = self._diverged(item, entry)
+            raise self.fatal
+
+    def _diverged(self, item: Item, entry: Entry) -> ReplayDivergence:
+        where = shown_address(item.path, item.effect.seq)
+        form = describe(item)
+        now = "model" if type(form) is CallModel else str(form["type"])  # type: ignore[index]
+        msg = (
+            f"the run {self._archive.order.root!r} does something else at {where} than is recorded: "
+            f"{entry.kind}:{entry.fp} is recorded, and {now}:{self._prints.of(form)} is asked for"
+        )
+        return ReplayDivergence(msg, kind="changed", address=where)
+
+    def outcome(self, item: Item) -> Single | None:
+        """Return the recorded outcome of an effect, if it has one."""
+        entry = self._archive.entries.get((item.path, item.effect.seq))
+        return None if entry is None or entry.form is None else recorded_outcome(entry.form)
+
+    def attempts(self, item: Item) -> Sequence[Mapping[str, Any]]:
+        """Return the failed attempts before an outcome."""
+        form = self._archive.entries[item.path, item.effect.seq].form
+        found: Sequence[Mapping[str, Any]] = (form or {}).get("attempts", ())
+        return found
+
+    def end_of(self, path: str) -> Stop:
+        """Return why a run stops where its record does."""
+        view = self._archive.runs.get(path) or self._archive.runs.get("")
+        return Stop("cancelled" if view is not None and view.state == "CANCELLED" else "shutdown")
+
+    def check_end(self) -> None:
+        """Raise ``ReplayDivergence`` when the run ended before its record does."""
+        left = [a for a, e in self._archive.entries.items() if a not in self._used and e.form is not None]
+        if left and self._archive.runs[""].state == "SUCCESS":
+            where = shown_address(*left[0])
+            msg = f"the run {self._archive.order.root!r} ends before {where}, which is recorded"
+            raise ReplayDivergence(msg, kind="unused", address=where)
+
+
+class _Player:
+    """Answers effects from the record, and stops where it ends."""
+
+    def __init__(self, inner: Performer, played: _Played) -> None:
+        self._inner = inner
+        self._played = played
+
+    def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
+        """Compare with the record."""
+        for item in batch:
+            self._played.meet(item)
+        return self._inner.begin(batch)
+
+    async def perform(self, item: Item, io: IO) -> Single:
+        """Give the recorded outcome; a child is driven over its own records."""
+        known = self._played.outcome(item)
+        if self._played.coming is not None and type(item.effect) is not Spawn:
+            while known is None and await self._played.coming():
+                self._played.meet(item)
+                known = self._played.outcome(item)
+        if type(item.effect) is Spawn:
+            child: Any = getattr(known, "value", None)
+            if known is None or (isinstance(child, ChildResult) and child.run_id):
+                outcome = await self._inner.perform(item, io)
+                return outcome if known is None or type(outcome) is Stop else attrs.evolve(outcome, at=known.at)
+            return known
+        if known is None:
+            if type(item.effect) is AskPerson:
+                stopped = await self._inner.perform(item, io)
+                return stopped if type(stopped) is Stop else self._played.end_of(item.path)
+            return self._played.end_of(item.path)
+        for attempt in self._played.attempts(item):
+            error = restored({"type": "Failure", "error": attempt["error"]}).error
+            io.attempt(Failure(error), restored(attempt["usage"]) if "usage" in attempt else None)
+        return known
+
+
+# --- in -----------------------------------------------------------------------------------------------------------------
+
+
+def seeded(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[Order, Seed]:
+    """
+    Return what the run of a journal is submitted with, and what it begins with, to go on where the journal ends.
+
+    Raises:
+        JournalError: when the journal is damaged, or its run has ended.
+    """
+    history = journal.history()
+    opening, head = opening_of(history), history.head
+    assert head is not None  # noqa: S101 - an opening was read from it
+    if history.is_complete:
+        msg = f"the run of {journal.name} has ended, so nothing of it can go on elsewhere; replay or fork it"
+        raise JournalError(msg)
+    prints = Fingerprints(redactor)
+    outcomes: dict[Address, tuple[str, str, dict[str, Any] | None]] = {}
+    for address, intent in history.intents.items():
+        result = history.results.get(address)
+        if intent.type == "Spawn" and result is None:
+            continue
+        fp = intent.fp or prints.of(intent.effect)
+        attempts = [] if result is None else list(result.attempts)
+        form = (
+            None if result is None else outcome_form(address[1], history.outcome(result), redactor, attempts=attempts)
+        )
+        if form is not None or touched_world(intent.effect):
+            outcomes[address] = KINDS[intent.type], fp, form
+    lookups: dict[str, dict[str, Any]] = {}
+    for path in {*history.prompts, *history.windows}:
+        lookups[path] = {"prompt": history.prompts.get(path), "window": history.windows.get(path)}
+    order = Order(
+        root=opening.run_id, agent_id=opening.agent_id, prompt=opening.prompt, params=opening.params,
+        created=head.created, seed=head.seed, info=opening.info, limits=opening.limits, previous=opening.previous, pool=pool,
+    )  # fmt: skip
+    return order, Seed(outcomes, lookups)

@@ -1,0 +1,668 @@
+"""
+``Steps``: the performer that makes the effects of one run durable.
+
+It stands where a recorder stands, between the meter of limits and the gate. Before effects begin, everything whose number
+in the database counts is drawn, in program order and in the run's own task: markers, intents, the places of results.
+What is performed then records itself in the place that was drawn for it, whenever it ends. Here no rule of the machine
+is known, and nothing that follows from one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, NamedTuple, TypeVar, cast
+
+import attrs
+
+from stepengine.data.effects import AskPerson, CallModel, Spawn
+from stepengine.data.events import Event
+from stepengine.data.limits import Limits
+from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.questions import Question
+from stepengine.data.state import AgentState, ChildResult, RunStatus
+from stepengine.durable.database import WORKFLOW, away_errors, queue_name
+from stepengine.durable.wire import (
+    Ancestor,
+    Order,
+    Seed,
+    answers_of,
+    child_of,
+    outcome_form,
+    outcome_of_form,
+    uncertain,
+)
+from stepengine.errors import DataError, ReplayDivergence, StepEngineError, UnknownOutcome
+from stepengine.journal.divergence import parked_at
+from stepengine.journal.encoding import bare, describe, is_repeatable, restored
+from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.recorder import Attempts, Timing
+from stepengine.journal.records import shown_address
+from stepengine.machine.plan import Finished, RunPlan
+from stepengine.redaction import Redactor
+from stepengine.runtime.asking import shown_questions
+from stepengine.runtime.performer import IO, Item, Performer
+from stepengine.runtime.performing import is_deferred
+from stepengine.runtime.tree import RunTree
+
+__all__ = ("ASK", "CHILD", "END", "INTENT", "LOOKUP", "SPAWN", "DurableRun", "Steps", "fingerprint_of", "kind_of")
+
+T = TypeVar("T")
+MODEL, TOOL, PERFORM = "model", "tool", "perform"
+SPAWN, CHILD, ASK, INTENT, LOOKUP, END = "spawn", "child", "ask", "intent", "lookup", "end"
+KINDS = {"CallModel": MODEL, "CallTool": TOOL, "Perform": PERFORM, "Spawn": CHILD, "Ask": ASK}
+FOR_EVER = 10 * 365 * 24 * 3600.0
+CHILD_POLL = 0.2
+NAMES = re.compile(r"recorded|expected|(?P<name>[a-z]{1,16}:[0-9a-f]{32}|DBOS\.[A-Za-z]{1,64})")
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a step by its name, ``""`` for one of the database's own."""
+    kind, _, print_ = name.partition(":")
+    return kind if print_ else ""
+
+
+def fingerprint_of(name: str) -> str:
+    """Return the fingerprint in a step's name."""
+    return name.partition(":")[2]
+
+
+class _Unrecorded(BaseException):
+    """Carries an outcome out of a step without its being recorded: the run only stopped there."""
+
+    def __init__(self, outcome: Stop) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
+class _Place(NamedTuple):
+    """
+    Where the outcome of an effect that has begun will stand.
+
+    Attributes:
+        name: The step's name.
+        reservation: Its number; ``None`` for a question.
+        is_doubtful: Whether it was begun by an execution before this one, and must not happen again.
+        asked: What a marker says of a question: who answered up front.
+        answer: What waits for the answer to a question.
+        seeded: The outcome in the seed.
+        is_early: Whether nothing was done by this execution before it began, so that an earlier one may have begun it.
+    """
+
+    name: str
+    reservation: Any = None
+    is_doubtful: bool = False
+    asked: Mapping[str, Any] | None = None
+    answer: asyncio.Task[Any] | None = None
+    seeded: Mapping[str, Any] | None = None
+    is_early: bool = False
+
+
+class DurableRun:
+    """
+    One execution of one run: its clock, what kept it from going on, and its dealings with the database.
+
+    Args:
+        dbos: The package's class ``DBOS``.
+        errors: The module with its errors.
+        order: What the run was started with.
+        release: The release that it belongs to.
+        effects: How many effects this process performs at once.
+        redactor: What takes secrets out of what is stored.
+        seed: What it begins with.
+
+    Attributes:
+        parked: Why this execution ends without a result: the run was cancelled, or belongs to somebody else now.
+        fatal: The divergence that ended the run.
+        is_live: Whether something happened that is not recorded already.
+        was_replayed: Whether something recorded was met, so that this is not the run's first execution.
+        token: What tells this execution from every other one.
+        started: How many runs were started below this one.
+        leaves: Whether the process is about to leave the run, so that nothing more may begin.
+        asking: How many questions wait for their answers.
+        idle: Set while nothing is under way that had better be recorded before the process leaves.
+    """
+
+    def __init__(
+        self,
+        dbos: Any,
+        errors: Any,
+        order: Order,
+        *,
+        release: str,
+        effects: asyncio.Semaphore,
+        redactor: Redactor,
+        seed: Seed,
+    ) -> None:
+        self.dbos = dbos
+        self.order = order
+        self.release = release
+        self.effects = effects
+        self.redactor = redactor
+        self.seed = seed
+        self.prints = Fingerprints(redactor)
+        self.timing = Timing(stable=False)
+        self.created = datetime.fromisoformat(order.created)
+        self.parked: BaseException | None = None
+        self.fatal: ReplayDivergence | None = None
+        self.is_live = False
+        self.was_replayed = False
+        self.token = secrets.token_hex(8)
+        self.started = 0
+        self.leaves = False
+        self.asking = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._acting = 0
+        self.tree: RunTree | None = None
+        self.machine: Any = None
+        self._diverges = (errors.DBOSUnexpectedStepError, errors.DBOSStepNondeterminismError)
+        self._leaves = (errors.DBOSWorkflowCancelledError, errors.DBOSWorkflowConflictIDError)
+        self._away = away_errors()
+        self.errors = errors
+
+    @contextlib.contextmanager
+    def acting(self) -> Iterator[None]:
+        """Say that an effect is under way, until its outcome is recorded."""
+        self._acting += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self._acting -= 1
+            if not self._acting:
+                self.idle.set()
+
+    def shows(self, event: Event) -> bool:
+        """Return whether an event is news."""
+        return self.is_live or not self.was_replayed
+
+    def at(self) -> int:
+        """Return the run's time now, in milliseconds."""
+        return max(self.timing.last, (datetime.now(UTC) - self.created) // timedelta(milliseconds=1))
+
+    def stamped(self, at: int) -> int:
+        """Return the run's time for what came *at* milliseconds after this execution began."""
+        time = max(self.timing.last, self.timing.of(self.order.path, 0, at))
+        self.timing.came_by(time)
+        return time
+
+    async def guarded(self, acting: Awaitable[T], where: str) -> T:
+        """
+        Do something in the database.
+
+        Raises:
+            ReplayDivergence: when the run does something else there than is recorded.
+            asyncio.CancelledError: when this execution must go no further; ``parked`` says why.
+        """
+        try:
+            return await acting
+        except self._diverges as error:
+            self.fatal = self.fatal or self._diverged(error, where)
+            raise self.fatal from None
+        except self._leaves as error:
+            self.park(error)
+            raise asyncio.CancelledError from None
+        except self._away as error:
+            # Nothing of the run is at fault: it has no result, and may be tried again.
+            self.park(error)
+            raise asyncio.CancelledError from None
+
+    def park(self, error: BaseException) -> None:
+        """End this execution without a result; the run itself has not ended because of that."""
+        self.parked = self.parked or error
+        if self.tree is not None:
+            self.tree.root.stop(Stop("cancelled"))
+
+    def _diverged(self, error: BaseException, where: str) -> ReplayDivergence:
+        return self.differs(where, [found["name"] for found in NAMES.finditer(str(error)) if found["name"]])
+
+    def differs(self, where: str, names: Sequence[str]) -> ReplayDivergence:
+        """Return the error for a run that does something else than is recorded; *names* are those of both steps."""
+        site = parked_at(self.machine)
+        said = f"; the record and the run have {' and '.join(dict.fromkeys(names))}" if names else ""
+        lines = [f"the run {self.order.id!r} does something else at {where} than is recorded{said}"]
+        lines += [f"  {site}"] if site else []
+        lines.append(
+            "  what is recorded stays: go on with the release that it began with, or see `release move --check`"
+        )
+        return ReplayDivergence("\n".join(lines), kind="changed", address=where, site=site)
+
+    async def step(self, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str) -> Any:
+        """Return what a step of this name returned when it was done first, or do it now."""
+        return await self.at_place(self.dbos.reserve_step(), name, act, where)
+
+    async def at_place(
+        self, reservation: Any, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str
+    ) -> Any:
+        """Do that in the place of *reservation*; cancelling the run interrupts it."""
+        done = False
+
+        async def doing() -> Any:
+            nonlocal done
+            done = True
+            return await act()
+
+        found = await self.guarded(reservation.run_async({"name": name, "preemptible": True}, doing), where)
+        if not done:
+            self.was_replayed = True
+        return found
+
+
+class Steps:
+    """
+    Performs the effects of one run, each of them once.
+
+    Args:
+        inner: What performs live.
+        run: The execution.
+    """
+
+    def __init__(self, inner: Performer, run: DurableRun) -> None:
+        self._inner = inner
+        self._run = run
+        self._places: dict[int, _Place] = {}
+        self._siblings: dict[int, _Siblings] = {}
+
+    async def begin(self, batch: Sequence[Item]) -> None:
+        """
+        Draw the places of what these effects lead to, one after the other.
+
+        Raises:
+            ReplayDivergence: when one is not what was recorded here.
+        """
+        if self._run.leaves:
+            raise asyncio.CancelledError
+        is_early = not self._run.is_live
+        for item in batch:
+            self._places[item.effect.seq] = (await self._begun(item))._replace(is_early=is_early)
+        await self._inner.begin(batch)
+
+    async def _begun(self, item: Item) -> _Place:
+        run, effect = self._run, item.effect
+        form = describe(item)
+        print_ = run.prints.of(form)
+        name = f"{KINDS['CallModel' if type(effect) is CallModel else cast('Any', form)['type']]}:{print_}"
+        where = shown_address(item.path, effect.seq)
+        if is_deferred(item):
+            msg = f"the result of {effect.tool_name!r} comes from outside, which a durable run cannot wait for"  # type: ignore[union-attr]
+            raise StepEngineError(msg)
+        seeded = run.seed.outcomes.get((item.path, effect.seq))
+        if seeded is not None:
+            place = self._of_seed(item, name, seeded)
+            if place is not None:
+                return place
+        if type(effect) is AskPerson:
+            return await self._asking(item, name, where)
+        if type(effect) is Spawn:
+            await run.step(f"{SPAWN}:{print_}", marking(seq=effect.seq), where)
+            return _Place(name, run.dbos.reserve_step())
+        if is_repeatable(item):
+            return _Place(name, run.dbos.reserve_step())
+        intent = await run.step(f"{INTENT}:{print_}", marking(seq=effect.seq, token=run.token), where)
+        return _Place(name, run.dbos.reserve_step(), is_doubtful=intent["token"] != run.token)
+
+    def _of_seed(self, item: Item, name: str, seeded: tuple[str, str, Mapping[str, Any] | None]) -> _Place | None:
+        """Return the place of an effect that the seed knows; ``None`` for one that has to be done, or driven, again."""
+        run, (kind, fp, form) = self._run, seeded
+        if f"{kind}:{fp}" != name:
+            where = shown_address(item.path, item.effect.seq)
+            run.fatal = run.fatal or run.differs(where, [f"{kind}:{fp}", name])
+            raise run.fatal
+        if form is None:
+            return None if is_repeatable(item) else _Place(name, run.dbos.reserve_step(), is_doubtful=True)
+        # What an inline child left to its parent stands in no journal: it is driven over its own part of the seed.
+        return None if type(item.effect) is Spawn and item.effect.is_inline else _Place(name, seeded=form)
+
+    async def _asking(self, item: Item, name: str, where: str) -> _Place:
+        """Write down what is asked, and wait from now on for what nobody has answered up front."""
+        run = self._run
+        effect = cast("AskPerson", item.effect)
+
+        async def asked() -> dict[str, Any]:
+            outcome = await self._inner.perform(item, cast("IO", run.tree))
+            run.is_live = True
+            if type(outcome) is not Stop:
+                return outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
+            if outcome.kind != "suspended":
+                raise _Unrecorded(outcome)
+            open_ = [bare(question) for question in shown_questions(item)]
+            form = {"seq": effect.seq, "path": item.path, "at": run.at(), "questions": open_}
+            return cast("dict[str, Any]", run.redactor.value(form))
+
+        found = await run.step(name, asked, where)
+        if "questions" not in found:
+            return _Place(name, asked=found)
+        topic = f"ask:{item.path}:{effect.seq}"
+        waiting = asyncio.create_task(run.dbos.recv_async(topic, timeout_seconds=FOR_EVER))
+        # The wait draws its numbers when it first runs: now, before anybody else draws any.
+        await asyncio.sleep(0)
+        return _Place(name, asked=found, answer=waiting)
+
+    # --- performing ---------------------------------------------------------------------------------------------------
+
+    def perform(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Give an effect's outcome: the recorded one, or that of performing it."""
+        place = self._places.pop(item.effect.seq)
+        if place.seeded is not None:
+            return self._from_seed(item, place.seeded)
+        if type(item.effect) is AskPerson:
+            return self._answered(item, place)
+        if type(item.effect) is Spawn:
+            return self._child(item, io, place)
+        return self._leaf(item, io, place)
+
+    async def _from_seed(self, item: Item, form: Mapping[str, Any]) -> Single:
+        outcome = _decoded(form, shown_address(item.path, item.effect.seq))
+        self._run.timing.came_by(outcome.at)
+        self._run.was_replayed = True
+        child: Any = outcome.value if type(outcome) is Value else None
+        if not isinstance(child, ChildResult):
+            return outcome
+        self._count(item, child, 0)
+        return attrs.evolve(cast("Value", outcome), value=attrs.evolve(child, output=self._typed(item, child)))
+
+    async def _leaf(self, item: Item, io: IO, place: _Place) -> Single:
+        run, seq = self._run, item.effect.seq
+        attempts: list[Any] = []
+
+        async def act() -> dict[str, Any]:
+            run.is_live = True
+            again = place.is_early and run.was_replayed
+            if place.is_doubtful:
+                error = UnknownOutcome(
+                    "the process ended before what it did was recorded; it may or may not have happened"
+                )
+                return outcome_form(seq, Failure(error, run.at()), run.redactor)
+            if again and type(item.effect) is CallModel:
+                attempts.append({"error": bare(UnknownOutcome("the process ended before the reply was recorded"))})
+            async with run.effects:
+                outcome = await self._inner.perform(
+                    item, Attempts(io, attempts) if type(item.effect) is CallModel else io
+                )
+            outcome = uncertain(outcome) if again else outcome
+            if type(outcome) is Stop and outcome.kind != "limit":
+                raise _Unrecorded(outcome)
+            stamped = attrs.evolve(outcome, at=run.stamped(outcome.at))
+            return outcome_form(seq, stamped, run.redactor, attempts=attempts)
+
+        with run.acting():
+            return (await self._recorded(item, place, act))[0]
+
+    async def _recorded(
+        self, item: Item, place: _Place, act: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> tuple[Single, Mapping[str, Any]]:
+        """Return the outcome of an effect, and the form that it stands in; empty when it only stopped there."""
+        run, where = self._run, shown_address(item.path, item.effect.seq)
+        try:
+            form = await run.at_place(place.reservation, place.name, act, where)
+        except _Unrecorded as stopped:
+            return stopped.outcome, {}
+        outcome = _decoded(form, where)
+        run.timing.came_by(outcome.at)
+        return outcome, form
+
+    async def _answered(self, item: Item, place: _Place) -> Single:
+        run, where = self._run, shown_address(item.path, item.effect.seq)
+        asked = cast("Mapping[str, Any]", place.asked)
+        run.timing.came_by(asked["at"])
+        if place.answer is None:
+            return _decoded(asked, where)
+        run.is_live = run.is_live or not place.answer.done()
+        run.asking += 1
+        try:
+            said = await run.guarded(place.answer, where)
+        finally:
+            run.asking -= 1
+            place.answer.cancel()
+        questions: tuple[Question, ...] = tuple([restored(question) for question in asked["questions"]])
+        run.timing.came_by(max(run.timing.last, min(int(said["at"]), run.at())))
+        try:
+            return Value(answers_of(said["answers"], questions), run.timing.last)
+        except (DataError, LookupError, TypeError) as error:
+            return Failure(StepEngineError(f"what was sent as the answer at {where} is none: {error}"), run.timing.last)
+
+    # --- children -----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _sharing(self, item: Item) -> Iterator[Limits | None]:
+        """
+        Set aside what a child may use of this run's budgets, until it has ended; what it leaves goes to those after it.
+
+        Of children that run at once each gets as much; one that runs alone gets all that is left.
+        """
+        run, limits = self._run, item.plan.limits
+        tree = cast("RunTree", run.tree)
+        ledger = tree.ledger(item.path)
+        among = self._siblings_of(item).begin()
+        given: dict[str, Any] = {}
+        if limits.max_tokens is not None:
+            given["max_tokens"] = max(0, limits.max_tokens - ledger.tokens - ledger.reserved_tokens) // among
+        if limits.max_cost_usd is not None:
+            left = Decimal(str(limits.max_cost_usd)) - ledger.cost - ledger.reserved_cost
+            given["max_cost_usd"] = max(Decimal(0), left) / among
+        if ledger.given.max_total_children is not None:
+            given["max_total_children"] = max(0, ledger.given.max_total_children - ledger.children) // among
+        if item.path in tree.deadlines:
+            given["max_seconds"] = max(0.0, tree.deadlines[item.path][0] - asyncio.get_running_loop().time())
+        room = given.get("max_tokens", 0), given.get("max_cost_usd", Decimal(0))
+        ledger.reserve(*room)
+        try:
+            yield Limits(**given) if given else None
+        finally:
+            ledger.reserve(-room[0], -room[1])
+            self._siblings_of(item).end()
+
+    def _siblings_of(self, item: Item) -> _Siblings:
+        first = item.effect.seq if item.gather is None else item.gather.effects[0].seq
+        known = self._siblings.get(first)
+        if known is None:
+            # Whatever was asked for before has ended.
+            self._siblings = {first: (known := _Siblings(item))}
+        return known
+
+    async def _child(self, item: Item, io: IO, place: _Place) -> Single:
+        run = self._run
+        effect = cast("Spawn", item.effect)
+        ended: dict[str, Any] = {}
+
+        async def act() -> dict[str, Any]:
+            with self._sharing(item) as share:
+                outcome = await self._inner.perform(item, _Elsewhere(io, self._run, item, share, ended))
+            run.is_live = True
+            if type(outcome) is Stop and outcome.kind != "limit":
+                raise _Unrecorded(outcome)
+            form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
+            return form | {name: ended[name] for name in ("left", "started") if name in ended}
+
+        outcome, form = await self._recorded(item, place, act)
+        child = outcome.value if type(outcome) is Value else None
+        if not isinstance(child, ChildResult):
+            return outcome
+        self._count(item, child, form.get("started", 0))
+        left = restored(form["left"]) if "left" in form else None
+        return attrs.evolve(
+            cast("Value", outcome), value=attrs.evolve(child, output=self._typed(item, child), left=left)
+        )
+
+    def _count(self, item: Item, child: ChildResult[Any], started: int) -> None:
+        """Count what a child, below which *started* others ran, has used of this run's budgets."""
+        run = self._run
+        ledger = cast("RunTree", run.tree).ledger(item.path)
+        run.started += started + bool(child.run_id)
+        ledger.count_children(started, by_model=bool(cast("Spawn", item.effect).tool_call_id))
+        ledger.spend(child.usage.total_tokens, child.cost or Decimal(0))
+
+    def _typed(self, item: Item, child: ChildResult[Any]) -> Any:
+        """Return a child's output as its agent's own type."""
+        if child.output is None or not child.run_id:
+            return child.output
+        tree, effect = cast("RunTree", self._run.tree), cast("Spawn", item.effect)
+        path = f"{item.path}.{effect.seq}" if item.path else str(effect.seq)
+        try:
+            plan, _ = tree.services.planner(item.plan, effect, path)
+            return child.output if plan.decode_output is None else plan.decode_output(child.output)
+        except StepEngineError:
+            return child.output
+
+
+class _Siblings:
+    """How many children that were asked for at once are under way, and how many are to come."""
+
+    def __init__(self, item: Item) -> None:
+        together = (item.effect,) if item.gather is None else item.gather.effects
+        width = item.plan.limits.max_concurrent_children if item.gather is None else item.gather.concurrency
+        self._width = width or item.plan.limits.max_concurrent_children or len(together)
+        self._to_come = sum(type(effect) is Spawn for effect in together)
+        self._running = 0
+
+    def begin(self) -> int:
+        """Let one begin, and return among how many what is left is to be shared: it, and those that may run beside it."""
+        among = max(1, min(self._width - self._running, self._to_come))
+        self._to_come -= 1
+        self._running += 1
+        return among
+
+    def end(self) -> None:
+        """Let one have ended."""
+        self._running -= 1
+
+
+class _Ended:
+    """How a child ended in another process, in the shape of what a machine returns."""
+
+    def __init__(self, child: ChildResult[Any]) -> None:
+        self.status = child.status
+        self.pending = child.questions
+        self._child = child
+
+    def as_child(self, *, is_inline: bool = False) -> ChildResult[Any]:
+        """Return what the parent gets of it."""
+        return self._child
+
+
+class _Elsewhere:
+    """The ``IO`` of one ``Spawn``: its child is driven by whoever takes it from its queue."""
+
+    def __init__(self, io: IO, run: DurableRun, item: Item, share: Limits | None, ended: dict[str, Any]) -> None:
+        self._run = run
+        self._item = item
+        self._share = share
+        self._ended = ended
+        self._io = io
+        self.emit = io.emit
+        self.attempt = io.attempt
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody is shown events."""
+        return self._io.watched
+
+    async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
+        """Put the child on the queue of its depth, or find it there, and wait until it has ended."""
+        run, order = self._run, self._run.order
+        effect = cast("Spawn", self._item.effect)
+        spawn = Ancestor(
+            seq=effect.seq, agent_id=plan.definition.id, prompt=effect.prompt, params=effect.params,
+            tool_call_id=effect.tool_call_id, is_inline=effect.is_inline, at=effect.at, of=effect.of,
+        )  # fmt: skip
+        child = attrs.evolve(
+            order,
+            spawns=(*order.spawns, spawn),
+            parent=inherited(effect, plan),
+            previous=None,
+            slice=self._share,
+        )
+        options: dict[str, Any] = {
+            "workflow_name": WORKFLOW,
+            "queue_name": queue_name(order.pool, len(child.spawns)),
+            "workflow_id": child.id,
+            "app_version": run.release,
+            "attributes": {"parent": order.id, "agent": plan.definition.id},
+        }
+        options |= {"priority": order.priority} if order.priority else {}
+        # In a context of its own: the child belongs to the run and not to this step, which may be done again.
+        task = asyncio.create_task(self._waited(options, child), context=contextvars.Context())
+        tree = cast("RunTree", run.tree)
+        pull = tree.brake.pulled(path)
+        ends: set[asyncio.Future[Any]] = {task} if pull is None else {task, pull}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await self._given_up(child.id)
+            form = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            stop = tree.root.stopping
+            if stop is not None and stop.kind == "limit":
+                await self._given_up(child.id)
+            raise
+        finally:
+            task.cancel()
+        self._ended.update(form)
+        return cast("Finished", _Ended(child_of(form)))
+
+    async def _given_up(self, child: str) -> None:
+        """Cancel a child and what is below it: nobody waits for what they would give."""
+        await asyncio.create_task(self._cancelled(child), context=contextvars.Context())
+
+    async def _cancelled(self, child: str) -> None:
+        dbos = self._run.dbos
+        below = await dbos.list_workflows_async(
+            workflow_id_prefix=f"{child}.", load_input=False, load_output=False, status=["PENDING", "ENQUEUED"]
+        )
+        for each in (child, *[status.workflow_id for status in below]):
+            await dbos.cancel_workflow_async(each)
+
+    async def _waited(self, options: Mapping[str, Any], child: Order) -> dict[str, Any]:
+        run, errors = self._run, self._run.errors
+        seed = run.seed.below(child.path)
+        more = [seed.form()] if seed.outcomes else []
+        handle = await run.dbos.enqueue_workflow_with_options_async(options, child.form(), *more)
+        try:
+            form: dict[str, Any] = await handle.get_result(polling_interval_sec=CHILD_POLL)
+            return form
+        except errors.DBOSAwaitedWorkflowCancelledError:
+            status = await handle.get_status()
+            name = child.spawns[-1].agent_id
+            gone = ChildResult(agent_id=name, run_id=status.workflow_id, status=RunStatus.CANCELLED)
+            return {"child": bare(gone), "started": 0}
+        except Exception as error:
+            # The child can be gone on with, so this run has not ended either.
+            msg = f"the child {child.id!r} cannot go on: {error}"
+            raise _Unrecorded(Stop("diverged", run.at(), ReplayDivergence(msg))) from error
+
+
+def inherited(effect: Spawn, plan: RunPlan) -> AgentState:
+    """Return of a parent's state what its child is started with, and nothing else of it."""
+    parent = effect.parent()
+    known: dict[str, Any] = {"run_id": parent.run_id, "ancestor_run_ids": parent.ancestor_run_ids}
+    if plan.sent is not None:
+        known |= {"system_prompt": parent.system_prompt, "tool_definitions": parent.tool_definitions}
+    if plan.is_inline or plan.definition.include_message_history:
+        known |= {"message_history": parent.message_history, "view": parent.view, "next_call": parent.next_call}
+    if plan.is_inline:
+        known["context"] = parent.context
+    return AgentState(**known)
+
+
+def marking(**members: Any) -> Callable[[], Coroutine[Any, Any, dict[str, Any]]]:
+    """Return what records *members*."""
+
+    async def mark() -> dict[str, Any]:
+        return members
+
+    return mark
+
+
+def _decoded(form: Mapping[str, Any], where: str) -> Single:
+    try:
+        return outcome_of_form(form)
+    except (DataError, LookupError, TypeError, AttributeError) as error:
+        msg = f"the recorded outcome of {where} cannot be read: {error}"
+        raise ReplayDivergence(msg, kind="undecodable", address=where) from error

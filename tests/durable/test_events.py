@@ -1,0 +1,102 @@
+"""
+Events of durable runs, seen from any process while they go on, and after they have ended.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, StepContext, call, tool
+from stepengine.durable import DurableEngine
+from stepengine.errors import JournalError
+from stepengine.events import RunFinished, ToolFinished
+from stepengine.testing import ScriptedModel, text, tool_call
+
+pytestmark = pytest.mark.deep  # each starts workers on a database of its own
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    """
+    Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+
+
+def child_steps(ctx: StepContext):
+    return (yield from call(add, 1, 2))
+
+
+def steps(ctx: StepContext):
+    yield from call(add, 40, 2)
+    yield from AgentCall("child", "hello")
+    yield STEP
+    yield STEP
+    size = yield from Ask("How large?")
+    return size
+
+
+CHILD = AgentDefinition("child", tools=[add], handle_steps=child_steps)
+AGENT = AgentDefinition("parent", model="test/model", tools=[add], spawnable_agents=[CHILD], handle_steps=steps)
+
+
+def model() -> ScriptedModel:
+    return ScriptedModel([tool_call("add", {"a": 1, "b": 2}), text("done")])
+
+
+def seen(events):
+    """What is told, where: no parts of replies and no times."""
+    told = [(type(event).__name__, event.path, event.seq) for event in events]
+    return [each for each in told if not each[0].endswith("Delta")]
+
+
+@pytest.mark.spec("durable:U44")
+async def test_events_follow_a_run_of_another_process(db: str):
+    expected = [
+        event async for event in Engine([AGENT], models=model()).stream(AGENT, "go", answers={"How large?": "l"})
+    ]
+    options = {"db": db, "release": "r1"}
+    async with DurableEngine([AGENT], models=model(), executor="worker-1", polling=0.05, **options) as worker:
+        watcher = await DurableEngine([AGENT], models=ScriptedModel([]), works=False, **options).open()
+        events, answered = [], False
+        async for event in watcher.stream(AGENT, "go"):
+            events.append(event)
+            if type(event).__name__ == "QuestionAsked" and not answered:
+                answered = True
+                await worker.answer(await the_only(worker), {event.question.id: "l"})
+        later = [event async for event in watcher.events(await the_only(worker))]
+        await watcher.aclose()
+
+    assert isinstance(events[-1], RunFinished)
+    assert "l" == events[-1].result.output
+    assert seen(expected) == seen(events) == seen(later)
+
+
+async def the_only(worker) -> str:
+    return (
+        await worker.operator.rows(
+            "select workflow_uuid from dbos.workflow_status where workflow_uuid not like '%%/%%'"
+        )
+    )[0][0]
+
+
+@pytest.mark.spec("durable:U44", "durable:U26")
+async def test_leaving_a_stream_cancels_its_run(db: str, until):
+    async with DurableEngine([AGENT], models=model(), db=db, executor="worker-1", polling=0.05) as worker:
+        events = worker.stream(AGENT, "go")
+        async for event in events:
+            if isinstance(event, ToolFinished):
+                break
+        await events.aclose()
+        run = await the_only(worker)
+
+        async def state():
+            return (await worker.operator.run(run)).state
+
+        assert "CANCELLED" == await until(state, lambda each: each != "PENDING")
+        with pytest.raises(JournalError):
+            [event async for event in worker.events("no-such-run")]

@@ -1,0 +1,169 @@
+"""
+Workers that are killed with SIGKILL: nothing committed happens again, and every run ends as it would have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stepengine import Engine
+from stepengine.durable import Operator
+
+WORKER = Path(__file__).with_name("worker.py")
+FOLLOWS = [
+    ("go-0", "go-1"),
+    ("go-1", "go-fire"),
+    ("go-1", "go-a-look"),
+    ("go-a-look", "go-a-measured"),
+    *(("go-a-measured", name) for name in ("go-p", "go-q", "go-b-look")),
+    ("go-b-look", "go-b-measured"),
+    *((name, "go-model") for name in ("go-p", "go-q", "go-b-measured")),
+]
+"""Effects of the agent ``parent`` in ``worker.py`` and those that its handler only begins with their results."""
+
+
+class Workers:
+    """Worker processes on one database that tell one world what they do."""
+
+    def __init__(self, db: str, world: Path) -> None:
+        self.db = db
+        self.world = world
+        self.world.touch()
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, executor: str, **more: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "WORLD": str(self.world), **more}
+        process = subprocess.Popen([sys.executable, str(WORKER), self.db, executor], env=environment)
+        self._running.append(process)
+        return process
+
+    def lines(self) -> list[dict[str, str]]:
+        return [json.loads(line) for line in self.world.read_text().splitlines()]
+
+    def told(self, what: str) -> Counter[str]:
+        return Counter(line["name"] for line in self.lines() if line["what"] == what)
+
+    def stop(self) -> None:
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def workers(db: str, tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(db, tmp_path / "world.jsonl")
+    yield made
+    made.stop()
+
+
+async def undisturbed(agent: str, prompt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """How the same agent ends in one process that nobody kills."""
+    monkeypatch.setenv("WORLD", str(tmp_path / "undisturbed.jsonl"))
+    spec = importlib.util.spec_from_file_location("durable_worker", WORKER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return await Engine(module.AGENTS, models=module.model()).run(agent, prompt)
+
+
+async def restarted_until_done(workers: Workers, operator: Operator, run: str, restart: Callable[[], subprocess.Popen]):
+    """Start a worker again whenever it died, until the run has ended; return how often."""
+    starts = 0
+    process = None
+    for _ in range(6_000):
+        if process is None or process.poll() is not None:
+            process = restart()
+            starts += 1
+        if (await operator.run(run)).is_over:
+            return starts
+        await asyncio.sleep(0.05)
+    raise AssertionError("the run does not end")
+
+
+@pytest.mark.deep
+@pytest.mark.spec(
+    "durable:UT2", "durable:UT7", "durable:U18", "durable:U30", "durable:UF5", "reliability:R1", "reliability:R3"
+)
+async def test_a_worker_is_killed_in_and_after_every_effect(workers: Workers, tmp_path: Path, monkeypatch):
+    expected = await undisturbed("parent", "go", tmp_path, monkeypatch)
+    async with await Operator.connect(workers.db) as operator:
+        run = await operator.submit("parent", "go")
+        await restarted_until_done(workers, operator, run, lambda: workers.start("worker-1", DIES="1"))
+        form = await operator.result(run)
+
+    began, died = workers.told("began"), workers.told("died")
+    assert {**expected.output, "fired": form["output"]["fired"]} == form["output"]
+    assert 1 == began["go-fire"]
+    assert all(died[f"in {name}"] == 1 for name in began if name != "go-fire")
+    # An effect that follows another's result can only begin when that result is committed.
+    order = [line["name"] for line in workers.lines() if line["what"] == "began"]
+    for earlier, later in FOLLOWS:
+        assert earlier not in order[order.index(later) :], (earlier, later, order)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UT6", "durable:UF7", "durable:U26", "reliability:R1")
+async def test_a_worker_that_wakes_up_after_its_run_was_taken_over_changes_nothing(
+    workers: Workers, tmp_path: Path, until
+):
+    async with await Operator.connect(workers.db) as operator:
+        zombie = workers.start("worker-1", SLOW="0.5")
+        run = await operator.submit("parent", "go")
+
+        async def began():
+            return workers.told("began")["go-fire"]
+
+        await until(began)
+        zombie.send_signal(signal.SIGSTOP)
+        await operator.client.resume_workflow_async(run, queue_name=operator.queue_of(run))
+        workers.start("worker-2")
+
+        async def is_over():
+            return (await operator.run(run)).is_over
+
+        await until(is_over, seconds=60)
+        zombie.send_signal(signal.SIGCONT)
+        await asyncio.sleep(3)
+        form = await operator.result(run)
+        view = await operator.run(run)
+
+    assert "unknown" == form["output"]["fired"]
+    assert "done go" == form["output"]["end"]
+    assert 1 == workers.told("began")["go-fire"]
+    assert "worker-2" == view.executor
+    assert max(workers.told("began").values()) <= 2
+
+
+@pytest.mark.deep
+@pytest.mark.spec(
+    "durable:UT3",
+    "durable:UT4",
+    "durable:UT5",
+    "durable:UF6",
+    "durable:UF18",
+    "durable:UF19",
+    "durable:UF39",
+    "reliability:I11",
+)
+def test_runs_among_kills_of_workers_and_restarts_of_the_database_end_as_if_nothing_had_happened():
+    said = subprocess.run(
+        [sys.executable, "-m", "benchmarks.kills", "--runs", "80", "--kills", "9", "--restarts", "4", "--pace", "2"],
+        cwd=WORKER.parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert 0 == said.returncode, said.stdout + said.stderr
+    assert "restarts                        0" not in said.stdout

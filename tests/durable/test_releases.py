@@ -1,0 +1,80 @@
+"""
+Runs keep the release that they began with; what waits in a queue is taken by priority.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stepengine import AgentDefinition, Ask, StepContext
+from stepengine.durable import DurableEngine
+from stepengine.testing import ScriptedModel
+
+pytestmark = pytest.mark.deep  # each starts workers on a database of its own
+
+order: list[str] = []
+
+
+def old(ctx: StepContext):
+    said = yield from Ask("Go on?")
+    return f"old {said}"
+
+
+def new(ctx: StepContext):
+    said = yield from Ask("Shall I go on?")
+    return f"new {said}"
+
+
+def noted(ctx: StepContext):
+    order.append(ctx.prompt)
+    return ctx.prompt
+    yield
+
+
+def engine(db: str, handler, **options) -> DurableEngine:
+    agent = AgentDefinition("agent", handle_steps=handler)
+    return DurableEngine([agent], models=ScriptedModel([]), db=db, executor="worker-1", polling=0.05, **options)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UT13", "durable:U33", "durable:UF21")
+async def test_a_run_ends_on_the_release_that_it_began_with(db: str):
+    async with engine(db, old) as worker:
+        first = (await worker.run("agent")).journal
+        old_release = worker.release
+    async with engine(db, new) as worker:
+        await worker.answer(first, {(await worker.operator.waiting(first))[0].questions[0].id: "yes"})
+        second = await worker.run("agent", answers={"Shall I go on?": "yes"})
+        left_alone = await worker.operator.run(first)
+        new_release = worker.release
+    async with engine(db, old) as worker:
+        result = await worker.result(first, waits=True)
+
+    assert old_release != new_release
+    assert "new yes" == second.output
+    assert ("PENDING", old_release) == (left_alone.state, left_alone.release)
+    assert "old yes" == result.output
+
+
+@pytest.mark.spec("durable:U28", "durable:UC2")
+async def test_smaller_priorities_are_taken_first(db: str):
+    order.clear()
+    release = "r1"
+    async with engine(db, noted, works=False, release=release) as client:
+        runs = [await client.submit("agent", str(priority), priority=priority) for priority in (5, 1, 3)]
+    async with engine(db, noted, concurrency=1, release=release) as worker:
+        await asyncio.gather(*[worker.result(run) for run in runs])
+
+    assert ["1", "3", "5"] == order
+
+
+@pytest.mark.spec("durable:U33")
+def test_a_release_is_made_of_what_an_agent_is():
+    url = "postgresql://host/x"
+    same = [engine(url, old).release for _ in range(2)]
+    others = {engine(url, new).release, engine(url, noted).release}
+
+    assert same[0] == same[1]
+    assert 2 == len(others - {same[0]})

@@ -1,0 +1,130 @@
+"""
+The same agent, untouched, on an ``Engine`` and on a ``DurableEngine``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import pytest
+
+from stepengine import STEP, AgentCall, AgentDefinition, Engine, Parallel, Perform, StepContext, ToolCall, call, tool
+from stepengine.data.state import ChildResult
+from stepengine.durable import DurableEngine
+from stepengine.journal import MemoryJournal, diff
+from stepengine.journal.fingerprints import Fingerprints
+from stepengine.testing import ScriptedModel, text, tool_call
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    """
+    Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+
+
+def measured(folder: str) -> int:
+    return len(folder)
+
+
+def child_steps(ctx: StepContext):
+    total = yield from call(add, 1, 2)
+    return {"total": total, "prompt": ctx.prompt}
+
+
+def steps(ctx: StepContext):
+    total = yield from call(add, 40, 2)
+    size = yield from Perform(measured, "src")
+    child = yield from AgentCall("child", "hello")
+    first, second = yield from Parallel(AgentCall("child", "one"), ToolCall("add", {"a": 5, "b": 6}))
+    said = yield STEP
+    end = yield STEP
+    drawn = ctx.random.random()
+    return {
+        "total": total, "size": size, "child": child, "first": first.output, "second": second.data,
+        "calls": len(said.tool_results), "text": end.text, "is_drawn": 0 <= drawn < 1,
+    }  # fmt: skip
+
+
+CHILD = AgentDefinition("child", tools=[add], handle_steps=child_steps)
+AGENT = AgentDefinition("parent", model="test/model", tools=[add], spawnable_agents=[CHILD], handle_steps=steps)
+
+
+def model() -> ScriptedModel:
+    return ScriptedModel([tool_call("add", {"a": 1, "b": 2}), text("done")])
+
+
+def comparable(result):
+    """What two runs of the same thing have in common: no ids, no durations, nothing of their process."""
+    return {
+        "status": result.status,
+        "stop_reason": result.stop_reason,
+        "output": result.output,
+        "text": result.text,
+        "usage": result.usage,
+        "cost": result.cost,
+        "usage_by_agent": result.usage_by_agent,
+        "tool_calls": [attrs.evolve(logged, duration_ms=0) for logged in result.tool_calls],
+        "messages": list(result.state.message_history),
+        "context": result.state.context,
+        "children": [attrs.evolve(child, run_id="") for child in result.children],
+        "error": result.error,
+    }
+
+
+@pytest.mark.spec("durable:UT1", "durable:U3", "durable:U4", "durable:U5", "durable:U12", "durable:U20")
+async def test_a_durable_run_ends_as_one_in_the_process_does(db: str):
+    expected = await Engine([AGENT], models=model()).run(AGENT, "go")
+
+    async with DurableEngine([AGENT], models=model(), db=db, executor="worker-1", polling=0.05) as engine:
+        actual = await engine.run(AGENT, "go")
+
+    assert expected.error is None
+    assert comparable(expected) == comparable(actual)
+
+
+def told(journal):
+    """What two journals of the same run have in common: addresses, fingerprints and outcomes, but no times and no ids."""
+    history = journal.history()
+    order = sorted(history.intents, key=lambda address: (address != ("", -1), address))
+    return [
+        (address, history.intents[address].type, history.intents[address].gather, _fp(history, address), _said(history, address))
+        for address in order
+    ]  # fmt: skip
+
+
+def _fp(history, address):
+    # The root's own record holds the id of the run.
+    return None if address == ("", -1) else history.intents[address].fp
+
+
+def _said(history, address):
+    outcome = history.outcome(history.results[address])
+    value = getattr(outcome, "value", outcome)
+    return attrs.evolve(value, run_id="") if isinstance(value, ChildResult) else value
+
+
+@pytest.mark.spec("durable:UT1", "durable:UT21", "durable:U42", "durable:U7")
+async def test_the_journal_of_a_durable_run_is_that_of_one_in_the_process(db: str, tmp_path: Path):
+    embedded = MemoryJournal()
+    await Engine([AGENT], models=model()).run(AGENT, "go", journal=embedded)
+    for intent in embedded.records():
+        if intent.kind == "intent":
+            intent.fp = intent.fp or Fingerprints(embedded.redactor).of(intent.effect)
+
+    async with DurableEngine([AGENT], models=model(), db=db, executor="worker-1", polling=0.05) as engine:
+        result = await engine.run(AGENT, "go")
+        exported = await engine.export(result.journal, tmp_path / "run.jsonl")
+    again = MemoryJournal(exported.lines())
+    # Without network, models or keys, by whoever has the agent and the file.
+    replayed = await Engine([AGENT], models=ScriptedModel([])).replay(tmp_path / "run.jsonl")
+
+    assert told(embedded) == told(again)
+    assert comparable(result) == comparable(replayed)
+    assert not diff(embedded, exported)

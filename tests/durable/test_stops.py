@@ -1,0 +1,215 @@
+"""
+Durable runs that are cancelled, in every place where a run can be, and those whose worker leaves them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stepengine import (
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Engine,
+    Limits,
+    Parallel,
+    RunStatus,
+    StepContext,
+    ToolAnnotations,
+    call,
+    tool,
+)
+from stepengine.durable import DurableEngine
+from stepengine.errors import JournalError
+from stepengine.testing import ScriptedModel
+
+pytestmark = pytest.mark.deep  # each starts workers on a database of its own
+
+told: list[str] = []
+
+
+@tool(annotations=ToolAnnotations(idempotent=True))
+async def work(seconds: float, name: str = "work") -> str:
+    """
+    Work for a while.
+
+    Args:
+        seconds: How long.
+        name: What to tell.
+    """
+    told.append(f"{name} began")
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        told.append(f"{name} cut off")
+        raise
+    told.append(f"{name} ended")
+    return name
+
+
+def handler(act):
+    def steps(ctx: StepContext):
+        try:
+            return (yield from act(ctx))
+        finally:
+            told.append(f"{ctx.agent_state.agent_id} closed")
+
+    return steps
+
+
+def works(ctx):
+    yield from call(work, 0.01, "first")
+    return (yield from call(work, 60.0, "second"))
+
+
+def quick(ctx):
+    yield from call(work, 0.01, "first")
+    return (yield from Ask("Go on?"))
+
+
+CHILD = AgentDefinition("child", tools=[work], handle_steps=handler(works))
+WORKS = AgentDefinition("works", tools=[work], handle_steps=handler(works))
+ASKS = AgentDefinition("asks", tools=[work], handle_steps=handler(quick))
+SPAWNS = AgentDefinition(
+    "spawns", spawnable_agents=[CHILD], handle_steps=handler(lambda ctx: AgentCall("child", "").__iter__())
+)
+AGENTS = [WORKS, ASKS, SPAWNS]
+
+
+def engine(db: str) -> DurableEngine:
+    told.clear()
+    return DurableEngine(AGENTS, models=ScriptedModel([]), db=db, executor="worker-1", polling=0.05)
+
+
+@pytest.mark.parametrize(
+    ("agent", "place", "closed"),
+    [
+        ("works", "second began", ["works closed"]),
+        ("asks", "first ended", ["asks closed"]),
+        ("spawns", "second began", ["child closed", "spawns closed"]),
+    ],
+    ids=["in a tool", "in a question", "in a child"],
+)
+@pytest.mark.spec("durable:UT12", "durable:U25", "durable:U26", "durable:UF17", "reliability:R9")
+async def test_a_cancelled_run_closes_its_handlers_and_can_be_gone_on_with(db: str, until, agent, place, closed):
+    async with engine(db) as worker:
+        run = await worker.submit(agent)
+        await until(_has_told(place))
+        if agent == "asks":
+            await worker.result(run)
+        await worker.cancel(run)
+        result = await worker.result(run)
+        await until(_has_told(*closed))
+        tree = await worker.operator.tree(run)
+        began = told.count("first began")
+        await worker.operator.retry(run)
+        await until(_is_under_way(worker, run))
+        await worker.cancel(run)
+
+    assert RunStatus.CANCELLED is result.status
+    assert {"CANCELLED"} == {each.state for each in tree}
+    assert began == told.count("first began")
+
+
+def _has_told(*lines):
+    async def ask():
+        return all(line in told for line in lines)
+
+    return ask
+
+
+def _is_under_way(worker, run):
+    async def ask():
+        return (await worker.operator.run(run)).state == "PENDING"
+
+    return ask
+
+
+@pytest.mark.spec("durable:UT12", "durable:U26")
+async def test_what_has_ended_can_be_neither_cancelled_nor_tried_again(db: str):
+    async with engine(db) as worker:
+        result = await worker.run("asks", answers={"Go on?": "yes"})
+        with pytest.raises(JournalError):
+            await worker.operator.retry(result.journal)
+        cancelled = await worker.operator.cancel(result.journal)
+
+    assert [] == cancelled
+    assert "yes" == result.output
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:U40", "durable:UF28", "reliability:R1")
+async def test_a_worker_that_leaves_records_what_is_under_way_and_the_next_one_goes_on(db: str, until):
+    slow = AgentDefinition("slow", tools=[work], handle_steps=_three_times)
+    options = {"models": ScriptedModel([]), "db": db, "executor": "worker-1", "polling": 0.05}
+    told.clear()
+    worker = await DurableEngine([slow], **options).open()
+    run = await worker.submit("slow")
+    await until(_has_told("a began"))
+    await worker.aclose(drain=10)
+    left = list(told)
+    async with DurableEngine([slow], **options) as next_one:
+        result = await next_one.result(run)
+
+    assert ["a began", "a ended"] == left
+    assert ["a began", "a ended", "b began", "b ended"] == told
+    assert ["a", "b"] == result.output
+
+
+def _three_times(ctx):
+    return [(yield from call(work, 0.4, "a")), (yield from call(work, 0.01, "b"))]
+
+
+@pytest.mark.spec("durable:U47", "reliability:R6")
+async def test_a_run_that_takes_too_long_ends_by_its_limit(db: str):
+    async with engine(db) as worker:
+        result = await worker.run("works", limits=Limits(max_seconds=0.3))
+
+    assert RunStatus.FAILED is result.status
+    assert "seconds" == result.error.kind
+    assert ["works closed"] == [line for line in told if line.endswith("closed")]
+
+
+def fails(ctx: StepContext):
+    yield from call(work, 0.2, "failing")
+    raise ValueError("no")
+
+
+def gathers(ctx: StepContext):
+    return [
+        each.status.value
+        for each in (yield from Parallel(AgentCall("child", ""), AgentCall("fails", ""), fail_fast=True))
+    ]
+
+
+FAILS = AgentDefinition("fails", tools=[work], handle_steps=fails)
+GATHERS = AgentDefinition("gathers", spawnable_agents=[CHILD, FAILS], handle_steps=gathers)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:U26", "reliability:SP05")
+async def test_the_siblings_of_a_child_that_failed_are_given_up(db: str, until):
+    told.clear()
+    expected = await Engine([GATHERS], models=ScriptedModel([])).run("gathers")
+    told.clear()
+    async with DurableEngine([GATHERS], models=ScriptedModel([]), db=db, executor="worker-1", polling=0.05) as worker:
+        result = await worker.run("gathers")
+        await until(_has_told("child closed"))
+        states = [each.state for each in await worker.operator.tree(result.journal)]
+
+    assert expected.output == result.output
+    assert str(expected.error) == str(result.error)
+    assert ["CANCELLED", "SUCCESS", "SUCCESS"] == sorted(states)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:U26", "durable:U47")
+async def test_the_children_of_a_run_that_took_too_long_are_given_up(db: str, until):
+    async with engine(db) as worker:
+        result = await worker.run("spawns", limits=Limits(max_seconds=1.5))
+        await until(_has_told("child closed"))
+
+    assert RunStatus.FAILED is result.status
+    assert "seconds" == result.error.kind

@@ -1,0 +1,335 @@
+"""
+Workers as processes, and what an operator does: looking, taking over, answering, cleaning up. Each through the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine.durable import Operator, Upkeep
+
+ROOT = Path(__file__).resolve().parents[2]
+AGENTS = '''
+import time
+from stepengine import AgentCall, AgentDefinition, Ask, ToolCall, call, tool
+
+
+@tool(idempotent=True)
+def count(n: int, seconds: float) -> int:
+    """
+    Count.
+
+    Args:
+        n: A number.
+        seconds: How long it takes.
+    """
+    with open("world.txt", "a") as file:
+        file.write(f"began {n}\\n")
+    time.sleep(seconds)
+    with open("world.txt", "a") as file:
+        file.write(f"ended {n}\\n")
+    return n
+
+
+@tool(idempotent=True)
+def die() -> str:
+    """Kill the process that runs this."""
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "never"
+
+
+def adding(ctx):
+    total = 0
+    for n in range(int(ctx.prompt)):
+        total += yield from call(count, n, 0.2)
+    answer = yield from Ask("Keep it?")
+    return f"{total} {answer}"
+
+
+def dying(ctx):
+    yield from call(die)
+
+
+adder = AgentDefinition("adder", tools=[count], handle_steps=adding)
+killer = AgentDefinition("killer", tools=[die], handle_steps=dying)
+agents = [adder, killer]
+'''
+
+
+class Deployment:
+    """
+    Commands and workers of one deployment, in a folder of their own.
+    """
+
+    def __init__(self, folder: Path, db: str, running: ExitStack) -> None:
+        self.folder = folder
+        self.database = db
+        self._running = running
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR") if name in os.environ}
+        self._environment = {**kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "STEPENGINE_DB": db}
+        (folder / "mine.py").write_text(AGENTS)
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "stepengine.cli", *arguments],
+            check=False, cwd=self.folder, env=self._environment, capture_output=True, text=True, timeout=90,
+        )  # fmt: skip
+        assert code == done.returncode, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stepengine.cli", *arguments],
+            cwd=self.folder, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._running.callback(ended, process)
+        return process
+
+    def worker(self, executor: str, *arguments: str) -> subprocess.Popen[str]:
+        process = self.start("worker", "mine.py", "--executor", executor, *arguments)
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert "takes runs" in line, line + process.stderr.read()
+        return process
+
+    def world(self) -> list[str]:
+        file = self.folder / "world.txt"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def until(self, holds: Callable[[], Any], seconds: float = 40) -> Any:
+        end = time.monotonic() + seconds
+        while not (found := holds()):
+            assert time.monotonic() < end, self("status", code=1)
+            time.sleep(0.1)
+        return found
+
+    def question(self, run: str) -> str:
+        def asked() -> list[Any]:
+            return json.loads(self("status", run, "--json"))["questions"]  # type: ignore[no-any-return]
+
+        (one,) = self.until(asked)
+        return str(one["id"])
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, db: str) -> Iterator[Deployment]:
+    with ExitStack() as running:
+        yield Deployment(tmp_path, db, running)
+
+
+@pytest.mark.deep
+@pytest.mark.spec(
+    "durable:UC1", "durable:UC2", "durable:UC3", "durable:UC4", "durable:UC5", "durable:UC8", "durable:UT8",
+    "durable:U9", "durable:U29", "durable:U30", "durable:U31", "durable:U33", "durable:U41",
+)  # fmt: skip
+def test_the_runs_of_a_killed_worker_are_taken_over_and_end_as_if_nothing_had_happened(deployment: Deployment) -> None:
+    first = deployment.worker("w1")
+    assert "another process works as executor 'w1'" in deployment("worker", "mine.py", "--executor", "w1", code=4)
+    assert deployment("submit", "adder", "--prompt", "8", "--id", "r1") == "r1\n"
+    assert deployment("submit", "adder", "--prompt", "8", "--id", "r1") == "r1\n"
+    deployment.until(lambda: "ended 2" in deployment.world())
+    assert "executor 'w1' is alive" in deployment("takeover", "w1", code=4)
+
+    first.kill()
+    first.wait()
+    told = deployment("status", code=1)
+    assert "DEAD" in told
+    assert "stepengine takeover w1" in told
+    assert "no worker of it lives" in told
+
+    second = deployment.worker("w2")
+    assert "would resume  r1  from w1" in deployment("takeover", "w1", "--dry-run")
+    assert "resumed  r1  from w1" in deployment("takeover", "w1")
+    assert "executor w1 has no runs" in deployment("takeover", "w1")
+
+    question = deployment.question("r1")
+    assert "is no open question" in deployment("answer", "r1", "q99", "yes", code=2)
+    deployment("answer", "r1", question, "yes")
+    assert "28 yes" in deployment("submit", "adder", "--prompt", "8", "--id", "r1", "--wait")
+    twice = [line for line, times in Counter(deployment.world()).items() if times > 1]
+    assert len(twice) <= 2, "only the effect in flight may have begun again"
+    assert len({line for line in deployment.world() if line.startswith("ended")}) == 8
+
+    assert "waits for no answer" in deployment("answer", "r1", question, "no", code=2)
+    assert deployment("gc", "--older-than", "1d").startswith("0 runs")
+    assert "r1" in deployment("gc", "--older-than", "0s", "--dry-run")
+    assert deployment("gc", "--older-than", "0s").startswith("1 runs were")
+    assert "there is no run 'r1'" in deployment("status", "r1", code=2)
+
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(30) == 0
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UC6", "durable:U34", "durable:UT17")
+def test_watching_takes_over_by_itself_and_sets_aside_what_kills_every_worker(deployment: Deployment) -> None:
+    watching = deployment.start("takeover", "--watch", "--grace", "0.5")
+    standing_by = deployment.start("takeover", "--watch", "--grace", "0.5")
+    deployment("migrate")
+    # One that waits gets no further either, and that is nobody's fault.
+    deployment("submit", "adder", "--prompt", "4", "--id", "good")
+    deployment.worker("w0")
+    question = deployment.question("good")
+    deployment("submit", "killer", "--id", "bad")
+
+    def was_set_aside() -> bool:
+        return "poison" in deployment("status", "bad", "--json")
+
+    for number in range(1, 8):
+        if was_set_aside():
+            break
+        worker = deployment.worker(f"w{number}")
+        deployment.until(lambda worker=worker: worker.poll() is not None or was_set_aside())
+
+    told = json.loads(deployment("status", "bad", "--json"))["runs"][0]
+    assert told["state"] == "CANCELLED"
+    assert told["attributes"]["takeover"]["times"] == 6
+    assert "poison" in told["attributes"]
+    assert "killed their workers" in deployment("status", code=1)
+
+    deployment("answer", "good", question, "yes")
+    deployment.worker("last")
+    assert "6 yes" in deployment("submit", "adder", "--prompt", "4", "--id", "good", "--wait")
+    for process in (watching, standing_by):
+        process.kill()
+    said = [process.communicate()[0] for process in (watching, standing_by)]
+    assert sorted(bool(text) for text in said) == [False, True], "one acts, the other stands by"
+
+
+@pytest.mark.spec("durable:UC4", "durable:UF36", "durable:U32")
+async def test_rows_that_are_not_portable_json_are_counted(db: str) -> None:
+    async with await Operator.connect(db) as operator:
+        await operator.submit("nobody", id="a")
+        assert (await Upkeep(operator).overview(check=True)).unreadable == {}
+
+        await operator.rows("update dbos.workflow_status set serialization = 'py_pickle' returning 1")
+
+        assert (await Upkeep(operator).overview(check=True)).unreadable == {"workflow_status": 1}
+        assert (await Upkeep(operator).overview()).unreadable is None
+
+
+@pytest.mark.spec("durable:UC8", "durable:U41")
+async def test_a_tree_of_which_anything_goes_on_is_not_deleted(db: str) -> None:
+    async with await Operator.connect(db) as operator:
+        for run in ("a", "a_b", "aXb", "c"):
+            await operator.submit("nobody", id=run)
+        mark = "update dbos.workflow_status set status = %s, completed_at = %s where workflow_uuid = %s returning 1"
+        for run in ("a", "a_b", "aXb"):
+            await operator.rows(mark, "SUCCESS", 1, run)
+        # A child of `aXb`, which the pattern of `a_b` must not take for its own, is still under way.
+        copied = (
+            "insert into dbos.workflow_status (workflow_uuid, status, name, created_at, updated_at, application_name) "
+            "values ('aXb/0', 'PENDING', 'stepengine.run', 1, 1, 'stepengine') returning 1"
+        )
+        await operator.rows(copied)
+
+        assert await Upkeep(operator).collect(0, dry_run=True) == ["a", "a_b"]
+        assert await Upkeep(operator).collect(10**10) == []
+        assert await Upkeep(operator).collect(0) == ["a", "a_b"]
+        left = await operator.rows("select workflow_uuid from dbos.workflow_status order by 1")
+        assert [row[0] for row in left] == ["aXb", "aXb/0", "c"]
+
+
+@pytest.mark.spec("durable:UF34", "durable:UT19")
+@pytest.mark.parametrize(
+    "arguments", [["status"], ["submit", "a"], ["takeover", "w1"], ["answer", "r", "q", "v"], ["migrate"]]
+)
+def test_a_database_that_is_away_is_one_line_and_exit_code_6(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("dbos")
+    from typer.testing import CliRunner
+
+    from stepengine.cli.app import app
+
+    monkeypatch.setenv("STEPENGINE_DB", "postgresql://me:s3cret@127.0.0.1:1/x")
+
+    result = CliRunner().invoke(app, arguments)
+
+    assert result.exit_code == 6, result.output
+    assert result.stderr.count("\n") == 1
+    assert "127.0.0.1:1/x" in result.stderr
+    assert "s3cret" not in result.output
+
+
+@pytest.mark.spec("durable:U46")
+def test_without_a_database_it_is_said_how_one_is_named_and_a_typed_password_is_warned_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("dbos")
+    from typer.testing import CliRunner
+
+    from stepengine.cli.app import app
+
+    monkeypatch.delenv("STEPENGINE_DB", raising=False)
+    without = CliRunner().invoke(app, ["status"])
+    typed = CliRunner().invoke(app, ["status", "--db", "postgresql://me:s3cret@127.0.0.1:1/x"])
+
+    assert (2, True) == (without.exit_code, "STEPENGINE_DB" in without.stderr)
+    assert "can be read in the list of processes" in typed.stderr
+    assert "s3cret" not in typed.output
+
+
+NEWER = AGENTS.replace('return f"{total} {answer}"', 'return f"{answer}: {total}"')
+OTHER = AGENTS.replace("call(count, n, 0.2)", "call(count, n + 1, 0.2)")
+
+
+@pytest.mark.deep
+@pytest.mark.spec(
+    "durable:UC7", "durable:UC8", "durable:UC3", "durable:U36", "durable:U42", "durable:UT13", "durable:UT21"
+)
+def test_runs_move_to_another_release_out_into_journals_and_back(deployment: Deployment) -> None:
+    for name, text in (("newer.py", NEWER), ("other.py", OTHER)):
+        (deployment.folder / name).write_text(text)
+    old = deployment.worker("old", "--release", "1")
+    for run in ("waiting", "answered"):
+        deployment("submit", "adder", "--prompt", "3", "--id", run, "--release", "1")
+    question = {run: deployment.question(run) for run in ("waiting", "answered")}
+    old.send_signal(signal.SIGTERM)
+    assert old.wait(40) == 0
+    deployment("answer", "answered", question["answered"], "kept")  # nobody lives; it waits in the database
+
+    told = deployment("release", "move", "1", "2", "--agents", "other.py", "--check", code=5)
+    assert told.count("diverges") == 2
+    assert "is recorded" in told
+    assert deployment("release", "move", "1", "2", "--agents", "newer.py", "--check").count("would move") == 2
+    assert deployment("release", "move", "1", "2", "--agents", "newer.py").count("moved") == 2
+    assert "no run of release 1" in deployment("release", "move", "1", "2", "--agents", "newer.py")
+
+    began = len(deployment.world())
+    deployment.worker("new", "--release", "2")  # of mine.py: which code it has is the operator's word
+    assert "3 kept" in deployment("submit", "adder", "--prompt", "3", "--id", "answered", "--wait")
+    assert len(deployment.world()) == began, "nothing that was recorded is done again"
+
+    deployment("export", "waiting", "--agents", "mine.py", "-o", "waiting.jsonl")
+    assert "Keep it?" in deployment("show", "waiting.jsonl")
+    assert deployment("check", "waiting.jsonl").startswith("ok")
+    fork = deployment(
+        "fork", "waiting", "--at", "0", "--edit", "40", "--allow-repeat",
+        "--db", deployment.database, "--agents", "mine.py",
+    ).split()[-1]  # fmt: skip
+    deployment("answer", fork, deployment.question(fork), "forked")
+    assert "43 forked" in deployment("submit", "adder", "--id", fork, "--wait")
+
+    deployment("cancel", "waiting")
+    assert deployment("import", "waiting.jsonl", "--agents", "mine.py", code=2)  # its id is taken, by the run itself

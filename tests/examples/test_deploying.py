@@ -1,0 +1,130 @@
+"""
+The files of `examples/deploy` are well-formed, and every command line in them is one that the command line understands.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from stepengine.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "examples" / "deploy"
+UNITS = sorted((DEPLOY / "systemd").iterdir())
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+BINARY = "/opt/stepengine/bin/stepengine"
+
+
+def command_lines() -> Iterator[list[str]]:
+    """
+    Give what is run: the lists of the services that run us, and the units' ExecStart.
+    """
+    for service in COMPOSE["services"].values():
+        if isinstance(service["command"], list):
+            yield service["command"]
+    for unit in UNITS:
+        for line in re.findall(r"^ExecStart=(.*)$", unit.read_text(), re.MULTILINE):
+            yield shlex.split(line)
+
+
+LINES = list(command_lines())
+
+
+def parsed(arguments: list[str]) -> dict[str, Any]:
+    """
+    Return what the command line makes of arguments, without doing it; an option that there is none of is an error.
+    """
+    command, names = typer.main.get_command(app), ["stepengine"]
+    context = command.make_context("stepengine", list(arguments))
+    left = arguments
+    while hasattr(command, "resolve_command"):
+        name, command, left = command.resolve_command(context, left)
+        names.append(name)
+        context = command.make_context(name, list(left), parent=context)
+    return {"command": names[1:], **context.params}
+
+
+def test_there_are_a_database_two_workers_and_a_watcher() -> None:
+    commands = [parsed(line[1:])["command"] for line in LINES]
+
+    assert {"db", "migrate", "worker-1", "worker-2", "watcher"} == set(COMPOSE["services"])
+    assert 3 == commands.count(["worker"])
+    assert 2 == commands.count(["takeover"])
+    assert {"worker", "takeover", "gc", "migrate"} == {name for (name,) in commands}
+
+
+@pytest.mark.spec("durable:UC1", "durable:UC6", "durable:UC8", "durable:U46")
+@pytest.mark.parametrize("line", LINES, ids=[f"{line[1]}-{number}" for number, line in enumerate(LINES)])
+def test_every_command_line_is_understood_and_holds_no_url(line: list[str]) -> None:
+    given = parsed(line[1:])
+
+    assert Path(line[0]).name == "stepengine"
+    assert given["db"].startswith("@")
+
+
+def test_a_command_line_that_is_none_would_be_noticed() -> None:
+    with pytest.raises(Exception, match="No such option"):
+        parsed(["worker", "/agents", "--replicas", "2"])
+
+
+@pytest.mark.spec("durable:U30", "durable:U40")
+def test_every_worker_has_an_id_of_its_own_and_time_to_stop() -> None:
+    """
+    The id stays the same over restarts; whoever stops a worker waits longer than the worker lets its effects go on.
+    """
+    workers = {name: parsed(s["command"][1:]) for name, s in COMPOSE["services"].items() if "worker" in name}
+    unit = (DEPLOY / "systemd" / "stepengine-worker@.service").read_text()
+    (started,) = [parsed(line[1:]) for line in LINES if line[:2] == [BINARY, "worker"]]
+    (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
+
+    assert set(workers) == {given["executor"] for given in workers.values()}
+    assert all(
+        given["drain"] < int(COMPOSE["services"][name]["stop_grace_period"].removesuffix("s"))
+        for name, given in workers.items()
+    )
+    assert "%H-%i" == started["executor"]
+    assert started["drain"] < int(seconds)
+
+
+@pytest.mark.spec("durable:U45", "durable:UK3")
+def test_the_database_keeps_what_it_called_committed_and_has_room_for_the_workers() -> None:
+    options = dict(re.findall(r"-c (\w+)=(\w+)", COMPOSE["services"]["db"]["command"]))
+
+    assert "on" == options["synchronous_commit"]
+    assert 9 * 11 <= int(options["max_connections"])
+    # A lost machine's lock is free when the database notices: within half a minute.
+    noticed = int(options["tcp_keepalives_idle"]) + int(options["tcp_keepalives_interval"]) * int(
+        options["tcp_keepalives_count"]
+    )
+    assert noticed <= 30
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=[unit.name for unit in UNITS])
+def test_every_unit_is_one_to_systemd(unit: Path, tmp_path: Path) -> None:
+    """
+    Each line is an option that systemd knows; where there is no systemd, at least every line is a section or an option.
+    """
+    text = unit.read_text()
+    for line in filter(None, text.splitlines()):
+        assert re.match(r"#|\[(Unit|Service|Timer|Install)\]$|[A-Z]\w+=", line), line
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed, so that options are not looked up")
+    # It refuses a program that is not there, which here is none of ours.
+    for each in UNITS:
+        (tmp_path / each.name).write_text(each.read_text().replace(BINARY, "/bin/true"))
+    name = unit.name.replace("@.", "@1.")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / name)], capture_output=True, text=True, check=False
+    )
+
+    assert [] == [line for line in done.stderr.splitlines() if str(tmp_path) in line or "stepengine" in line]
