@@ -1,0 +1,184 @@
+"""
+Checks: what somebody wants of a run, as an expression or a function, asked of a result (judging JG76, JG80).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from stepengine.data.codec import plain
+from stepengine.data.state import RunResult
+from stepengine.errors import DataError
+
+__all__ = ("Check", "Checked", "function_at", "member_of")
+
+PLACE = re.compile(r"[A-Za-z0-9_./-]{1,200}:[A-Za-z_][A-Za-z0-9_]{0,100}")
+NAMES = "output, text, status, tools, steps, cost, error, result"
+HELPERS: Mapping[str, Any] = {
+    f.__name__: f
+    for f in (
+        abs,
+        all,
+        any,
+        bool,
+        dict,
+        float,
+        int,
+        isinstance,
+        len,
+        list,
+        max,
+        min,
+        round,
+        set,
+        sorted,
+        str,
+        sum,
+        tuple,
+    )
+}
+
+
+@attrs.frozen
+class Checked:
+    """Whether a run passes, and why not."""
+
+    passed: bool
+    reason: str = ""
+
+
+@attrs.frozen
+class Check:
+    """
+    What a run has to do to pass.
+
+    Attributes:
+        text: How it was written.
+        judge: Takes a result and returns whether it passes; an ``AssertionError`` fails with its text.
+    """
+
+    text: str
+    judge: Callable[[RunResult[Any]], Any]
+
+    @classmethod
+    def of_text(cls, text: str, root: Path | None = None) -> Check:
+        """
+        Return the check that *text* says: a function where it is ``MODULE:FN``, else an expression.
+
+        Raises:
+            DataError: when it is neither.
+        """
+        return cls(text, function_at(text, root)) if PLACE.fullmatch(text) else cls.of_expression(text)
+
+    @classmethod
+    def of_expression(cls, text: str) -> Check:
+        """
+        Return a check of an expression over ``output, text, status, tools, steps, cost, error, result``.
+
+        It is code of whoever writes it, and runs as such.
+
+        Raises:
+            DataError: when it is no expression.
+        """
+        try:
+            code = compile(text, "--check", "eval")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            msg = f"{text!r} is no expression: {error}; one is like 'output == 3', over {NAMES}, or MODULE:FN"
+            raise DataError(msg) from None
+
+        def judge(result: RunResult[Any]) -> Any:
+            return eval(code, {"__builtins__": HELPERS, **_names(result)})  # noqa: S307 - the caller's own, as typed
+
+        return cls(text, judge)
+
+    def of(self, result: RunResult[Any]) -> Checked:
+        """
+        Return whether *result* passes.
+
+        Raises:
+            DataError: when the check itself fails.
+        """
+        try:
+            return Checked(True) if self.judge(result) else Checked(False, f"{self.text} does not hold")
+        except AssertionError as error:
+            # pytest, where it has loaded the module, adds what it knows of the values.
+            said = str(error).partition("\n")[0]
+            return Checked(False, said or f"{self.text} does not hold")
+        except Exception as error:
+            msg = f"the check {self.text} failed: {type(error).__name__}: {error}"
+            raise DataError(msg) from error
+
+
+def _names(result: RunResult[Any]) -> dict[str, Any]:
+    return {
+        "output": plain(result.output),
+        "text": result.text,
+        "status": result.status.value,
+        "tools": [call.tool_name for call in result.tool_calls],
+        "steps": result.state.step_index,
+        "cost": None if result.cost is None else float(result.cost),
+        "error": None if result.error is None else str(result.error),
+        "result": result,
+    }
+
+
+def function_at(place: str, root: Path | None = None) -> Callable[..., Any]:
+    """
+    Return the function that ``MODULE:FN`` names: ``checks:is_short``, or ``./checks.py:is_short``.
+
+    Args:
+        place: The name.
+        root: The folder in which modules and files are looked for, before any other; the working folder by default.
+
+    Raises:
+        DataError: when there is none.
+    """
+    module, _, name = place.rpartition(":")
+    folder = root or Path.cwd()
+    # A command that is installed does not look for modules where it was started; whoever names one means that folder.
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    beside = folder / f"{module.removesuffix('.py')}.py"
+    if module.endswith(".py") or beside.is_file():
+        found = member_of(beside, name)
+    else:
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except Exception as error:
+            msg = f"{place} cannot be loaded: {type(error).__name__}: {error}"
+            raise DataError(msg) from error
+    if not callable(found):
+        msg = f"{place} names {found!r}, which cannot be called"
+        raise DataError(msg)
+    made: Callable[..., Any] = found
+    return made
+
+
+def member_of(file: Path, name: str) -> Any:
+    """
+    Return what the Python file *file* calls *name*.
+
+    Raises:
+        DataError: when it cannot be loaded, or holds nothing of that name.
+    """
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    try:
+        assert spec is not None  # noqa: S101 - its name ends with .py
+        assert spec.loader is not None  # noqa: S101
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except Exception as error:
+        msg = f"{file} cannot be loaded: {type(error).__name__}: {error}"
+        raise DataError(msg) from error
+    if not hasattr(module, name):
+        msg = f"{file} holds no {name!r}"
+        raise DataError(msg)
+    return getattr(module, name)

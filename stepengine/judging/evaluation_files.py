@@ -1,0 +1,154 @@
+"""
+Evaluations as they are written in files: Python with ``evaluation = Evaluation(...)``, or YAML with the same names (JG60, JG123).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from stepengine.data.limits import Limits
+from stepengine.errors import DataError, StepEngineError
+from stepengine.judging import criteria
+from stepengine.judging.checks import member_of
+from stepengine.judging.criteria import Case
+from stepengine.judging.evaluating import Evaluation
+
+__all__ = ("load_evaluation",)
+
+MAX_FILE = 4 * 1024 * 1024
+MAKERS: Mapping[str, Callable[..., criteria.Criterion]] = {
+    name: getattr(criteria, name)
+    for name in (
+        "called",
+        "command",
+        "contains",
+        "equals",
+        "fits",
+        "judge",
+        "matches",
+        "max_cost",
+        "max_steps",
+        "never_called",
+        "only_changes",
+    )
+}
+WHOLE = ("command", "equals", "fits")
+"""Their one argument may be a list or an object."""
+
+
+def load_evaluation(file: Path) -> Evaluation:
+    """
+    Return the evaluation of a file.
+
+    Raises:
+        DataError: when it cannot be read, or holds none; of YAML with all that is wrong in it.
+    """
+    if not file.is_file():
+        msg = f"there is no evaluation file {str(file)!r}"
+        raise DataError(msg)
+    if file.suffix == ".py":
+        found = member_of(file, "evaluation")
+        if isinstance(found, Evaluation):
+            return found
+        msg = f"{file}: 'evaluation' is {found!r}; it is an Evaluation(...)"
+        raise DataError(msg)
+    if file.suffix in (".yaml", ".yml"):
+        return _Reader(str(file)).evaluation(_yaml(file))
+    msg = f"{str(file)!r} is neither a .py nor a .yaml file"
+    raise DataError(msg)
+
+
+def _yaml(file: Path) -> Any:
+    import yaml
+
+    raw = file.read_bytes()[: MAX_FILE + 1]
+    if len(raw) > MAX_FILE:
+        msg = f"{file} is larger than {MAX_FILE} bytes"
+        raise DataError(msg)
+    try:
+        # An alias stands for a value as often as it is written, so that a few lines may become millions.
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(raw)):
+            msg = f"{file} holds an alias (*name); write the value out"
+            raise DataError(msg)
+        return yaml.safe_load(raw)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        msg = f"{file} is no YAML that can be read: {' '.join(str(error).split())[:300]}"
+        raise DataError(msg) from None
+
+
+@attrs.define
+class _Reader:
+    """Reads an evaluation out of plain values, and notes all that is wrong."""
+
+    name: str
+    problems: list[str] = attrs.field(factory=list)
+
+    def evaluation(self, told: Any) -> Evaluation:
+        if not isinstance(told, Mapping):
+            msg = f"{self.name} holds no evaluation: name, cases, agents, checks"
+            raise DataError(msg)
+        given = dict(told)
+        given["cases"] = [case for each in self._list(given, "cases") if (case := self._case(each)) is not None]
+        given["checks"] = self._checks(given, "the evaluation")
+        given["limits"] = self._limits(given.get("limits"))
+        given.setdefault("name", Path(self.name).stem)
+        made: Evaluation | None = self._made(Evaluation, given, "the evaluation")
+        if self.problems or made is None:
+            msg = "\n  ".join([f"{self.name} cannot be used:", *self.problems])
+            raise DataError(msg)
+        return made
+
+    def _case(self, told: Any) -> Case | None:
+        if not isinstance(told, Mapping):
+            self.problems.append(f"a case is an object with an id, not {told!r}")
+            return None
+        where = f"case {told.get('id')!r}"
+        made: Case | None = self._made(Case, {**told, "checks": self._checks(told, where)}, where)
+        return made
+
+    def _made(self, kind: type[Any], given: Mapping[str, Any], where: str) -> Any:
+        known = [field.name for field in attrs.fields(kind)]
+        unknown = [str(name) for name in given if name not in known]
+        self.problems += [f"{where}: there is no {name!r}; there is {', '.join(known)}" for name in unknown]
+        try:
+            return kind(**{name: value for name, value in given.items() if name in known})
+        except (TypeError, ValueError, StepEngineError) as error:
+            self.problems.append(f"{where}: {error}")
+            return None
+
+    def _limits(self, told: Any) -> Limits | None:
+        return (
+            None
+            if told is None
+            else self._made(Limits, told if isinstance(told, Mapping) else {"limits": told}, "limits")
+        )
+
+    def _list(self, told: Mapping[str, Any], name: str) -> list[Any]:
+        value = told.get(name) or []
+        if isinstance(value, list):
+            return value
+        self.problems.append(f"{name} is a list, not {value!r}")
+        return []
+
+    def _checks(self, told: Mapping[str, Any], where: str) -> list[criteria.Criterion]:
+        return [made for each in self._list(told, "checks") if (made := self._check(each, where)) is not None]
+
+    def _check(self, told: Any, where: str) -> criteria.Criterion | None:
+        name, value = next(iter(told.items())) if isinstance(told, Mapping) and len(told) == 1 else (told, None)
+        maker = MAKERS.get(name) if isinstance(name, str) else None
+        if maker is None:
+            self.problems.append(f"{where}: {told!r} is no check; one is like 'contains: word', of {', '.join(MAKERS)}")
+            return None
+        try:
+            if isinstance(value, Mapping) and name not in ("equals", "fits"):
+                return maker(**value)
+            if isinstance(value, list) and name not in WHOLE:
+                return maker(*value)
+            return maker() if value is None else maker(value)
+        except (TypeError, ValueError, ArithmeticError, StepEngineError) as error:
+            self.problems.append(f"{where}: {name}: {error}")
+            return None

@@ -1,0 +1,172 @@
+"""
+Samples: one recorded run again several times, several at once and out of one purse; and what they did from their place on.
+
+What a single rerun is stands with the journals (``stepengine.journal.rerunning``); here it becomes something to count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
+from decimal import Decimal
+from typing import Any, TypeVar
+
+import attrs
+
+from stepengine.data.codec import plain
+from stepengine.data.models import ModelReply
+from stepengine.data.state import RunStatus
+from stepengine.data.usage import Usage, add_cost
+from stepengine.engine import Engine
+from stepengine.journal import Journal, Purse, Rerun
+from stepengine.journal.history import History
+from stepengine.journal.records import Address, Intent, shown_address
+from stepengine.journal.replayer import Cut, address_of
+from stepengine.journal.show import ended_of, status_of
+
+__all__ = (
+    "AT_ONCE",
+    "Course",
+    "Models",
+    "at_once",
+    "course_from",
+    "in_program_order",
+    "model_calls",
+    "sample",
+    "shown_dollars",
+    "step_of",
+)
+
+AT_ONCE = 4
+Models = Callable[[], Any]
+"""Gives the models of one sample, such as a script from its beginning; every sample asks for its own."""
+Made = TypeVar("Made")
+
+
+async def sample(
+    engine: Engine, journal: Journal, *, purse: Purse, models: Models | None = None, **options: Any
+) -> Rerun | None:
+    """
+    Run *journal* again once; *options* are those of ``Engine.rerun``.
+
+    Returns:
+        How it went; ``None`` when there is no money left for it.
+    """
+    if purse.is_empty:
+        return None
+    with nullcontext() if models is None else engine.override(models=models()):
+        made = await engine.rerun(journal, budget=purse, **options)
+    return None if made.is_unpaid else made
+
+
+async def at_once(works: Sequence[Callable[[], Awaitable[Made]]], most: int = AT_ONCE) -> list[Made]:
+    """Do *works*, at most *most* at a time, and return what they give, in order; the first error ends the others."""
+    gate = asyncio.Semaphore(most)
+
+    async def one(work: Callable[[], Awaitable[Made]]) -> Made:
+        async with gate:
+            return await work()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(work)) for work in works]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+@attrs.frozen
+class Course:
+    """
+    What a run did from one place on.
+
+    Attributes:
+        decision: The tools that the first model reply there called, with their inputs; ``None`` where no model answered.
+        tools: The names of the tools that were called, in program order.
+        steps: How many model calls there were.
+        tokens: What those used.
+        cost: What they cost; ``None`` when that is unknown.
+        status: How the run ended.
+        output: Its output as JSON; of a run without one its text.
+    """
+
+    decision: tuple[tuple[str, Any], ...] | None
+    tools: tuple[str, ...]
+    steps: int
+    tokens: int
+    cost: Decimal | None
+    status: str
+    output: Any
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it ended by itself, whatever came of it."""
+        return self.status in [status.value for status in RunStatus] and self.status != RunStatus.SUSPENDED.value
+
+
+def course_from(history: History, at: str) -> Course:
+    """Return what the run of *history* did from the effect *at* on: there, in the runs that it began, and after it."""
+    address = address_of(at)
+    cut = Cut(history.last_together)
+    cut.at(address)
+    after = [i for a, i in in_program_order(history) if a[1] >= 0 and not cut.keeps_intent(a)]
+    usage, cost, decision = Usage(), Decimal(0), None
+    known: Decimal | None = cost
+    models = [i for i in after if i.type == "CallModel"]
+    for intent in models:
+        reply = _reply_to(history, intent)
+        if reply is None:
+            continue
+        usage, known = usage + (reply.usage or Usage()), add_cost(known, reply.cost)
+        if decision is None and intent.path == address[0]:
+            decision = tuple([(call.tool_name, plain(call.input)) for call in reply.tool_calls])
+    ended = ended_of(history)
+    return Course(
+        decision=decision,
+        tools=tuple([str(history.form(i)["tool_name"]) for i in after if i.type == "CallTool"]),
+        steps=len(models),
+        tokens=usage.total_tokens,
+        cost=known,
+        status=status_of(history),
+        output=None if ended is None else plain(ended.output) if ended.output is not None else ended.text,
+    )
+
+
+def in_program_order(history: History) -> list[tuple[Address, Intent]]:
+    """Return the effects of a run in the order of their addresses, a child's after the Spawn that began it."""
+
+    def place(address: Address) -> list[int]:
+        path, seq = address
+        return [*[int(n) for n in path.split(".") if n], seq]
+
+    return sorted(history.intents.items(), key=lambda item: place(item[0]))
+
+
+def step_of(history: History, at: str) -> int:
+    """Return the step of its run that an effect belongs to, from 1: that of the last model call up to it."""
+    path, seq = address_of(at)
+    numbers: Mapping[Address, Intent] = history.intents
+    return sum(p == path and 0 <= s <= seq and i.type == "CallModel" for (p, s), i in numbers.items())
+
+
+def _reply_to(history: History, intent: Intent) -> ModelReply | None:
+    known = history.results.get((intent.path, intent.seq))
+    value = None if known is None else getattr(history.outcome(known), "value", None)
+    return value if isinstance(value, ModelReply) else None
+
+
+def model_calls(history: History) -> list[str]:
+    """Return the addresses of the model calls that have a reply, in program order."""
+    return [
+        shown_address(*address)
+        for address, intent in in_program_order(history)
+        if intent.type == "CallModel" and address in history.results
+    ]
+
+
+def shown_dollars(amount: Decimal | None) -> str:
+    """Return an amount as people read it; small ones with more digits."""
+    if amount is None:
+        return "an unknown amount"
+    return f"${amount:.4f}" if amount >= Decimal("0.01") or not amount else f"${amount:.6f}"

@@ -1,0 +1,243 @@
+"""
+What samples say: rates, means, paired differences and ratios, each with its 95 % interval (judging JG90-JG98).
+
+The unit is the case. Samples of one case are not independent, so whoever calls takes their mean first (``by_case``). Nothing
+here knows of runs; the standard library is all it needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import NormalDist, fmean, stdev
+
+import attrs
+
+__all__ = (
+    "FEWEST_CASES",
+    "STOPPING_BOUNDS",
+    "Estimate",
+    "Ratio",
+    "by_case",
+    "holm",
+    "log_ratio",
+    "mean_of",
+    "paired",
+    "rate",
+    "t_quantile",
+    "wilson",
+)
+
+FEWEST_CASES = 5
+"""With fewer cases there are values, and no interval."""
+LEVEL = 0.95
+STOPPING_BOUNDS = (3.47, 2.45, 2.00)
+"""O'Brien-Fleming: how many standard errors a difference must be away at a third, two thirds and the end of the cases."""
+DETECTABLE = 2.8
+"""Standard errors of a difference that is found in four of five repetitions."""
+MAX_TERMS = 300
+TINY = 1e-300
+
+
+@attrs.frozen
+class Estimate:
+    """
+    A mean over cases.
+
+    Attributes:
+        mean: The mean.
+        low: The lower end of its 95 % interval; ``None`` with too few cases.
+        high: The upper end.
+        cases: How many cases it is the mean of.
+        p: How likely a mean at least so far from 0 is when the true one is 0; ``None`` where that was not asked.
+        error: The standard error; ``None`` with fewer than two cases.
+        detectable: The smallest difference that as many cases would show; ``None`` where that was not asked.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    cases: int
+    p: float | None = None
+    error: float | None = None
+    detectable: float | None = None
+
+
+@attrs.frozen
+class Ratio:
+    """
+    How many times as much: costs, steps or tokens.
+
+    Attributes:
+        ratio: The geometric mean of the pairs' ratios; ``None`` where no pair can be compared.
+        low: The lower end of its 95 % interval; ``None`` with too few pairs.
+        high: The upper end.
+        pairs: How many pairs it is made of.
+        left_out: How many were left out, because a side is unknown or zero.
+    """
+
+    ratio: float | None
+    low: float | None
+    high: float | None
+    pairs: int
+    left_out: int
+
+
+def by_case(samples: Mapping[str, Iterable[float]]) -> dict[str, float]:
+    """Return the mean of each case that has samples."""
+    means = {case: [*values] for case, values in samples.items()}
+    return {case: fmean(values) for case, values in means.items() if values}
+
+
+def wilson(successes: int, number: int, *, level: float = LEVEL) -> tuple[float, float]:
+    """
+    Return the interval of a rate: of *number* independent tries, *successes* went well.
+
+    Without a try it is everything: 0 to 1.
+
+    Raises:
+        ValueError: for numbers that cannot be.
+    """
+    if not 0 <= successes <= number:
+        msg = f"{successes} of {number} is no rate"
+        raise ValueError(msg)
+    if number == 0:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    p, n = successes / number, number
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def rate(passed: Sequence[bool]) -> Estimate:
+    """Return the rate of cases that passed, each tried once; where all went alike, with the rule of three."""
+    number, successes = len(passed), sum(passed)
+    if number < FEWEST_CASES:
+        return Estimate(fmean(passed) if passed else math.nan, None, None, number)
+    if successes in (0, number):
+        far = 3 / number
+        low, high = (0.0, far) if successes == 0 else (1 - far, 1.0)
+    else:
+        low, high = wilson(successes, number)
+    return Estimate(successes / number, low, high, number)
+
+
+def mean_of(cases: Sequence[float], *, least: float = 0.0, most: float = 1.0) -> Estimate:
+    """
+    Return the mean over the means of cases.
+
+    Args:
+        cases: One value each.
+        least: The smallest value that there can be; no interval goes beyond.
+        most: The largest.
+    """
+    made = _over(cases, spread=most - least)
+    if made.low is None or made.high is None:
+        return made
+    return attrs.evolve(made, low=max(least, made.low), high=min(most, made.high))
+
+
+def paired(base: Mapping[str, float], side: Mapping[str, float], *, spread: float = 1.0) -> Estimate:
+    """
+    Return by how much *side* is above *base*: the mean of the differences of the cases that both have.
+
+    Args:
+        base: One value for each case.
+        side: The same of the other side.
+        spread: How far apart two values can be; what the rule of three is scaled by where all differences are equal.
+    """
+    differences = [side[case] - base[case] for case in base if case in side]
+    made = _over(differences, spread=spread)
+    if made.error is None:
+        return made
+    p = _p_of(made.mean, made.error, made.cases)
+    return attrs.evolve(made, p=p, detectable=DETECTABLE * made.error)
+
+
+def log_ratio(pairs: Iterable[tuple[float | None, float | None]]) -> Ratio:
+    """Return how many times as much the second of each pair is, one pair for each case; ``None`` is unknown."""
+    known = [*pairs]
+    logs = [math.log(b / a) for a, b in known if a is not None and b is not None and a > 0 and b > 0]
+    left = len(known) - len(logs)
+    if not logs:
+        return Ratio(None, None, None, 0, left)
+    made = _over(logs, spread=0.0)
+    ends = [None if end is None else math.exp(end) for end in (made.low, made.high)]
+    return Ratio(math.exp(made.mean), ends[0], ends[1], len(logs), left)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return p values adjusted for how many there are, by Holm; an unknown one stays so, and does not count."""
+    known = sorted([(p, index) for index, p in enumerate(p_values) if p is not None])
+    made: list[float | None] = [None] * len(p_values)
+    reached = 0.0
+    for rank, (p, index) in enumerate(known):
+        reached = max(reached, min(1.0, p * (len(known) - rank)))
+        made[index] = reached
+    return made
+
+
+def _over(values: Sequence[float], *, spread: float) -> Estimate:
+    """Return the mean of values with its t interval; where all are equal, with the rule of three."""
+    number = len(values)
+    if number < 2:  # noqa: PLR2004 - one value has no spread
+        return Estimate(values[0] if values else math.nan, None, None, number)
+    mean, error = fmean(values), stdev(values) / math.sqrt(number)
+    if number < FEWEST_CASES:
+        return Estimate(mean, None, None, number, error=error)
+    half = t_quantile(0.5 + LEVEL / 2, number - 1) * error if error else 3 / number * spread
+    return Estimate(mean, mean - half, mean + half, number, error=error)
+
+
+def _p_of(mean: float, error: float, number: int) -> float:
+    if error == 0:
+        return 1.0 if mean == 0 else 0.0
+    return 2 * (1 - _t_below(abs(mean / error), number - 1))
+
+
+# --- Student's t ------------------------------------------------------------------------------------------------------
+
+
+def t_quantile(probability: float, freedom: int) -> float:
+    """Return the value that Student's t with *freedom* degrees of freedom stays below with *probability*."""
+    if probability < 0.5:  # noqa: PLR2004 - the middle of a symmetric distribution
+        return -t_quantile(1 - probability, freedom)
+    low, high = 0.0, 1.0
+    while _t_below(high, freedom) < probability:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_below(middle, freedom) < probability else (low, middle)
+    return high
+
+
+def _t_below(t: float, freedom: int) -> float:
+    """Return how likely Student's t is below *t*, which is not negative."""
+    return 1 - _beta(freedom / (freedom + t * t), freedom / 2, 0.5) / 2
+
+
+def _beta(x: float, a: float, b: float) -> float:
+    """Return the regularized incomplete beta function, by its continued fraction."""
+    if x <= 0 or x >= 1:
+        return min(1.0, max(0.0, x))
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _beta(1 - x, b, a)
+    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    # Lentz's method; no denominator may become zero.
+    c, d = 1.0, 1 / _away_from_zero(1 - (a + b) * x / (a + 1))
+    value = d
+    for m in range(1, MAX_TERMS):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for term in (even, odd):
+            d = 1 / _away_from_zero(1 + term * d)
+            c = _away_from_zero(1 + term / c)
+            value *= c * d
+        if abs(c * d - 1) < 1e-15:  # noqa: PLR2004 - as far as floats go
+            break
+    return math.exp(scale) * value / a
+
+
+def _away_from_zero(value: float) -> float:
+    return value if abs(value) > TINY else TINY

@@ -1,0 +1,273 @@
+"""
+``SafeTexts``: any value of a run, or of the code that runs, as text that may be shown to anybody (judging JG13, JG32).
+
+Values are looked into without running a line of anybody's code: plain values, containers, and the fields of attrs classes,
+dataclasses and pydantic models. A ``__repr__`` of somebody's own is only called where the caller says so, which is where
+nothing can come of it. What looks like a secret is replaced whatever the rules of the journal are, control characters are
+shown as escapes, and everything is cut.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+from collections import deque
+from collections.abc import Iterator
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import attrs
+
+from stepengine.data.transcript import Transcript
+from stepengine.data.visible import visible
+from stepengine.redaction import Redactor, is_secret_variable, redactor_for
+
+__all__ = ("SafeTexts",)
+
+WIDTH = 200
+LINES = 20
+DEPTH = 4
+ITEMS = 50
+LONGEST = 2_000
+"""So much of a text is looked at: more than is ever shown of it."""
+BITS = 1_000
+MORE = "..."
+PAIR = 2
+
+
+class _Open(NamedTuple):
+    """A value that holds others: how it begins and ends, and its members, each with what stands before it."""
+
+    begin: str
+    end: str
+    members: Iterator[tuple[str, Any]]
+    size: int
+
+
+class SafeTexts:
+    """
+    Makes safe texts.
+
+    Args:
+        runs_reprs: Whether a ``__repr__`` of somebody's own is called.
+        redactor: What takes secrets out; by default all that this process knows of and everything that looks like one.
+    """
+
+    def __init__(self, *, runs_reprs: bool = False, redactor: Redactor | None = None) -> None:
+        self._runs_reprs = runs_reprs
+        self._redactor = redactor or redactor_for("all", os.environ)
+
+    def clean(self, text: str, limit: int | None = None) -> str:
+        """Return *text* without secrets, with what steers a terminal as escapes, and cut after *limit* characters."""
+        part = text if limit is None else text[: limit + LONGEST]
+        shown = visible(self._redactor.text(part) if self._redactor.suspicious(part) else part)
+        return shown if limit is None or (len(shown) <= limit and len(part) == len(text)) else f"{shown[:limit]}{MORE}"
+
+    def value(self, value: Any, *, limit: int = WIDTH) -> str:
+        """Return *value* in one line of at most *limit* characters and a mark that it was cut."""
+        return _cut(self._line(value, DEPTH, limit), limit)
+
+    def named(self, name: str, value: Any, *, limit: int = WIDTH) -> str:
+        """Return the value of something with a name, which may tell that it is secret."""
+        return "<redacted>" if self._tells(name, value) else self.value(value, limit=limit)
+
+    def lines(self, value: Any, *, most: int = LINES, width: int = WIDTH) -> list[str]:
+        """Return *value* in at most *most* lines, one member a line."""
+        found: list[str] = []
+        for line in self._spread(value, "", DEPTH, width):
+            if len(found) == most:
+                return [*found[:-1], MORE]
+            found.append(_cut(line, width))
+        return found
+
+    # --- walking ------------------------------------------------------------------------------------------------------
+
+    def _tells(self, name: str, value: Any) -> bool:
+        """Return whether a name says that its text is secret; ``key`` alone is what loops call the keys of a mapping."""
+        if not _is(value, str) or not value:
+            return False
+        named = name != "key" and is_secret_variable(name)
+        return named or self._redactor.member(name, value) == f"<redacted:{name}>"
+
+    def _member(self, name: str, value: Any, depth: int, room: int) -> str:
+        key = name.rstrip("=: ").strip("'")
+        return f"{name}<redacted>" if self._tells(key, value) else name + self._line(value, depth, room)
+
+    def _line(self, value: Any, depth: int, room: int) -> str:
+        leaf = self._leaf(value)
+        if leaf is not None:
+            return leaf
+        opened = _opened(value)
+        if opened is None:
+            return self._foreign(value)
+        if depth == 0:
+            return f"{opened.begin}{MORE}{opened.end}"
+        made: list[str] = []
+        used = 0
+        for number, (name, member) in enumerate(opened.members):
+            if number >= ITEMS or used > room:
+                made.append(MORE)
+                break
+            made.append(self._member(self._key(name), member, depth - 1, room - used))
+            used += len(made[-1]) + PAIR
+        alone = "," if opened.begin == "(" and len(made) == 1 else ""
+        return f"{opened.begin}{', '.join(made)}{alone}{opened.end}"
+
+    def _spread(self, value: Any, name: str, depth: int, width: int) -> Iterator[str]:
+        opened = None if self._leaf(value) is not None else _opened(value)
+        line = self._member(name, value, depth, width)
+        if opened is None or depth == 0 or len(line) <= width // 2 or line.endswith("<redacted>"):
+            yield line
+            return
+        yield f"{name}{opened.begin}"
+        for number, (inner, member) in enumerate(opened.members):
+            if number >= ITEMS:
+                yield f"  {MORE} {opened.size - number} more"
+                break
+            for text in self._spread(member, self._key(inner), depth - 1, width - PAIR):
+                yield f"  {text}"
+        yield opened.end
+
+    def _key(self, name: str) -> str:
+        return self.clean(name, WIDTH)
+
+    def _leaf(self, value: Any) -> str | None:
+        """Return a value that holds no others; ``None`` for one that does, or that is somebody's own."""
+        kind = type(value)
+        if value is None or kind is bool:
+            return str(value)
+        if _is(value, enum.Enum):
+            return f"{kind.__name__}.{self.clean(str(object.__getattribute__(value, '_name_')), WIDTH)}"
+        if _is(value, str):
+            return self._text(str.__str__(value))
+        for known, shown in LEAVES:
+            if _is(value, known):
+                return self.clean(shown(value), WIDTH)
+        return None
+
+    def _text(self, value: str) -> str:
+        part = value[:LONGEST]
+        cleaned = self._redactor.text(part) if self._redactor.suspicious(part) else part
+        more = MORE if len(value) > len(part) or len(cleaned) > WIDTH else ""
+        quoted = cleaned[:WIDTH].replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{visible(quoted, strict=True)}'{more}"
+
+    def _foreign(self, value: Any) -> str:
+        """Return what is known of a value of somebody's own class, or what it says of itself."""
+        name = self.clean(type.__getattribute__(type(value), "__name__"), WIDTH)
+        if not self._runs_reprs or _inherits_repr(value):
+            return f"<{name}>"
+        try:
+            said = repr(value)
+        except BaseException as error:  # noqa: BLE001 - whatever it raises, somebody's code said no
+            return f"<{name}: repr raised {self.clean(type(error).__name__, WIDTH)}>"
+        return self.clean(said, LONGEST)
+
+
+def _is(value: Any, known: Any) -> bool:
+    """Return whether a value is of a class by its type alone: ``isinstance`` asks the value, too."""
+    return issubclass(type(value), known)
+
+
+def _inherits_repr(value: Any) -> bool:
+    """Return whether a value says nothing of itself."""
+    said: Any = type(value).__repr__
+    return said is object.__repr__
+
+
+def _number(value: int) -> str:
+    return int.__repr__(value) if int.bit_length(value) <= BITS else f"<an int of {int.bit_length(value)} bits>"
+
+
+def _bytes(value: bytes | bytearray) -> str:
+    part = bytes(value[:WIDTH])
+    return f"{part!r}{MORE if len(value) > len(part) else ''}"
+
+
+def _when(value: Any) -> str:
+    zone = getattr(value, "tzinfo", None)
+    return value.isoformat() if zone is None or type(zone) is timezone else f"<{type(value).__name__}>"
+
+
+LEAVES: tuple[tuple[Any, Any], ...] = (
+    (int, _number),
+    (float, float.__repr__),
+    (complex, complex.__repr__),
+    ((bytes, bytearray), _bytes),
+    (Decimal, Decimal.__str__),
+    ((datetime, date, time), _when),
+    (timedelta, timedelta.__str__),
+    (PurePath, lambda value: f"Path({os.fspath(value)!r})"),
+    (type, lambda value: f"<class {type.__getattribute__(value, '__qualname__')}>"),
+    (ModuleType, lambda value: f"<module {value.__dict__.get('__name__', '?')}>"),
+    (MethodType, lambda value: f"<method {getattr(value.__func__, '__qualname__', '?')}>"),
+    ((FunctionType, BuiltinFunctionType), lambda value: f"<function {value.__qualname__}>"),
+    (GeneratorType, lambda value: f"<generator {value.__qualname__}>"),
+)
+"""What holds no others, and how it is shown; asked in this order, of the value itself and never of a subclass's methods."""
+
+
+def _opened(value: Any) -> _Open | None:
+    """Return how a value is looked into; ``None`` where that would run somebody's code."""
+    if _is(value, dict):
+        return _Open("{", "}", ((f"{_plain(key)}: ", member) for key, member in dict.items(value)), dict.__len__(value))
+    for known, begin, end in SEQUENCES:
+        if _is(value, known):
+            name = "" if type(value) is known or begin[0] in "[(" else type(value).__name__
+            names = type(value).__dict__.get("_fields") if known is tuple else None
+            if isinstance(names, tuple) and len(names) == tuple.__len__(value):
+                pairs = zip(names, tuple.__iter__(value), strict=True)
+                members = ((f"{field}=", member) for field, member in pairs)
+                return _Open(f"{type(value).__name__}(", ")", members, len(names))
+            return _Open(f"{name}{begin}", end, (("", each) for each in known.__iter__(value)), known.__len__(value))
+    return _fields(value)
+
+
+SEQUENCES: tuple[tuple[Any, str, str], ...] = (
+    (list, "[", "]"),
+    (tuple, "(", ")"),
+    (set, "{", "}"),
+    (frozenset, "frozenset{", "}"),
+    (deque, "deque[", "]"),
+    (Transcript, "Transcript[", "]"),
+)
+
+
+def _plain(key: Any) -> str:
+    if _is(key, str):
+        return f"'{str.__str__(key)[:WIDTH]}'"
+    return repr(key) if key is None or type(key) in (bool, int, float, bytes) else f"<{type(key).__name__}>"
+
+
+def _fields(value: Any) -> _Open | None:
+    """Return the fields of an attrs class, a dataclass or a pydantic model; those that are not to be shown are left out."""
+    kind = type(value)
+    if "__attrs_attrs__" in kind.__dict__:
+        names = [field.name for field in attrs.fields(kind) if field.repr is not False]
+    elif dataclasses.is_dataclass(kind):
+        names = [field.name for field in dataclasses.fields(kind) if field.repr]
+    elif any("__pydantic_fields__" in base.__dict__ for base in kind.__mro__):
+        names = [name for name, field in kind.__pydantic_fields__.items() if field.repr]
+    else:
+        return None
+    pairs = ((f"{name}=", object.__getattribute__(value, name)) for name in names if _has(value, name))
+    return _Open(f"{kind.__name__}(", ")", pairs, len(names))
+
+
+def _has(value: Any, name: str) -> bool:
+    """Return whether a field is there and holds a value: not what a class computes when it is asked."""
+    if isinstance(getattr(type(value), name, None), property):
+        return False
+    try:
+        object.__getattribute__(value, name)
+    except AttributeError:
+        return False
+    return True
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}{MORE}"

@@ -1,0 +1,262 @@
+"""
+`stepengine blame`: the step that spoiled a run (judging JG76-JG79).
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from stepengine import STEP_ALL, AgentCall, AgentDefinition, Engine, Tool
+from stepengine.cli.exits import Exit
+from stepengine.data.tools import ToolAnnotations
+from stepengine.errors import DataError
+from stepengine.journal import MemoryJournal
+from stepengine.judging.blame import blame, change_point
+from stepengine.judging.checks import Check
+from stepengine.testing import ScriptedModel, text, tool_call
+
+PASSED = Check.of_expression("text == 'passed'")
+
+
+class Work:
+    """
+    A job of some steps: each is done well or badly, which its tool says; at the end the run passes if none was bad.
+
+    Args:
+        steps: How many steps there are.
+        noise: How likely a reply does its step badly by itself.
+    """
+
+    def __init__(self, steps: int = 6, noise: float = 0.0, *, seed: int = 0, idempotent: bool = True) -> None:
+        self.steps, self.noise, self.chance = steps, noise, Random(seed)
+        self.done: list[int] = []
+        work = Tool(
+            name="work", description="Work.", input_schema={"type": "object"}, run=self.worked, in_thread=False,
+            annotations=ToolAnnotations(idempotent=idempotent),
+        )  # fmt: skip
+        self.agent = AgentDefinition("worker", model="t/m", tools=[work])
+
+    def worked(self, given: Any) -> str:
+        self.done.append(given["step"])
+        return "good" if given["well"] else "bad"
+
+    def reply(self, request: Any, spoilt: int = 0) -> Any:
+        results = [m.text for m in request.messages if m.role == "tool"]
+        step = len(results) + 1
+        if step > self.steps - 1:
+            bad = "bad" in results or spoilt == step or self.chance.random() < self.noise
+            return text("failed" if bad else "passed", cost="0.01")
+        well = spoilt != step and self.chance.random() >= self.noise
+        return tool_call("work", {"step": step, "well": well}, cost="0.01")
+
+    def recorded(self, spoilt: int) -> MemoryJournal:
+        journal, noise = MemoryJournal(), self.noise
+        self.noise = 0.0
+        with self.engine(lambda request: self.reply(request, spoilt)) as engine:
+            engine.run_sync("worker", "go", journal=journal)
+        self.noise = noise
+        self.done.clear()
+        return journal
+
+    def engine(self, model: Any = None) -> Engine:
+        return Engine([self.agent], models=ScriptedModel(model or self.reply), pricing=None)
+
+    async def blamed(self, journal: Any, **options: Any) -> Any:
+        async with self.engine() as engine:
+            return await blame(engine, journal, PASSED, **options)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG76", "judging:JG77")
+async def test_the_step_that_was_spoilt_on_purpose_is_found_nine_times_of_ten() -> None:
+    """
+    Six steps, one spoilt, every reply wrong by itself one time in twenty: twenty runs, each with another seed.
+    """
+    right, named = 0, 0
+    for seed in range(20):
+        work = Work(noise=0.05, seed=seed)
+        spoilt = 1 + seed % 6
+        report = await work.blamed(work.recorded(spoilt))
+        found = report.blamed
+        right += found is not None and found.step.index == spoilt
+        named += found is not None and found.first.index <= spoilt <= found.last.index
+    print(f"blamed the spoilt step in {right} of 20 runs, named it among the likely ones in {named}")
+
+    assert right >= 18
+    assert named >= right
+
+
+@pytest.mark.spec("judging:JG76", "judging:JG79")
+@pytest.mark.parametrize("spoilt", [1, 3, 6])
+async def test_without_noise_the_rates_are_whole_and_the_spoilt_step_is_the_last_that_helps(spoilt: int) -> None:
+    """
+    Asked anew up to the spoilt step every run passes, after it none; also when that is the first step or the last.
+    """
+    work = Work()
+    report = await work.blamed(work.recorded(spoilt), k=4)
+
+    assert [4] * spoilt + [0] * (6 - spoilt) == [step.ok for step in report.steps]
+    assert (spoilt, spoilt, spoilt) == tuple(
+        step.step for step in (report.blamed.step, report.blamed.first, report.blamed.last)
+    )
+    # The better reply makes a call that nobody recorded; it is made, and nothing else is.
+    assert ({spoilt} if spoilt < 6 else set()) == set(work.done)
+    assert len(work.done) == report.performed
+
+
+@pytest.mark.spec("judging:JG77", "judging:JG8", "judging:JG135")
+async def test_with_tools_from_the_record_alone_it_says_what_cannot_be_measured_and_what_would_help() -> None:
+    """
+    A better reply calls what is not recorded: that is unknown and no failure, and the tool is named.
+    """
+    work = Work(idempotent=False)
+    journal = work.recorded(1)
+    nothing = await work.blamed(journal, k=4)
+    made_up = await work.blamed(journal, k=4, simulate=lambda call, recorded: "good" if call.input["well"] else "bad")
+
+    assert nothing.blamed is None
+    assert (4, "work") == (nothing.steps[0].unknown, nothing.steps[0].tool)
+    assert "not measurable" in "\n".join(nothing.lines())
+    assert 1 == made_up.blamed.step.step
+    assert [] == work.done
+
+
+@pytest.mark.spec("judging:JG78")
+async def test_a_long_run_is_searched_by_halves() -> None:
+    """
+    Of forty steps only some are tried, with twice as many runs beside the place.
+    """
+    work = Work(steps=40)
+    report = await work.blamed(work.recorded(17), k=3)
+
+    assert 17 == report.blamed.step.step
+    assert len(report.steps) <= 10
+    assert 3 + 2 * 3 == report.blamed.step.known
+
+
+@pytest.mark.spec("judging:JG79")
+async def test_a_run_that_passes_and_one_that_never_does_have_no_step_to_blame() -> None:
+    """
+    The check has to fail on the journal; where it fails from everywhere, nothing is named.
+    """
+    work = Work()
+    passes = await work.blamed(work.recorded(0), k=2)
+    async with work.engine(lambda request: work.reply(request, 6)) as engine:
+        never = await blame(engine, work.recorded(2), PASSED, k=8)
+
+    assert (None, ()) == (passes.blamed, passes.steps)
+    assert "this run passes" in passes.why
+    assert never.blamed is None
+    assert "no step is to blame: 0 of 48 runs pass" in never.why
+
+
+@pytest.mark.spec("judging:JG79")
+async def test_a_step_of_a_child_is_named_with_the_step_of_its_parent() -> None:
+    """
+    The child's second reply is spoilt: its address is told, and the step of the root in which it ran.
+    """
+    work = Work(steps=3)
+
+    def handle_steps(ctx: Any) -> Any:
+        yield STEP_ALL
+        return (yield from AgentCall(work.agent, "go"))
+
+    parent = AgentDefinition("parent", model="t/m", spawnable_agents=[work.agent], handle_steps=handle_steps)
+
+    def reply(request: Any, spoilt: int = 0) -> Any:
+        return work.reply(request, spoilt) if request.tools else text("well")
+
+    journal = MemoryJournal()
+    with Engine([parent], models=ScriptedModel(lambda r: reply(r, 2)), pricing=None) as engine:
+        engine.run_sync("parent", "go", journal=journal)
+    async with Engine([parent], models=ScriptedModel(reply), pricing=None) as engine:
+        report = await blame(engine, journal, Check.of_expression("output == 'passed'"), k=4)
+
+    assert ("1#2", 1, 3) == (report.blamed.step.address, report.blamed.step.step, report.blamed.step.index)
+
+
+@pytest.mark.spec("judging:JG78")
+def test_a_fall_is_found_only_where_chance_does_not_explain_it() -> None:
+    """
+    Clear falls at every place, none in level or rising rates, and neighbours that may be as well.
+    """
+    for place in range(1, 6):
+        assert (place, place, place) == change_point([(8, 8)] * place + [(0, 8)] * (6 - place))
+    assert change_point([(4, 8)] * 6) is None
+    assert change_point([(0, 8)] * 3 + [(8, 8)] * 3) is None
+    assert change_point([(1, 2), (0, 2)]) is None
+    best, first, last = change_point([(8, 8), (8, 8), (4, 8), (0, 8), (0, 8)]) or (0, 0, 0)
+    assert (2, 3) == (first, last)
+    assert best in (2, 3)
+
+
+@pytest.mark.spec("judging:JG76")
+async def test_a_check_may_be_an_expression_or_a_function_and_its_own_failure_is_not_that_of_the_run() -> None:
+    """
+    An assertion's text is the reason; any other error is the author's to repair.
+    """
+    work = Work()
+    async with work.engine() as engine:
+        result = await engine.run("worker", "go")
+
+    def polite(ended: Any) -> bool:
+        assert "please" in ended.text, "it says no please"
+        return True
+
+    assert Check.of_expression("tools.count('work') == 5 and status == 'completed'").of(result).passed
+    assert "it says no please" == Check("polite", polite).of(result).reason
+    assert "steps > 99 does not hold" == Check.of_expression("steps > 99").of(result).reason
+    with pytest.raises(DataError, match="the check nonsense failed: NameError"):
+        Check.of_expression("nonsense").of(result)
+    with pytest.raises(DataError, match="is no expression"):
+        Check.of_expression("import os")
+
+
+SPOILT = """
+from stepengine.testing import text, tool_call
+
+def replies(request):
+    looked = [m for m in request.messages if m.role == "tool"]
+    return text("three on c0") if looked else tool_call("look", {"shelf": "c0"})
+"""
+
+
+@pytest.mark.spec("judging:JG76", "judging:JG79", "judging:JG87", "judging:JG12")
+def test_the_command_names_the_step_and_leaves_with_what_it_found(folder: Any) -> None:
+    """
+    A run that told nonsense at its end: its last step is to blame; the words of the report, JSON, and codes 0, 1, 2 and 5.
+    """
+    replies = itertools.chain([tool_call("look", {"shelf": "c0"}), text("no idea")])
+    folder.record("bad.jsonl", "c0", replies)
+    folder.write("script.py", SPOILT)
+    folder.write(
+        "checks.py", "def counts(result):\n    assert 'three' in result.text, 'it does not count'\n    return True\n"
+    )
+    Path("looked.txt").unlink()
+    words = ("blame", "bad.jsonl", "--script", "script.py", "-k", "4", "--tools", "recorded")
+
+    said = folder.type(*words, "--check", "'three' in text").stdout
+    report = folder.json(*words, "--check", "checks:counts")
+
+    assert "step   2  #2       4 of 4 pass" in said
+    assert "<- blamed" in said
+    assert "stepengine fork bad.jsonl --at '#2'" in said
+    assert {"step": 2, "address": "#2", "first": 2, "last": 2} == report["blamed"]
+    assert [(4, 0, 0), (4, 0, 0)] == [(s["ok"], s["failed"], s["unknown"]) for s in report["steps"]]
+    assert "this run passes" in folder.type(*words, "--check", "text == 'no idea'", code=Exit.FAILED).stdout
+    folder.type(*words, "--check", "text ==", code=Exit.USAGE)
+    folder.type(*words, "--check", "checks:nothing", code=Exit.USAGE)
+    folder.type(*words, "--check", "'three' in text", "--steps", "1:7", code=Exit.USAGE)
+    folder.type(*words, "--check", "'three' in text", "--steps", "x", code=Exit.USAGE)
+    folder.type("blame", "none.jsonl", "--check", "1", code=Exit.USAGE)
+    refused = folder.type("blame", "bad.jsonl", "--check", "'three' in text", "--tools", "recorded", code=Exit.USAGE)
+    assert "models will be asked about 24 times" in refused.stderr
+    folder.write("agents/shop.py", Path("agents/shop.py").read_text().replace("Look at a shelf.", "Else."))
+    diverged = folder.type("blame", "bad.jsonl", "--agent", "agents/shop.py", "--check", "0", code=None)
+    assert diverged.exit_code in (Exit.DIVERGED, Exit.USAGE)
+    assert not Path("looked.txt").exists()

@@ -1,0 +1,335 @@
+"""
+`engine.debug` and `engine.replay(until=)`: the handler's own objects, both ways; and how quick that is at 10,000 steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentDefinition,
+    Ask,
+    Change,
+    Engine,
+    Hooks,
+    RunStatus,
+    call,
+    load_agent,
+    tool,
+)
+from stepengine.errors import InputError, JournalError, ReplayDivergence
+from stepengine.journal import MemoryJournal
+from stepengine.judging.debugger import can_fork, difference, is_harmless
+from stepengine.testing import ScriptedModel, text
+
+
+@tool
+def read(path: str) -> str:
+    """Read."""
+    return "text of " + path
+
+
+def handle_steps(ctx: Any) -> Any:
+    seen: list[str] = []
+    for number in range(4):
+        yield STEP
+        seen.append((yield from call("read", str, path=f"a{number}")))
+    answer = yield from Ask("Ship it?")
+    return [len(seen), answer]
+
+
+AGENT = AgentDefinition("worker", model="m/x", tools=[read], handle_steps=handle_steps)
+
+
+@pytest.fixture
+def journal() -> MemoryJournal:
+    made = MemoryJournal()
+    with Engine([AGENT], models=ScriptedModel([text(f"reply {n}") for n in range(4)])) as engine:
+        engine.run_sync(AGENT, "go", journal=made)
+    return made
+
+
+def debugger(journal: MemoryJournal, agent: Any = AGENT) -> Any:
+    return Engine([agent], models=ScriptedModel([])).debug(journal)
+
+
+@pytest.mark.spec("judging:JG6", "judging:JG3", "judging:JG35")
+def test_wherever_it_came_from_a_position_is_always_the_same_moment(journal: MemoryJournal) -> None:
+    """
+    A walk back and forth over all pairs of positions finds at each one what a walk from the start finds there.
+    """
+
+    def told(moment: Any) -> Any:
+        values = moment.frames[0].locals if moment.frames else {}
+        return moment.address, moment.asked, list(values.get("seen", ())), len(moment.state.message_history)
+
+    with debugger(journal) as one:
+        straight = [told(one.to(position)) for position in range(one.last + 1)]
+        for first in range(one.last + 1):
+            for second in range(one.last + 1):
+                one.to(first)
+
+                assert straight[second] == told(one.to(second))
+    assert len(straight) == len({moment[0] for moment in straight}) == 9
+
+
+@pytest.mark.spec("judging:JG6", "judging:JG20", "judging:JG22")
+def test_it_gives_the_real_objects_and_says_whether_it_found_what_it_looked_for(journal: MemoryJournal) -> None:
+    with debugger(journal) as one:
+        assert one.until("len(seen) == 2")
+        assert ["text of a0", "text of a1"] == one.moment().frames[0].locals["seen"]
+        assert one.until("number == 0", backwards=True)
+        assert "#1" == one.moment().address
+        assert not one.until("missing")
+        assert one.problem.startswith("NameError")
+        assert one.last == one.position
+        assert one.until("@read", backwards=True)
+        assert "#7" == one.back(0).address
+        assert not one.until("error", backwards=True)
+        assert 0 == one.position
+
+
+@pytest.mark.spec("judging:JG30")
+def test_evaluating_changes_nothing_with_and_without_a_process_of_its_own(
+    journal: MemoryJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for forks in (True, False):
+        if not forks:
+            monkeypatch.setattr("stepengine.judging.debugger.can_fork", lambda: "no")
+        with debugger(journal) as one:
+            one.goto(3)
+
+            assert ["2", "[2, 2]"] == [one.evaluate("number"), one.evaluate("[number for _ in seen]")]
+            assert "['text of a0', 'text of a1', 9]" == one.evaluate("seen.append(9) or seen")
+            assert "2" == one.evaluate("len(seen)")
+            with pytest.raises(InputError, match="statements are not run"):
+                one.evaluate("seen = 1")
+            with pytest.raises(InputError, match="there is no frame 9"):
+                one.evaluate("seen", 9)
+
+
+def test_only_looking_is_harmless() -> None:
+    looks = ["a", "a.b[0]", "len(a) == 2 and not b", "a + 1 > -2", "x in (1, 2)"]
+    acts = ["a.pop()", "f(a)", "[x for x in a]", "(a := 1)", "(yield)", "open('f')", "len(f())"]
+
+    assert [True] * len(looks) + [False] * len(acts) == [is_harmless(each) for each in looks + acts]
+
+
+@pytest.mark.spec("judging:JG21", "judging:JG110", "judging:JG115")
+def test_places_that_there_are_not_are_refused_and_the_position_stays(journal: MemoryJournal) -> None:
+    with debugger(journal) as one:
+        one.goto(2)
+        for place in (9, "99999999999999", "#77", "3#1", "x", "#5.5", ""):
+            with pytest.raises(JournalError):
+                one.goto(place)
+
+        assert 2 == one.position
+
+
+@pytest.mark.spec("judging:JG38")
+def test_code_that_does_something_else_is_stood_at_the_last_good_place(journal: MemoryJournal) -> None:
+    def edited(ctx: Any) -> Any:
+        for number in range(4):
+            yield STEP
+            yield from call(read, f"a{number if number < 2 else 9}")
+
+    with debugger(journal, attrs.evolve(AGENT, handle_steps=edited)) as one:
+        for _ in range(3):
+            with pytest.raises(ReplayDivergence) as raised:
+                one.goto(4)
+
+            assert ("#5", "/input/path", 4) == (raised.value.address, raised.value.diff[0].pointer, one.position)
+            assert ("#4", 2) == (one.moment().address, one.moment().frames[0].locals["number"])
+        assert "#3" == one.back().address
+
+
+@pytest.mark.spec("judging:JG27")
+def test_a_difference_tells_what_came_went_and_changed(journal: MemoryJournal) -> None:
+    with debugger(journal) as one:
+        one.goto(2)
+        lines = one.diff(1, "#5")
+
+        assert 2 == one.position
+    assert "~ number 0 -> 2" in lines
+    assert "~ seen [] -> ['text of a0', 'text of a1']" in lines
+    assert [line for line in lines if line.startswith("+ message") and "reply 1" in line]
+    before, after = ({"agent": "a", "messages": m, "context": c, "budgets": {}, "usage": {}, "locals": {}} for m, c in (
+        (["x", "y"], {"k": "1"}), (["x", "z"], {}),
+    ))  # fmt: skip
+    assert ["- message 1 y", "+ message 1 z", "- context k 1"] == difference(before, after)
+
+
+@pytest.mark.spec("judging:JG28", "judging:JG111")
+async def test_a_fork_goes_on_with_another_outcome_and_an_open_question_with_an_answer(journal: MemoryJournal) -> None:
+    lines = journal.content()
+    with Engine([AGENT], models=ScriptedModel([])) as engine, engine.debug(journal) as one:
+        one.goto("#7")
+        forked = await one.fork("other", models=ScriptedModel([]), allow_repeat=True)
+        one.to(one.last)
+        answered = await one.fork("yes")
+        with pytest.raises(JournalError, match="answer"):
+            await one.fork()
+
+    assert RunStatus.SUSPENDED is forked.status
+    assert "other" in [m.text for m in forked.state.message_history]
+    assert [4, "yes"] == answered.output
+    assert lines == journal.content()
+
+
+@pytest.mark.spec("judging:JG28", "judging:JG7")
+async def test_a_fork_that_is_served_runs_no_tool_and_takes_equal_calls_from_the_record(journal: MemoryJournal) -> None:
+    @tool(name="read")
+    def refused(path: str) -> str:
+        """Read."""
+        raise AssertionError(path)
+
+    agent = attrs.evolve(AGENT, tools=[refused])
+    models = ScriptedModel([text("anew"), text("anew")])
+    with Engine([agent], models=ScriptedModel([])) as engine, engine.debug(journal) as one:
+        one.goto("#3")
+        forked = await one.fork("other", models=models, served=True)
+        with pytest.raises(JournalError, match="another outcome"):
+            await one.fork(served=True)
+
+    assert RunStatus.SUSPENDED is forked.status
+    assert 2 == len(models.calls)
+    assert ["text of a0", "other", "text of a2", "text of a3"] == [
+        m.text for m in forked.state.message_history if m.role == "tool"
+    ]
+
+
+@pytest.mark.spec("judging:JG6", "judging:JG32")
+async def test_a_replay_until_a_place_tells_of_it_as_json_and_closes_the_handlers(journal: MemoryJournal) -> None:
+    closed: list[int] = []
+
+    def closing(ctx: Any) -> Any:
+        try:
+            yield from handle_steps(ctx)
+        finally:
+            closed.append(1)
+
+    agent = attrs.evolve(AGENT, handle_steps=closing)
+    async with Engine([agent], models=ScriptedModel([])) as engine:
+        result = await engine.replay(journal, until=3)
+        with pytest.raises(InputError, match="until"):
+            await engine.replay(journal, until=3, speed=1.0)
+        with pytest.raises(JournalError):
+            await engine.replay(journal, until="#99")
+
+    assert RunStatus.CANCELLED is result.status
+    assert result.moment is not None
+    told = json.loads(json.dumps(result.moment))
+    assert (3, "#4", "2") == (told["step"], told["address"], told["frames"][1]["locals"]["number"])
+    assert [1, 1] == closed
+
+
+@pytest.mark.spec("judging:JG4")
+def test_hooks_and_the_request_of_a_moment_are_those_of_its_step(journal: MemoryJournal) -> None:
+    def noted(ctx: Any) -> Change:
+        return Change(context={"size": len(ctx.state.message_history)})
+
+    agent = attrs.evolve(AGENT, hooks=Hooks(pre_step=[noted]))
+    with debugger(journal, agent) as one:
+        moment = one.goto(3)
+
+    assert ["pre_step"] == [called.point for called in moment.hooks]
+    assert {"size": len(moment.request.messages)} == moment.state.context
+    assert moment.hooks[0].said.context == moment.state.context
+
+
+@pytest.mark.spec("judging:JG35")
+def test_a_process_with_threads_is_not_forked() -> None:
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+
+    assert "threads run" in can_fork()
+
+    ended.set()
+    thread.join()
+
+
+BIG = """
+from stepengine import STEP, AgentDefinition, Limits, ToolCall, tool
+
+
+@tool
+def read(path: str) -> str:
+    return "text of " + path
+
+
+def handle_steps(ctx):
+    total = 0
+    for number in range(10_000):
+        yield STEP
+        yield from ToolCall("read", {"path": f"p{number}"}, include_tool_call=False)
+        total += number
+    return total
+
+
+agent = AgentDefinition("big", model="openai/m", tools=[read], handle_steps=handle_steps, limits=Limits(max_steps=20_000, max_actions=20_000))
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG34")
+def test_ten_thousand_steps_are_gone_through_both_ways_and_forked_and_the_times_are_printed(tmp_path: Path) -> None:
+    """
+    Every position and value is asserted; how long each command took is printed, and decides nothing.
+    """
+    (tmp_path / "big.py").write_text(BIG)
+    (tmp_path / "replies.yaml").write_text("".join(f"- reply {n}\n" for n in range(2000)))
+    agent = load_agent(tmp_path / "big.py")
+    with Engine([agent], models=ScriptedModel([text("ok")] * 10_000)) as engine:
+        engine.run_sync(agent, "go", journal=tmp_path / "run.jsonl")
+        began = time.monotonic()
+        engine.replay_sync(tmp_path / "run.jsonl")
+        print(f"a whole replay {time.monotonic() - began:.2f} s")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stepengine.cli", "debug", "run.jsonl", "--agent", "big.py", "--json"],
+        cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ),
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def asked(command: str) -> dict[str, Any]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        began = time.monotonic()
+        process.stdin.write(f"{command}\n")
+        process.stdin.flush()
+        line: dict[str, Any] = json.loads(process.stdout.readline())
+        print(f"{command:<24} {time.monotonic() - began:.3f} s")
+        return line
+
+    process.stdout.readline()
+    total = 8998 * 8999 // 2
+    assert (17998, "#17998") == ((far := asked("goto 9000"))["position"], far["address"])
+    assert str(total) == far["frames"][0]["locals"]["total"]
+    assert "#17997" == asked("back")["address"]
+    assert str(total - 8998) == asked("print total")["text"]
+    assert "#16998" == asked("goto 8500")["address"]
+    assert "[8499, 8499]" == asked("print [number for _ in range(2)]")["text"]
+    assert "#5998" == asked("goto 3000")["address"]
+    assert "#19798" == asked("goto 9900")["address"]
+    assert "#7999" == asked("rback number == 3999")["address"]
+    assert re.fullmatch(r"~ number 99 -> 8999", asked("diff 100 9000")["diff"][-1])
+    assert "#17998" == asked("goto 9000")["address"]
+    forked = asked("fork --reply other --script replies.yaml --allow-repeat")
+    assert ("completed", 10_000) == (forked["status"], forked["steps"])
+    process.stdin.close()
+
+    assert 0 == process.wait(60)
+    process.stdout.close()

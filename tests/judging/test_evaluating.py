@@ -1,0 +1,573 @@
+"""
+`stepengine eval`: how good agents are at a set of tasks, and what is run again of it (judging JG60-JG67, JG97, JG123).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine.cli.exits import Exit
+
+GREETING = '''
+from stepengine import AgentDefinition
+from stepengine.judging import Case, Evaluation, contains
+from stepengine.testing import text
+
+NAMES = ["Ann", "Bob", "Carla", "Doris", "Emil", "Fritz", "Gustav", "Hanna", "Ingrid", "Zoe"]
+
+def answer(request):
+    """Who is told to greets everybody by name but Zoe, who is not told only those with a short one."""
+    name = request.messages[0].text.split()[-1]
+    told = "by name" in request.system_prompt
+    greets = name != "Zoe" if told else len(name) == 3
+    return text(f"Hello {name}!" if greets else "Hello!", cost="0.002" if told else "0.001")
+
+def greeter(prompt):
+    return AgentDefinition("greeter", model="t/m", system_prompt=prompt)
+
+evaluation = Evaluation(
+    "greeting",
+    cases=[Case(name.lower(), f"Greet {name}", checks=[contains(name)], replies=answer) for name in NAMES],
+    agents={"old": greeter("Greet people."), "new": greeter("Greet people by name.")},
+)
+'''
+FIXER = '''
+from stepengine import *
+from stepengine.judging import *
+from stepengine.testing import text, tool_call
+
+def replies(request):
+    """Repair what `fix` names; look first."""
+    done = [m.tool_name for m in request.messages if m.role == "tool"]
+    if not done:
+        return tool_call("read_files", {"paths": ["sums.py"]}, cost="0.01")
+    if len(done) == 1 and "only look" not in request.system_prompt:
+        old, new = ("a - b", "a + b")
+        return tool_call("str_replace", {"path": "sums.py", "replacements": [{"old": old, "new": new}]}, cost="0.01")
+    return text("done", cost="0.01")
+
+def is_repaired(run):
+    return "a + b" in run.files.text("sums.py")
+
+def fixer(prompt):
+    return AgentDefinition("fixer", model="t/m", system_prompt=prompt, tools=["read_files", "str_replace"])
+
+evaluation = Evaluation(
+    "fixing",
+    cases=[Case("sums", "Repair sums.py", files="repo", replies=replies)],
+    agents={"fixer": fixer("Repair.")},
+    checks=[is_repaired, only_changes("sums.py"), command(["grep", "-q", "a + b", "sums.py"])],
+)
+'''
+
+
+@pytest.fixture
+def greeting(folder: Any) -> Any:
+    folder.write("greeting.py", GREETING)
+    return folder
+
+
+@pytest.fixture
+def fixing(folder: Any) -> Any:
+    folder.write("repo/sums.py", "def add(a, b):\n    return a - b\n")
+    folder.write("repo/deep/other.txt", "stays")
+    (folder.path / "repo" / "outside").symlink_to("/etc")
+    folder.write("fixing.py", FIXER)
+    return folder
+
+
+def results(out: str) -> Any:
+    return json.loads(Path(out, "results.json").read_text(encoding="utf-8"))
+
+
+def without_times(report: Any) -> Any:
+    """
+    Leave out what differs from one time to the next: seconds, and when it was.
+    """
+    text = re.sub(r'"(seconds|created)": [^,\n}]+', r'"\1": 0', json.dumps(report))
+    return json.loads(text)
+
+
+@pytest.mark.spec("judging:JG60", "judging:JG61", "judging:JG64", "judging:JG90", "judging:JG91")
+def test_the_better_of_two_prompts_is_told_with_its_interval_and_every_answer_is_a_journal(greeting: Any) -> None:
+    """
+    One prompt is better by construction, in seven of ten cases, and worse in one.
+    """
+    report = greeting.json("eval", "greeting.py", "--seed", "3", "--out", "o", "--gate", "new.pass - base.pass > 0")
+
+    (pair,) = [pair for pair in report["pairs"] if pair["check"] == "pass"]
+    assert ("old", "new", 7, 1, 2) == (pair["base"], pair["side"], pair["better"], pair["worse"], pair["equal"])
+    assert 0.6 == pytest.approx(pair["difference"])
+    # Paired t over ten differences with the standard deviation 0.6992.
+    assert (0.0998, 1.0) == (pytest.approx(pair["low"], abs=1e-3), pair["high"])
+    means = {row["side"]: (row["mean"], row["low"], row["high"]) for row in report["summary"] if row["check"] == "pass"}
+    assert (0.3, 0.9) == (means["old"][0], means["new"][0])
+    assert all(low < mean < high for mean, low, high in means.values())
+    (cost,) = [ratio for ratio in report["ratios"] if ratio["of"] == "cost"]
+    assert 2.0 == pytest.approx(cost["ratio"])
+    assert "0.030" == report["spent"]
+    journals = [sample["journal"] for case in report["cases"] for sample in case["samples"]]
+    assert 20 == len({*journals})
+    assert "Hello Ann!" in greeting.type("show", f"o/{journals[0]}").stdout
+
+
+@pytest.mark.spec("judging:JG12", "judging:JG67", "judging:JG94")
+@pytest.mark.parametrize(
+    ("gate", "code"),
+    [
+        ("pass >= 0.8", Exit.COMPLETED),
+        ("pass > 0.9", Exit.FAILED),
+        ("old.pass >= 0.8", Exit.FAILED),
+        ("new.pass - old.pass > 0.05", Exit.COMPLETED),
+        ("new.pass - old.pass > 0.5", Exit.FAILED),
+        ("new.pass - old.pass ~> 0.5", Exit.COMPLETED),
+        ("new.pass>=base.pass", Exit.COMPLETED),
+        ("old.pass >= new.pass", Exit.FAILED),
+        ("new.cost <= 2.1 * old.cost", Exit.COMPLETED),
+        ("new.cost <= old.cost * 1.5", Exit.FAILED),
+        ("new.pass", Exit.USAGE),
+        ("new.pass > __import__('os')", Exit.USAGE),
+        ("newer.pass > 0.1", Exit.USAGE),
+        ("pass - old.pass > 0", Exit.USAGE),
+        ("new.cost - old.pass > 0", Exit.USAGE),
+        ("new.pass > nan", Exit.USAGE),
+    ],
+)
+def test_a_gate_decides_the_exit_code_and_what_is_none_costs_nothing(greeting: Any, gate: str, code: Exit) -> None:
+    """
+    A difference counts by the end of its interval, with ~ by the mean; a gate that cannot be is refused before any run.
+    """
+    made = greeting.type("eval", "greeting.py", "--gate", gate, "-q", "--out", "o", code=code)
+
+    assert (code is not Exit.USAGE) == Path("o/results.json").exists()
+    assert code is not Exit.FAILED or f"gate {gate}: " in made.stderr
+
+
+@pytest.mark.spec("judging:JG66", "judging:JG97")
+def test_the_same_seed_gives_the_same_results_but_for_times_and_another_order_with_another(greeting: Any) -> None:
+    orders = []
+    for out, seed in (("a", "5"), ("b", "5"), ("c", "6")):
+        made = greeting.type("eval", "greeting.py", "--seed", seed, "--out", out, "-n", "2", "--concurrency", "1")
+        orders.append([line for line in made.stderr.splitlines() if "completed" in line])
+    first, second = results("a"), results("b")
+
+    assert without_times(first) == without_times(second)
+    assert orders[0] == orders[1] != orders[2]
+    # Whatever is reached, no side is ever ahead by more than one sample.
+    sides = [line.split()[2] for line in orders[0]]
+    assert all({"old", "new"} == {*sides[i : i + 2]} for i in range(0, 40, 2))
+    assert {"old", "new"} == {*sides[::2]}
+
+
+@pytest.mark.spec("judging:JG60", "judging:JG61", "judging:JG62")
+def test_each_sample_works_on_a_private_copy_and_checks_see_the_files_that_it_left(fixing: Any) -> None:
+    """
+    The repository itself stays as it is, and of the copy nothing stays; links out of it are not followed.
+    """
+    report = fixing.json("eval", "fixing.py", "--out", "o", "-n", "2")
+
+    samples = report["cases"][0]["samples"]
+    assert [True] * 6 == [score["passed"] for sample in samples for score in sample["scores"].values()]
+    assert "a - b" in Path("repo/sums.py").read_text()
+    note = json.loads(Path("o/cases/sums/fixer/1.note.json").read_text())
+    assert ["deep/other.txt", "sums.py"] == [*note["files"]["before"]] == [*note["files"]["after"]]
+    assert {"deep/other.txt"} == {
+        p for p, digest in note["files"]["before"].items() if note["files"]["after"][p] == digest
+    }
+
+
+@pytest.mark.spec("judging:JG61")
+def test_checks_fail_on_an_agent_that_changes_nothing(fixing: Any) -> None:
+    fixing.write("fixing.py", FIXER.replace('fixer("Repair.")', 'fixer("only look")'))
+
+    report = fixing.json("eval", "fixing.py", "--out", "o", "--gate", "pass >= 1", code=1)
+
+    scores = report["cases"][0]["samples"][0]["scores"]
+    assert (False, True, False) == (
+        scores["is_repaired"]["passed"], scores["only_changes"]["passed"], scores["command"]["passed"],
+    )  # fmt: skip
+    assert "grep ended with 1" in scores["command"]["reason"]
+
+
+@pytest.mark.spec("judging:JG63", "judging:JG12")
+def test_a_check_that_raises_is_broken_and_no_failed_case(fixing: Any) -> None:
+    fixing.write("fixing.py", FIXER.replace('return "a + b" in', 'return 1 / 0 or "a + b" in'))
+
+    made = fixing.type("eval", "fixing.py", "--out", "o", code=1)
+
+    score = results("o")["cases"][0]["samples"][0]["scores"]["is_repaired"]
+    assert ("broken", None) == (score["state"], score["passed"])
+    assert "the check is_repaired is broken: ZeroDivisionError" in made.stdout
+    (row,) = [row for row in results("o")["summary"] if row["check"] == "is_repaired"]
+    assert (None, 0, 1) == (row["mean"], row["samples"], row["errors"])
+
+
+@pytest.mark.spec("judging:JG63")
+def test_a_failed_run_scores_nothing_and_a_providers_error_is_left_out(folder: Any) -> None:
+    """
+    Of ten cases one ends at its limit, one waits for an answer, and one has a provider that fails: that side is not measured.
+    """
+    folder.write(
+        "evals.py",
+        """
+        from stepengine import AgentDefinition, Ask, Limits, STEP, ToolCall
+        from stepengine.errors import ModelError
+        from stepengine.judging import Case, Evaluation, contains
+        from stepengine.testing import failure, tool_call
+
+        def handle(ctx):
+            if ctx.prompt == "ask":
+                yield from Ask("which?")
+            while not (yield STEP).steps_complete:
+                pass
+
+        agent = AgentDefinition("one", model="t/m", handle_steps=handle, tools=["read_files"])
+        looks = tool_call("read_files", {"paths": ["a"]})
+        cases = [Case(f"c{i}", "do", replies=["well"]) for i in range(7)]
+        cases += [Case("loops", "do", replies=[looks, looks, looks, looks]), Case("asks", "ask", replies=["well"])]
+        cases += [Case("told", "ask", answers="this", replies=["well"])]
+        down = failure(ModelError("down", kind="http", status=500))
+        cases += [Case("down", "do", replies=[down])]
+        limits = Limits(max_steps=2, on_max_steps="stop")
+        evaluation = Evaluation("ends", cases=cases, agents={"one": agent}, checks=[contains("well")], limits=limits)
+        """,
+    )
+
+    report = folder.json("eval", "evals.py", "--out", "o", "--gate", "pass > 0", code=1)
+
+    ends = {case["id"]: case["samples"][0] for case in report["cases"]}
+    assert ("max_steps", 0.0) == (ends["loops"]["status"], ends["loops"]["scores"]["contains"]["score"])
+    assert ("suspended", 0.0) == (ends["asks"]["status"], ends["asks"]["scores"]["contains"]["score"])
+    assert ("completed", 1.0) == (ends["told"]["status"], ends["told"]["scores"]["contains"]["score"])
+    assert ("error", False) == (ends["down"]["status"], ends["down"]["counts"])
+    (row,) = [row for row in report["summary"] if row["check"] == "pass"]
+    assert (0.8, 10, 1) == (row["mean"], row["samples"], row["errors"])
+
+
+@pytest.mark.spec("judging:JG66", "judging:JG12", "judging:JG95")
+def test_the_budget_ends_the_evaluation_with_whole_blocks_and_is_never_overspent(greeting: Any) -> None:
+    greeting.type("eval", "greeting.py", "--out", "o", "--budget", "0.010", "--seed", "1", code=4)
+
+    report = results("o")
+    assert float(report["spent"]) <= 0.010
+    assert "the budget of 0.010 US dollars is spent" == report["stopped"]
+    counted = [[s["side"] for s in case["samples"] if s["counts"]] for case in report["cases"]]
+    assert {0, 2} == {len(sides) for sides in counted}
+
+
+@pytest.mark.spec("judging:JG12", "judging:JG119", "judging:JG123")
+def test_what_cannot_be_run_is_told_all_at_once_before_anything_is_spent(folder: Any) -> None:
+    folder.write(
+        "evals.py",
+        """
+        from stepengine import AgentDefinition
+        from stepengine.judging import Case, Evaluation, contains
+        cases = [Case("a", files=".."), Case("A", checks=[contains("x")]), Case("../b", checks=[3], files={"/etc/x": "y"})]
+        evaluation = Evaluation("x", cases=cases, agents={"one": AgentDefinition("one", model="t/m")})
+        """,
+    )
+
+    said = folder.type("eval", "evals.py", code=2).stderr
+
+    for part in (
+        "'../b' is no name",
+        "2 cases have the id 'a'",
+        "'a': it has no check",
+        "'..' lies outside",
+        "3 is no check",
+        "'/etc/x'",
+    ):
+        assert part in said
+    assert not Path("evals").exists()
+
+
+@pytest.mark.spec("judging:JG123", "judging:JG119")
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("raises.py",), "RuntimeError: no"),
+        (("gone.py",), "there is no evaluation file"),
+        (("greeting.py", "-n", "0"), "greater than or equal to 1"),
+        (("greeting.py", "--budget", "-1"), "a budget is an amount"),
+        (("greeting.py", "--case", "nobody*"), "no case"),
+        (("greeting.py", "--agent", "new"), "NAME=PATH"),
+        (("greeting.py", "--recheck", "gone"), "no folder of results"),
+        (("live.py",), "--budget USD"),
+        (("bad.yaml",), "no check; one is like"),
+        (("alias.yaml",), "alias"),
+    ],
+)
+def test_wrong_usage_is_one_message(greeting: Any, words: tuple[str, ...], part: str) -> None:
+    greeting.write("raises.py", "raise RuntimeError('no')")
+    greeting.write("live.py", GREETING.replace(", replies=answer", ""))
+    greeting.write("bad.yaml", "cases: [{id: a, checks: [{smells: good}]}]\nagents: {one: agents/shop.py}\nn: x\n")
+    greeting.write("alias.yaml", "a: &a [1]\nb: *a\n")
+
+    assert part in greeting.type("eval", *words, code=2).stderr
+
+
+@pytest.mark.spec("judging:JG60")
+def test_an_evaluation_in_yaml_needs_no_function(folder: Any) -> None:
+    folder.write(
+        "shop.yaml",
+        """
+        name: shop
+        agents: {shop: agents/shop.py}
+        checks:
+          - contains: three
+          - called: {tool: look, input: {shelf: left}}
+          - never_called: [count]
+        cases:
+          - {id: left, prompt: "What is left?", tags: [short]}
+          - id: other
+            prompt: What is right?
+            checks: [{max_steps: 1}, {command: ["true"]}]
+        """,
+    )
+    folder.write("replies.json", '[{"tool": "look", "input": {"shelf": "left"}}, "three"]')
+
+    report = folder.json("eval", "shop.yaml", "--script", "replies.json", "--out", "o")
+    short = folder.json("eval", "shop.yaml", "--script", "replies.json", "--out", "p", "--tag", "short")
+
+    passed = {case["id"]: {n: s["passed"] for n, s in case["samples"][0]["scores"].items()} for case in report["cases"]}
+    common = {"contains": True, "called_look": True, "never_called": True}
+    assert {"left": common, "other": {**common, "max_steps": False, "command": True}} == passed
+    assert ["left"] == [case["id"] for case in short["cases"]]
+
+
+# --- what is run again ------------------------------------------------------------------------------------------------
+
+LOOKER = '''
+from stepengine import AgentDefinition, tool
+from stepengine.judging import Case, Evaluation, contains, called
+from stepengine.testing import text, tool_call
+
+def replies(request):
+    """Look twice, then tell what was seen; writes down that it was asked."""
+    with open("asked.txt", "a") as file:
+        file.write("x")
+    seen = [m.text for m in request.messages if m.role == "tool"]
+    return tool_call("look", {"shelf": len(seen)}) if len(seen) < 2 else text(f"seen {seen}")
+
+@tool
+def look(shelf: int) -> str:
+    """Look at a shelf."""
+    return f"shelf {shelf}"
+
+agent = AgentDefinition("looker", model="t/m", tools=[look])
+evaluation = Evaluation(
+    "looking", cases=[Case("one", "a", replies=replies), Case("two", "b", replies=replies)], agents={"base": agent},
+    checks=[contains("shelf 1")],
+)
+'''
+
+
+def asked(folder: Any, *words: str, code: int = 0) -> tuple[int, list[str]]:
+    """
+    Return how often a model was asked in an evaluation, and where its samples are from.
+    """
+    Path("asked.txt").write_text("")
+    report = folder.json("eval", "looking.py", *words, code=code)
+    return len(Path("asked.txt").read_text()), [s["reused"] for case in report["cases"] for s in case["samples"]]
+
+
+@pytest.mark.spec("judging:JG65")
+def test_only_what_changed_is_run_again(folder: Any) -> None:
+    """
+    Nothing for the same; only the case whose prompt changed; with another body of the tool from its first call on.
+    """
+    folder.write("looking.py", LOOKER)
+    assert (6, ["new", "new"]) == asked(folder, "--out", "a")
+    assert (0, ["journal", "journal"]) == asked(folder, "--against", "a", "--out", "b")
+    folder.write("looking.py", LOOKER.replace('Case("two", "b"', 'Case("two", "another"'))
+    assert (3, ["journal", "new"]) == asked(folder, "--against", "b", "--out", "c")
+    folder.write("looking.py", LOOKER.replace('return f"shelf {shelf}"', 'return f"the shelf {shelf}"'))
+    number, places = asked(folder, "--against", "a", "--out", "d", "--gate", "pass >= 1")
+
+    # The first reply is kept, both later ones are asked for anew.
+    assert (4, ["from #1", "from #1"]) == (number, places)
+    assert "the shelf 1" in folder.type("show", "d/cases/one/base/1.jsonl").stdout
+
+
+@pytest.mark.spec("judging:JG65")
+def test_a_later_step_that_changed_is_asked_anew_and_what_stands_before_it_is_not(folder: Any) -> None:
+    handler = 'def handle(ctx):\n    yield STEP\n    yield STEP\n    yield ToolCall("add_message", {"role": "user", "content": "HOW?"})\n    yield STEP\n\n'
+    first = LOOKER.replace("import AgentDefinition, tool", "import *").replace(
+        "agent = Agent", f"{handler}agent = Agent"
+    )
+    first = first.replace("tools=[look]", 'tools=[look, "add_message"], handle_steps=handle')
+    folder.write("looking.py", first)
+    assert 6 == asked(folder, "--out", "a")[0]
+    folder.write("looking.py", first.replace("HOW?", "What?"))
+
+    number, places = asked(folder, "--against", "a", "--out", "b")
+
+    assert 2 == number
+    assert 2 == len(places) == sum(place.startswith("from #") for place in places)
+
+
+@pytest.mark.spec("judging:JG62", "judging:JG12")
+def test_a_changed_check_asks_no_model_and_a_journal_that_does_not_fit_is_told(folder: Any) -> None:
+    folder.write("looking.py", LOOKER)
+    asked(folder, "--out", "a", "-n", "2", "--seed", "9")
+    folder.write("looking.py", LOOKER.replace('contains("shelf 1")', 'contains("shelf 77")'))
+    assert (0, ["journal"] * 4) == asked(folder, "--recheck", "a", "--gate", "pass >= 1", code=1)
+    assert {False} == {s["scores"]["contains"]["passed"] for case in results("a")["cases"] for s in case["samples"]}
+    assert (2, 9) == (results("a")["n"], results("a")["seed"])
+
+    folder.write("looking.py", LOOKER.replace("Look at a shelf.", "Look."))
+    folder.type("eval", "looking.py", "--recheck", "a", code=5)
+
+
+@pytest.mark.spec("judging:JG62")
+def test_what_a_check_read_of_a_working_copy_is_known_later_or_unknown_and_never_wrong(fixing: Any) -> None:
+    """
+    What a command said holds while it is the same command; a file is there when it was kept; else nothing is said.
+    """
+    fixing.type("eval", "fixing.py", "--out", "o")
+    fixing.write(
+        "fixing.py",
+        FIXER.replace('"a + b" in run', '"a+b" in run').replace('only_changes("sums.py")', "only_changes()"),
+    )
+
+    scores = fixing.json("eval", "fixing.py", "--recheck", "o")["cases"][0]["samples"][0]["scores"]
+    kept = FIXER.replace("checks=[", 'keep=["sums*"], checks=[')
+    fixing.write("fixing.py", kept)
+    fixing.type("eval", "fixing.py", "--out", "p")
+    fixing.write("fixing.py", kept.replace('"a + b" in run', '"a ** b" in run'))
+    later = fixing.json("eval", "fixing.py", "--recheck", "p")["cases"][0]["samples"][0]["scores"]
+
+    assert ("unknown", None) == (scores["is_repaired"]["state"], scores["is_repaired"]["passed"])
+    assert (False, "it changed sums.py") == (scores["only_changes"]["passed"], scores["only_changes"]["reason"])
+    assert (True, "ok") == (scores["command"]["passed"], scores["command"]["state"])
+    assert (False, "ok") == (later["is_repaired"]["passed"], later["is_repaired"]["state"])
+
+
+@pytest.mark.spec("judging:JG65", "judging:JG12")
+def test_an_evaluation_that_was_interrupted_goes_on_with_what_is_missing(folder: Any) -> None:
+    folder.write("looking.py", LOOKER)
+    asked(folder, "--out", "a")
+    Path("a/cases/two/base/1.jsonl").write_text("")
+
+    assert (3, ["journal", "new"]) == asked(folder, "--continue", "a")
+
+
+@pytest.mark.spec("judging:JG61", "judging:JG62", "judging:JG98")
+def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> None:
+    """
+    Its score is no part of `pass`; while it is asked the same it is not asked again.
+    """
+    judged = LOOKER.replace("called", "judge").replace(
+        "checks=[", 'checks=[judge(AgentDefinition("strict", model="t/m"), "Is it short?"), '
+    )
+    judged = judged.replace(
+        "    seen = [",
+        '    if "Rubric" in request.messages[0].text:\n        return \'{"score": 0.25, "reason": "long"}\'\n    seen = [',
+    )
+    folder.write("looking.py", judged)
+    assert 8 == asked(folder, "--out", "a")[0]
+    assert 0 == asked(folder, "--recheck", "a")[0]
+
+    rows = {row["check"]: (row["mean"], row["judge"]) for row in results("a")["summary"]}
+    assert {"pass": (1.0, False), "judge": (0.25, True), "contains": (1.0, False)} == rows
+    assert Path("a/cases/one/base/1.judge.jsonl").is_file()
+    folder.write("looking.py", judged.replace("Is it short?", "Is it long?"))
+    report = folder.json("eval", "looking.py", "--recheck", "a")
+    assert "unknown" == report["cases"][0]["samples"][0]["scores"]["judge"]["state"]
+
+
+@pytest.mark.spec("judging:JG66")
+def test_what_judges_cost_is_spent_of_the_same_budget_and_one_without_room_says_nothing(folder: Any) -> None:
+    judged = LOOKER.replace("called", "judge").replace(
+        "checks=[", 'checks=[judge(AgentDefinition("strict", model="t/m"), "Is it short?"), '
+    )
+    verdict = """text('{"score": 0.25, "reason": "long"}', cost="0.02")"""
+    judged = judged.replace(
+        "    seen = [", f'    if "Rubric" in request.messages[0].text:\n        return {verdict}\n    seen = ['
+    )
+    folder.write("looking.py", judged)
+
+    folder.json("eval", "looking.py", "--out", "free")
+    assert 0.04 == float(results("free")["spent"])
+
+    folder.json("eval", "looking.py", "--out", "a", "--budget", "0.03", "--concurrency", "1", code=4)
+    samples = [sample for case in results("a")["cases"] for sample in case["samples"]]
+    assert 0.02 == float(results("a")["spent"])
+    assert "unknown" in {sample["scores"]["judge"]["state"] for sample in samples} or len(samples) < 2
+    assert "budget" in results("a")["stopped"]
+
+
+@pytest.mark.spec("judging:JG13", "judging:JG64")
+def test_the_report_is_one_page_that_escapes_what_it_is_told_and_holds_no_secret(folder: Any) -> None:
+    key = "sk-ant-" + "api03-" + "Zx9" * 20
+    hostile = f"<script>alert(1)</script> {key}"
+    folder.write("looking.py", LOOKER.replace('return f"shelf {shelf}"', f"return {hostile!r}"))
+
+    folder.type("eval", "looking.py", "--out", "a", "--html", "-q")
+
+    page, told = Path("a/report.html").read_text(), Path("a/results.json").read_text()
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<script" not in page
+    assert key not in page + told
+    assert "default-src 'none'" in page
+
+
+@pytest.mark.spec("judging:JG12", "judging:JG60")
+def test_a_run_without_a_model_is_wrong_usage_and_leaves_no_working_copy(
+    folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    It would be so in every run: nothing of it is a failure of the agent.
+    """
+    (folder.path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder.path / "tmp"))
+    folder.write("live.py", GREETING.replace(", replies=answer", "").replace('"greeter", model="t/m"', '"greeter"'))
+
+    assert "has no model" in folder.type("eval", "live.py", "--yes", code=2).stderr
+    assert [] == [*(folder.path / "tmp").iterdir()]
+
+
+@pytest.mark.spec("judging:JG12")
+def test_ctrl_c_leaves_with_130_and_what_is_finished_stays(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    The third case sends the signal; the first two are in the results, and only the others are run when it goes on.
+    """
+    (folder.path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder.path / "tmp"))
+    folder.write(
+        "looking.py",
+        LOOKER.replace(
+            "    seen = [",
+            '    if request.messages[0].text == "now" and not Path("sent").exists():\n'
+            '        Path("sent").touch()\n        os.kill(os.getpid(), signal.SIGINT)\n        time.sleep(0.01)\n    seen = [',
+        )
+        .replace(
+            'Case("two", "b", replies=replies)',
+            'Case("two", "now", replies=replies), Case("three", "b", replies=replies)',
+        )
+        .replace(
+            "from stepengine import", "import os, signal, time\nfrom pathlib import Path\nfrom stepengine import", 1
+        ),
+    )
+
+    made = folder.type("eval", "looking.py", "--out", "a", "--concurrency", "1", "--seed", "4", code=130)
+
+    before = [case["id"] for case in results("a")["cases"] if case["samples"]]
+    number, places = asked(folder, "--continue", "a", "--seed", "4")
+    assert "interrupted" == results_partial(made.stdout)
+    assert len(before) < 3
+    assert 3 * (3 - len(before)) == number
+    assert len(before) == places.count("journal")
+    assert [] == [*(folder.path / "tmp").iterdir()]
+
+
+def results_partial(said: str) -> str:
+    """
+    Return why a report is partial.
+    """
+    return next(line.removeprefix("partial: ") for line in said.splitlines() if line.startswith("partial: "))

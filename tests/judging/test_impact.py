@@ -1,0 +1,259 @@
+"""
+`stepengine impact`: what a change does to recorded runs (judging JG70-JG75, JG86, JG87).
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine.cli.exits import Exit
+
+
+@pytest.mark.spec("judging:JG70", "judging:JG71", "judging:JG72", "judging:JG87")
+def test_another_text_of_a_tool_is_told_for_ten_runs_as_it_was_made(ten: Any) -> None:
+    """
+    Of ten customers three are now counted first and one is sent to a shelf that nobody recorded; no tool runs.
+    """
+    report = ten.json("impact", "journals", "--agent", "now.py", "--script", "book.py", "-n", "2")
+
+    kinds = [one["class"] for one in report["journals"]]
+    changed = [one["file"][-8:-6] for one in report["journals"] if one["samples"][0]["changed"]]
+    assert ["asked"] * 10 == kinds
+    assert ["c0", "c1", "c2", "c3"] == changed
+    first, fourth, last = [report["journals"][i]["samples"][0] for i in (0, 3, 9)]
+    assert [{"tool": "count", "input": {"shelf": "c0"}}] == first["decision"]
+    assert (["count", "look"], 2, None, True) == (
+        first["tools"], first["served"], first["refused"], first["output_equal"],
+    )  # fmt: skip
+    assert {"tool": "look", "input": {"shelf": "another"}} == fourth["refused"]
+    assert ("unknown", None) == (fourth["status"], fourth["output_equal"])
+    assert ("completed", False, "0.050", 3) == (last["status"], last["changed"], last["cost"], last["steps"])
+    summary = report["summary"]
+    assert (0.4, 0.1, 0.0) == (summary["changed"], summary["left"], summary["failed"])
+    # 0.04 dollars as recorded, 0.05 now, in each of the nine runs that have an end.
+    assert 1.25 == pytest.approx(summary["cost_ratio"])
+    assert "1.12" == report["spent"][:4] or float(report["spent"]) == pytest.approx(2 * (9 * 0.05 + 0.015))
+    assert not Path("looked.txt").exists()
+
+
+@pytest.mark.spec("judging:JG72", "judging:JG73", "judging:JG74")
+def test_the_text_says_how_many_changed_with_an_interval_and_what_was_not_taken_out(ten: Any) -> None:
+    """
+    The lines that a person reads; nothing of it is in the way of a pipe.
+    """
+    said = ten.type("impact", "journals", "--agent", "now.py", "--script", "book.py", "-n", "1").stdout.splitlines()
+
+    assert "10 journals: 0 unchanged, 10 asked again from step 1" == said[0]
+    assert "4 of 10 chose another tool in most samples (40%, 17-69%)" == said[1]
+    assert '1 left the record: look {"shelf": "another"}' == said[2]
+    assert any("cost +25%" in line for line in said)
+    assert any("model noise is not taken out" in line for line in said)
+    assert any("/tools/0/description" in line for line in said)
+
+
+@pytest.mark.spec("judging:JG71", "judging:JG8")
+def test_a_decision_is_which_tools_with_which_inputs_whatever_is_said(ten: Any) -> None:
+    """
+    The same tools in the same order with another input are another decision; the same calls with other words are not.
+    """
+    ten.write("checks.py", "def made_up(call, recorded):\n    return f'{len(recorded)} known of {call.name}'\n")
+    ten.write(
+        "other.json", '[{"tool": "look", "input": {"shelf": "x"}}, {"tool": "count", "input": {"shelf": "x"}}, "3"]'
+    )
+    ten.write(
+        "words.json",
+        '[{"tool": "look", "input": {"shelf": "c0"}, "text": "Let me see."}, {"tool": "count", "input": {"shelf": "c0"}}, "3"]',
+    )
+    words = ("impact", "journals/c0.jsonl", "--agent", "now.py", "-n", "1", "--script")
+    other, same = [
+        ten.json(*words, script, "--simulate", "checks:made_up")["journals"][0]["samples"][0]
+        for script in ("other.json", "words.json")
+    ]
+
+    assert (True, ["look", "count"], None) == (other["changed"], other["tools"], other["refused"])
+    assert (False, ["look", "count"], 2) == (same["changed"], same["tools"], same["served"])
+    assert "completed" == other["status"]
+
+
+@pytest.mark.spec("judging:JG70")
+def test_where_nothing_differs_nothing_is_asked_and_no_model_is_needed(ten: Any) -> None:
+    """
+    The agent as it was: every run is the same, without script, key or consent.
+    """
+    report = ten.json("impact", "journals")
+
+    assert ["same"] * 10 == [one["class"] for one in report["journals"]]
+    assert ("0", None) == (report["spent"], report["stopped"])
+
+
+@pytest.mark.spec("judging:JG73")
+def test_when_most_runs_leave_the_record_the_report_says_so_first(ten: Any) -> None:
+    """
+    With a model that calls what nobody recorded nothing is known of how the runs would have ended.
+    """
+    ten.write("wild.json", '[{"tool": "look", "input": {"shelf": "nowhere"}}]')
+    said = ten.type("impact", "journals", "--agent", "now.py", "--script", "wild.json", "-n", "1").stdout
+
+    assert said.startswith("mostly unknown: ")
+    assert "--tools idempotent" in said
+
+
+@pytest.mark.spec("judging:JG74")
+def test_a_baseline_takes_out_what_the_old_agent_does_by_itself(ten: Any) -> None:
+    """
+    A model that flips a coin changes its mind as often for the old agent as for the new one: no difference is told.
+    """
+    ten.write(
+        "noisy.py",
+        """
+        from itertools import count
+        from stepengine.testing import text, tool_call
+        flips = count()
+
+        def replies(request):
+            done = [m for m in request.messages if m.role == "tool"]
+            if len(done) == 2:
+                return text("three")
+            customer = next(m.text for m in request.messages if m.role == "user")
+            first = "count" if not done and next(flips) // 2 % 2 else "look"
+            second = "look" if any(m.tool_name == "count" for m in done) else "count"
+            return tool_call(second if done else first, {"shelf": customer})
+        """,
+    )
+    words = ("impact", "journals", "--agent", "now.py", "--script", "noisy.py", "-n", "2")
+    alone = ten.json(*words)
+    beside = ten.json(*words, "--baseline", "agents/shop.py")
+
+    assert alone["summary"]["changed"] > 0.2
+    assert beside["baseline"]
+    assert [2] * 10 == [len(one["baseline"]) for one in beside["journals"]]
+    assert abs(beside["summary"]["changed"]) < 0.2
+
+
+@pytest.mark.spec("judging:JG75", "judging:JG12")
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ((), Exit.COMPLETED),
+        (("--fail-on", "changed > 0.1"), Exit.FAILED),
+        (("--fail-on", "changed > 0.4"), Exit.COMPLETED),
+        (("--fail-on", "cost > 1.1"), Exit.FAILED),
+        (("--fail-on", "cheaper > 1"), Exit.USAGE),
+        (("--fail-on", "__import__('os')"), Exit.USAGE),
+        (("--tools", "all"), Exit.USAGE),
+        (("--budget", "-1"), Exit.USAGE),
+        (("-n", "0"), Exit.USAGE),
+        (("--strict",), Exit.COMPLETED),
+    ],
+)
+def test_the_exit_code_is_that_of_the_gates(ten: Any, more: tuple[str, ...], code: Exit) -> None:
+    """
+    Zero unless a condition holds; what is no condition is wrong usage, and is never run as code.
+    """
+    ten.type("impact", "journals", "--agent", "now.py", "--script", "book.py", "-n", "1", *more, code=code)
+
+
+@pytest.mark.spec("judging:JG75")
+def test_a_handler_that_does_something_else_is_a_class_of_its_own_and_with_strict_a_divergence(ten: Any) -> None:
+    """
+    Its runs go on from there all the same; what it calls that is not recorded has left the record.
+    """
+    ten.write(
+        "handled.py",
+        Path("agents/shop.py").read_text().replace(
+            'agent = AgentDefinition("shop", model="t/m", tools=[look, count])',
+            'def handle_steps(ctx):\n    yield STEP_ALL\n    yield ToolCall("look", {"shelf": "last"})\n\n'
+            'agent = AgentDefinition("shop", model="t/m", tools=[look, count], handle_steps=handle_steps)',
+        ),
+    )  # fmt: skip
+    report = ten.json("impact", "journals/c0.jsonl", "--agent", "handled.py", "--script", "book.py", "-n", "1")
+    ten.type("impact", "journals", "--agent", "handled.py", "--script", "book.py", "--strict", code=Exit.DIVERGED)
+
+    assert ("handler changed", "#5") == (report["journals"][0]["class"], report["journals"][0]["break"])
+    assert "last" == report["journals"][0]["samples"][0]["refused"]["input"]["shelf"]
+
+
+@pytest.mark.spec("judging:JG86", "judging:JG12")
+def test_before_money_is_spent_its_range_is_said_and_somebody_has_to_agree(
+    ten: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Without a terminal, --yes or --budget nothing is asked; a budget that runs out ends the command with 4.
+    """
+    monkeypatch.setattr("stepengine.cli.judging.models_of_script", lambda file: None)
+    refused = ten.type("impact", "journals", "--agent", "now.py", code=Exit.USAGE)
+
+    assert "asked about 150 times, for about $2.0000 to $4.0000" in refused.stderr
+    assert "" == refused.stdout
+
+
+@pytest.mark.spec("judging:JG86", "judging:JG12")
+def test_a_budget_that_is_spent_leaves_a_report_that_says_so(ten: Any) -> None:
+    """
+    What is finished is told; nothing is spent beyond what was set aside.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepengine.models.pricing.ListPrices.__call__", lambda *_: Decimal("0.02"))
+        report = ten.json(
+            "impact", "journals", "--agent", "now.py", "--script", "book.py", "--budget", "0.2", "-n", "1",
+            code=Exit.LIMIT,
+        )  # fmt: skip
+
+    assert 0.1 <= float(report["spent"]) <= 0.2
+    assert "budget" in report["stopped"]
+    assert 0 < sum(len(one["samples"]) for one in report["journals"]) < 10
+
+
+@pytest.mark.spec("judging:JG86", "judging:JG13")
+def test_a_comment_holds_hostile_texts_as_text_and_no_secret(folder: Any) -> None:
+    """
+    What a journal says can neither end the table nor be a link, a mention or a page; a key is taken out.
+    """
+    hostile = "`|[click](http://evil)@you<img src=x>\n# big"
+    key = "sk-ant-api03-" + "a" * 90
+    folder.write("agents/shop.py", Path("agents/shop.py").read_text().replace("Look at a shelf.", "Look."))
+    folder.record("run.jsonl", "c0", lambda r: f"hello {key}")
+    folder.write("now.py", Path("agents/shop.py").read_text().replace('"Look."', repr(f"{hostile} {key}")))
+    folder.write("say.json", '["hi"]')
+    said = folder.type("impact", "run.jsonl", "--agent", "now.py", "--script", "say.json", "--markdown").stdout
+
+    assert "<!-- stepengine-impact -->" == said.splitlines()[0]
+    row = next(line for line in said.splitlines() if "/tools/0/description" in line)
+    assert "\\|" in row
+    assert 6 == len([c for i, c in enumerate(row) if c == "|" and row[i - 1] != "\\"])
+    assert key not in said
+    assert len(said) <= 65_000
+    for given in ("--json", "-q"):
+        assert key not in folder.type("impact", "run.jsonl", "--agent", "now.py", "--script", "say.json", given).output
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG86")
+def test_a_comment_about_many_runs_is_cut_at_what_a_service_takes(ten: Any) -> None:
+    """
+    Rows that have no room are counted; the comment stays below 65,000 characters.
+    """
+    for number in range(300):
+        ten.write(f"many/{'a-rather-long-name-' * 10}{number}.jsonl", Path("journals/c9.jsonl").read_text())
+    said = ten.type("impact", "many", "--agent", "now.py", "--script", "book.py", "-n", "1", "--markdown").stdout
+
+    assert 50_000 < len(said) <= 65_000
+    assert "more | | | | |" in said
+
+
+@pytest.mark.spec("judging:JG11", "judging:JG119", "judging:JG12")
+def test_what_cannot_be_read_is_told_beside_the_rest_and_is_wrong_usage(ten: Any) -> None:
+    """
+    A damaged journal and an unknown agent do not keep the others from being judged; the file of the agent is named.
+    """
+    ten.write("journals/bad.jsonl", "{}\n")
+    result = ten.type("impact", "journals", "--json", code=Exit.USAGE)
+
+    assert '"class": "unreadable"' in result.stdout
+    assert 10 == result.stdout.count('"class": "same"')
+    assert "agent shop of agents/shop.py" in result.stderr
+    assert "no agent" in ten.type("impact", "journals/c0.jsonl", "--agent", "nobody", code=Exit.USAGE).stdout

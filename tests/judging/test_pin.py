@@ -1,0 +1,225 @@
+"""
+`stepengine pin`: a failed run becomes a test that fails, then passes (judging JG80, JG81).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import Engine, load_agent
+from stepengine.cli.exits import Exit
+from stepengine.errors import DataError
+from stepengine.journal import FileJournal, MemoryJournal, scan
+from stepengine.judging.pinning import pin_name
+from stepengine.testing import ScriptedModel, text
+from stepengine.tools import file_tools
+
+CLERK = '''
+from stepengine import *
+
+def stock(given):
+    """Nothing that is pinned may call this."""
+    with open("asked.txt", "a") as file:
+        file.write(given["item"] + "\\n")
+    return {"left": 3}
+
+schema = {"type": "object", "properties": {"item": {"type": "string"}}}
+tools = [Tool(name="stock", description="Look.", input_schema=schema, run=stock)]
+
+def handle_steps(ctx):
+    found = yield from ToolCall("stock", {"item": ctx.prompt})
+    yield STEP_ALL
+    return found.data["left"] + 1
+
+agent = AgentDefinition("clerk", model="t/m", system_prompt="Be brief.", tools=tools, handle_steps=handle_steps)
+'''
+KEY = "sk-ant-api03-" + "b" * 90
+
+
+def by_pytest(folder: Any, file: str) -> Any:
+    """
+    Run a written test as its owner does: pytest, in a process of its own.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+    return subprocess.run(command, cwd=folder.path, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def clerk(folder: Any) -> Any:
+    """
+    A run of a clerk who counts wrong: the handler says four where three are left.
+    """
+    folder.write("agents/clerk.py", CLERK)
+    folder.record("runs/wrong.jsonl", "pens", [text("Three pens.")], agent="agents/clerk.py")
+    (folder.path / "asked.txt").unlink()
+    return folder
+
+
+def edit(folder: Any, name: str, old: str, new: str) -> None:
+    """
+    Edit a file of the project, which the next command or test loads anew.
+    """
+    before = (folder.path / name).read_text()
+    assert old in before
+    (folder.path / name).write_text(before.replace(old, new))
+    for module in [name for name in sys.modules if name.startswith("stepengine_agents_")]:
+        del sys.modules[module]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG80", "judging:JG81")
+def test_the_test_that_is_written_fails_and_passes_when_the_handler_is_repaired(clerk: Any) -> None:
+    """
+    The whole way of its owner: pin, pytest fails with the reason, repair, pytest passes; no tool is called.
+    """
+    said = clerk.type("pin", "runs/wrong.jsonl", "--fails", "output == 3")
+    before = by_pytest(clerk, "tests/test_pin_wrong.py")
+    edit(clerk, "agents/clerk.py", '["left"] + 1', '["left"]')
+    after = by_pytest(clerk, "tests/test_pin_wrong.py")
+
+    assert ["tests/test_pin_wrong.py", "tests/journals/wrong.jsonl"] == said.stdout.split()
+    assert "the test fails, as it has to: output == 3 does not hold" in said.stderr
+    assert (1, 0) == (before.returncode, after.returncode), before.stdout + after.stdout
+    assert "output == 3 does not hold" in before.stdout
+    print(before.stdout.splitlines()[-1], "|", after.stdout.splitlines()[-1])
+    assert not (clerk.path / "asked.txt").exists()
+
+
+def passes(folder: Any, name: str) -> str:
+    """
+    Run a written test in this process; its failure, or nothing.
+    """
+    names: dict[str, Any] = {"__file__": str(folder.path / f"tests/test_pin_{name}.py")}
+    exec((folder.path / f"tests/test_pin_{name}.py").read_text(), names)
+    try:
+        names[f"test_pin_{name}"]()
+    except AssertionError as error:
+        return str(error) or "failed"
+    return ""
+
+
+@pytest.mark.spec("judging:JG81")
+def test_a_repair_that_asks_something_new_says_what_has_to_be_written_down(clerk: Any) -> None:
+    """
+    A new prompt needs a reply, a new call a result: each failure names it, until the test is whole and passes.
+    """
+    clerk.type("pin", "runs/wrong.jsonl", "--fails", "text == 'Three pens and two pencils.'", "--name", "pencils")
+    test = "tests/test_pin_pencils.py"
+    edit(clerk, "agents/clerk.py", "Be brief.", "Look for pencils, too.")
+    edit(clerk, "agents/clerk.py", '    return found.data["left"] + 1\n', "")
+    first = passes(clerk, "pencils")
+    call = "tool_call('stock', {'item': 'pencils'})"
+    edit(clerk, test, "REPLIES = []", f"from stepengine.testing import tool_call\nREPLIES = [{call}]")
+    second = passes(clerk, "pencils")
+    edit(clerk, test, "RESULTS = {}", 'RESULTS = {"stock": {"left": 2}}')
+    third = passes(clerk, "pencils")
+    edit(clerk, test, f"[{call}]", f"[{call}, 'Three pens and two pencils.']")
+
+    assert "from #1 on the run asks what is not recorded, and needs a reply in REPLIES" in first
+    assert 'the run now calls stock {"item": "pencils"} at #2' in second
+    assert "say in RESULTS" in second
+    assert "needs a reply in REPLIES" in third
+    assert "" == passes(clerk, "pencils")
+    assert not (clerk.path / "asked.txt").exists()
+
+
+@pytest.mark.spec("judging:JG80")
+def test_any_name_of_a_run_makes_the_name_of_a_test() -> None:
+    """
+    Names of recorded runs begin with a date; a function's must not.
+    """
+    assert "run_2026_11_21_desk_a1" == pin_name("2026-11-21-desk.A1")
+    assert pin_name("x" * 500) == "x" * 60
+    with pytest.raises(DataError, match="makes no name of a test"):
+        pin_name("!?")
+
+
+@pytest.mark.spec("judging:JG80")
+def test_what_is_kept_holds_no_secret_and_still_fails(folder: Any) -> None:
+    """
+    A key in a prompt is gone from the kept journal, of which the rest is as it was, and which replays.
+    """
+    folder.write("agents/clerk.py", CLERK)
+    folder.record("runs/leak.jsonl", f"pens with {KEY}", [text("Three.")], agent="agents/clerk.py")
+    said = folder.type("pin", "runs/leak.jsonl", "--fails", "output == 3")
+
+    kept = folder.path / "tests/journals/leak.jsonl"
+    assert KEY in (folder.path / "runs/leak.jsonl").read_text()
+    assert [] == list(scan([kept]))
+    assert "records were cleaned" in said.stderr
+    assert KEY not in said.output + (folder.path / "tests/test_pin_leak.py").read_text()
+    assert "output == 3 does not hold" == passes(folder, "leak")
+
+
+@pytest.mark.spec("judging:JG80", "judging:JG12")
+def test_there_is_nothing_to_pin_where_the_run_passes_or_does_not_fit_the_code(clerk: Any) -> None:
+    """
+    Codes 1, 2 and 5, and no file is left by any of them; a second pin of one name does not touch the first.
+    """
+    words = ("pin", "runs/wrong.jsonl", "--fails")
+    clerk.type(*words, "output == 4", code=Exit.FAILED)
+    clerk.type(*words, "output ==", code=Exit.USAGE)
+    clerk.type(*words, "nothing > 3", code=Exit.USAGE)
+    clerk.type(*words, "output == 3", "--name", "!?", code=Exit.USAGE)
+    clerk.type("pin", "runs/none.jsonl", "--fails", "output == 3", code=Exit.USAGE)
+    edit(clerk, "agents/clerk.py", "Be brief.", "Be long.")
+    clerk.type(*words, "output == 3", code=Exit.DIVERGED)
+    assert not (clerk.path / "tests").exists() or not any((clerk.path / "tests").rglob("*.*"))
+
+    edit(clerk, "agents/clerk.py", "Be long.", "Be brief.")
+    clerk.type(*words, "output == 3")
+    kept = {path: path.read_bytes() for path in (clerk.path / "tests").rglob("*.*")}
+    clerk.type(*words, "output == 3", code=Exit.USAGE)
+    assert kept == {path: path.read_bytes() for path in (clerk.path / "tests").rglob("*.*")}
+
+
+@pytest.mark.spec("judging:JG80")
+def test_when_the_clean_copy_is_not_clean_nothing_is_written(clerk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A scan has the last word: what it finds in the copy ends the command, and the copy is gone.
+    """
+    monkeypatch.setattr("stepengine.judging.pinning.scrub", _copied)
+    clerk.record("runs/leak.jsonl", f"pens with {KEY}", [text("Three.")], agent="agents/clerk.py")
+    said = clerk.type("pin", "runs/leak.jsonl", "--fails", "output == 3", code=Exit.USAGE)
+
+    assert "still holds what looks like a secret" in said.stderr
+    assert KEY not in said.output
+    assert not any((clerk.path / "tests").rglob("*.*"))
+
+
+def _copied(journal: Any) -> Any:
+    return MemoryJournal(journal.lines(), redact="off")
+
+
+@pytest.mark.spec("judging:JG81")
+def test_a_check_may_be_a_function_of_the_project_and_the_agent_may_use_bundled_tools(
+    folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The test finds both from its own place, whatever folder it is started in.
+    """
+    folder.write(
+        "agents/reader.py",
+        """
+        from stepengine import *
+        agent = AgentDefinition("reader", model="t/m", tools=["read_files"], system_prompt="Read.")
+        """,
+    )
+    folder.write(
+        "checks.py", "def polite(result):\n    assert 'please' in result.text, 'it says no please'\n    return True\n"
+    )
+    agent = load_agent("agents/reader.py")
+    with Engine([agent], [*file_tools(folder.path)], ScriptedModel(["Read it yourself."]), pricing=None) as engine:
+        engine.run_sync(agent, "go", journal=FileJournal("rude.jsonl"))
+    folder.type("pin", "rude.jsonl", "--agent", "agents/reader.py", "--fails", "checks:polite")
+    (folder.path / "elsewhere").mkdir()
+    monkeypatch.chdir(folder.path / "elsewhere")
+
+    assert "it says no please" == passes(folder, "rude")

@@ -1,0 +1,442 @@
+"""
+``engine.rerun``: a recorded run again from one place on, with tools answered from the record (judging JG7-JG10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine import STEP_ALL, AgentCall, AgentDefinition, Ask, Engine, Parallel, Perform, RunStatus, Tool
+from stepengine.data.messages import ToolResult
+from stepengine.data.tools import ToolAnnotations
+from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
+from stepengine.journal import FileJournal, MemoryJournal, check, diff
+from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.records import Intent
+from stepengine.journal.replayer import Past
+from stepengine.journal.rerunning import Called, Purse
+from stepengine.runtime.clock import SystemClock
+from stepengine.testing import ScriptedModel, text, tool_call
+
+
+class Office:
+    """
+    An agent with a tool and two children that have it too; `asked` is what the tool was really asked.
+
+    The model is a function of what it is asked: a child looks at its own shelf, then at a common one, and says what it saw.
+    """
+
+    def __init__(self, *, description: str = "Look.", idempotent: bool = False) -> None:
+        self.asked: list[Any] = []
+        self.functions: list[str] = []
+        self.tool = Tool(
+            name="look", description=description, input_schema={"type": "object"}, run=self.look, in_thread=False,
+            annotations=ToolAnnotations(idempotent=idempotent),
+        )  # fmt: skip
+        self.children = [
+            AgentDefinition(name, model="t/m", tools=[self.tool], instructions_prompt=f"I am {name}.")
+            for name in ("left", "right")
+        ]
+
+        def handle_steps(ctx: Any) -> Any:
+            yield from Perform(self.noted, "begin")
+            pair = yield from Parallel(*[AgentCall(child, "look around") for child in self.children])
+            yield STEP_ALL
+            yield from Perform(self.noted, "end")
+            return [child.text for child in pair]
+
+        self.agent = AgentDefinition(
+            "office", model="t/m", tools=[self.tool], spawnable_agents=self.children, handle_steps=handle_steps
+        )
+
+    def look(self, given: Any) -> str:
+        self.asked.append(given["shelf"])
+        return f"{len(self.asked)} things on {given['shelf']}"
+
+    def noted(self, word: str) -> str:
+        self.functions.append(word)
+        return word
+
+    def engine(self, model: Callable[[Any], Any], **options: Any) -> Engine:
+        return Engine([self.agent], models=ScriptedModel(model), pricing=None, **options)
+
+
+def by_the_book(request: Any) -> Any:
+    """
+    Answer by the number of tool results: two looks, then a summary of what was seen.
+    """
+    seen = [m.text for m in request.messages if m.role == "tool"]
+    if len(seen) < 2:
+        who = next((m.text for m in request.messages if "I am" in m.text), "the boss")
+        return tool_call("look", {"shelf": "common" if seen else who}, cost="0.01")
+    return text(" and ".join(seen), cost="0.02")
+
+
+@pytest.fixture
+def office() -> Office:
+    """
+    An office whose run was recorded in `office.journal`.
+    """
+    office = Office()
+    office.journal = MemoryJournal()  # type: ignore[attr-defined]
+    with office.engine(by_the_book) as engine:
+        assert engine.run_sync("office", "go", journal=office.journal).status is RunStatus.COMPLETED  # type: ignore[attr-defined]
+    office.asked.clear()
+    office.functions.clear()
+    return office
+
+
+def model_calls(journal: Any) -> list[str]:
+    return [f"{path}#{seq}" for (path, seq), intent in journal.history().intents.items() if intent.type == "CallModel"]
+
+
+@pytest.mark.spec("judging:JG7")
+async def test_a_run_that_nothing_changed_for_is_repeated_byte_for_byte_and_asks_nobody(office: Any) -> None:
+    """
+    Without a difference there is no place to go on from: no model call, no tool, the recorded journal.
+    """
+    async with office.engine(lambda _: pytest.fail("nobody is to be asked")) as engine:
+        again = await engine.rerun(office.journal)
+
+    assert ("", None, 0, 0) == (again.broke_at, again.difference, again.model_calls, again.served)
+    assert office.journal.lines() == again.journal.lines()
+    assert [] == office.asked + office.functions
+
+
+@pytest.mark.spec("judging:JG7", "judging:JG8", "judging:JG9", "judging:JG10")
+async def test_from_every_model_call_on_the_same_model_leads_to_the_same_run_and_no_tool_runs(office: Any) -> None:
+    """
+    Whatever model call is asked for anew, of root or child: what follows from it is asked anew and what stands beside it is
+    not, tools answer from the record, the end is the recorded one, and the new journal is a run that replays.
+    """
+    places = model_calls(office.journal)
+    ended = {}
+    for at in places:
+        async with office.engine(by_the_book) as engine:
+            again = await engine.rerun(office.journal, at=at, reuse=False)
+            ended[at] = again
+            replayed = await engine.replay(again.journal)
+
+        assert at == again.broke_at.removeprefix("#") or at.startswith("#")
+        assert again.refused is None
+        assert not diff(office.journal, again.journal)
+        assert (replayed.output, replayed.text) == (again.result.output, again.result.text)
+        assert {"run": office.journal.history().head.run, "at": again.broke_at} == again.journal.history().head.parent
+        assert () == check(again.journal).problems
+    assert [] == office.asked + office.functions
+    # Children 1 and 2 have three calls each, the root three after them: those of the sibling stay.
+    expected = [6, 5, 4, 6, 5, 4, 3, 2, 1]
+    assert expected == [ended[at].model_calls for at in sorted(places, key=lambda at: (not at[0].isdigit(), at))]
+
+
+@pytest.mark.spec("judging:JG9")
+async def test_a_model_call_that_equals_a_recorded_one_costs_nothing_unless_it_is_to_be_fresh(office: Any) -> None:
+    """
+    With reuse only the call at the place itself is made; every later one that is equal is answered by the record.
+    """
+    async with office.engine(by_the_book) as engine:
+        again = await engine.rerun(office.journal, at="1#0")
+
+    assert (1, 5, Decimal("0.01")) == (again.model_calls, again.reused, again.cost)
+    assert not diff(office.journal, again.journal)
+
+
+@pytest.mark.spec("judging:JG7")
+async def test_another_tool_text_is_the_place_and_what_it_changes_is_told(office: Any) -> None:
+    """
+    The first request that holds the changed text is where the run goes on; the fields are those of a divergence.
+    """
+    now = Office(description="Look closely.")
+    async with now.engine(by_the_book) as engine:
+        again = await engine.rerun(office.journal)
+
+    assert again.broke_at in ("1#0", "2#0")
+    assert again.by_request
+    assert [("/tools/0/description", '"Look."', '"Look closely."')] == [tuple(f) for f in again.difference.diff]
+    assert (9, Decimal("0.12"), 0) == (again.model_calls, again.cost, again.performed)
+    assert RunStatus.COMPLETED is again.result.status
+    assert [] == now.asked + now.functions
+
+
+@pytest.mark.spec("judging:JG8")
+@pytest.mark.parametrize("tools", ["recorded", "idempotent", "working-copy"])
+@pytest.mark.parametrize("idempotent", [False, True])
+@pytest.mark.parametrize("simulated", [False, True])
+async def test_a_call_that_is_not_recorded_is_simulated_or_performed_where_it_may_be_or_ends_the_run(
+    office: Any, tools: Any, idempotent: bool, simulated: bool
+) -> None:
+    """
+    The order is: the record, the caller's function, the tool where it may be repeated, and else the run is unknown.
+    """
+    now = Office(idempotent=idempotent)
+    shown: list[Any] = []
+
+    def simulate(call: Called, recorded: Any) -> Any:
+        shown.append((call.name, call.input["shelf"], [str(r.result.text) for r in recorded]))
+        return "made up"
+
+    async with now.engine(lambda r: tool_call("look", {"shelf": "new"}) if len(r.messages) == 1 else "done") as engine:
+        again = await engine.rerun(
+            office.journal, at=model_calls(office.journal)[-3], tools=tools, simulate=simulate if simulated else None
+        )
+
+    performed = not simulated and (tools == "working-copy" or (tools == "idempotent" and idempotent))
+    refused = not simulated and not performed
+    assert (int(simulated), int(performed)) == (again.simulated, again.performed)
+    assert performed * ["new"] == now.asked
+    assert [] == now.functions
+    if refused:
+        assert ("look", {"shelf": "new"}) == (again.refused.name, again.refused.input)
+        assert RunStatus.FAILED is again.result.status
+        assert isinstance(again.result.error, ReplayDivergence)
+        assert "must not be performed" in str(again.result.error)
+    else:
+        assert again.refused is None
+        assert RunStatus.COMPLETED is again.result.status
+    if simulated:
+        assert "made up" == again.result.state.message_history[-2].text
+        (name, shelf, results) = shown[0]
+        assert ("look", "new", 6) == (name, shelf, len(results))
+
+
+@pytest.mark.spec("judging:JG8")
+async def test_a_function_that_makes_nothing_up_leaves_the_call_to_the_next_rule_and_one_that_fails_is_told(
+    office: Any,
+) -> None:
+    """
+    `None` means that it cannot say; an error of its own is the caller's to repair, and names the call.
+    """
+    at = model_calls(office.journal)[-3]
+
+    def broken(call: Called, recorded: Any) -> Any:
+        raise KeyError(call.name)
+
+    async with office.engine(lambda _: tool_call("look", {"shelf": "new"})) as engine:
+        nothing = await engine.rerun(office.journal, at=at, simulate=lambda call, recorded: None)
+        with pytest.raises(JournalError, match=r"simulate= failed for look #\d+: KeyError: 'look'"):
+            await engine.rerun(office.journal, at=at, simulate=broken)
+
+    assert "look" == nothing.refused.name
+
+
+@pytest.mark.spec("judging:JG8")
+async def test_the_nearest_equal_call_of_the_same_run_answers_and_each_recorded_result_once() -> None:
+    """
+    Two equal calls had two results: asked again, the first gets the first, the second the second, and a third nothing.
+    """
+    seen: list[int] = []
+    tool = Tool(
+        name="poll",
+        description="Poll.",
+        input_schema={"type": "object"},
+        run=lambda _: str(seen.append(1) or len(seen)),
+        in_thread=False,
+    )
+    agent = AgentDefinition("a", model="t/m", tools=[tool])
+    journal = MemoryJournal()
+    polls = tool_call("poll", {})
+    with Engine([agent], models=ScriptedModel([polls, polls, "done"]), pricing=None) as engine:
+        engine.run_sync("a", "go", journal=journal)
+    with Engine([agent], models=ScriptedModel([polls, polls, polls]), pricing=None) as engine:
+        again = engine.rerun_sync(journal, at=0, reuse=False)
+
+    assert [1, 1] == seen
+    assert (2, "poll") == (again.served, again.refused.name)
+    results = [r.value for r in (again.journal.history().outcome(r) for r in again.journal.history().results.values())
+               if isinstance(r.value, ToolResult)]  # fmt: skip
+    assert ["1", "2"] == [r.content[0].text for r in results]
+
+
+@pytest.mark.spec("judging:JG8")
+async def test_a_question_has_its_recorded_answer_and_another_one_suspends_the_run() -> None:
+    """
+    Nobody is asked anything by a rerun, whoever the engine could ask.
+    """
+
+    def agent(question: str) -> Any:
+        def handle_steps(ctx: Any) -> Any:
+            yield STEP_ALL
+            return (yield from Ask(question))
+
+        return AgentDefinition("a", model="t/m", handle_steps=handle_steps)
+
+    journal = MemoryJournal()
+    with Engine([agent("Sure?")], models=ScriptedModel(["one"])) as engine:
+        engine.run_sync("a", "go", journal=journal, answers={"Sure?": "yes"})
+
+    class Nobody:
+        def ask(self, question: Any) -> str:
+            pytest.fail("nobody is to be asked")
+
+    ended = []
+    for question in ("Sure?", "Really?"):
+        with Engine([agent(question)], models=ScriptedModel(["two"]), interactor=Nobody()) as engine:
+            ended.append(engine.rerun_sync(journal, at=0))
+
+    assert ("yes", RunStatus.COMPLETED) == (ended[0].result.output, ended[0].result.status)
+    assert RunStatus.SUSPENDED is ended[1].result.status
+    assert ["Really?"] == [q.text for _, q in ended[1].journal.history().open_questions().values()]
+
+
+@pytest.mark.spec("judging:JG7")
+async def test_what_differs_before_the_place_is_a_divergence_as_in_a_replay(office: Any) -> None:
+    """
+    A place can only be reached when what is recorded before it fits the code.
+    """
+    now = Office(description="Look closely.")
+    async with now.engine(by_the_book) as engine:
+        with pytest.raises(ReplayDivergence, match=r"/tools/0/description"):
+            await engine.rerun(office.journal, at=model_calls(office.journal)[-1])
+        with pytest.raises(JournalError, match=r"has no effect #99"):
+            await engine.rerun(office.journal, at=99)
+        with pytest.raises(JournalError, match="tools is one of recorded, idempotent, working-copy"):
+            await engine.rerun(office.journal, tools="all")
+
+    assert [] == now.asked
+
+
+@pytest.mark.spec("judging:JG7")
+async def test_a_handler_that_does_less_or_more_than_was_recorded_is_no_matter_of_the_model(office: Any) -> None:
+    """
+    An effect that is gone at the end, and one that is new there, are differences without any request that differs.
+    """
+
+    def edited(more: bool) -> Any:
+        def handle_steps(ctx: Any) -> Any:
+            done = office.agent.handle_steps(ctx)
+            sent = None
+            while True:
+                try:
+                    asked = done.send(sent)
+                except StopIteration:
+                    break
+                if isinstance(asked, Perform) and asked.args == ("end",) and not more:
+                    break
+                sent = yield asked
+            if more:
+                yield from Perform(office.noted, "even more")
+            return "short"
+
+        return attrs.evolve(office.agent, handle_steps=handle_steps)
+
+    async with office.engine(by_the_book) as engine:
+        less = await engine.rerun(office.journal, agent=edited(more=False))
+        more = await engine.rerun(office.journal, agent=edited(more=True))
+
+    assert ("unused", False, 0) == (less.difference.kind, less.by_request, less.model_calls)
+    assert RunStatus.COMPLETED is less.result.status
+    assert ("extra", False, 0) == (more.difference.kind, more.by_request, more.model_calls)
+    assert "noted" in more.refused.name
+    assert [] == office.functions
+
+
+@pytest.mark.spec("judging:JG7", "judging:JG86")
+async def test_reruns_that_share_a_purse_spend_no_more_than_it_holds(office: Any) -> None:
+    """
+    Room is reserved before a call; when there is none the rerun ends at its limit, and the purse says so.
+    """
+    prices: Any = lambda model, usage, at: Decimal("0.02")  # noqa: E731
+    purse = Purse("0.10")
+    now = Office()
+    async with Engine([now.agent], models=ScriptedModel(by_the_book), pricing=prices) as engine:
+        runs = [await engine.rerun(office.journal, at="1#0", reuse=False, budget=purse) for _ in range(3)]
+
+    assert all(isinstance(run.result.error, LimitExceeded) for run in runs[1:])
+    assert purse.is_empty
+    assert Decimal("0.08") <= purse.spent <= Decimal("0.10")
+    assert purse.spent == sum(run.cost for run in runs)
+    with pytest.raises(JournalError, match="an amount of US dollars above 0"):
+        Purse(-1)
+
+
+@pytest.mark.spec("judging:JG10")
+async def test_a_rerun_can_be_kept_in_a_file_which_holds_no_run_yet(office: Any, tmp_path: Any) -> None:
+    """
+    The kept journal is that of the rerun; a file with a run in it is refused and not touched.
+    """
+    file = tmp_path / "again.jsonl"
+    async with office.engine(by_the_book) as engine:
+        again = await engine.rerun(office.journal, at="1#0", into=file)
+        before = file.read_bytes()
+        with pytest.raises(JournalError, match="holds a run already"):
+            await engine.rerun(office.journal, at="1#0", into=file)
+        replayed = await engine.replay(file)
+
+    assert before == file.read_bytes()
+    assert FileJournal(file).history().head.parent["at"] == again.broke_at == "1#0"
+    assert replayed.output == again.result.output
+
+
+@pytest.mark.spec("judging:JG8")
+def test_an_equal_call_of_the_same_run_answers_before_one_of_a_sibling(office: Any) -> None:
+    """
+    Both children looked at the common shelf and saw something else: each gets its own, whichever asks first.
+    """
+    history = office.journal.history()
+    common = {
+        path: address
+        for address, intent in history.intents.items()
+        if intent.type == "CallTool" and history.form(intent)["input"]["shelf"] == "common"
+        for path in [address[0]]
+    }
+    for path in ("2", "1", ""):
+        past = Past(office.journal.history(), Fingerprints(office.journal.redactor))
+        asked = Intent(path, 99, history.form(history.intents[common[path]]))
+
+        assert common[path] == past.same_elsewhere(asked)
+
+
+@pytest.mark.spec("judging:JG7")
+async def test_what_comes_after_the_place_follows_on_the_recorded_time() -> None:
+    """
+    A run of last year goes on in last year, so that a date in a request is no difference.
+    """
+
+    class NextYear(SystemClock):
+        def now(self) -> datetime:
+            return super().now() + timedelta(days=365)
+
+    def handle_steps(ctx: Any) -> Any:
+        yield STEP_ALL
+        return ctx.now().isoformat()
+
+    agent = AgentDefinition("a", model="t/m", handle_steps=handle_steps)
+    journal = MemoryJournal()
+    async with Engine([agent], models=ScriptedModel(["one"])) as engine:
+        recorded = await engine.run("a", "go", journal=journal)
+    async with Engine([agent], models=ScriptedModel(["two"]), clock=NextYear()) as engine:
+        again = await engine.rerun(journal, at=0)
+
+    passed = datetime.fromisoformat(again.result.output) - datetime.fromisoformat(recorded.output)
+    assert timedelta(0) <= passed < timedelta(days=1)
+
+
+@pytest.mark.spec("judging:JG7", "judging:JG8", "judging:JG112")
+async def test_of_a_run_that_a_crash_cut_off_anywhere_nothing_is_done_again(office: Any) -> None:
+    """
+    After each record of the journal: as it stands it ends as a replay does, and from any place on no tool is performed.
+    """
+    lines = office.journal.lines()
+    ends: set[str] = set()
+    for number in range(3, len(lines)):
+        journal = MemoryJournal(lines[:number])
+        async with office.engine(by_the_book) as engine:
+            replayed = await engine.replay(journal)
+            as_it_is = await engine.rerun(journal)
+            places = model_calls(journal)
+            again = [await engine.rerun(journal, at=at, reuse=False) for at in places[:1] + places[-1:]]
+
+        assert ("", 0) == (as_it_is.broke_at, as_it_is.model_calls)
+        assert replayed.status is as_it_is.result.status
+        assert replayed.journal.lines() == as_it_is.journal.lines()
+        for one in again:
+            ends.add("left" if one.refused is not None else one.result.status.value)
+            assert () == check(one.journal).problems
+        assert [] == office.asked + office.functions
+    assert {"left", "completed"} <= ends

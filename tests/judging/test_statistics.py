@@ -1,0 +1,161 @@
+"""
+Numbers of samples: known values, and intervals that hold what they promise (judging JG90-JG98).
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.judging.statistics import (
+    by_case,
+    holm,
+    log_ratio,
+    mean_of,
+    paired,
+    rate,
+    t_quantile,
+    wilson,
+)
+
+
+@pytest.mark.spec("judging:JG98")
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [(1, 12.7062), (2, 4.3027), (4, 2.7764), (9, 2.2622), (19, 2.0930), (30, 2.0423), (100, 1.9840), (10_000, 1.9602)],
+)
+def test_the_quantiles_of_t_are_those_of_the_tables(freedom: int, quantile: float) -> None:
+    """
+    The 97.5 % quantiles, as printed in any table, to four digits; below the middle they are mirrored.
+    """
+    assert quantile == pytest.approx(t_quantile(0.975, freedom), abs=5e-5)
+    assert -t_quantile(0.975, freedom) == pytest.approx(t_quantile(0.025, freedom))
+
+
+@pytest.mark.spec("judging:JG91", "judging:JG93")
+def test_the_interval_of_a_rate_is_wilsons_and_where_all_went_alike_the_rule_of_three() -> None:
+    """
+    Values worked out by hand; without a try nothing is known.
+    """
+    assert (0.2366, 0.7634) == pytest.approx(wilson(5, 10), abs=5e-5)
+    assert (0.1078, 0.6032) == pytest.approx(wilson(3, 10), abs=5e-4)
+    assert (0.0, 0.2775) == pytest.approx(wilson(0, 10), abs=5e-5)
+    assert (0.0, 1.0) == wilson(0, 0)
+    assert (0.0, 0.0, 0.3) == pytest.approx((rate([False] * 10).mean, rate([False] * 10).low, rate([False] * 10).high))
+    assert (0.97, 1.0) == pytest.approx((rate([True] * 100).low, rate([True] * 100).high))
+    with pytest.raises(ValueError, match="4 of 3 is no rate"):
+        wilson(4, 3)
+
+
+@pytest.mark.spec("judging:JG90", "judging:JG91")
+def test_a_paired_difference_is_that_of_the_cases_not_of_the_samples() -> None:
+    """
+    Ten times the samples of each case change nothing; the figures are those of the paired t test by hand.
+    """
+    base = {"a": [0.0], "b": [0.2], "c": [0.4], "d": [0.6], "e": [0.8], "f": [0.5]}
+    side = {"a": [0.1], "b": [0.5], "c": [0.5], "d": [0.9], "e": [0.8], "g": [1.0]}
+    once = paired(by_case(base), by_case(side))
+    often = paired(by_case({k: v * 10 for k, v in base.items()}), by_case({k: v * 10 for k, v in side.items()}))
+
+    assert (once.mean, once.low, once.high, once.p) == pytest.approx((often.mean, often.low, often.high, often.p))
+    assert 5 == once.cases
+    assert (0.16, -0.0066, 0.3266, 0.0560) == pytest.approx((once.mean, once.low, once.high, once.p), abs=5e-4)
+    assert 2.8 * 0.06 == pytest.approx(once.detectable)
+
+
+@pytest.mark.spec("judging:JG93")
+def test_under_five_cases_there_are_values_and_no_interval() -> None:
+    """
+    Four cases have a mean; five have an interval, and five equal ones that of the rule of three.
+    """
+    four, five = mean_of([0.2, 0.4, 0.6, 0.8]), mean_of([0.0, 0.4, 0.6, 0.8, 1.0])
+    alike = mean_of([1.0] * 6)
+
+    assert (0.5, None, None, 4) == (pytest.approx(four.mean), four.low, four.high, four.cases)
+    assert (0.0823, 1.0) == pytest.approx((five.low, five.high), abs=5e-4)
+    assert (0.5, 1.0) == pytest.approx((alike.low, alike.high))
+    assert (None, None) == (rate([True] * 4).low, paired({"a": 1.0}, {"a": 0.0}).low)
+    assert math.isnan(mean_of([]).mean)
+
+
+@pytest.mark.spec("judging:JG92")
+def test_what_is_unknown_or_zero_leaves_its_pair_out_of_a_ratio_and_is_counted() -> None:
+    """
+    Twice as much in every pair is a ratio of two; costs are compared as logarithms.
+    """
+    made = log_ratio([(1.0, 2.0), (3.0, 6.0), (None, 1.0), (0.0, 1.0), (5.0, 10.0), (2.0, 4.0), (1.0, 2.0)])
+    none = log_ratio([(None, 1.0)])
+
+    assert (2.0, 2.0, 2.0, 5, 2) == pytest.approx((made.ratio, made.low, made.high, made.pairs, made.left_out))
+    assert (None, None, 0, 1) == (none.ratio, none.low, none.pairs, none.left_out)
+
+
+@pytest.mark.spec("judging:JG94")
+def test_holm_adjusts_for_how_many_comparisons_are_shown() -> None:
+    """
+    The textbook's example; an adjusted value never falls below one that was smaller.
+    """
+    made = holm([0.01, 0.04, 0.03, None])
+
+    assert [0.03, 0.06, 0.06] == pytest.approx(made[:3])
+    assert made[3] is None
+    assert [] == holm([])
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_adjusted_p_values_keep_their_order_and_are_never_smaller(values: list[float]) -> None:
+    """
+    For any values: at least what they were, at most 1, in the same order.
+    """
+    made: list[Any] = holm(values)
+
+    assert all(p <= a <= 1 for p, a in zip(values, made, strict=True))
+    assert sorted(made) == [made[i] for i in sorted(range(len(values)), key=lambda i: (values[i], made[i]))]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG91")
+@pytest.mark.parametrize(("cases", "samples"), [(5, 5), (10, 1), (10, 5), (20, 5)])
+def test_intervals_hold_the_truth_as_often_as_they_say(cases: int, samples: int) -> None:
+    """
+    Cases of different difficulty, two sides 0.15 apart: of 2,000 repetitions 93 to 97 of a hundred hold the difference.
+    """
+    chance = Random(f"{cases}:{samples}")
+    held = 0
+    for _ in range(2_000):
+        base: dict[str, float] = {}
+        side: dict[str, float] = {}
+        for case in range(cases):
+            level = chance.uniform(0.15, 0.7)
+            for means, p in ((base, level), (side, level + 0.15)):
+                means[str(case)] = sum(chance.random() < p for _ in range(samples)) / samples
+        made = paired(base, side)
+        assert made.low is not None
+        assert made.high is not None
+        held += made.low <= 0.15 <= made.high
+    print(f"{cases} cases x {samples} samples: {held / 2_000:.3f}")
+
+    assert 0.92 <= held / 2_000 <= 0.985
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG91")
+@pytest.mark.parametrize("number", [8, 20, 100])
+def test_the_interval_of_a_rate_holds_it_as_often_as_it_says(number: int) -> None:
+    """
+    Over rates drawn evenly, at least 93 of a hundred intervals hold the true one.
+    """
+    chance = Random(number)
+    held = 0
+    for _ in range(5_000):
+        p = chance.uniform(0.02, 0.98)
+        low, high = wilson(sum(chance.random() < p for _ in range(number)), number)
+        held += low <= p <= high
+    print(f"{number} tries: {held / 5_000:.3f}")
+
+    assert held / 5_000 >= 0.93

@@ -1,0 +1,156 @@
+"""
+Safe texts: values of anybody's classes as text that may be shown, without running a line of their code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from stepengine.data.visible import visible
+from stepengine.judging.texts import DEPTH, ITEMS, LINES, WIDTH, SafeTexts
+
+KEY = "sk-ant-api03-" + "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7" * 3
+
+
+class Hostile:
+    """
+    Whatever is asked of it runs code.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit(name)
+
+    def __repr__(self) -> str:
+        raise SystemExit
+
+    __len__ = __iter__ = __str__ = __bool__ = __eq__ = __hash__ = __repr__  # type: ignore[assignment]
+
+
+class Liar(list[Any]):
+    def __iter__(self) -> Any:
+        raise SystemExit
+
+    def __len__(self) -> int:
+        raise SystemExit
+
+
+class Text(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        raise SystemExit
+
+    def __getitem__(self, _: Any) -> str:
+        raise SystemExit
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+    def __repr__(self) -> str:
+        raise SystemExit
+
+
+@attrs.frozen
+class Point:
+    x: int
+    hidden: str = attrs.field(default="do not show", repr=False)
+
+
+@dataclasses.dataclass
+class Pair:
+    a: Any
+    b: Any = 2
+
+
+class Model(BaseModel):
+    n: int = 1
+    api_key: str = "short"
+
+
+@pytest.mark.spec("judging:JG32")
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (Hostile, "<Hostile>"),
+        (lambda: [Hostile(), 1], "[<Hostile>, 1]"),
+        (lambda: Liar([1, 2]), "[1, 2]"),
+        (lambda: Text("said"), "'said'"),
+        (lambda: Colour.RED, "Colour.RED"),
+        (lambda: Point(1), "Point(x=1)"),
+        (lambda: Pair({"k": None}), "Pair(a={'k': None}, b=2)"),
+        (Model, "Model(n=1, api_key=<redacted>)"),
+        (lambda: (1,), "(1,)"),
+        (lambda: 10**5000, "<an int of 16610 bits>"),
+        (object, "<object>"),
+        (lambda: len, "<function len>"),
+        (lambda: int, "<class int>"),
+        (lambda: {1: {2: {3: {4: {5: 6}}}}}, "{1: {2: {3: {4: {...}}}}}"),
+    ],
+)
+def test_values_are_shown_by_what_they_hold_and_no_code_of_theirs_runs(value: Any, shown: str) -> None:
+    assert shown == SafeTexts().value(value())
+
+
+@pytest.mark.spec("judging:JG32")
+def test_what_says_something_of_itself_says_it_only_where_that_is_allowed() -> None:
+    class Said:
+        def __repr__(self) -> str:
+            return "<it said so>"
+
+    class Bad:
+        def __repr__(self) -> str:
+            raise ValueError
+
+    assert "[<Said>, <Bad>]" == SafeTexts().value([Said(), Bad()])
+    assert "[<it said so>, <Bad: repr raised ValueError>]" == SafeTexts(runs_reprs=True).value([Said(), Bad()])
+
+
+@pytest.mark.spec("judging:JG32", "judging:JG115")
+def test_texts_are_cut_in_every_direction() -> None:
+    texts = SafeTexts()
+    deep: Any = 1
+    for _ in range(100):
+        deep = [deep]
+
+    assert WIDTH + 5 >= len(texts.value("x" * 10_000_000))
+    assert DEPTH + 1 == texts.value(deep).count("[")
+    assert WIDTH + 3 >= len(texts.value(list(range(10**6))))
+    assert LINES == len(texts.lines({str(n): "y" * 150 for n in range(200)}))
+    assert ITEMS + 3 == len(texts.lines(list(range(10_000)), most=10**6))
+
+
+@pytest.mark.spec("judging:JG13", "judging:JG32")
+def test_no_text_tells_a_secret_by_its_shape_its_name_or_at_a_cut() -> None:
+    texts = SafeTexts()
+    for place in range(2 * WIDTH):
+        shown = texts.value(f"{'z ' * (place // 2)}{' ' * (place % 2)}{KEY}")
+
+        assert "aB3dE6" not in shown
+    assert "<redacted>" == texts.named("access_token", "anything") == texts.named("token", "t")
+    assert "'v'" == texts.named("key", "v")
+    assert "hunter2" not in texts.value({"password": "hunter2"}) + "".join(texts.lines({"password": "hunter2"}))
+    assert "'\\x1b[2J\\u202e'" == texts.value("\x1b[2J\u202e")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_any_json_is_one_line_of_printable_characters(value: Any) -> None:
+    shown = SafeTexts().value(value)
+
+    assert visible(shown, strict=True) == shown
+    assert WIDTH + 3 >= len(shown)

@@ -1,0 +1,294 @@
+"""
+`stepengine view` as it is typed, and the server that follows a run under way.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine import Engine
+from stepengine.cli.app import app
+from stepengine.engine import load_agent
+from stepengine.journal import FileJournal
+from stepengine.judging.viewing.payload import RunView, Texts
+from stepengine.judging.viewing.serving import Following, server_of
+from stepengine.testing import ScriptedModel
+
+from .pages import opened
+from .runs import read_all, reviewed, said, tool_call
+
+AGENT = """
+from stepengine import STEP, AgentDefinition, tool
+
+@tool
+def add(a: int, b: int) -> int:
+    '''Add.'''
+    return a + b
+
+def handle_steps(ctx):
+    total = 3
+    yield STEP
+    total += 1
+    yield STEP
+
+agent = AgentDefinition("adder", model="x/y", tools=[add], handle_steps=handle_steps)
+"""
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    A folder with an agent and a run of it, in which one stands.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "adder.py").write_text(AGENT)
+    agent = load_agent("agents/adder.py")
+    with Engine([agent], models=ScriptedModel([tool_call("add", {"a": 1, "b": 2}), "Three.", "Four."])) as engine:
+        assert "completed" == engine.run_sync("adder", "Add.", journal="run.jsonl").status
+    return tmp_path
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(app, ["view", *words])
+
+
+@pytest.mark.spec("judging:JG11", "judging:JG41", "judging:JG12")
+def test_a_page_is_written_beside_the_journal_and_never_over_another(recorded: Path) -> None:
+    first = typed("run.jsonl")
+    again = typed("run.jsonl")
+    forced = typed("run.jsonl", "--force")
+
+    assert (0, "run.html\n") == (first.exit_code, first.stdout)
+    assert f"lines and variables come from {Path('agents/adder.py')}" in first.stderr
+    assert (2, True) == (again.exit_code, "--force" in again.stderr)
+    assert 0 == forced.exit_code
+    page = opened((recorded / "run.html").read_text())
+    assert ["adder.py"] == [source["name"] for source in page["sources"]]
+    assert "stepengine fork run.jsonl" == page["run"]["fork"]
+
+
+@pytest.mark.spec("judging:JG41", "judging:JG12")
+def test_what_is_left_out_is_said_and_strict_leaves_with_5(recorded: Path) -> None:
+    without = typed("run.jsonl", "--no-code", "-o", "a.html")
+    strict = typed("run.jsonl", "--no-code", "-o", "b.html", "--strict")
+    lines = typed("run.jsonl", "--no-locals", "-o", "c.html", "--strict")
+    (recorded / "agents" / "other.py").write_text(AGENT.replace("    yield STEP\n    total", "    total"))
+    changed = typed("run.jsonl", "-o", "d.html", "--strict", "--agent", "agents/other.py")
+
+    assert (0, 5, 0, 5) == (without.exit_code, strict.exit_code, lines.exit_code, changed.exit_code)
+    assert "--no-code" in without.stderr
+    assert "locals" not in opened((recorded / "a.html").read_text())
+    entries = opened((recorded / "c.html").read_text())["locals"].values()
+    assert all("set" not in frame for entry in entries for frame in entry["frames"])
+    assert "Handler lines from step" in changed.stderr
+    assert (recorded / "d.html").is_file()
+
+
+@pytest.mark.spec("judging:JG119", "judging:JG12")
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["gone.jsonl"], "there is no journal"),
+        (["empty.jsonl"], "holds no run"),
+        (["run.jsonl", "gone.jsonl"], "there is no journal"),
+        (["notes.txt"], "damaged"),
+        (["run.jsonl", "--agent", "nobody"], "nobody"),
+        (["run.jsonl", "-o", "nowhere/run.html"], "cannot be written"),
+        (["run.jsonl", "--port", "70000"], "--port"),
+        (["run.jsonl", "--max-mb", "-1"], "--max-mb"),
+        (["run.jsonl", "--last"], "--last"),
+        ([], "name a run"),
+    ],
+)
+def test_wrong_use_is_told_and_leaves_with_2(words: list[str], part: str, recorded: Path) -> None:
+    (recorded / "empty.jsonl").touch()
+    (recorded / "notes.txt").write_text("hello\nthere\n")
+
+    done = typed(*words)
+
+    assert 2 == done.exit_code
+    assert part in " ".join(done.stderr.replace("│", " ").split())
+    assert not done.stdout
+
+
+@pytest.mark.spec("judging:JG119")
+def test_of_a_damaged_journal_force_shows_the_records_before_the_damage_and_says_where_it_is(recorded: Path) -> None:
+    lines = (recorded / "run.jsonl").read_bytes().splitlines(keepends=True)
+    number = next(n for n, line in enumerate(lines) if b'"Three."' in line and b'"kind":"result"' in line)
+    lines[number] = lines[number].replace(b"Three.", b"Seven.")
+    (recorded / "run.jsonl").write_bytes(b"".join(lines))
+
+    plain = typed("run.jsonl")
+    forced = typed("run.jsonl", "--force")
+
+    assert 2 == plain.exit_code
+    assert f"record {number + 1} (byte {len(b''.join(lines[:number]))})" in plain.stderr
+    assert not (recorded / "agents" / "run.html").exists()
+    assert 0 == forced.exit_code
+    page = opened((recorded / "run.html").read_text())
+    (damage, *_) = [each["text"] for each in page["missing"] if each.get("banner")]
+    assert f"record {number + 1} (byte" in damage
+    assert "stepengine repair" in damage
+    assert [True, False] == ["reply" in row for row in page["steps"] if row["kind"] == "model"]
+
+
+@pytest.mark.spec("judging:JG43", "judging:JG12")
+def test_a_page_over_its_size_leaves_with_1_and_writes_nothing(recorded: Path) -> None:
+    def make(number: int) -> Any:
+        return said(os.urandom(3_000).hex(), tool_call("read_file", {"path": f"{number}"}), number=number)
+
+    read_all(40, make, FileJournal("large.jsonl", sync="write"))
+
+    done = typed("large.jsonl", "--max-mb", "0.1", "--no-code")
+
+    assert 1 == done.exit_code
+    assert "the page would have" in done.stderr
+    assert not (recorded / "large.html").exists()
+
+
+# --- following ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(following: Following) -> Iterator[tuple[str, Any]]:
+    """
+    Give the path of the page, and what asks for something: its status and its text.
+    """
+    server, address = server_of(following)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+
+    def ask(path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, text
+
+    try:
+        yield "/" + address.split("/", 3)[3], ask
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.spec("judging:JG50")
+def test_only_who_knows_the_address_reads_and_nobody_writes(tmp_path: Path) -> None:
+    journal = reviewed(FileJournal(tmp_path / "run.jsonl", sync="write"))
+    with served(Following(journal, "run.jsonl")) as (page, ask):
+        statuses = [
+            ask(page)[0],
+            ask(f"{page}records?after=0")[0],
+            ask("/")[0],
+            ask("/records?after=0")[0],
+            ask(f"{page}other")[0],
+            ask(page[:-3] + "/")[0],
+            ask(page, Host="evil.example")[0],
+            ask(page, method="POST")[0],
+            ask(page, method="OPTIONS")[0],
+        ]
+        _, text = ask(page)
+
+    assert [200, 200, 404, 404, 404, 404, 403, 501, 501] == statuses
+    assert "connect-src 'self'" in text
+    assert opened(text)["follow"] == journal.path.stat().st_size
+    assert "Access-Control" not in text
+
+
+NUMBERS = {"t", "input", "result", "error", "reply", "system", "tools", "settings", "change", "did", "prompt", "output"}
+
+
+def resolved(value: Any, texts: list[Any], name: str = "") -> Any:
+    """
+    Return rows with their texts in place of the numbers, which depend on the order in which texts were met.
+    """
+    if isinstance(value, dict):
+        return {key: resolved(member, texts, key) for key, member in value.items()}
+    if isinstance(value, list):
+        return [resolved(member, texts) for member in value]
+    return texts[value] if name in NUMBERS and isinstance(value, int) else value
+
+
+@pytest.mark.spec("judging:JG50")
+@pytest.mark.parametrize("step", [1, 700, 5_000])
+def test_a_page_that_asks_for_what_came_after_comes_to_the_same_as_one_that_is_made_at_the_end(
+    step: int, tmp_path: Path
+) -> None:
+    """
+    Whatever the moments at which the file is read, a line that is not whole yet waits.
+    """
+    whole = b"".join(reviewed().lines())
+    path = tmp_path / "run.jsonl"
+    begun = whole.index(b"\n", whole.index(b"\n") + 1) + 1
+    path.write_bytes(whole[:begun])
+    following = Following(FileJournal(path), "run.jsonl")
+    page = opened(following.page())
+    ends = [*range(begun, len(whole), max(step, len(whole) // 60)), len(whole)]
+    for end in ends:
+        path.write_bytes(whole[:end])
+        os.utime(path, ns=(end, end))
+        following.read()
+        news = following.after(page["follow"])
+        assert news["after"] <= end
+        assert whole[: news["after"]].endswith((b"\n", b"}"))
+        if news["after"] != page["follow"]:
+            page["texts"][news["from"] :] = news["texts"]
+            page["images"][news["images_from"] :] = news["images"]
+            for number, row in news["steps"]:
+                page["steps"][number : number + 1] = [row]
+            page |= {name: news[name] for name in ("run", "agents", "series")} | {"follow": news["after"]}
+
+    made = RunView(Texts(), "run.jsonl")
+    made.take(FileJournal(path).history())
+    expected = json.loads(json.dumps(made.told()))
+    assert resolved(expected["steps"], made.texts.all) == resolved(page["steps"], page["texts"])
+    assert resolved(expected["agents"], made.texts.all) == resolved(page["agents"], page["texts"])
+    assert expected["series"] == page["series"]
+    assert expected["run"]["status"] == page["run"]["status"] == "completed"
+
+
+@pytest.mark.spec("judging:JG50", "judging:JG119")
+def test_damage_that_comes_while_a_run_is_followed_is_told_and_a_port_in_use_leaves_with_2(recorded: Path) -> None:
+    following = Following(FileJournal("run.jsonl"), "run.jsonl")
+    with served(following) as (page, ask), socket.create_server(("127.0.0.1", 0)) as taken:
+        content = Path("run.jsonl").read_bytes()
+        Path("run.jsonl").write_bytes(content.replace(b"Three.", b"Seven.!"))
+        _, text = ask(f"{page}records?after=0")
+        used = typed("run.jsonl", "--serve", "--port", str(taken.getsockname()[1]))
+
+    assert "damaged" in json.loads(text)["error"]
+    assert 2 == used.exit_code
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG50")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_ctrl_c_ends_the_server_well(number: int, code: int, recorded: Path) -> None:
+    command = [sys.executable, "-m", "stepengine.cli", "view", "run.jsonl", "--serve"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        host, _, path = address.removeprefix("http://").partition("/")
+        connection = http.client.HTTPConnection(host, timeout=20)
+        connection.request("GET", f"/{path}")
+        assert "<!doctype html>" in connection.getresponse().read().decode()
+        connection.close()
+        process.send_signal(number)
+        assert code == process.wait(20)

@@ -1,0 +1,451 @@
+"""
+The page of a run in Chromium: it opens, finds, follows, obeys its keys, is readable by machine, and runs nothing hostile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from stepengine.data.messages import TextPart
+from stepengine.journal import FileJournal, Journal
+from stepengine.judging import render_run
+from stepengine.judging.viewing.payload import Texts
+from stepengine.judging.viewing.rendering import stored
+from stepengine.judging.viewing.serving import Following, server_of
+
+from .browser import CHROMIUM, Browser, browser
+from .pages import frames_at, opened
+from .runs import engine, hostile_run, read_all, reviewed, said, tool_call
+
+pytestmark = [
+    pytest.mark.deep,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the command chromium on PATH"),
+]
+AXE = next(
+    (
+        path
+        for path in map(
+            Path,
+            [
+                os.environ.get("AXE_CORE", ""),
+                "node_modules/axe-core/axe.min.js",
+                "/usr/lib/node_modules/axe-core/axe.min.js",
+            ],
+        )
+        if path.is_file()
+    ),
+    None,
+)
+ROWS = 200
+PICKED = "document.querySelector('#list [aria-selected=true]')"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as made:
+        made.size(1440, 900)
+        yield made
+
+
+@pytest.fixture
+def page(chromium: Browser, tmp_path: Path) -> Iterator[Any]:
+    """
+    Opens a page that is written to a file, as somebody who was sent it would.
+    """
+
+    def shown(text: str, hash: str = "") -> Browser:
+        path = tmp_path / "run.html"
+        path.write_text(text, encoding="utf-8")
+        chromium.complaints.clear()
+        chromium.open(path.as_uri() + hash)
+        return chromium
+
+    yield shown
+    assert [] == chromium.complaints
+    chromium.size(1440, 900)
+    chromium.scheme("light")
+
+
+@pytest.fixture(scope="module")
+def reviewer() -> Journal:
+    return reviewed()
+
+
+def text_of(chromium: Browser, selector: str) -> str:
+    return str(chromium.run(f"document.querySelector({json.dumps(selector)}).textContent"))
+
+
+def settled(chromium: Browser) -> None:
+    """
+    Wait until what was asked for is drawn.
+    """
+    chromium.run("new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go)))")
+
+
+@pytest.mark.spec("judging:JG42", "judging:JG43", "judging:JG44", "judging:JG133")
+def test_a_run_of_5000_steps_opens_scrolls_and_searches_with_few_rows(
+    page: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filler = " ".join(f"word{k}" for k in range(60))
+
+    def make(number: int) -> Any:
+        needle = " quixotic" if number in (17, 2_500, 4_998) else ""
+        return said(
+            f"Step {number}{needle}. {filler}", tool_call("read_file", {"path": f"src/m{number}.py"}), number=number
+        )
+
+    text = render_run(read_all(5_000, make))
+    begun = time.perf_counter()
+    chromium = page(text)
+    opening = time.perf_counter() - begun
+    count = "document.querySelectorAll('#list [role=option]').length"
+    most = [chromium.run(count)]
+    chromium.run("document.querySelector('#list').focus()")
+    chromium.press("End")
+    settled(chromium)
+    most.append(chromium.run(count))
+    last = text_of(chromium, "#head h2"), chromium.run(f"{PICKED}.getAttribute('aria-posinset')")
+    chromium.run(
+        "window.slow = 0; (() => { let last = performance.now(); const turn = () => { const now = performance.now();"
+        "window.slow = Math.max(window.slow, now - last); last = now; requestAnimationFrame(turn); }; requestAnimationFrame(turn); })()"
+    )
+    begun = time.perf_counter()
+    chromium.run(
+        "(() => { const s = document.querySelector('#search'); s.value = 'QUIXOTIC'; s.dispatchEvent(new Event('input')); })()"
+    )
+    chromium.wait("document.querySelector('#hits').textContent === '3 steps'")
+    searching = time.perf_counter() - begun
+    slow = chromium.run("window.slow")
+    found = []
+    for _ in range(3):
+        chromium.press("n")
+        settled(chromium)
+        most.append(chromium.run(count))
+        found.append(text_of(chromium, "#head h2"))
+
+    chromium.size(1440, 12_000)
+    time.sleep(0.2)
+    settled(chromium)
+    most.append(chromium.run(count))
+
+    with capsys.disabled():
+        size = f"{len(text) / 1e6:.2f} MB"
+        print(f"\n5,000 steps, {size}: open {opening:.2f} s, search {searching:.2f} s, longest frame {slow:.0f} ms")
+    assert ("Step 5000", "5000") == last
+    assert 0 < min(most) <= max(most) <= ROWS
+    assert {"Step 17", "Step 2500", "Step 4998"} == set(found)
+    assert chromium.run("document.querySelectorAll('*').length") < 1_500
+    assert len(text) < 8_000_000
+
+
+@pytest.mark.spec("judging:JG45", "judging:JG133")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_hostile_runs_loads_or_becomes_a_node(page: Any, scheme: str) -> None:
+    journal = hostile_run()
+    text = render_run(journal, other=hostile_run())
+    for shown in (render_run(journal), text):
+        chromium = page(shown)
+        chromium.scheme(scheme)
+        title = chromium.run("document.title")
+        seen = ""
+        for _ in range(int(chromium.run("document.querySelector('#list [role=option]').getAttribute('aria-setsize')"))):
+            for tab in "1234567":
+                chromium.press(tab)
+                chromium.run("document.querySelectorAll('#panel details').forEach(d => d.open = true)")
+                settled(chromium)
+                seen += text_of(chromium, "main")
+            chromium.press("j")
+        wrong = "a, iframe, object, embed, form, link, base, svg, math, img, video, audio, [style*=url], [onload], [onerror]"
+
+        assert 0 == chromium.run(f"document.querySelectorAll({json.dumps(wrong)}).length")
+        assert 2 == chromium.run("document.querySelectorAll('script').length")
+        assert title == chromium.run("document.title")
+        assert "owned" not in title
+        assert [] == [url for url in chromium.requests if not url.startswith(("file:", "about:"))]
+        assert "<script>document.title='owned'</script>" in seen
+        assert "javascript:alert(1)" in seen
+        assert "\\u202egnp.exe" in seen
+        assert not set("\u202e\u2066\x1b\x07\x00") & set(seen)
+
+
+@pytest.mark.spec("judging:JG47", "judging:JG46", "judging:JG44")
+def test_keys_move_choose_find_and_copy_and_are_letters_while_one_types(page: Any, reviewer: Journal) -> None:
+    chromium = page(render_run(reviewer))
+
+    def press(*keys: str) -> str:
+        chromium.press(*keys)
+        settled(chromium)
+        return text_of(chromium, "#head h2")
+
+    assert "Before the first step" == text_of(chromium, "#head h2")
+    assert "Step 1" == press("j")
+    assert "Before the first step" == press("k", "k")
+    press("j", "4")
+    assert ("true", "#step=1&tab=calls") == (
+        chromium.run("document.querySelector('#tab-calls').getAttribute('aria-selected')"), chromium.run("location.hash"),
+    )  # fmt: skip
+    assert "stepengine fork" in text_of(chromium, "#head .command")
+    press("e")
+    assert "error" in text_of(chromium, "#head")
+    press("/", "j", "k", "1")
+    assert "jk1" == chromium.run("document.querySelector('#search').value")
+    chromium.press("Escape")
+    assert ("", "list") == (
+        chromium.run("document.querySelector('#search').value"),
+        chromium.run("document.activeElement.id"),
+    )
+    press("t")
+    assert "dark" == chromium.run("document.documentElement.dataset.theme")
+    press("t", "t", "?")
+    assert chromium.run("document.querySelector('#help').open")
+    assert "next error" in text_of(chromium, "#help")
+    chromium.press("Escape")
+    chromium.wait("!document.querySelector('#help').open")
+    press("J")
+    assert "reviewer" in text_of(chromium, "#tree [aria-selected=true]")
+    press("J")
+    assert {"helper"} == set(chromium.run("[...document.querySelectorAll('#list .row .word')].map(n => n.textContent)"))
+    press("y")
+    chromium.wait("document.querySelector('#fork').textContent === 'Copied'")
+
+
+@pytest.mark.spec("judging:JG46")
+def test_an_address_of_a_step_and_a_tab_opens_there(page: Any, reviewer: Journal) -> None:
+    chromium = page(render_run(reviewer), "#step=2&tab=request")
+
+    assert "Step 2" == text_of(chromium, "#head h2")
+    assert "new since the last step" in text_of(chromium, "#panel")
+    blocks = chromium.run(
+        "[...document.querySelectorAll('#panel .block')].map(n => [n.classList.contains('new'), n.textContent])"
+    )
+    assert all(is_new == ("new" in cap[:30]) for is_new, cap in blocks)
+    assert [False] == [is_new for is_new, cap in blocks if "Review src." in cap]
+
+
+@pytest.mark.spec("judging:JG40", "judging:JG42")
+@pytest.mark.parametrize("name", ["reviewer", "base2-max"])
+def test_the_script_puts_each_request_together_as_the_journal_does(name: str, page: Any, reviewer: Journal) -> None:
+    (file,) = (Path(__file__).parents[2] / "cassettes" / "agents").rglob("base2-max.jsonl")
+    journal = reviewer if name == "reviewer" else FileJournal(file)
+    history = stored(journal)
+    requests = {
+        f"{i.path}#{i.seq}": [
+            "".join([part.text for part in m.content if isinstance(part, TextPart)][:1])
+            for m in history.request(i).all_messages
+        ]
+        for i in history.intents.values()
+        if i.type == "CallModel"
+    }
+    chromium = page(render_run(journal))
+    assert len(requests) > 3
+    for address, texts in requests.items():
+        chromium.run(f"location.hash = '#step={quote(address, safe='')}&tab=request'")
+        chromium.wait(f"document.querySelector('#head .mono').textContent === '{address}'")
+        assert str(len(texts)) == text_of(chromium, "#tab-request .count")
+        shown = text_of(chromium, "#panel")
+        for text in texts:
+            first = Texts().clean(text).strip().split("\n")[0][:60]
+            assert first in shown
+
+
+@pytest.mark.spec("judging:JG40", "judging:JG46")
+def test_each_tab_shows_its_part_of_the_step(page: Any, reviewer: Journal) -> None:
+    chromium = page(render_run(reviewer), "#step=1")
+    seen = {}
+    for key, name in zip("1234567", ("request", "reply", "thinking", "calls", "diff", "handler", "raw"), strict=True):
+        chromium.press(key)
+        chromium.run("document.querySelectorAll('#panel details').forEach(d => d.open = true)")
+        settled(chromium)
+        seen[name] = text_of(chromium, "#panel")
+
+    assert "You review.\nBe terse." in seen["request"]
+    assert "read_file" in seen["request"]
+    assert "Review src." in seen["request"]
+    assert "I begin." in seen["reply"]
+    assert "cache tokens" in seen["reply"].replace("from ", "")
+    assert "Small steps." in seen["thinking"]
+    assert "picture" in seen["calls"]
+    assert "image/png, 48 bytes" in seen["calls"]
+    assert "first step" in seen["diff"]
+    assert "--agent" in seen["handler"]
+    assert '"n": 1' in seen["raw"]
+    assert "Small steps." in seen["raw"]
+    chromium.press("4")
+    chromium.run(
+        "[...document.querySelectorAll('#panel button')].find(b => b.textContent === 'Show the picture').click()"
+    )
+    assert chromium.run("document.querySelector('#panel img').src").startswith("data:image/png;base64,")
+
+
+@pytest.mark.spec("judging:JG41", "judging:JG46")
+def test_the_line_and_the_variables_of_a_step_are_shown_and_what_changed_between_two(
+    page: Any, reviewer: Journal
+) -> None:
+    text = render_run(reviewer, agent=engine([]))
+    data = opened(text)
+    number = next(n for n, row in enumerate(data["steps"]) if row["kind"] == "model" and row["n"] == 2)
+    frame = frames_at(data, number)[0]
+    chromium = page(text, "#step=2&tab=handler")
+    here = text_of(chromium, "#panel [aria-current=true]")
+    shown = dict(
+        zip(
+            *[
+                chromium.run(f"[...document.querySelectorAll('#panel .members > {tag}')].map(n => n.textContent)")
+                for tag in ("dt", "dd")
+            ],
+            strict=True,
+        )
+    )
+    chromium.press("5")
+    settled(chromium)
+    changed = text_of(chromium, "#panel")
+
+    assert f"{frame['line']}        yield STEP" == here
+    assert frame["values"] == shown
+    assert "findings = []" in changed
+    assert "+ findings = [" in changed
+    assert "count_messagespre_step" in changed
+    assert "+ 4 added" in changed
+
+
+@pytest.mark.spec("judging:JG49")
+def test_two_runs_stand_side_by_side_equal_steps_folded_the_first_difference_open(page: Any, reviewer: Journal) -> None:
+    chromium = page(render_run(reviewer, other=reviewed(last="Another end.")))
+    settled(chromium)
+    rows = chromium.run("[...document.querySelectorAll('#list .row .what')].map(n => n.textContent)")
+
+    assert any("equal steps" in row for row in rows)
+    assert "~" in chromium.run(f"{PICKED}.textContent")
+    assert ["A", "B"] == chromium.run("[...document.querySelectorAll('#fields th')].slice(1).map(n => n.textContent)")
+    assert "Another end." in text_of(chromium, "#fields")
+    chromium.press("2")
+    assert "Done." in text_of(chromium, "#panel")
+    chromium.run("[...document.querySelectorAll('.sides button')][1].click()")
+    settled(chromium)
+    assert "Another end." in text_of(chromium, "#panel")
+    chromium.run("document.querySelector('.row.fold').click()")
+    settled(chromium)
+    assert not any(
+        "equal steps" in row
+        for row in chromium.run("[...document.querySelectorAll('#list .row .what')].map(n => n.textContent)")
+    )
+
+
+@pytest.mark.spec("judging:JG50", "judging:JG133")
+def test_a_page_that_is_served_shows_what_is_recorded_meanwhile(chromium: Browser, tmp_path: Path) -> None:
+    lines = list(reviewed().lines())
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(b"".join(lines[:8]))
+    server, address = server_of(Following(FileJournal(path), "run.jsonl"))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        chromium.complaints.clear()
+        chromium.open(address)
+        before = text_of(chromium, "#status"), text_of(chromium, "#facts")
+        path.write_bytes(b"".join(lines))
+        chromium.wait("document.querySelector('#status').textContent === 'completed'")
+        steps = chromium.run("[...document.querySelectorAll('#list .row')].at(-1).textContent")
+    finally:
+        chromium.call("Page.navigate", url="about:blank")
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+    assert "interrupted" == before[0]
+    assert "Done." in steps
+    assert [] == [c for c in chromium.complaints if "favicon" not in c]
+
+
+@pytest.mark.spec("judging:JG48")
+@pytest.mark.parametrize(("width", "height"), [(360, 225), (700, 900), (1440, 900)])
+def test_no_width_needs_to_be_scrolled_sideways(page: Any, width: int, height: int, reviewer: Journal) -> None:
+    """
+    A window of 1,440 at 400 % is one of 360.
+    """
+    chromium = page(render_run(reviewer, agent=engine([])))
+    chromium.size(width, height)
+    for tab in "1234567":
+        chromium.press(tab)
+        settled(chromium)
+        assert chromium.run("document.documentElement.scrollWidth") <= width
+    assert 0 < chromium.run("document.querySelectorAll('#list .row').length") <= ROWS
+
+
+@pytest.mark.skipif(
+    AXE is None, reason="needs axe-core: npm install --no-save axe-core, or AXE_CORE=path/to/axe.min.js"
+)
+@pytest.mark.spec("judging:JG48", "judging:JG133")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 420])
+def test_a_machine_that_checks_accessibility_finds_nothing(
+    page: Any, scheme: str, width: int, reviewer: Journal
+) -> None:
+    assert AXE is not None
+    chromium: Browser = page(render_run(reviewer, agent=engine([])), "#step=2&tab=request")
+    chromium.scheme(scheme)
+    chromium.size(width, 900)
+    violations: dict[str, list[Any]] = {}
+
+    def judged(name: str) -> None:
+        settled(chromium)
+        if not chromium.run("typeof axe === 'object'"):
+            chromium.run(AXE.read_text(encoding="utf-8"))
+        # Colours fade over; axe is to see where they end.
+        chromium.run("Promise.all(document.getAnimations().map(a => a.finished))")
+        tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+        found = chromium.run(f"axe.run(document, {{runOnly: {json.dumps(tags)}}}).then(r => r.violations)")
+        violations[name] = [
+            (v["id"], [(n["html"][:160], n.get("failureSummary", "")[:300]) for n in v["nodes"][:3]]) for v in found
+        ]
+
+    for tab in "1234567":
+        chromium.press(tab)
+        chromium.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+        judged(f"tab {tab}")
+    chromium.run(
+        "(() => { const s = document.querySelector('#search'); s.value = 'read'; s.dispatchEvent(new Event('input')); })()"
+    )
+    judged("search")
+    chromium.press("e")
+    judged("error")
+    chromium.press("?")
+    judged("help")
+    page(render_run(reviewer, other=reviewed(last="Another end.")))
+    judged("compare")
+
+    assert {} == {name: found for name, found in violations.items() if found}
+
+
+@pytest.mark.spec("judging:JG48")
+def test_rows_and_charts_can_be_understood_without_seeing_them(page: Any, reviewer: Journal) -> None:
+    chromium = page(render_run(reviewer))
+    chromium.press("j")
+    settled(chromium)
+
+    assert chromium.run(f"document.querySelector('#list').getAttribute('aria-activedescendant') === {PICKED}.id")
+    assert ["2", str(len(opened(render_run(reviewer))["steps"]))] == [
+        chromium.run(f"{PICKED}.getAttribute('{name}')") for name in ("aria-posinset", "aria-setsize")
+    ]
+    assert "steps in" in chromium.run("document.querySelector('#lane').getAttribute('aria-label')")
+    chromium.run("document.querySelector('#twin').open = true")
+    chromium.wait("document.querySelectorAll('#table tbody tr').length > 3")
+    assert "$0.0010" in text_of(chromium, "#table")
+    assert "33 %" in text_of(chromium, "#table")
+    chromium.run(
+        "(() => { const s = document.querySelector('#search'); s.value = 'ticket'; s.dispatchEvent(new Event('input')); })()"
+    )
+    chromium.wait("/hits? for ticket/.test(document.querySelector('#said').textContent)")
+    sizes = chromium.run(
+        "[...document.querySelectorAll('button, #list .row, #tree li, summary')].filter(n => n.offsetParent).map(n => n.getBoundingClientRect().height)"
+    )
+    assert min(sizes) >= 24
