@@ -11,7 +11,7 @@ import attrs
 import typer
 
 from stepengine.cli.exits import Exit
-from stepengine.cli.options import BaseUrl, Config, Options
+from stepengine.cli.options import ApiKeyEnv, BaseUrl, Config, Options, Price
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError
 
@@ -30,6 +30,8 @@ def acp(
         typer.Option(help="Model of every agent, or of one of them.", metavar="MODEL|AGENT=MODEL"),
     ] = None,
     base_url: BaseUrl = "",
+    api_key_env: ApiKeyEnv = "",
+    price: Price = "",
     config: Config = None,
 ) -> Exit:
     """
@@ -43,7 +45,8 @@ def acp(
       "agent_servers": {"stepengine": {
         "command": "stepengine", "args": ["acp", "base2", "--model", "MODEL"]}}
     """
-    return _serve(Options(agent=agent, model=model, base_url=base_url, config=config).in_force())
+    options = Options(agent=agent, model=model, base_url=base_url, api_key_env=api_key_env, price=price, config=config)
+    return _serve(options.in_force())
 
 
 def _serve(options: Options) -> Exit:

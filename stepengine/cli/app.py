@@ -18,17 +18,27 @@ import typer
 from stepengine.cli.acp import acp
 from stepengine.cli.agents import agents
 from stepengine.cli.ask import ask
+from stepengine.cli.blame import blame
 from stepengine.cli.chat import chat
 from stepengine.cli.check import check
 from stepengine.cli.config import config
+from stepengine.cli.debug import debug
 from stepengine.cli.demo import demo
+from stepengine.cli.deployment import answer, cancel, collect, migrate, retry, status, submit, takeover
 from stepengine.cli.diff import diff
+from stepengine.cli.doctor import doctor
+from stepengine.cli.evaluate import evaluate
 from stepengine.cli.exits import EXIT_CODES, Exit, explained, leave
 from stepengine.cli.extend import extend
 from stepengine.cli.fork import fork
+from stepengine.cli.impact import impact
+from stepengine.cli.init import init
 from stepengine.cli.mcp import inspect_server, serve
 from stepengine.cli.models import models
+from stepengine.cli.moving import export, import_, move
+from stepengine.cli.pin import pin
 from stepengine.cli.policy import policy
+from stepengine.cli.price import price
 from stepengine.cli.ready import ready
 from stepengine.cli.repair import repair
 from stepengine.cli.replay import replay
@@ -41,6 +51,8 @@ from stepengine.cli.seal import seal
 from stepengine.cli.show import show
 from stepengine.cli.test import suite
 from stepengine.cli.undo import undo
+from stepengine.cli.view import view
+from stepengine.cli.worker import worker
 
 __all__ = ("app",)
 
@@ -49,6 +61,7 @@ Run programmatic LLM agents: Python generators decide, the engine performs.
 
 Start here (no key, no network):
   stepengine demo
+  stepengine init my-agent
   stepengine agents
   stepengine models
   stepengine run code_searcher \
@@ -59,6 +72,7 @@ Every run is recorded. Look at it, go on with it, repeat it:
   stepengine chat
   stepengine runs
   stepengine show --last
+  stepengine view --last --open
   stepengine resume --last --answer q3=yes
   stepengine replay --last
 """
@@ -80,20 +94,29 @@ def version() -> Exit:
 
 
 GROUPS: dict[str, dict[str, Callable[..., Exit]]] = {
-    "Run": {"run": run, "chat": chat, "ask": ask, "acp": acp, "demo": demo},
-    "Look": {"agents": agents, "models": models, "runs": runs, "show": show, "diff": diff, "config": config, "version": version},
+    "Run": {"init": init, "run": run, "chat": chat, "ask": ask, "acp": acp, "demo": demo},
+    "Look": {
+        "agents": agents, "models": models, "runs": runs, "show": show, "view": view, "debug": debug, "diff": diff, "config": config,
+        "doctor": doctor, "version": version,
+    },
     "Journals": {
         "resume": resume, "replay": replay, "fork": fork, "extend": extend, "undo": undo, "test": suite, "ready": ready,
+    },
+    "Judge": {"eval": evaluate, "impact": impact, "blame": blame, "pin": pin, "price": price},
+    "Deploy": {
+        "worker": worker, "submit": submit, "status": status, "answer": answer, "cancel": cancel, "retry": retry,
+        "takeover": takeover, "export": export, "import": import_, "gc": collect, "migrate": migrate,
     },
     "Keep safe": {"check": check, "seal": seal, "repair": repair, "scan": scan, "scrub": scrub, "policy": policy},
 }  # fmt: skip
 """Every command, by its group and its name."""
-UNDER = {
+UNDER: dict[str, tuple[str, str, dict[str, Callable[..., Exit]]]] = {
     "mcp": (
         "Run",
         "Agents as tools for MCP clients, and a look at MCP servers.",
         {"serve": serve, "inspect": inspect_server},
-    )
+    ),
+    "release": ("Deploy", "Let durable runs go on with another version of their agents.", {"move": move}),
 }
 """Commands of two words: their group, what the first word stands for, and the commands by their second word."""
 RUNNING = (run, chat, ask, resume, replay, fork, extend)

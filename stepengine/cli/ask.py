@@ -11,8 +11,8 @@ import typer
 
 from stepengine.cli import bench
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.options import BaseUrl, Config, Options
-from stepengine.cli.perform import Run, ending_of, perform
+from stepengine.cli.options import ApiKeyEnv, BaseUrl, Config, Options, Price
+from stepengine.cli.perform import Run, advised, ending_of, perform
 from stepengine.cli.render import dumps, json_of, money, one_line, tokens, visible
 from stepengine.data import events as ev
 from stepengine.data.models import ModelSettings
@@ -29,6 +29,8 @@ def ask(
     *,
     system: Annotated[str, typer.Option(help="System prompt.", metavar="TEXT")] = "",
     base_url: BaseUrl = "",
+    api_key_env: ApiKeyEnv = "",
+    price: Price = "",
     max_tokens: Annotated[
         int, typer.Option(help="Tokens that the reply may have; 0 for the provider's default.", min=0)
     ] = 0,
@@ -49,15 +51,16 @@ def ask(
     from stepengine.data.definition import AgentDefinition
     from stepengine.engine import Engine
 
-    options = Options(model=[model], base_url=base_url, config=config).in_force()
+    options = Options(model=[model], base_url=base_url, api_key_env=api_key_env, price=price, config=config).in_force()
     settings = ModelSettings(max_tokens=max_tokens or None)
     agent: AgentDefinition[Any] = AgentDefinition("ask", model=model, system_prompt=system, settings=settings)
     talk = Talk(model, quiet=as_json)
     limits = attrs.evolve(options.settings.limits, max_steps=1, on_max_steps="stop")
-    engine = Engine([agent], models=bench.models_of(options), observers=[talk], limits=limits)
+    models, pricing = bench.models_of(options), bench.pricing_of(options)
+    engine = Engine([agent], models=models, observers=[talk], limits=limits, pricing=pricing)
     began = time.monotonic()
     run = perform(engine, agent, sys.stdin.read() if prompt == "-" else prompt, None)
-    return _told(run, talk, time.monotonic() - began, as_json=as_json)
+    return _told(run, options, talk, time.monotonic() - began, as_json=as_json)
 
 
 class Talk:
@@ -89,7 +92,7 @@ class Talk:
             complain("the reply broke off; what it said does not count")
 
 
-def _told(run: Run, talk: Talk, seconds: float, *, as_json: bool) -> Exit:
+def _told(run: Run, options: Options, talk: Talk, seconds: float, *, as_json: bool) -> Exit:
     result = run.result
     if as_json:
         told = json_of(result)
@@ -99,7 +102,7 @@ def _told(run: Run, talk: Talk, seconds: float, *, as_json: bool) -> Exit:
     elif result.text:
         print(visible(result.text))
     if run.code is not Exit.COMPLETED:
-        complain(ending_of(run))
+        complain(advised(ending_of(run), run, options))
     if result.usage.requests and not as_json:
         spent = [one_line(talk.model), tokens(result.usage), money(result.cost), f"{seconds:.1f} s"]
         print(" | ".join([part for part in spent if part]), file=sys.stderr)

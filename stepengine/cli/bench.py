@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,8 @@ from stepengine.cli.render import is_terminal
 from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.limits import Limits
+from stepengine.data.models import ModelReply
+from stepengine.data.usage import Usage
 from stepengine.errors import (
     MissingKey,
     UnknownModel,
@@ -28,8 +32,11 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.models import Models, Provider
     from stepengine.permissions import Policy
+    from stepengine.runtime.performing import Pricing
 
-__all__ = ("Bench", "bench_for", "family", "limits_of", "make_progress", "models_of", "registry_of")
+__all__ = ("Bench", "bench_for", "family", "limits_of", "make_progress", "models_of", "pricing_of", "registry_of")
+
+MILLION = 1_000_000
 
 NO_MODEL = """\
 agent {agent!r} needs a model, and none is set. Any of these helps:
@@ -76,6 +83,7 @@ def bench_for(
     is_new: bool = False,
     observers: Sequence[Callable[[Event], Any]] = (),
     headless: bool | None = None,
+    asks_nobody: bool = False,
 ) -> Bench:
     """
     Return an engine for *agent* and those that it may spawn.
@@ -88,6 +96,7 @@ def bench_for(
         is_new: Whether the run begins now: models that are set for agents hold for it, a recorded run keeps its own.
         observers: Who else is shown the events of runs.
         headless: Whether nobody is there to answer; by default that is the case where stdin is no terminal.
+        asks_nobody: Whether the person at the terminal is not asked, who would have to answer for many runs.
 
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
@@ -104,14 +113,25 @@ def bench_for(
     agents = family(agent, options.agent, settings.agent_folders)
     progress = make_progress(options)
     is_chat = options.asks and is_new
-    somebody = _somebody(progress, options) if performs and not is_chat else None
+    somebody = _somebody(progress, options) if performs and not (is_chat or asks_nobody) else None
     alone = not sys.stdin.isatty() if is_chat else somebody is None
-    models = models_of(options)
+    homeless = _homeless(options, agents)
+    own = next((one for one in agents if one.model and one.model not in homeless), None)
+    if options.base_url and is_new and own is not None and not _served(options):
+        msg = (
+            f"--base-url is {options.base_url!r}, and no model was named for it: {own.id!r} names {own.model!r}, which is "
+            "asked of its own provider; say what that server is asked for with --model NAME"
+        )
+        raise UsageProblem(msg)
+    if options.base_url and not is_new and not any(options.served):
+        options = attrs.evolve(options, served=_recorded_models(options.journal))
+    models = models_of(options, homeless)
     default, problem = _default_model(models, settings)
     engine = Engine(
         agents,
         allowed_tools(options, agents, (options.journal, into)) if performs else uncalled_tools(options.cwd.resolve()),
         models,
+        pricing=pricing_of(options),
         observers=[*([progress] if progress else []), *observers],
         default_model=default,
         agent_models=_agent_models(options, agents, is_new=is_new),
@@ -157,25 +177,122 @@ def _agent_models(options: Options, agents: list[AgentDefinition[Any]], *, is_ne
     return {normalised_id(name): model for name, model in chosen.items()} | typed
 
 
-def models_of(options: Options) -> Models | Provider:
+def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provider:
     """
-    Return where replies come from: the registered providers, or the server at ``--base-url``.
+    Return where replies come from: the registered providers, and for the models that were typed the server at ``--base-url``.
+
+    A model that an agent or a yield names itself goes to its own provider: that server has no model of that name, and a
+    request that went there would be priced as what it is not. Those in *homeless* have no provider, so that server gets them.
 
     Raises:
-        UsageProblem: when that is no address.
+        UsageProblem: when that is no address, or a key is named without it.
     """
     from stepengine.models import OpenAIChatProvider
     from stepengine.models.presets import PRESETS
 
+    models = registry_of(options.settings)
     if not options.base_url:
-        return registry_of(options.settings)
+        if options.api_key_env:
+            msg = "--api-key-env names the key of the server at --base-url, which is not given; `stepengine models` lists the variables of providers"
+            raise UsageProblem(msg)
+        return models
     if not options.base_url.startswith(("http://", "https://")):
         msg = f"--base-url is {options.base_url!r}; it is an address such as http://localhost:11434/v1"
         raise UsageProblem(msg)
+    served = _served(options)
     # `openai/...` is also how such servers name open-weight models, so it is not taken for a prefix.
-    prefix = (options.main_model or options.settings.get("model") or "").partition("/")[0]
+    prefix = (served or ("",))[0].partition("/")[0]
     name = prefix if prefix in PRESETS and prefix != "openai" else "openai_chat"
-    return OpenAIChatProvider(name, base_url=options.base_url)
+    server = OpenAIChatProvider(name, base_url=options.base_url, key_env=options.api_key_env or None)
+    models.register(name, server)
+    for model in (*served, *homeless):
+        models.serve(model, server)
+    return models
+
+
+def _homeless(options: Options, agents: Iterable[AgentDefinition[Any]]) -> frozenset[str]:
+    """Return the models that agents name and no provider has, where there is a server that may have them."""
+    registry, found = registry_of(options.settings), set[str]()
+    for model in [agent.model for agent in agents if agent.model] if options.base_url else ():
+        try:
+            registry.parse(model)
+        except UnknownModel:
+            found.add(model)
+    return frozenset(found)
+
+
+def _served(options: Options) -> tuple[str, ...]:
+    """Return the models that the server at ``--base-url`` is asked for, that of most agents first."""
+    typed = options.models
+    default = options.settings.get("model")
+    named = [typed.get(""), *typed.values(), *options.served] if typed or any(options.served) else [default]
+    return tuple(dict.fromkeys([model for model in named if model]))
+
+
+def _recorded_models(journal: str) -> tuple[str, ...]:
+    """Return the models that the run in *journal* was begun with in place of those that its agents name."""
+    from stepengine.journal import as_journal
+
+    if not journal or not (history := as_journal(journal).history()).intents:
+        return ()
+    root = history.root
+    return tuple([str(model) for model in (root.get("model"), *(root.get("models") or {}).values()) if model])
+
+
+def pricing_of(options: Options) -> Pricing:
+    """
+    Return what replies cost: the packaged prices, and what ``--price`` says of models that have none or are at ``--base-url``.
+
+    Raises:
+        UsageProblem: when that is no price.
+    """
+    from stepengine.models.pricing import cost_of
+
+    if not options.price:
+        return cost_of
+    try:
+        into, out = [Decimal(text) for text in (options.price.split("/") * 2)[:2]]
+    except InvalidOperation:
+        into = out = Decimal("NaN")
+    if options.price.count("/") > 1 or not (into.is_finite() and out.is_finite() and into >= 0 and out >= 0):
+        msg = f"--price is {options.price!r}; it is US dollars for a million tokens, such as 0, 0.5 or 0.15/0.60 for in and out"
+        raise UsageProblem(msg)
+    return _Priced(into, out, frozenset(_served(options)) if options.base_url else frozenset())
+
+
+@attrs.frozen
+class _Priced:
+    """
+    Prices of a user's own.
+
+    Attributes:
+        into: US dollars for a million tokens of a prompt.
+        out: US dollars for a million tokens of a reply.
+        own: Models that have this price whatever the packaged prices say.
+    """
+
+    into: Decimal
+    out: Decimal
+    own: frozenset[str]
+
+    def __call__(self, model: str, usage: Usage | None, at: datetime) -> Decimal | None:
+        """Return what *usage* of *model* costs; ``None`` without usage."""
+        from stepengine.models.pricing import cost_of
+
+        listed = None if model in self.own else cost_of(model, usage, at)
+        return self._of(usage) if listed is None else listed
+
+    def of_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
+        """Return what *reply* of *model* cost; ``None`` without usage."""
+        from stepengine.models.pricing import cost_of
+
+        listed = None if model in self.own else cost_of.of_reply(model, reply, at)
+        return self._of(reply.usage) if listed is None else listed
+
+    def _of(self, usage: Usage | None) -> Decimal | None:
+        if usage is None:
+            return None
+        return (self.into * usage.prompt_tokens + self.out * usage.completion_tokens) / MILLION
 
 
 def registry_of(settings: Settings) -> Models:

@@ -24,7 +24,7 @@ import typer
 
 from stepengine.cli import bench
 from stepengine.cli.bench import bench_for, family, limits_of, registry_of
-from stepengine.cli.console import QUIT, YES, Lines, Screen, console_on, follow
+from stepengine.cli.console import DIGITS, QUIT, YES, Lines, Screen, console_on, follow
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import journal_at, limits_again, name_of
 from stepengine.cli.options import Model, NoJournal, Options, with_options
@@ -285,7 +285,11 @@ class Chat:
             complain("!command is for somebody at a terminal; nothing was run")
             return
         command = said.lstrip("!").strip()
-        output = await shell_output(command, self._options.cwd.resolve())
+        try:
+            output = await shell_output(command, self._options.cwd.resolve())
+        except (OSError, ValueError) as error:  # the folder is gone, or there is a NUL in it
+            self._terminal.say(f"it was not run: {visible(str(error))}", "yellow")
+            return
         self._terminal.say(visible(output))
         if not said.startswith("!!"):
             self._notes.append(f"(I ran `{command}` myself. It printed:)\n{output[:SENT_CHARS]}")
@@ -456,11 +460,12 @@ class Chat:
         self._terminal.say(f"wrote {one_line(file)}")
 
     async def _do_fork(self, turn: str) -> None:
-        number = int(turn) if turn.isascii() and turn.isdigit() else len(self._states) - 1
-        if not 0 <= number <= len(self._states) - 1:
-            msg = (
-                f"/fork TURN goes on from after a turn, 0 to {len(self._states) - 1}; without one, from before the last"
-            )
+        last = len(self._states) - 1
+        is_number = turn.isascii() and turn.isdigit() and len(turn) < DIGITS
+        number = last if not turn else int(turn) if is_number else -1
+        if not 0 <= number <= last:
+            there = f"0 to {last}; without one, from before the last" if self._states else "and there is none yet"
+            msg = f"/fork TURN goes on from after a turn, {there}"
             raise UsageProblem(msg)
         self._states, self._session_id = self._states[:number], f"chat-{secrets.token_hex(6)}"
         self._terminal.say(

@@ -460,6 +460,10 @@ def _permission(question: Question, line: str) -> Any:
     return True if word in (*YES, *ALWAYS) else None
 
 
+DIGITS = 10
+"""Longer numbers are none of an option; Python reads no number of thousands of digits."""
+
+
 def _choice(question: Question, line: str) -> Any:
     """Return the answer that a line is to a question: numbers choose options, everything else is text."""
     text = line.strip()
@@ -469,7 +473,7 @@ def _choice(question: Question, line: str) -> Any:
     chosen = [
         question.options[int(number) - 1]
         for number in numbers
-        if number.isascii() and number.isdigit() and 0 < int(number) <= len(question.options)
+        if number.isascii() and number.isdigit() and len(number) < DIGITS and 0 < int(number) <= len(question.options)
     ]
     return Answer(selected=tuple(chosen)) if len(chosen) == len(numbers) else text
 

@@ -36,7 +36,11 @@ class Exit(IntEnum):
     USAGE = 2
     SUSPENDED = 3
     LIMIT = 4
+    BUSY = 4
+    """Of a deployment: a worker is alive."""
     DIVERGED = 5
+    AWAY = 6
+    """Of a deployment: its database cannot be reached."""
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -76,8 +80,9 @@ Exit codes:
   1    the run failed
   2    wrong usage or configuration: unknown agent, wrong params, missing key
   3    suspended: a question waits for an answer; its id is printed
-  4    a limit was reached, or the reply was cut
+  4    a limit was reached, or the reply was cut; a durable worker is alive
   5    a replay did something else than its recording
+  6    the database of a deployment cannot be reached
   130  interrupted (Ctrl-C)
   143  terminated (SIGTERM)
 

@@ -13,6 +13,7 @@ import attrs
 import typer
 
 from stepengine.cli.bench import bench_for
+from stepengine.cli.deployment import App, Db, Pool
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     answers_of,
@@ -25,6 +26,7 @@ from stepengine.cli.journals import (
     performed,
     recorded_agent,
 )
+from stepengine.cli.moving import Agents, fork_durable
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording
@@ -66,6 +68,10 @@ def fork(
         bool, typer.Option("--restore-files", help="First bring back the files that were written after N.")
     ] = False,
     answer: Answers = None,
+    db: Db = "",
+    agents: Agents = "agents",
+    pool: Pool = "default",
+    app: App = "stepengine",
 ) -> Exit:
     """
     Go on from the middle of a run, in a new journal.
@@ -78,13 +84,27 @@ def fork(
     run wrote after AT are brought back first to what they were then, all of them or the fork is refused; see
     `stepengine undo --help`.
 
+    With --db FILE is a durable run, whose fork is submitted there and its id printed; --agents are those of its release.
+
     Examples:
       stepengine fork --last --at 5
       stepengine fork run.jsonl --at 5
       stepengine fork run.jsonl --at 5 --restore-files
       stepengine fork run.jsonl --at 2 --edit "No such file" --into other.jsonl
       stepengine fork run.jsonl --at 4 --edit @reply.json
+      stepengine fork review-17 --at 4 --db @url --agents my_agents.py
     """
+    if db:
+        return fork_durable(
+            file,
+            at,
+            None if edit is None else _edit(edit),
+            agents=agents,
+            db=db,
+            allow_repeat=allow_repeat,
+            app=app,
+            pool=pool,
+        )
     branch = Branch(at, edit, into, allow_repeat, restore_files)
     options = attrs.evolve(options, journal=file, last=last)
     return on_journal(options, lambda options: _fork(options, branch, answer or ()))

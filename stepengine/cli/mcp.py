@@ -15,6 +15,7 @@ from stepengine.cli.bench import bench_for, limits_of
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Options, with_options
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.visible import visible
 
 __all__ = ("inspect_server", "serve")
 
@@ -103,9 +104,10 @@ def _inspect(server: list[str], *, as_json: bool) -> Exit:
         print(json.dumps(found, ensure_ascii=True, indent=2))
         return Exit.COMPLETED
     for tool in found["tools"]:
-        hints = ", ".join([f"{name}={str(value).lower()}" for name, value in tool["hints"].items()]) or "none"
+        hints = ", ".join([f"{visible(n, strict=True)}={str(value).lower()}" for n, value in tool["hints"].items()])
         about = "\n".join([f"    {line}" for line in tool["description"].splitlines()])
-        print(f"{tool['name']}\n{about}\n    hints: {hints}\n    digest: {tool['digest']}\n")
+        name = visible(tool["name"], strict=True)
+        print(f"{name}\n{about}\n    hints: {hints or 'none'}\n    digest: {tool['digest']}\n")
     for reason in found["left_out"]:
         print(f"left out: {reason}")
     return Exit.COMPLETED

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,7 @@ from stepengine.cli.bench import registry_of
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Config
 from stepengine.cli.render import dumps, say, visible
-from stepengine.cli.settings import in_force
+from stepengine.cli.settings import UsageProblem, in_force
 from stepengine.data.usage import Usage
 from stepengine.errors import MissingKey, ModelError
 
@@ -43,16 +44,24 @@ def models(
         list[str] | None,
         typer.Argument(metavar="MODEL", help="Models to describe; without one, all providers are listed."),
     ] = None,
+    ask: Annotated[
+        bool, typer.Option("--ask", help="Ask the provider of each MODEL what it takes; Anthropic says so.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
     config: Config = None,
 ) -> Exit:
     """
     List the providers of models, and whether their keys are set.
 
-    Keys themselves are never shown. For a MODEL: its context window and its price, where the data of the package know
-    them. Nothing is asked over the network; `stepengine ask MODEL hi` does that.
+    Keys themselves are never shown. For a MODEL: its context window, its largest reply and its price, where the data of the
+    package know them. Nothing is asked over the network but with --ask; `stepengine ask MODEL hi` tries a model.
     """
+    if ask and not names:
+        msg = "--ask asks about models: name one, such as anthropic/claude-sonnet-5"
+        raise UsageProblem(msg)
     registry = registry_of(in_force(config))
+    if ask:
+        asyncio.run(_asked(registry, names or ()))
     found = [entry for name in names or () for entry in known(registry, name)]
     entries: list[Any] = list(found or listed(registry))
     if as_json:
@@ -62,6 +71,15 @@ def models(
     else:
         _print_table(entries)
     return Exit.COMPLETED
+
+
+async def _asked(registry: Models, names: Iterable[str]) -> None:
+    """Let *registry* know what the providers of the models *names* state of them."""
+    try:
+        for name in names:
+            await registry.ask(name)
+    finally:
+        await registry.close()
 
 
 @attrs.frozen
@@ -95,6 +113,8 @@ class Known:
         context_window: Tokens; ``None`` when unknown.
         max_output: Tokens; ``None`` when unknown.
         prices: US dollars per million tokens, by kind; empty when unknown.
+        thinking: The kinds of thinking that it takes, as its provider stated; ``None`` when that was not asked.
+        efforts: How hard it can be asked to think, likewise.
     """
 
     model: str
@@ -102,6 +122,8 @@ class Known:
     context_window: int | None
     max_output: int | None
     prices: dict[str, Decimal]
+    thinking: tuple[str, ...] | None = None
+    efforts: tuple[str, ...] | None = None
 
 
 def listed(models: Models) -> Iterator[Listed]:
@@ -123,7 +145,8 @@ def known(models: Models, name: str) -> Iterator[Known]:
             yield from known(models, one.strip())
         return
     info = models.info(str(ref))
-    yield Known(str(ref), _listed(models, ref.provider), info.context_window, info.max_output, _prices(str(ref)))
+    window, output, prices = info.context_window, info.max_output, _prices(str(ref))
+    yield Known(str(ref), _listed(models, ref.provider), window, output, prices, info.thinking, info.efforts)
 
 
 def _listed(models: Models, prefix: str) -> Listed:
@@ -192,6 +215,10 @@ def _described(entry: Known) -> str:
         f"  window   {_tokens(entry.context_window)}",
         f"  output   {_tokens(entry.max_output)}",
         f"  price    {', '.join(prices) + ' per million tokens' if prices else 'unknown'}",
+    ]
+    stated = {"thinking": entry.thinking, "efforts": entry.efforts}
+    lines += [
+        f"  {name:8} {visible(', '.join(words) or 'none')}" for name, words in stated.items() if words is not None
     ]
     return "\n".join(lines)
 

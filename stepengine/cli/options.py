@@ -18,6 +18,7 @@ from stepengine.data.definition import normalised_id
 __all__ = (
     "Agent",
     "Answers",
+    "ApiKeyEnv",
     "BaseUrl",
     "Config",
     "File",
@@ -27,6 +28,7 @@ __all__ = (
     "Model",
     "NoJournal",
     "Options",
+    "Price",
     "Quiet",
     "Repeat",
     "with_options",
@@ -43,7 +45,23 @@ File: TypeAlias = Annotated[
 Agent: TypeAlias = Annotated[
     str, typer.Option(help="File or id of the agent; default: the id in FILE.", metavar="PATH|ID")
 ]
-BaseUrl: TypeAlias = Annotated[str, typer.Option(help="A server that speaks OpenAI's Chat Completions.", metavar="URL")]
+BaseUrl: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="A server that speaks OpenAI's Chat Completions; --model says what it is asked for.", metavar="URL"
+    ),
+]
+ApiKeyEnv: TypeAlias = Annotated[
+    str,
+    typer.Option(help="Variable that holds the key for --base-url; without it no key is sent there.", metavar="NAME"),
+]
+Price: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="US dollars for a million tokens, in and out, at --base-url and of models without a known price; 0 is free.",
+        metavar="USD|IN/OUT",
+    ),
+]
 Config: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -68,6 +86,7 @@ class Options:
         no_journal: Whether a new run is not to be recorded.
         last: Whether the newest run was named in place of a journal.
         stem: The name of the run, where the command line keeps its journal and its options.
+        served: The models that a recorded run asked *base_url* for.
         asks: Whether what changes something is asked about where no policy is set, as in a chat.
         policy: The ``Policy`` in place of the one that is set; ``None`` for that one.
         settings: What is set; ``in_force`` fills it in.
@@ -83,6 +102,8 @@ class Options:
         ),
     ] = attrs.field(default=None, converter=_listed)
     base_url: BaseUrl = ""
+    api_key_env: ApiKeyEnv = ""
+    price: Price = ""
     cwd: Annotated[Path, typer.Option(help="Folder that the tools work in.")] = Path()
     write: Annotated[bool, typer.Option("--write", help="Let tools change files in that folder.")] = False
     shell: Annotated[bool, typer.Option("--shell", help="Let tools run programs, starting in that folder.")] = False
@@ -97,6 +118,7 @@ class Options:
     no_journal: bool = False
     last: bool = False
     stem: str = ""
+    served: tuple[str, ...] = ()
     asks: bool = False
     policy: Any = None
     config: Config = None

@@ -26,6 +26,7 @@ from stepengine.errors import (
     DefinitionError,
     JournalError,
     LimitExceeded,
+    ModelError,
     UnknownModel,
 )
 
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
     from stepengine.cli.progress import Progress
     from stepengine.engine import Engine
 
+UNAUTHORIZED = 401
+
 __all__ = (
     "Run",
+    "advised",
     "ending_of",
     "interruptible",
     "needs_agent",
@@ -131,7 +135,7 @@ def told(run: Run, options: Options, bench: Bench) -> Exit:
 def reason_of(run: Run, options: Options, bench: Bench) -> str:
     """Return why a run did not complete, and what helps where it had no model."""
     if run.code is not Exit.USAGE:
-        return ending_of(run)
+        return advised(ending_of(run), run, options)
     error = run.result.error
     while isinstance(error, ChildError):
         error = error.__cause__
@@ -145,6 +149,19 @@ def _unknown(error: BaseException | None, options: Options) -> str:
     if not isinstance(error, UnknownModel) or not model or model in str(error):
         return str(error)
     return f"{error}. A handler names it itself: --model {model} stands in only for models that agents name"
+
+
+def advised(ending: str, run: Run, options: Options) -> str:
+    """Return *ending* with the option that helps where a price or a key is missing."""
+    error = run.result.error
+    while isinstance(error, ChildError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, LimitExceeded) and error.kind == "unpriced_model":
+        return f"{ending}; on the command line --price 0, or --price IN/OUT in US dollars for a million tokens, says what it costs"
+    denied = isinstance(error, ModelError) and error.status == UNAUTHORIZED
+    if denied and options.base_url and not options.api_key_env:
+        return f"{ending} On the command line --api-key-env NAME names that variable."
+    return ending
 
 
 def tell_more(result: RunResult[Any], options: Options) -> None:
@@ -243,6 +260,10 @@ def options_again(options: Options, agent_id: str = "") -> list[str]:
         again += ["--agent", shlex.quote(options.agent)]
     if options.base_url:
         again += ["--base-url", shlex.quote(options.base_url)]
+    if options.api_key_env:
+        again += ["--api-key-env", shlex.quote(options.api_key_env)]
+    if options.price:
+        again += ["--price", shlex.quote(options.price)]
     if options.cwd != Path():
         again += ["--cwd", shlex.quote(str(options.cwd))]
     if options.web:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import termios
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ("Above", "Attached", "Prompt", "attached", "shell_output")
 
 PASTED = "a !command that was pasted is not run; type it"
+COMPLETIONS = 1_000
 HISTORY_LINES = 1_000
 HISTORY_CHARS = 10_000
 FILE_BYTES = 64 * 1024
@@ -42,6 +44,7 @@ SHELL_SECONDS = 120
 PASTE_LINES = 10
 PASTE_CHARS = 2_000
 PASTE_BYTES = 1024 * 1024
+PASTE = re.compile(r"\[paste \d{1,9}: \d{1,9} lines\]")
 REFRESH = 0.1
 """How often what goes on is drawn anew, in seconds."""
 SOON = 2.0
@@ -344,11 +347,12 @@ class Prompt(Terminal):
 
     def _unfolded(self, said: str) -> str:
         """Return what was typed with the pastes in place of the words that stand for them."""
-        for number, pasted in enumerate(self._pastes, start=1):
-            word = f"[paste {number}: {pasted.count(chr(10)) + 1} lines]"
-            # A paste is searched for no other one.
-            said = pasted.join(said.split(word)) if word in said else said
-        return said
+        known = {
+            f"[paste {number}: {pasted.count(chr(10)) + 1} lines]": pasted
+            for number, pasted in enumerate(self._pastes, start=1)
+        }
+        # In one go: a paste is searched for no other one.
+        return PASTE.sub(lambda word: known.get(word[0], word[0]), said)
 
 
 def _kept(unfolded: Callable[[str], str]) -> Any:
@@ -388,13 +392,17 @@ def _completer(commands: Sequence[str], root: Path) -> Any:
 
 
 def _paths(root: Path, begun: str) -> list[str]:
+    """Return the paths below *root* that begin so, as they are typed; none where they cannot be looked up."""
     folder, _, start = begun.rpartition("/")
-    place = root / folder
-    if ".." in Path(folder).parts or Path(folder).is_absolute() or not place.is_dir():
+    if ".." in Path(folder).parts or Path(folder).is_absolute():
         return []
-    found = sorted(place.iterdir())[:HISTORY_LINES]
-    names = [f"{path.name}/" if path.is_dir() else path.name for path in found if path.name.startswith(start)]
-    return [f"{folder}/{name}" if folder else name for name in names if not name.startswith(".") or start]
+    try:
+        fitting = [path for path in (root / folder).iterdir() if path.name.startswith(start)]
+        found = sorted([path for path in fitting if start or not path.name.startswith(".")])[:COMPLETIONS]
+        names = [f"{path.name}/" if path.is_dir() else path.name for path in found]
+    except (OSError, ValueError):
+        return []
+    return [f"{folder}/{name}" if folder else name for name in names]
 
 
 # --- history ----------------------------------------------------------------------------------------------------------

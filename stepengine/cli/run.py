@@ -64,6 +64,7 @@ def run(
       anthropic/claude-sonnet-4-5     provider/model
       editor=openai/gpt-5             for one agent, also beside one for all
       llama3.2 --base-url URL         anything else that speaks Chat Completions
+      --api-key-env NAME, --price 0   its key, and what it costs
 
     Keys come from the environment; `stepengine models` lists the providers and their variables.
     """

@@ -197,7 +197,7 @@ def _chosen(history: History, shown: list[Shown], step: str) -> list[Shown]:
         UsageProblem: when there is no such step.
     """
     if step.isdecimal():
-        chosen = [e for e in shown if not e.intent.path and e.step == int(step)]
+        chosen = [e for e in shown if not e.intent.path and str(e.step) == (step.lstrip("0") or "0")]
     else:
         chosen = [e for e in shown if e.address == step]
     if not chosen:

@@ -11,7 +11,7 @@ from stepengine.cli.options import Agent, Config, Files, Json, Options
 from stepengine.cli.render import dumps, say
 from stepengine.cli.replay import repeated
 from stepengine.cli.settings import UsageProblem
-from stepengine.errors import ReplayDivergence, StepEngineError
+from stepengine.errors import DefinitionError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
@@ -33,8 +33,12 @@ def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Con
 
     Leaves with:
       0    all replays did what is recorded
-      1    a file could not be replayed: damaged, or its agent is not found
+      1    a file could not be replayed: there is none, or it is damaged
+      2    an agent cannot be loaded: not found, or its file fails
       5    a replay did something else than its recording
+
+    `git bisect run` takes 1 for a bad commit and 125 for one that tells nothing, so that commits whose agent cannot be
+    loaded are passed over with: sh -c 'stepengine test ...; c=$?; [ $c = 2 ] && exit 125; exit $c'
 
     Examples:
       stepengine test journals/
@@ -47,10 +51,13 @@ def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Con
         if not as_json:
             say("\n".join(_told(told[-1])), hang=4)
     diverged, broken = [sum(t["outcome"] == o for t in told) for o in ("diverged", "failed")]
+    unloaded = any(entry.get("unloaded") for entry in told)
     if as_json:
         print(dumps(told))
     else:
         print(f"{len(told) - diverged - broken} of {len(told)} as recorded, {diverged} diverged, {broken} failed")
+    if unloaded:
+        return Exit.USAGE
     return Exit.FAILED if broken else Exit.DIVERGED if diverged else Exit.COMPLETED
 
 
@@ -60,6 +67,8 @@ def _replayed(file: str, options: Options) -> dict[str, Any]:
         result = repeated(journal, options)
     except ReplayDivergence as error:
         return _diverged(file, error.message, error.diff, step=error.step, address=error.address, site=error.site)
+    except DefinitionError as error:
+        return {"file": file, "outcome": "failed", "message": str(error), "unloaded": True}
     except (StepEngineError, UsageProblem) as error:
         return {"file": file, "outcome": "failed", "message": str(error)}
     other = _other_end(journal, result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.errors import DefinitionError
 
 if TYPE_CHECKING:
-    from stepengine.data.tools import ToolLike
+    from stepengine.data.tools import ToolLike, ToolSpec
 
 __all__ = ("allowed_tools", "uncalled_tools")
 
@@ -32,6 +33,12 @@ def uncalled_tools(root: Path) -> list[ToolLike]:
     files = file_tools(root, write=True, propose=True, allow_wide_root=True)
     searches, shell = search_tools(root, allow_wide_root=True), shell_tools(root, allow_wide_root=True)
     return [*files, *searches, *shell, *followup_tools(), *_web_tools("http://localhost")]
+
+
+@cache
+def _specs() -> dict[str, ToolSpec]:
+    """Return what the tools are called and say of themselves, which is the same below every root."""
+    return {tool.spec.name: tool.spec for tool in uncalled_tools(Path("/"))}
 
 
 def _web_tools(searxng: str) -> list[ToolLike]:
@@ -75,7 +82,7 @@ def allowed_tools(options: Options, agents: list[AgentDefinition[Any]], journals
     root = options.cwd.resolve()
     hidden = [*_kept_below(root), *[pattern for journal in journals for pattern in _files_of(journal, root)]]
     named = [name for agent in agents for name in agent.tool_names]
-    wanted = {tool.spec.name: tool.spec for tool in uncalled_tools(root) if tool.spec.name in named}
+    wanted = {name: spec for name, spec in _specs().items() if name in named}
     try:
         tools: list[ToolLike] = [
             *file_tools(root, write=options.write, propose=True, withhold=hidden),

@@ -50,7 +50,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def use(*replies: Any) -> ScriptedModel:
         model = ScriptedModel(replies)
-        monkeypatch.setattr(bench, "models_of", lambda _: model)
+        monkeypatch.setattr(bench, "models_of", lambda *_: model)
         return model
 
     return use
@@ -80,7 +80,7 @@ def test_help_goes_to_stdout_and_teaches_with_examples_and_exit_codes() -> None:
         assert 0 == result.exit_code
         assert "" == result.stderr
         assert "stepengine run code_searcher " in result.stdout
-        for code in ("0 ", "1 ", "2 ", "3 ", "4 ", "5 ", "130", "143"):
+        for code in ("0 ", "1 ", "2 ", "3 ", "4 ", "5 ", "6 ", "130", "143"):
             assert f"\n   {code}" in result.stdout
 
 
@@ -97,13 +97,14 @@ def shown(*arguments: str, width: int) -> list[str]:
 def test_every_command_stands_in_its_group_with_a_description_that_fits_at_80_columns() -> None:
     lines = shown(width=80)
     groups = [lines.index(next(line for line in lines if f"\u2500 {group} \u2500" in line)) for group in GROUPS]
+    widest = max(len(name) for commands in GROUPS.values() for name in commands)
 
     assert sorted(groups) == groups
     for start, commands in zip(groups, GROUPS.values(), strict=True):
         listed = lines[start + 1 : start + 1 + len(commands)]
         first = [(inspect.getdoc(each) or "").partition("\n")[0] for each in commands.values()]
 
-        assert [f" {name:7}  {text}" for name, text in zip(commands, first, strict=True)] == listed
+        assert [f" {name:{widest}}  {text}" for name, text in zip(commands, first, strict=True)] == listed
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -300,6 +301,7 @@ USAGE = {
     "no such file": (["run", "./nobody.py"], "nobody.py"),
     "params are no JSON": (["run", "code_searcher", "--params", "{"], "--params is not JSON"),
     "params are no object": (["run", "code_searcher", "--params", "[1]"], "no object"),
+    "params of a durable run are too deep": (["submit", "x", "--params", "[" * 100_000], "--params is no JSON"),
     "params file is missing": (["run", "code_searcher", "--params", "@none.json"], "none.json"),
     "params file is no text": (["run", "code_searcher", "--params", "@binary"], "binary"),
     "params do not fit": (["run", "code_searcher", "--params", '{"search_queries": [{}]}'], "pattern"),

@@ -40,7 +40,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def use(*replies: Any) -> Any:
         model = replies[0] if type(replies[0]) is Streams else ScriptedModel(replies)
-        monkeypatch.setattr(bench, "models_of", lambda _: model)
+        monkeypatch.setattr(bench, "models_of", lambda *_: model)
         return model
 
     return use

@@ -8,15 +8,12 @@ import asyncio
 import io
 import json
 import os
-import pty
 import re
-import select
 import signal
-import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,11 +23,13 @@ from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.chat import COMMANDS, Chat
 from stepengine.cli.console import Lines, console_on
-from stepengine.cli.prompt import Above, Prompt, _history, _remember, attached, shell_output
+from stepengine.cli.prompt import Above, Prompt, _history, _paths, _remember, attached, shell_output
 from stepengine.cli.recording import entries, runs_folder
 from stepengine.data.usage import Usage
 from stepengine.runtime.handle import RunHandle
 from stepengine.testing import ScriptedModel, text, tool_call
+
+from .terminal import READY, Person
 
 WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
 
@@ -48,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def chat(*replies: Any, typed: str, options: tuple[str, ...] = ()) -> tuple[Result, ScriptedModel]:
         model = ScriptedModel(replies)
-        monkeypatch.setattr(bench, "models_of", lambda _: model)
+        monkeypatch.setattr(bench, "models_of", lambda *_: model)
         return CliRunner().invoke(app, ["chat", "--model", "scripted/m", *options], input=typed), model
 
     return chat
@@ -88,6 +87,33 @@ async def test_a_command_of_the_person_shows_both_streams_and_its_exit_code(fold
 
 
 # --- what the chat itself does ----------------------------------------------------------------------------------------
+
+
+async def test_a_command_of_the_person_that_cannot_be_started_ends_no_chat(folder: Path) -> None:
+    said: list[str] = []
+    chat = object.__new__(Chat)
+    chat._options = cast("Any", SimpleNamespace(cwd=folder))
+    chat._terminal = cast(
+        "Any",
+        SimpleNamespace(
+            was_pasted=False, lines=SimpleNamespace(is_terminal=True), say=lambda text, *_: said.append(text)
+        ),
+    )
+    await chat._shell("!echo a\0b")
+
+    assert ["it was not run: embedded null byte"] == said
+
+
+def test_only_a_turn_that_there_was_can_be_forked_from(chats: Any) -> None:
+    wrong = ["/fork", "/fork x", f"/fork {'9' * 5_000}", "/fork 2"]
+    result, _ = chats(
+        text("One."), text("Two."), typed="\n".join([wrong[0], "first", *wrong[1:], "second", "/fork 1", ""])
+    )
+
+    assert 1 == result.stdout.count("goes on from after a turn, and there is none yet")
+    assert 3 == result.stdout.count("goes on from after a turn, 0 to 0")
+    assert 1 == result.stdout.count("goes on from after turn 1")
+    assert 0 == result.exit_code
 
 
 def test_every_command_of_the_table_is_there_and_help_lists_it(chats: Any) -> None:
@@ -131,6 +157,24 @@ def prompt_in(folder: Path, typed: str = "") -> Prompt:
     return Prompt(
         console_on(cast("Any", above)), Lines(io.StringIO(typed)), above, commands=["/help"], root=folder, plain=False
     )
+
+
+def test_a_paste_in_which_the_word_of_another_one_stands_is_sent_as_it_was(folder: Path) -> None:
+    prompt = prompt_in(folder)
+    texts = ["[paste 2: 12 lines]\n" * 10 + "end", "line\n" * 11 + "end"]
+    words = [prompt._folded(text) for text in texts]
+
+    assert " ".join(texts) == prompt._unfolded(" ".join(words))
+    assert "[paste 3: 1 lines]" == prompt._unfolded("[paste 3: 1 lines]")
+
+
+def test_files_are_completed_among_any_number_and_none_where_they_cannot_be_looked_up(folder: Path) -> None:
+    for number in range(1_100):
+        (folder / f"a{number:04}").touch()
+    (folder / "zoo").mkdir()
+
+    assert ["zoo/"] == _paths(folder, "zo")
+    assert [] == _paths(folder, "x" * 300 + "/") == _paths(folder, "a\0/") == _paths(folder, "../")
 
 
 def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,65 +274,20 @@ model = ScriptedModel([
     text("Written."),
     slow,
 ])
-bench.models_of = lambda _: model
+bench.models_of = lambda *_: model
 main()
 """
 
 
-READY = "(ready for a paste)"
-"""What prompt_toolkit tells a terminal when it begins to read."""
-
-
-class Somebody:
+class Somebody(Person):
     """
     A person at a terminal of 80 columns.
     """
 
     def __init__(self, folder: Path, *arguments: str, program: str = PROGRAM, **variables: str) -> None:
-        self.keyboard, screen = pty.openpty()
-        termios.tcsetwinsize(screen, (40, 80))
-        environment = {**os.environ, "CI": "", "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", **variables}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", program, "chat", "--model", "scripted/m", *arguments],
-            cwd=folder, stdin=screen, stdout=screen, stderr=screen, env=environment,
-            preexec_fn=take_terminal,  # noqa: PLW1509 - no thread of this process is in it
-        )  # fmt: skip
-        os.close(screen)
-        self.screen = ""
-
-    def sees(self, *expected: str) -> None:
-        """
-        Wait until one after the other is shown after what was seen before, whatever colours are between.
-        """
-        for said in expected:
-            while said not in self.screen:
-                assert select.select([self.keyboard], [], [], 30)[0], (said, self.screen)
-                try:
-                    chunk = os.read(self.keyboard, 65_536)
-                except OSError:
-                    chunk = b""
-                assert chunk, (said, self.screen)
-                chunk = chunk.replace(b"\x1b[?2004h", READY.encode())
-                self.screen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", "", chunk.decode(errors="replace"))
-            self.screen = self.screen.partition(said)[2]
-
-    def types(self, keys: str) -> None:
-        os.write(self.keyboard, keys.encode())
-
-    def leaves(self) -> int:
-        try:
-            while os.read(self.keyboard, 65_536):
-                pass
-        except OSError:
-            pass
-        return self.process.wait(30)
-
-
-def take_terminal() -> None:
-    import fcntl
-
-    os.setsid()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        command = [sys.executable, "-c", program, "chat", "--model", "scripted/m", *arguments]
+        made = {"CI": "", "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", **variables}
+        super().__init__(command, folder, columns=80, environment=made)
 
 
 @pytest.fixture
@@ -379,7 +378,7 @@ def last(request):
     return text("Heard.")
 
 model = Gated([REPLIES])
-bench.models_of = lambda _: model
+bench.models_of = lambda *_: model
 main()
 """
 """Each reply comes when there is a file ``gateN``, and slowly: what is open can be seen."""
@@ -443,7 +442,7 @@ def test_a_long_paste_is_one_word_until_it_is_sent_and_a_pasted_command_is_not_r
     pasted = "\n".join([f"line {number} \x07" for number in range(400)])
     there.sees(READY)
     there.types(f"Look: \x1b[200~{pasted}\x1b[201~")
-    there.sees("Look: [paste 1: 400 lines]")
+    there.sees("[paste 1: 400 lines]")  # what stands before it may be drawn by moving the cursor
     there.types("\r")
     there.sees("Heard.", "completed", READY)
 

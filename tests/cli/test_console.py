@@ -27,7 +27,7 @@ from stepengine import AgentDefinition, Answer, Ask, Engine, Hooks, RunStatus, l
 from stepengine.cli import ColorScheme, ConsoleRenderer, TerminalInteractor, bench
 from stepengine.cli.app import app
 from stepengine.cli.chat import chat
-from stepengine.cli.console import LIVE_LINES, MAX_SHOWN, PERMISSION, Lines, Screen, Terminal, console_on
+from stepengine.cli.console import LIVE_LINES, MAX_SHOWN, PERMISSION, Lines, Screen, Terminal, _choice, console_on
 from stepengine.cli.recording import entries
 from stepengine.data import events as ev
 from stepengine.data.questions import Question
@@ -400,6 +400,12 @@ async def test_an_answer_that_is_refused_is_asked_for_again() -> None:
     assert "there is no blue" in out.getvalue()
 
 
+def test_a_number_of_thousands_of_digits_is_a_text() -> None:
+    long = "9" * 5_000
+
+    assert long == _choice(Question("q1", "Which?", ("red", "green")), long)
+
+
 @pytest.mark.deep
 @pytest.mark.spec("requirements:K7")
 @pytest.mark.parametrize(("typed", "said", "code"), [(b"2\n", "the answer is no", 0), (b"\x04", "q0", 3)])
@@ -444,7 +450,7 @@ def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def chat(*replies: Any, typed: str) -> tuple[Result, ScriptedModel]:
         model = ScriptedModel(replies)
-        monkeypatch.setattr(bench, "models_of", lambda _: model)
+        monkeypatch.setattr(bench, "models_of", lambda *_: model)
         return CliRunner().invoke(app, ["chat", "--model", "scripted/m"], input=typed), model
 
     return chat
@@ -480,7 +486,7 @@ def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
 
     monkeypatch.setattr(Terminal, "line", line)
     model = ScriptedModel([WRITES, text("Written."), WRITES, text("Written again.")])
-    monkeypatch.setattr(bench, "models_of", lambda _: model)
+    monkeypatch.setattr(bench, "models_of", lambda *_: model)
     with terminal() as (_, stream):
         monkeypatch.setattr(sys, "stdin", stream)
         code = chat(agent="coder", model=["scripted/m"])

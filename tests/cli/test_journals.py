@@ -68,7 +68,7 @@ def scripted() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
 
         def use(*replies: Any) -> None:
-            patch.setattr(bench, "models_of", lambda _: ScriptedModel(replies))
+            patch.setattr(bench, "models_of", lambda *_: ScriptedModel(replies))
 
         yield use
 
@@ -288,7 +288,7 @@ def test_test_replays_whole_folders_and_counts(ended: str) -> None:
     told = json.loads(command("test", "kept", "--json", "--agent", agent, code=5).stdout)
     assert [(t["outcome"], t["step"]) for t in told] == [("diverged", 2)] * 2
     Path("agents/desk.py").unlink()
-    assert "--agent PATH" in command("test", "kept", code=1).stdout
+    assert "--agent PATH" in command("test", "kept", code=2).stdout
     Path("empty").mkdir()
     assert "there is no *.jsonl" in command("test", "empty", code=2).stderr
 

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -99,3 +101,58 @@ def test_a_provider_of_another_package_is_listed_even_when_it_is_broken() -> Non
 
     assert ("own", (), "not needed", None, None) == (own.prefix, own.key_variables, own.key, own.key_from, own.base_url)
     assert "cannot be used: ImportError: no such SDK" == bad.key
+
+
+class Describes(BaseHTTPRequestHandler):
+    """An API that describes one model."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        known = self.path.endswith("/claude-novel-9")
+        thinking = {"types": {"adaptive": {"supported": True}, "enabled": {"supported": False}}}
+        described = {
+            "max_input_tokens": 300_000,
+            "max_tokens": 40_000,
+            "capabilities": {"thinking": thinking, "effort": {"low": {"supported": True}}},
+        }
+        body = json.dumps(
+            described if known else {"type": "error", "error": {"type": "not_found_error", "message": "model: x"}}
+        ).encode()
+        self.send_response(200 if known else 404)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.spec("providers:PV1", "requirements:G15")
+def test_a_provider_is_asked_what_a_model_takes_when_that_is_wished_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Describes) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            monkeypatch.setenv("ANTHROPIC_BASE_URL", f"http://127.0.0.1:{server.server_address[1]}")
+            silent = models("anthropic/claude-novel-9").stdout
+            assert [] == Describes.asked
+            shown = models("anthropic/claude-novel-9", "--ask").stdout
+            (found,) = json.loads(models("anthropic/claude-novel-9", "--ask", "--json").stdout)
+            refused = models("anthropic/claude-x", "--ask")
+        finally:
+            server.shutdown()
+            thread.join()
+
+    assert "window   unknown" in silent
+    assert "thinking" not in silent
+    for line in ("window   300,000 tokens", "output   40,000 tokens", "thinking adaptive", "efforts  low"):
+        assert line in shown
+    assert (300_000, 40_000, ["adaptive"], ["low"]) == tuple(
+        found[name] for name in ("context_window", "max_output", "thinking", "efforts")
+    )
+    assert (2, "") == (refused.exit_code, refused.stdout)
+    assert "anthropic answered 404" in refused.stderr
+    assert "--ask asks about models: name one" in models("--ask").stderr

@@ -37,7 +37,11 @@ def test_a_line_is_one_line_of_bounded_length() -> None:
 
 
 @pytest.mark.spec("reliability:UI01", "ecosystem:EC141")
-@given(st.recursive(st.none() | st.booleans() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c), max_leaves=10
+    )
+)
 def test_json_on_stdout_is_ascii_without_controls_and_reads_back(value: object) -> None:
     written = dumps(value)
 

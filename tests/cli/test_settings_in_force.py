@@ -52,7 +52,7 @@ def scripted() -> Iterator[Any]:
 
         def use(*replies: Any) -> ScriptedModel:
             model = ScriptedModel(replies)
-            patch.setattr(bench, "models_of", lambda _: model)
+            patch.setattr(bench, "models_of", lambda *_: model)
             return model
 
         yield use

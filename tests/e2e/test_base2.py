@@ -81,7 +81,9 @@ def test_the_files_change_and_the_tests_of_the_project_pass(shown: Shown) -> Non
     assert "Ran 3 tests" in shown.tests.stderr
 
 
-@pytest.mark.spec("requirements:Q1", "requirements:X34", "generator-contract:B1", "generator-contract:B29")
+@pytest.mark.spec(
+    "requirements:Q1", "requirements:S4", "requirements:X34", "generator-contract:B1", "generator-contract:B29"
+)
 def test_its_layers_are_child_runs_in_the_order_of_the_work(shown: Shown) -> None:
     assert [
         "base2  completed  11 requests, 1025 tokens",
@@ -100,7 +102,7 @@ def test_its_layers_are_child_runs_in_the_order_of_the_work(shown: Shown) -> Non
     assert "Ran 3 tests" in ran["stderr"]
 
 
-@pytest.mark.spec("requirements:Q1", "generator-contract:L7")
+@pytest.mark.spec("requirements:Q1", "requirements:S4", "generator-contract:L7")
 def test_every_run_uses_what_its_own_model_calls_and_those_below_it_use(shown: Shown) -> None:
     used_by = {"": shown.result.usage, **{e.child_path: e.usage for e in shown.of(AgentFinished)}}
     calls = [(e.path, e.reply.usage) for e in shown.of(ModelFinished)]
@@ -119,6 +121,20 @@ def test_what_can_be_done_side_by_side_is_started_before_any_of_it_has_ended(sho
         begun = max(spawned[one].index, spawned[other].index)
         assert begun < min(finished[one].index, finished[other].index)
         assert not spawned[one].only_child
+
+
+@pytest.mark.spec("requirements:S4", "requirements:J12", "requirements:D15")
+def test_children_speak_under_their_own_path_and_leave_nothing_in_the_history_of_the_root(shown: Shown) -> None:
+    own = {event.agent_id: event.path for event in shown.of(RunStarted)}
+    replies = [(e.path, e.reply.text) for e in shown.of(ModelFinished) if e.reply.text]
+    history = [m.text for m in shown.result.state.message_history if m.role == "assistant"]
+
+    assert own.pop("base2") == ""
+    assert all(own.values())
+    assert {path for path, _ in replies} <= {"", *own.values()}
+    told_below = [text for path, text in replies if path]
+    assert told_below
+    assert not set(told_below) & set(history)
 
 
 @pytest.mark.spec("generator-contract:B1", "requirements:F19")

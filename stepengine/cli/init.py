@@ -1,0 +1,83 @@
+"""``stepengine init``: a project with an agent, its tests, a recorded run and CI, all of which work at once."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepengine.cli.exits import Exit
+from stepengine.cli.render import say, visible
+from stepengine.cli.settings import UsageProblem
+
+__all__ = ("TEMPLATE", "init", "make_project")
+
+TEMPLATE = Path(__file__).parent / "_init"
+SAMPLE = ".sample"
+"""The suffix that keeps linters, type checkers and test collectors away from the files of a project that is not one yet."""
+NAME = "{name}"
+ODD = re.compile(r"[^a-z0-9]+")
+LISTED = 5
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the project goes; it is made if it is missing.")],
+) -> Exit:
+    """
+    Make a project: an agent, its tests, a recorded run, and CI.
+
+    The tests of the new project pass as they are, without a model, a key or a network: its one run was recorded and is
+    replayed. No file that exists is changed: where one would be, nothing is made at all.
+
+    Examples:
+      stepengine init my-agent
+      stepengine init .
+    """
+    made = make_project(folder)
+    say(f"{visible(str(folder), strict=True)} is a project now:")
+    say("\n".join([f"  {path}" for path in made]))
+    say("\nWhat to type next:")
+    if folder.resolve() != Path.cwd():
+        say(f"  cd {visible(str(folder), strict=True)}")
+    if find_spec("pytest") is None or find_spec("syrupy") is None:
+        say("  python -m pip install 'stepengine[test]'")
+    say(
+        "  python -m pytest\n"
+        "      its tests; no key, no network\n"
+        "  stepengine show tests/journals/test_todos/test_a_run.jsonl\n"
+        "      the recorded run, step by step\n"
+        "  stepengine run todos src --model anthropic/claude-haiku-4-5\n"
+        "      live; needs ANTHROPIC_API_KEY, and `stepengine doctor` says whether all is there"
+    )
+    return Exit.COMPLETED
+
+
+def make_project(folder: Path) -> list[str]:
+    """
+    Write the project into *folder* and return its files, as sorted paths in it.
+
+    Raises:
+        UsageProblem: when one of its files is there already, or *folder* cannot be written; nothing was written over.
+    """
+    files = {str(f.relative_to(TEMPLATE)).removesuffix(SAMPLE): f for f in sorted(TEMPLATE.rglob(f"*{SAMPLE}"))}
+    try:
+        there = [path for path in files if (folder / path).exists() or (folder / path).is_symlink()]
+        if there:
+            more = f" and {len(there) - LISTED} more" if len(there) > LISTED else ""
+            msg = (
+                f"{folder} has {', '.join(there[:LISTED])}{more} already, and nothing is written over; "
+                "a folder without them would be fine"
+            )
+            raise UsageProblem(msg)
+        name = ODD.sub("-", folder.resolve().name.lower()).strip("-") or "agent"
+        for path, file in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            with (folder / path).open("x", encoding="utf-8", newline="\n") as made:
+                made.write(file.read_text(encoding="utf-8").replace(NAME, name))
+    except OSError as error:
+        msg = f"{error.filename or folder} cannot be written: {error.strerror}"
+        raise UsageProblem(msg) from None
+    return sorted(files)

@@ -1,0 +1,295 @@
+"""
+What the commands that judge recorded runs share: their agents, money that is asked about, scripts, functions, clean texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AsyncExitStack
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import attrs
+import typer
+
+from stepengine.cli.bench import Bench, bench_for
+from stepengine.cli.exits import Exit, complain, explained
+from stepengine.cli.journals import journal_at, recorded_agent
+from stepengine.cli.options import Options
+from stepengine.cli.perform import interruptible
+from stepengine.cli.settings import UsageProblem
+from stepengine.data.definition import AgentDefinition
+from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
+
+if TYPE_CHECKING:
+    from stepengine.engine import Engine
+    from stepengine.journal import Journal, Purse
+    from stepengine.redaction import Redactor
+
+__all__ = (
+    "Budget",
+    "Case",
+    "CheckText",
+    "Fresh",
+    "ScriptFile",
+    "Simulate",
+    "Tools",
+    "Yes",
+    "agreed",
+    "case_of",
+    "cleaned",
+    "cleaner",
+    "confirm",
+    "interrupted_or",
+    "models_of_script",
+    "purse_of",
+    "spoken",
+    "to_the_end",
+)
+
+Budget = Annotated[
+    str, typer.Option("--budget", help="What model calls may cost together, in US dollars.", metavar="USD")
+]
+CheckText = Annotated[
+    str, typer.Option("--check", help="What the run has to do: an expression, or a function.", metavar="EXPR|MODULE:FN")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Ask anew also where a later request equals a recorded one.")]
+ScriptFile = Annotated[
+    str,
+    typer.Option(
+        "--script", help="Replies in place of a model: a .json list, or `replies` in a .py file.", metavar="FILE"
+    ),
+]
+Simulate = Annotated[
+    str, typer.Option(help="A function that makes up results of calls that are not recorded.", metavar="MODULE:FN")
+]
+Tools = Annotated[
+    str,
+    typer.Option(
+        help="Calls that are not recorded: recorded ends the run, idempotent performs what may be repeated.",
+        metavar="WORD",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask models without asking first.")]
+MAX_SCRIPT = 4 * 1024 * 1024
+Made = TypeVar("Made")
+
+
+# --- agents ---------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Case:
+    """A recorded run with the agent of today and what it is performed with."""
+
+    file: str
+    journal: Journal
+    agent: AgentDefinition[Any]
+    bench: Bench
+
+
+def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Case] = ()) -> Case:
+    """
+    Return a recorded run with its agent, and say which file that comes from (judging JG11).
+
+    Args:
+        file: The journal.
+        options: What was typed.
+        performs: Whether tools may be called.
+        beside: Other runs; those of the same agent are performed with the same engine.
+
+    Raises:
+        StepEngineError: when the journal cannot be read, or its agent is not found.
+        UsageProblem: when there is no such journal, or a tool needs an option that was not given.
+    """
+    from stepengine.engine.loading import agent_file
+
+    journal = journal_at(file)
+    agent = recorded_agent(journal, options)
+    same = next((case for case in beside if case.agent == agent), None)
+    if same is not None:
+        return Case(file, journal, same.agent, same.bench)
+    if not options.quiet:
+        place = agent_file(options.agent or agent.id, folders=options.settings.agent_folders)
+        complain(f"agent {agent.id} of {place}")
+    return Case(file, journal, agent, bench_for(attrs.evolve(options, quiet=True), agent, performs=performs))
+
+
+# --- money ----------------------------------------------------------------------------------------------------------
+
+
+def purse_of(budget: str) -> Purse:
+    """
+    Return what may be spent.
+
+    Raises:
+        UsageProblem: for what is no amount.
+    """
+    from stepengine.journal import Purse
+
+    try:
+        return Purse(budget or None)
+    except JournalError as error:
+        msg = f"--budget: {error.message}"
+        raise UsageProblem(msg) from None
+
+
+def agreed(calls: int, low: Decimal | None, high: Decimal | None, *, yes: bool) -> None:
+    """
+    Say how many model calls are to be made and what they may cost, and ask unless that was agreed to (judging JG86).
+
+    Raises:
+        UsageProblem: when nobody can be asked, or the answer is no.
+    """
+    cost = "at a price that is unknown" if low is None else f"for about ${low:.4f} to ${high:.4f}"
+    said = f"models will be asked about {calls} times, {cost}, going by what is recorded"
+    if yes:
+        complain(said)
+        return
+    confirm(said)
+
+
+def confirm(said: str) -> None:
+    """
+    Ask a person before models are asked.
+
+    Raises:
+        UsageProblem: when nobody is there to be asked, or the answer is no.
+    """
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        msg = f"{said}; say --yes, or --budget USD, or --script FILE for replies that cost nothing"
+        raise UsageProblem(msg)
+    print(f"stepengine: {said}. Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        msg = "nothing was asked"
+        raise UsageProblem(msg)
+
+
+# --- what users write -----------------------------------------------------------------------------------------------
+
+
+def models_of_script(file: str) -> Callable[[], Any] | None:
+    """
+    Return what gives a scripted model that starts at the first reply; ``None`` without a script.
+
+    A ``.py`` file holds ``replies``, as ``ScriptedModel`` takes them; any other one is a JSON list of texts, of calls
+    ``{"tool": "look", "input": {...}, "text": "..."}``, and of lists of both for one reply.
+
+    Raises:
+        UsageProblem: when that cannot be read.
+    """
+    from stepengine.errors import DataError
+    from stepengine.judging.checks import member_of
+    from stepengine.testing import ScriptedModel
+
+    if not file:
+        return None
+    replies = member_of(Path(file), "replies") if file.endswith(".py") else _replies(file)
+    try:
+        ScriptedModel(replies)
+    except DataError as error:
+        msg = f"--script {file!r}: {error.message}"
+        raise UsageProblem(msg) from None
+    return lambda: ScriptedModel(replies)
+
+
+def _replies(file: str) -> list[Any]:
+    try:
+        with Path(file).open(encoding="utf-8") as opened:
+            text = opened.read(MAX_SCRIPT + 1)
+        items = json.loads(text) if len(text) <= MAX_SCRIPT else f"text of more than {MAX_SCRIPT} characters"
+    except (OSError, ValueError, RecursionError) as error:
+        msg = f"--script {file!r} cannot be read: {error}"
+        raise UsageProblem(msg) from None
+    if not isinstance(items, list):
+        msg = f"--script {file!r} is a JSON list of replies, not {type(items).__name__}"
+        raise UsageProblem(msg)
+    return [_reply(item, file) for item in items]
+
+
+def _reply(item: Any, file: str) -> Any:
+    from stepengine.testing import tool_call, tool_calls
+
+    if isinstance(item, str):
+        return item
+    if isinstance(item, list):
+        return tool_calls(*[_reply(each, file) for each in item])
+    if isinstance(item, dict) and isinstance(item.get("tool"), str) and set(item) <= {"tool", "input", "text"}:
+        return tool_call(item["tool"], item.get("input") or {}, text=str(item.get("text") or ""))
+    msg = f'--script {file!r}: a reply is a text, a call {{"tool": "look", "input": {{}}}}, or a list of both, not {item!r}'
+    raise UsageProblem(msg)
+
+
+# --- texts ----------------------------------------------------------------------------------------------------------
+
+
+def cleaner() -> Redactor:
+    """Return what takes secrets out of reports, also those that a journal itself would keep (judging JG13)."""
+    from stepengine.redaction import redactor_for
+
+    return redactor_for("all", os.environ)
+
+
+def cleaned(report: Any) -> Any:
+    """Return a report without what looks like a secret."""
+    return cleaner().value(report)
+
+
+# --- to the end -----------------------------------------------------------------------------------------------------
+
+
+class _Interrupted(Exception):
+    """A signal ended the command; it says which."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def to_the_end(make: Callable[[], Coroutine[Any, Any, Made]], engines: Iterable[Engine]) -> Made:
+    """Do what *make* says in an event loop of its own, and close *engines*; Ctrl-C and SIGTERM end it gracefully."""
+
+    async def ended() -> Made:
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            for engine in dict.fromkeys(engines):
+                await stack.enter_async_context(engine)
+            task = asyncio.ensure_future(make())
+            with interruptible(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
+                try:
+                    return await task
+                except asyncio.CancelledError:
+                    if not received:
+                        raise
+                    raise _Interrupted(received[0]) from None
+
+    return asyncio.run(ended())
+
+
+def interrupted_or(command: Callable[[], Exit]) -> Exit:
+    """Do what *command* does: a journal that cannot be used is wrong usage, a prefix that does not fit a divergence (JG12)."""
+
+    def tried() -> Exit:
+        try:
+            return command()
+        except _Interrupted as interrupted:
+            name = signal.Signals(interrupted.number).name
+            code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
+            return complain(f"{name}: stopped; nothing was changed", code)
+        except ReplayDivergence as error:
+            return complain(error.message.partition("\n  to go on")[0], Exit.DIVERGED)
+        except StepEngineError as error:
+            return complain(error.message)
+
+    return explained(tried)
+
+
+def spoken(lines: Iterable[str] | Sequence[str]) -> str:
+    """Return lines of a report as one text without what looks like a secret."""
+    return str(cleaned("\n".join(lines)))

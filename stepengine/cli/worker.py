@@ -1,0 +1,197 @@
+"""``stepengine worker``: a process that runs durable runs until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+import typer
+
+from stepengine.cli.deployment import App, Db, Pool, database_of, said
+from stepengine.cli.exits import Exit
+from stepengine.cli.settings import UsageProblem
+from stepengine.data.definition import AgentDefinition
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from stepengine.durable import DurableEngine
+
+__all__ = ("Offered", "offered_by", "worker")
+
+
+def worker(
+    module: Annotated[
+        str, typer.Argument(metavar="MODULE", help="What it runs: a Python file, a folder of agent files, or a module.")
+    ],
+    *,
+    db: Db = "",
+    embedded_db: Annotated[
+        Path | None,
+        typer.Option(help="Run a private PostgreSQL with its files there, and print its URL.", metavar="DIR"),
+    ] = None,
+    pool: Pool = "default",
+    app: App = "stepengine",
+    executor: Annotated[
+        str, typer.Option(help="Its own id, stable, and held by one process at a time; default: the host's name.")
+    ] = "",
+    release: Annotated[
+        str, typer.Option(help="The version of the agents; default: made of definitions, handlers and tools.")
+    ] = "",
+    concurrency: Annotated[
+        int, typer.Option(help="Runs that it holds at once, those that wait included.", min=1)
+    ] = 500,
+    effects: Annotated[int, typer.Option(help="Effects that it performs at once.", min=1)] = 32,
+    depth: Annotated[int, typer.Option(help="How deep trees of runs may be.", min=1)] = 4,
+    drain: Annotated[
+        float, typer.Option(help="Seconds that effects under way get when it is told to stop.", min=0)
+    ] = 30,
+    no_migrate: Annotated[bool, typer.Option("--no-migrate", help="Leave the tables as they are.")] = False,
+    allow_async_commit: Annotated[
+        bool, typer.Option("--allow-async-commit", help="Take a database that may lose commits in a power cut.")
+    ] = False,
+) -> Exit:
+    """
+    Run durable runs from a database until told to stop.
+
+    MODULE names the agents by `agents = [...]` or `agent = ...`, and beside them, where they are needed, `tools = [...]`,
+    `models = ...`, and `options = {...}` with further options of Engine. A folder is read as ./agents is.
+
+    SIGTERM and Ctrl-C stop it: no new run is taken, effects under way get --drain seconds, and what waits is gone on with
+    by the next worker under the same --executor, or by `stepengine takeover`. Needs: pip install 'stepengine[durable]'
+
+    Leaves with:
+      0    it was told to stop
+      2    wrong usage or configuration
+      4    another process works under the same --executor
+      6    the database cannot be reached
+
+    Examples:
+      stepengine worker agents/ --embedded-db ./.db
+      stepengine worker my_agents.py --db @/run/secrets/db --executor web-1
+    """
+    offered = offered_by(module)
+    if embedded_db is not None and db:
+        msg = "--embedded-db starts a database of its own; leave --db out"
+        raise UsageProblem(msg)
+    setting: dict[str, Any] = {
+        "pool": pool, "app": app, "executor": executor or None, "release": release or None,
+        "concurrency": concurrency, "effects": effects, "depth": depth, "migrate": not no_migrate,
+        "allow_async_commit": allow_async_commit,
+    }  # fmt: skip
+
+    async def worked() -> Exit:
+        async with _database(embedded_db, db) as url:
+            from stepengine.durable import DurableEngine
+
+            engine = DurableEngine(offered.agents, offered.tools, offered.models, db=url, **setting, **offered.options)
+            await _serve(engine, drain)
+        return Exit.COMPLETED
+
+    return said(worked())
+
+
+@contextlib.asynccontextmanager
+async def _database(folder: Path | None, db: str) -> AsyncIterator[str]:
+    if folder is None:
+        yield database_of(db)
+        return
+    from stepengine.durable import embedded
+
+    async with embedded(folder) as url:
+        print(f"database: {url}", flush=True)
+        yield url
+
+
+async def _serve(engine: DurableEngine, drain: float) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await engine.open()
+        setting = engine.setting
+        names = ", ".join([agent.id for agent in engine.agents])
+        print(
+            f"stepengine: executor {setting.executor!r} takes runs of pool {setting.pool!r}, release {setting.release}: {names}",
+            file=sys.stderr,
+            flush=True,
+        )
+        await stop.wait()
+        print(f"stepengine: stopping; effects under way get {drain:g} s", file=sys.stderr, flush=True)
+    finally:
+        await engine.aclose(drain=drain)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+@attrs.frozen
+class Offered:
+    """
+    What a module gives a worker.
+
+    Attributes:
+        agents: Its agents; at least one.
+        tools: Tools that they name.
+        models: Where their models come from; ``None`` for the providers that there are.
+        options: Further options of ``Engine``.
+    """
+
+    agents: tuple[AgentDefinition[Any], ...]
+    tools: tuple[Any, ...] = ()
+    models: Any = None
+    options: dict[str, Any] = attrs.field(factory=dict)
+
+
+def offered_by(module: str) -> Offered:
+    """
+    Return what a Python file, a folder of agent files, or a module that can be imported gives a worker.
+
+    Raises:
+        UsageProblem: when it cannot be loaded or names no agent; it says what would have been fine.
+        DefinitionError: when a folder holds a file without an agent.
+    """
+    path = Path(module)
+    if path.is_dir():
+        from stepengine.engine import load_agents
+
+        found = load_agents(path)
+        if not found:
+            msg = f"{module} holds no agent files"
+            raise UsageProblem(msg)
+        return Offered(found)
+    loaded = _loaded(module, path)
+    one, several = getattr(loaded, "agent", None), getattr(loaded, "agents", None)
+    agents = tuple(several) if isinstance(several, list | tuple) else () if one is None else (one,)
+    if not agents or not all(isinstance(agent, AgentDefinition) for agent in agents):
+        msg = f"{module} names no agents; agents = [AgentDefinition(...), ...] or agent = AgentDefinition(...) would be fine"
+        raise UsageProblem(msg)
+    options = getattr(loaded, "options", {})
+    if not isinstance(options, dict):
+        msg = f"options in {module} is no dict of options of Engine, such as {{'limits': Limits(max_steps=20)}}"
+        raise UsageProblem(msg)
+    return Offered(agents, tuple(getattr(loaded, "tools", ())), getattr(loaded, "models", None), dict(options))
+
+
+def _loaded(module: str, path: Path) -> ModuleType:
+    try:
+        if path.suffix == ".py":
+            from importlib.util import module_from_spec, spec_from_file_location
+
+            spec = spec_from_file_location(path.stem, path)
+            assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - the suffix says that it is Python
+            loaded = module_from_spec(spec)
+            sys.modules[path.stem] = loaded
+            spec.loader.exec_module(loaded)
+            return loaded
+        return importlib.import_module(module)
+    except Exception as error:
+        msg = f"{module} cannot be loaded: {type(error).__name__}: {error}"
+        raise UsageProblem(msg) from error

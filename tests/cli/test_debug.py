@@ -1,0 +1,449 @@
+"""
+`stepengine debug` as people use it: commands in a terminal, from a pipe and from `--exec`, in processes that it forks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stepengine import Engine, load_agent
+from stepengine.cli.app import app
+from stepengine.journal import FileJournal, diff
+from stepengine.testing import ScriptedModel, text
+
+from .terminal import Person
+
+PROGRAM = [sys.executable, "-m", "stepengine.cli"]
+AGENT = '''
+import time
+
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Hooks, Change, Parallel, ToolCall, call, retry, tool
+
+
+@tool
+def read(path: str) -> str:
+    """Read."""
+    return "text of " + path
+
+
+def inner(number):
+    got = yield from call(read, f"a{number}")
+    return got
+
+
+def handle_child(ctx):
+    mine = []
+    for number in range(3):
+        mine.append((yield from call(read, f"{ctx.prompt}{number}")))
+    return mine
+
+
+def noted(ctx):
+    return Change(context={"noted": True})
+
+
+child = AgentDefinition("child", tools=[read], handle_steps=handle_child)
+
+
+def handle_steps(ctx):
+    seen, token = [], "sword" + "fish"
+    for number in range(3):
+        yield STEP
+        EXTRA
+        seen.append((yield from retry(lambda: inner(number))))
+    left, right = yield from Parallel(AgentCall(child, "x"), AgentCall(child, "y"))
+    answer = yield from Ask("Ship it?")
+    return {"seen": len(seen), "answer": answer}
+
+
+agent = AgentDefinition(
+    "worker", model="openai/m", tools=[read], spawnable_agents=[child], handle_steps=handle_steps, hooks=Hooks(pre_step=[noted])
+)
+'''
+WAYS = [pytest.param("fork", marks=pytest.mark.deep), "paused"]
+"""Forks have processes of their own, which take their time; one test of them is among the fast ones."""
+
+
+def write(folder: Path, extra: str = "pass", **changes: str) -> None:
+    code = AGENT.replace("EXTRA", extra)
+    for old, new in changes.items():
+        code = code.replace(old, new)
+    if (folder / "worker.py").exists():
+        (folder / "edited").touch()
+    (folder / "worker.py").write_text(code)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path)
+    agent = load_agent(tmp_path / "worker.py")
+    with Engine([agent], models=ScriptedModel([text(f"reply {n}") for n in range(3)])) as engine:
+        engine.run_sync(agent, "go", journal=tmp_path / "run.jsonl")
+    return tmp_path
+
+
+def debug(
+    folder: Path, *commands: str, options: tuple[str, ...] = (), way: str = "fork", keys: str | None = None
+) -> Any:
+    """
+    Run the command: in a process of its own where it forks others, which a process with threads cannot, and where the
+    agent was edited, which this one has loaded.
+    """
+    given = [each for command in commands for each in ("--exec", command)]
+    arguments = ["debug", "run.jsonl", "--agent", "worker.py", *given, *options]
+    if way == "paused" and keys is None and not (folder / "edited").exists():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            patch.setenv("COLUMNS", "120")
+            done = CliRunner().invoke(app, [*arguments, "--no-fork"])
+        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
+    return subprocess.run(
+        [*PROGRAM, *arguments, *(["--no-fork"] if way == "paused" else [])],
+        cwd=folder, capture_output=True, text=True, timeout=50, check=False, input=keys or "",
+        env={**os.environ, "COLUMNS": "120"},
+    )  # fmt: skip
+
+
+def objects(folder: Path, *commands: str, way: str = "fork") -> list[dict[str, Any]]:
+    done = debug(folder, *commands, options=("--json",), way=way)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.spec("judging:JG20", "judging:JG21", "judging:JG34", "judging:JG87")
+@pytest.mark.parametrize("way", ["fork", "paused"])
+def test_it_goes_both_ways_and_stands_where_it_says_with_the_variables_of_that_moment(folder: Path, way: str) -> None:
+    commands = [
+        "first",
+        "next",
+        "next 2",
+        "back",
+        "step",
+        "unstep 2",
+        "goto 3",
+        "goto #5",
+        "goto 7#1",
+        "last",
+        "goto 1",
+    ]
+    found = objects(folder, *commands, way=way)
+    numbers = [moment["frames"][0]["locals"].get("number") for moment in found]
+
+    assert ["#0", "#1", "#3", "#2", "#4", "#0", "#4", "#5", "7#1", "#8", "#0"] == [
+        moment["address"] for moment in found
+    ]
+    assert ["0", "0", "1", "1", "2", "0", "2", "2", "1", "2", "0"] == numbers
+    assert "stepengine.debug/1" == found[0]["format"]
+    assert ("Ship it?", None) == (found[9]["asked"], found[9]["outcome"])
+    assert [0, 9] == [found[0]["position"], found[8]["position"]]
+
+
+@pytest.mark.spec("judging:JG22", "judging:JG122")
+@pytest.mark.parametrize("way", WAYS)
+def test_it_looks_for_lines_tools_and_expressions_both_ways(folder: Path, way: str) -> None:
+    line = next(n for n, text in enumerate((folder / "worker.py").read_text().splitlines(), 1) if "yield STEP" in text)
+    cases = {
+        f"until {line}": "#2",
+        f"until worker.py:{line}": "#2",
+        "until @read": "#1",
+        "until len(seen) == 2": "#4",
+        "until seen.append(1) or number == 2": "#4",
+    }
+    for command, address in cases.items():
+        found, listed = objects(folder, command, "print len(seen)", way=way)
+
+        assert (command, address) == (command, found["address"])
+        assert str(found["frames"][0]["locals"]["seen"].count("text")) == listed["text"]
+    went, back, never, end = objects(folder, "last", "rback number == 1", "until nothing == 1", way=way)
+
+    assert ("#8", "#3", "#8") == (went["address"], back["address"], end["address"])
+    assert "never held: 5 positions were looked at" in never["error"]
+
+
+@pytest.mark.spec("judging:JG23")
+@pytest.mark.parametrize("way", WAYS)
+def test_inside_a_child_only_its_own_positions_count(folder: Path, way: str) -> None:
+    found = objects(folder, "into 7", "next", "next", "back 2", "out", "next", way=way)
+
+    assert ["7#0", "7#1", "7#2", "7#0", None, "6#1"] == [moment.get("address") for moment in found]
+    assert "there is no run at '99'; there are: 6, 7" in objects(folder, "into 99", way=way)[0]["error"]
+
+
+@pytest.mark.spec("judging:JG25", "judging:JG30", "judging:JG32", "judging:JG13")
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_printed_changes_nothing_and_tells_no_secret(folder: Path, way: str) -> None:
+    commands = [
+        "print [number for _ in seen]",
+        "print seen.append(9) or seen",
+        "print len(seen)",
+        "p 1/0",
+        "p x = 1",
+        "locals",
+    ]
+    listed, changed, after, raised, refused, values = objects(folder, "goto 2", *commands, way=way)[1:]
+
+    assert ("[1]", "['text of a0', 9]", "1") == (listed["text"], changed["text"], after["text"])
+    assert "ZeroDivisionError: division by zero" == raised["text"]
+    assert "statements are not run here" in refused["error"]
+    assert "<redacted>" == values["locals"]["token"]
+    assert "swordfish" not in debug(folder, "goto 2", "locals", way=way).stdout
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG30")
+def test_an_expression_that_hangs_or_floods_is_ended_and_the_session_lives(folder: Path) -> None:
+    hang, flood, net, left = objects(
+        folder,
+        "goto 2",
+        "p __import__('time').sleep(60)",
+        "p 'x' * 10**8",
+        "p __import__('socket').create_connection(('127.0.0.1', 9))",
+        "p number",
+    )[1:]
+
+    assert "nothing came in 2 s" in hang["text"]
+    assert len(flood["text"]) < 70_000
+    assert "there is no network" in net["text"]
+    assert "1" == left["text"]
+
+
+@pytest.mark.spec("judging:JG24", "judging:JG26", "judging:JG27")
+@pytest.mark.parametrize("way", WAYS)
+def test_frames_requests_hooks_and_differences_are_told(folder: Path, way: str) -> None:
+    where, down, hooks, request, differs, still = (
+        objects(folder, "goto #3", "where", "down", "goto 2", "hooks", "request", "diff 1 3", "print number", way=way)[
+            1:
+        ][0:2]
+        + objects(folder, "goto 2", "hooks", "request", "diff 1 3", "print number", way=way)[1:]
+    )
+
+    assert ["handle_steps", "inner"] == [frame["function"] for frame in where["frames"]]
+    assert "yield from call(read" in down["source"]
+    assert ["pre_step", "noted"] in [called[:2] for called in hooks["hooks"]]
+    assert any("reply 0" in line for line in request["messages"])
+    assert {"~ number 0 -> 2", "+ context noted True"} & set(differs["diff"]) == {"~ number 0 -> 2"}
+    assert [line for line in differs["diff"] if line.startswith("+ message")]
+    assert "1" == still["text"]
+
+
+@pytest.mark.spec("judging:JG28", "judging:JG5")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fork_with_another_result_runs_on_and_is_stood_in_until_the_parent_is_asked_for(
+    folder: Path, way: str
+) -> None:
+    (folder / "replies.yaml").write_text("- again\n- and again\n")
+    before = (folder / "run.jsonl").read_bytes()
+    forked, stood, seen, back = objects(
+        folder,
+        "goto #3",
+        "fork --result gone --script replies.yaml --allow-repeat",
+        "last",
+        "print seen",
+        "parent",
+        way=way,
+    )[1:]
+
+    assert ("run-1.jsonl", "#3", "suspended") == (forked["journal"], forked["at"], forked["status"])
+    assert "Ship it?" == stood["asked"]
+    assert "['text of a0', 'gone', 'text of a2']" == seen["text"]
+    assert "#3" == back["address"]
+    assert before == (folder / "run.jsonl").read_bytes()
+    assert diff(FileJournal(folder / "run.jsonl"), FileJournal(folder / "run-1.jsonl"))
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG28", "judging:JG111")
+def test_a_question_is_answered_on_a_copy_and_what_would_be_repeated_or_paid_is_refused(folder: Path) -> None:
+    asked, answered, ended = objects(folder, "last", "fork --result yes", "print 1", "state")[0:3]
+    refused, live, unknown = objects(
+        folder, "goto 2", "fork --into a.jsonl", "fork --live --allow-repeat --into b.jsonl", "fork --nothing"
+    )[1:]
+
+    assert "Ship it?" == asked["asked"]
+    assert "completed" == answered["status"]
+    assert "1" == ended["text"]
+    assert "may happen again" in refused["error"]
+    assert "nobody is here to agree" in live["error"]
+    assert "fork takes no '--nothing'" in unknown["error"]
+
+
+@pytest.mark.spec("judging:JG12", "judging:JG29", "judging:JG38", "judging:JG115", "judging:JG119")
+@pytest.mark.parametrize("way", WAYS)
+def test_it_leaves_with_what_became_of_the_commands(folder: Path, way: str) -> None:
+    near = debug(folder, "prnit 1", way=way)
+    far = debug(folder, "goto 99", "print number", way=way)
+
+    assert (1, 1, 0) == (near.returncode, far.returncode, debug(folder, "print 1", way=way).returncode)
+    assert "did you mean 'print'?" in near.stderr
+    assert "the run has 3 steps" in far.stderr
+    assert "0" == far.stdout.splitlines()[-1]
+    write(folder, **{'f"a{number}"': '"b" if number == 2 else f"a{number}"'})
+    line = next(n for n, text in enumerate((folder / "worker.py").read_text().splitlines(), 1) if '"b" if' in text)
+    edited = debug(folder, "goto 2", "goto 6#1", "print number", way=way)
+
+    assert 5 == edited.returncode
+    assert "/input/path" in edited.stderr
+    assert f"worker.py:{line}" in edited.stderr
+    assert "2" == edited.stdout.splitlines()[-1]
+    assert 5 == debug(folder, options=("--at", "6#1"), way=way).returncode
+    (folder / "run.jsonl").write_text("{}\n")
+
+    damaged = debug(folder, "first", way=way)
+
+    assert (2, "") == (damaged.returncode, damaged.stdout)
+    assert "Traceback" not in edited.stderr + damaged.stderr
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG33", "judging:JG116")
+def test_lines_come_from_a_pipe_too_and_the_handler_may_be_hushed(folder: Path) -> None:
+    write(folder, extra='print("HANDLER", number)')
+    loud = debug(folder, keys="goto 3\nback\np number\n")
+    hushed = debug(folder, keys="goto 3\nback\np number\nquit\nfoo\n", options=("--quiet-handler",))
+
+    assert (0, 0) == (loud.returncode, hushed.returncode)
+    assert "code between yields runs again; nothing recorded is done again" in loud.stdout
+    assert "HANDLER 1" in loud.stdout
+    assert "HANDLER" not in hushed.stdout.replace('"HANDLER"', "")
+    assert "1" == hushed.stdout.splitlines()[-1]
+    assert "foo" not in hushed.stderr
+
+
+@pytest.mark.spec("judging:JG36")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_breakpoint_opens_the_loop_in_its_frame_and_is_skipped_on_the_way(folder: Path, way: str) -> None:
+    write(folder, extra="breakpoint()")
+    stopped, there, refused, shown, _ = objects(
+        folder, "next", "print number", "next", "continue", "print seen", way=way
+    )
+
+    assert ("handle_steps", "0") == (stopped["breakpoint"], there["text"])
+    assert "stands in a breakpoint" in refused["error"]
+    assert "#1" == shown["address"]
+    assert ["#4"] == [moment["address"] for moment in objects(folder, "goto 3", way=way)]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG36")
+def test_a_breakpoint_is_ignored_with_one_warning_where_no_terminal_is(folder: Path) -> None:
+    write(folder, extra="breakpoint()")
+    done = debug(folder, keys="next\nnext\nnext\np number\n")
+
+    assert (0, 1) == (done.returncode, done.stderr.count("breakpoint() is ignored"))
+    assert "1" == done.stdout.splitlines()[-1]
+
+
+class Terminal(Person):
+    """
+    A person at a terminal of 100 columns.
+    """
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        super().__init__([*PROGRAM, *arguments], folder, columns=100, environment={"TERM": "xterm"})
+
+    def interrupts(self) -> None:
+        """
+        Press Ctrl-C until that is seen: readline misses one that comes while it sets itself up.
+        """
+        for _ in range(30):
+            self.types("\x03")
+            if select.select([self.keyboard], [], [], 1)[0]:
+                break
+        self.sees("interrupted")
+
+
+@pytest.fixture
+def terminal(folder: Path) -> Iterator[Any]:
+    here: list[Terminal] = []
+
+    def sits(*arguments: str) -> Terminal:
+        here.append(Terminal(folder, *arguments))
+        return here[-1]
+
+    yield sits
+    for each in here:
+        each.process.kill()
+        each.process.wait()
+        os.close(each.keyboard)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG33", "judging:JG34", "judging:JG29")
+@pytest.mark.parametrize("way", ["fork", "paused"])
+def test_at_a_terminal_it_prompts_goes_back_and_survives_ctrl_c(terminal: Any, folder: Path, way: str) -> None:
+    write(folder, extra="time.sleep(60 if number == 9 else 0)")
+    here = terminal("debug", "run.jsonl", "--agent", "worker.py", *(["--no-fork"] if way == "paused" else []))
+    here.sees(f"snapshots: {way}", "nothing recorded is done again", "step 1 of 3", "(step 1) ")
+    here.types("goto 3\n")
+    here.sees("step 3 of 3", "> ", "yield STEP", "(step 3) ")
+    here.types("back 2\n")
+    here.sees("(step 2) ")
+    here.types("p number\n")
+    here.sees("1", "(step 2) ")
+    here.interrupts()
+    here.sees("(step 2) ")
+    here.types("p number + 41\n")
+    here.sees("42", "(step 2) ")
+    here.types("\x04")
+
+    assert 0 == here.leaves()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG116", "judging:JG122")
+@pytest.mark.parametrize("way", ["fork", "paused"])
+def test_ctrl_c_ends_a_walk_that_takes_too_long_and_the_position_before_stays(
+    terminal: Any, folder: Path, way: str
+) -> None:
+    here = terminal("debug", "run.jsonl", "--agent", "worker.py", *(["--no-fork"] if way == "paused" else []))
+    here.sees("(step 1) ")
+    here.types("until [time.sleep(30)]\n" if way == "paused" else "until time.sleep(30)\n")
+    assert not select.select([here.keyboard], [], [], 0.1)[1]
+    here.sees("until")
+    here.process.poll()
+    import time
+
+    time.sleep(1)
+    here.interrupts()
+    here.sees("(step 1) ")
+    here.types("p number\nq\n")
+    here.sees("0")
+
+    assert 0 == here.leaves()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG37")
+def test_replay_with_pdb_opens_where_it_differs_and_shows_both_sides(terminal: Any, folder: Path) -> None:
+    write(folder, **{'f"a{number}"': '"b" if number == 1 else f"a{number}"'})
+    here = terminal("replay", "run.jsonl", "--agent", "worker.py", "--pdb")
+    here.sees("diverged", "/input/path", "(step 2) ")
+    here.types("recorded\n")
+    here.sees("/input/path", "a1", "(step 2) ")
+    here.types("asked\n")
+    here.sees("/input/path", "b", "(step 2) ")
+    here.types("p number\n")
+    here.sees("1", "(step 2) ")
+    here.types("next\n")
+    here.sees("differs from its record here", "(step 2) ")
+    here.types("q\n")
+
+    assert 5 == here.leaves()
+    done = subprocess.run(
+        [*PROGRAM, "replay", "run.jsonl", "--agent", "worker.py", "--pdb"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (2, True) == (done.returncode, "needs a terminal" in done.stderr)

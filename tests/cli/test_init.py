@@ -1,0 +1,131 @@
+"""
+`stepengine init`: what it makes works at once, and it never writes over anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from stepengine.cli.app import app
+from stepengine.cli.init import TEMPLATE
+
+ROOT = Path(__file__).resolve().parents[2]
+JOURNAL = "tests/journals/test_todos/test_a_run.jsonl"
+PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "syrupy", "-p", "stepengine.pytest_plugin"]
+
+
+def made(folder: Path) -> Result:
+    return CliRunner().invoke(app, ["init", str(folder)])
+
+
+def ran(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    # Only the plugins that the project asks for: what else is installed here would be loaded beside them.
+    made = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, check=False, cwd=folder, env={**kept, **made}, capture_output=True, text=True, timeout=120
+    )
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+@pytest.mark.deep
+def test_the_tests_of_a_new_project_pass_at_once_and_fail_when_the_agent_asks_for_something_else(
+    tmp_path: Path,
+) -> None:
+    project = tmp_path / "My Agent!"
+    assert made(project).exit_code == 0
+
+    assert "4 passed" in ran(project, *PYTEST).stdout
+    assert ran(project, "-m", "stepengine.cli", "test", "tests/journals/").returncode == 0
+    assert ran(project, "-m", "stepengine.cli", "scan", ".").returncode == 0
+
+    there = ran(project, "-m", "stepengine.cli", "debug", JOURNAL, "--exec", "next", "--exec", "p len(found)")
+    assert "2" in there.stdout.splitlines(), there.stderr
+    seen = ran(project, "-m", "stepengine.cli", "view", JOURNAL, "-o", "run.html")
+    assert (0, True) == (seen.returncode, (project / "run.html").stat().st_size > 10_000), seen.stderr
+
+    agent = project / "agents/todos.py"
+    agent.write_text(agent.read_text().replace('system_prompt="Put ', 'system_prompt="Sort '))
+    broken = ran(project, *PYTEST)
+    assert broken.returncode == 1
+    assert "/system_prompt" in broken.stdout
+    assert "--stepengine-record=rewrite" in broken.stdout
+
+    stopped = ran(project, "-m", "stepengine.cli", "debug", JOURNAL, "--exec", "next")
+    assert (5, True) == (stopped.returncode, "/system_prompt" in stopped.stderr)
+
+    again = ran(project, *PYTEST, "--stepengine-record=rewrite")
+    assert again.returncode == 0, again.stdout
+    assert "4 passed" in ran(project, *PYTEST).stdout
+
+
+@pytest.mark.deep
+def test_the_journal_that_is_shipped_is_what_recording_its_run_makes_today(tmp_path: Path) -> None:
+    assert made(tmp_path).exit_code == 0
+    shipped = (tmp_path / JOURNAL).read_text()
+
+    assert ran(tmp_path, *PYTEST, "--stepengine-record=rewrite").returncode == 0
+
+    assert (tmp_path / JOURNAL).read_text() == shipped
+
+
+def test_a_project_is_named_for_its_folder_and_its_files_can_be_read_by_whoever_reads_such_files(
+    tmp_path: Path,
+) -> None:
+    project = tmp_path / "My Agent!"
+    result = made(project)
+
+    files = files_of(project)
+    assert tomllib.loads(files["pyproject.toml"].decode())["project"]["name"] == "my-agent"
+    assert files["README.md"].startswith(b"# my-agent\n")
+    assert yaml.safe_load(files[".github/workflows/tests.yml"])["permissions"] == {"contents": "read"}
+    assert all(json.loads(line) for line in files[JOURNAL].splitlines())
+    assert not [path for path, content in files.items() if path.endswith(".sample") or b"{name}" in content]
+    told = re.findall(r"^  (\S*\.\S+)$", result.stdout, re.MULTILINE)
+    assert told == sorted(files)
+    assert len(files) == len(list(TEMPLATE.rglob("*.sample")))
+
+
+@pytest.mark.parametrize("path", ["README.md", JOURNAL])
+def test_where_one_file_is_there_already_nothing_is_made_and_the_file_is_named(tmp_path: Path, path: str) -> None:
+    mine = tmp_path / path
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("mine")
+
+    result = made(tmp_path)
+
+    assert result.exit_code == 2
+    assert path in result.stderr
+    assert files_of(tmp_path) == {path: b"mine"}
+
+
+def test_a_link_that_leads_nowhere_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/README.md").symlink_to(tmp_path / "elsewhere")
+
+    assert made(tmp_path / "project").exit_code == 2
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_folder_that_is_a_file_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+
+    result = made(tmp_path / "taken")
+
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "cannot be written" in result.stderr

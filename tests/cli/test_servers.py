@@ -1,0 +1,188 @@
+"""`--base-url`, `--api-key-env`, `--price` and `--model`: what a server elsewhere is asked, with which key, and what it costs."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli.app import app
+from stepengine.cli.bench import pricing_of
+from stepengine.cli.options import Options
+from stepengine.data.usage import Usage
+from stepengine.models.pricing import cost_of
+from tests.faults.chat_server import ChatServer, serving
+
+AGENTS = """
+from stepengine import STEP, AgentCall, AgentDefinition, Limits
+
+child = AgentDefinition("kid", model="anthropic/claude-sonnet-4-5")
+
+
+def steps(ctx):
+    yield STEP
+    result = yield AgentCall("kid", "hello")
+    yield STEP
+    return f"the child: {result.value.error or result.value.text}"
+
+
+agent = AgentDefinition("boss", spawnable_agents=[child], handle_steps=steps, limits=Limits(LIMITS))
+"""
+KEY = "test-key-0123456789"
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("boss.py").write_text(AGENTS.replace("LIMITS", ""), encoding="utf-8")
+    Path("capped.py").write_text(AGENTS.replace("LIMITS", "max_cost_usd=1"), encoding="utf-8")
+    return tmp_path
+
+
+def command(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, list(arguments))
+    assert code == result.exit_code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+@pytest.mark.spec("ecosystem:EC125")
+def test_a_server_gets_no_key_unless_a_variable_is_named_for_it_and_then_the_one_of_that_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("OPENAI_API_KEY", "STEPENGINE_OPENAI_CHAT_API_KEY"):
+        monkeypatch.setenv(name, "somebody-else-s-0123")
+    monkeypatch.delenv("STEPENGINE_OPENAI_CHAT_API_KEY")
+    monkeypatch.setenv("MY_SERVER", KEY)
+    with serving(server := ChatServer()) as url:
+        command("ask", "llama", "2 + 3?", "--base-url", url)
+        command("ask", "llama", "2 + 3?", "--base-url", url, "--api-key-env", "MY_SERVER")
+        command(
+            "run",
+            "boss.py",
+            "go",
+            "-q",
+            "--model",
+            "llama",
+            "--base-url",
+            url,
+            "--api-key-env",
+            "MY_SERVER",
+            "--journal",
+            "a.jsonl",
+        )
+
+    assert [("llama", None), *[("llama", f"Bearer {KEY}")] * 4] == server.asked
+    assert KEY not in Path("a.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.mark.spec("ecosystem:EC125")
+def test_what_is_advised_after_a_401_works_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SERVER", KEY)
+    monkeypatch.setenv("GROQ_API_KEY", KEY)
+    with serving(ChatServer(KEY)) as url:
+        refused = command("ask", "llama", "hi", "--base-url", url, code=1)
+        done = command("ask", "llama", "hi", "--base-url", url, "--api-key-env", "MY_SERVER")
+        withheld = command("ask", "groq/llama", "hi", "--base-url", url, code=1)
+        monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "127.0.0.1")
+        trusted = command("ask", "groq/llama", "hi", "--base-url", url)
+
+    assert "No key was sent" in refused.stderr
+    assert refused.stderr.rstrip().endswith("On the command line --api-key-env NAME names that variable.")
+    assert "STEPENGINE_KEY_HOSTS" not in refused.stderr
+    assert "STEPENGINE_KEY_HOSTS" in withheld.stderr
+    assert ["It is five.\n"] * 2 == [done.stdout, trusted.stdout]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--base-url", "http://h/v1", "--model", "m", "--api-key-env", "NOT_SET"], "set NOT_SET"),
+        (["--api-key-env", "NAME"], "--api-key-env names the key of the server at --base-url, which is not given"),
+        (
+            ["--base-url", "http://h/v1"],
+            "'kid' names 'anthropic/claude-sonnet-4-5', which is asked of its own provider",
+        ),
+        (["--model", "a/b", "--price", "cheap"], "--price is 'cheap'; it is US dollars for a million tokens"),
+        (["--model", "a/b", "--price", "1/2/3"], "such as 0, 0.5 or 0.15/0.60 for in and out"),
+        (["--model", "a/b", "--price", "-1"], "--price is '-1'"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_asked(arguments: list[str], said: str) -> None:
+    assert said in command("run", "boss.py", "go", "-q", *arguments, code=2).stderr
+
+
+@pytest.mark.spec("requirements:X56")
+@pytest.mark.parametrize(
+    "name", ["llama", "llama:8b", "openai/gpt-oss-20b", "meta/llama", "anthropic/claude-sonnet-4-5"]
+)
+def test_a_model_for_all_is_asked_for_by_every_agent_under_the_name_that_was_typed(name: str) -> None:
+    with serving(server := ChatServer()) as url:
+        command("run", "boss.py", "go", "-q", "--model", name, "--base-url", url, "--journal", "a.jsonl")
+
+    assert [(name, None)] * 3 == server.asked
+
+
+@pytest.mark.spec("requirements:X56")
+def test_a_child_with_a_model_of_its_own_is_not_asked_of_another_server() -> None:
+    with serving(server := ChatServer()) as url:
+        result = command("run", "boss.py", "go", "-q", "--model", "boss=llama", "--base-url", url)
+        both = command("run", "boss.py", "go", "-q", "--model", "boss=llama", "--model", "kid=small", "--base-url", url)
+
+    assert ["llama", "llama", "llama", "small", "llama"] == [model for model, _ in server.asked]
+    assert "ANTHROPIC_API_KEY" in result.stdout
+    assert "the child: It is five." in both.stdout
+
+
+@pytest.mark.spec("requirements:X56")
+def test_a_run_that_goes_on_asks_the_same_server_for_the_same_models() -> None:
+    Path("asks.py").write_text(
+        AGENTS.replace("LIMITS", "")
+        .replace("AgentCall,", "AgentCall, Ask,")
+        .replace("    result =", '    yield Ask("Ship it?")\n    result ='),
+        encoding="utf-8",
+    )
+    with serving(server := ChatServer()) as url:
+        for journal in (["--journal", "a.jsonl"], []):
+            command(
+                "run", "asks.py", "go", "-q", "--model", "boss=openai/gpt-oss-20b", "--base-url", url, *journal, code=3
+            )
+        named = command("resume", "--last", "-q", "--answer", "q1=yes")
+        given = command("resume", "a.jsonl", "-q", "--answer", "q1=yes", "--agent", "asks.py", "--base-url", url)
+
+    assert [("openai/gpt-oss-20b", None)] * 4 == server.asked
+    assert named.stdout == given.stdout
+    assert "ANTHROPIC_API_KEY" in given.stdout
+
+
+@pytest.mark.spec("requirements:K7", "requirements:G17")
+def test_a_local_model_under_a_cap_on_cost_is_refused_with_the_option_that_helps_and_runs_with_it() -> None:
+    with serving(ChatServer()) as url:
+        local = ["capped.py", "go", "-q", "--model", "llama", "--base-url", url]
+        refused = command("run", *local, code=4)
+        free = command("run", *local, "--price", "0", "--json")
+        dear = command("run", *local, "--price", "1/2", "--json")
+        command("run", *local, "--price", "900000", code=4)
+
+    assert "--price 0, or --price IN/OUT in US dollars for a million tokens" in refused.stderr
+    assert 0 == Decimal(json.loads(free.stdout)["cost"])
+    used = json.loads(dear.stdout)["usage"]
+    prompt = sum(used[f"{kind}_tokens"] for kind in ("input", "cache_read", "cache_write"))
+    paid = Decimal(prompt + 2 * used["output_tokens"]) / 1_000_000
+    assert paid == Decimal(json.loads(dear.stdout)["cost"]) > 0
+
+
+@pytest.mark.spec("requirements:G17")
+def test_a_price_holds_for_what_is_asked_elsewhere_whatever_its_name_and_not_for_what_has_one() -> None:
+    elsewhere = pricing_of(Options(model=["anthropic/claude-sonnet-4-5"], base_url="http://h/v1", price="0"))
+    here = pricing_of(Options(model=["anthropic/claude-sonnet-4-5"], price="0"))
+    used = Usage(input_tokens=1_000_000)
+
+    assert 0 == elsewhere("anthropic/claude-sonnet-4-5", used, NOW)
+    assert here("anthropic/claude-sonnet-4-5", used, NOW) == cost_of("anthropic/claude-sonnet-4-5", used, NOW) > 0
+    assert 0 == here("ollama/llama", used, NOW)
+    assert elsewhere("anthropic/claude-sonnet-4-5", None, NOW) is None

@@ -1,0 +1,717 @@
+"""
+The acceptance scenarios: what a user does from one end to the other, and what they see. Each run is recorded and then
+replayed without what it was performed with. The fourth, `base2` and its layers, stands in `test_base2.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Engine,
+    Hooks,
+    Interrupt,
+    Limits,
+    Perform,
+    RunResult,
+    RunStatus,
+    StepContext,
+    Steps,
+    ToolCall,
+    tool,
+)
+from stepengine.cli import ConsoleRenderer
+from stepengine.context import (
+    estimate_tokens,
+    inject_context,
+    output_cache,
+    prune_to_summary,
+    require_finished_todos,
+    usage_logger,
+)
+from stepengine.errors import LimitExceeded, ReplayDivergence, UnknownOutcome
+from stepengine.events import (
+    AgentFinished,
+    AgentSpawned,
+    Compacted,
+    FileChanged,
+    PermissionDecided,
+    PermissionRequested,
+    PhaseChanged,
+)
+from stepengine.journal import MemoryJournal
+from stepengine.models import ModelReply, ModelRequest, Models
+from stepengine.permissions import Policy, Rule
+from stepengine.sessions import FileSessions, MemorySessions
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from stepengine.tools import ask_user_tool, file_tools, search_tools, shell_tools, spawn_tools, task_tool
+from tests.faults.scripts import WIRES
+from tests.faults.server import fault_server, sse
+
+MODEL = "test/model"
+
+
+def performed(
+    agent: AgentDefinition[Any],
+    prompt: str,
+    replies: Sequence[Any],
+    tools: Sequence[Any] = (),
+    *,
+    journal: Any = None,
+    watch: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> RunResult[Any]:
+    """
+    Run an agent with a scripted model, and replay what was recorded with neither model nor answers.
+    """
+    journal = journal or MemoryJournal()
+    given = {name: options.pop(name) for name in ("session_id", "limits") if name in options}
+    observers = [watch] if watch else []
+    model = ScriptedModel(replies)
+    with Engine([agent], tools, model, observers=observers, **options) as engine:
+        result = engine.run_sync(agent, prompt, journal=journal, **given)
+    with Engine([agent], tools, models=ScriptedModel([]), **options) as engine:
+        assert result == engine.replay_sync(journal)
+    return result
+
+
+def by_turn(*replies: ModelReply) -> Callable[[ModelRequest], ModelReply]:
+    """
+    Answer by how often the model has spoken in the conversation that it is shown.
+    """
+    return lambda request: replies[sum(message.role == "assistant" for message in request.messages)]
+
+
+def called(result: RunResult[Any]) -> list[tuple[str, str]]:
+    return [(call.tool_name, call.result.status) for call in result.tool_calls]
+
+
+@pytest.mark.spec("requirements:S1", "requirements:F3", "requirements:F5", "requirements:E10", "requirements:D10")
+def test_s1_a_file_is_read_and_another_is_written(tmp_path: Path, run_snapshot: Any) -> None:
+    (tmp_path / "notes.txt").write_text("buy milk\n")
+    agent = AgentDefinition("simple", model=MODEL, tools=["read_files", "write_file"])
+    replies = [
+        tool_call("read_files", {"paths": ["notes.txt"]}),
+        tool_call("write_file", {"path": "notes.upper.txt", "content": "BUY MILK\n"}),
+        text("Done."),
+    ]
+    events: list[Any] = []
+    journal = MemoryJournal()
+    prompt = "Read notes.txt and write notes.upper.txt in capitals."
+
+    result = performed(agent, prompt, replies, file_tools(tmp_path, write=True), journal=journal, watch=events.append)
+
+    assert RunStatus.COMPLETED is result.status
+    assert [("read_files", "ok"), ("write_file", "ok")] == called(result)
+    assert "buy milk" in result.tool_calls[0].result.text
+    assert {"notes.txt": "buy milk\n", "notes.upper.txt": "BUY MILK\n"} == {
+        file.name: file.read_text() for file in tmp_path.glob("*.txt")
+    }
+    assert [("notes.upper.txt", "created")] == [(e.file, e.action) for e in events if type(e) is FileChanged]
+    assert journal == run_snapshot
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """
+    Add two numbers.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return a + b
+
+
+@pytest.mark.spec("requirements:S2", "requirements:G10", "requirements:G22", "requirements:G16", "requirements:G17")
+async def test_s2_one_definition_runs_on_three_providers_with_the_same_effects() -> None:
+    agent = AgentDefinition("adder", tools=[add], system_prompt="Be brief.")
+    shapes: dict[str, list[tuple[Any, ...]]] = {}
+    for wire in [wire for wire in WIRES if wire.model.partition("/")[0] in ("anthropic", "openai", "google")]:
+        prefix = wire.model.partition("/")[0]
+        said = [("", [("add", '{"a": 2, "b": 3}')], "tool_use"), ("It is five.", [], "end_turn")]
+        journal = MemoryJournal()
+        async with fault_server(*[sse(*wire.stream(*s), "fin") for s in said]) as server:
+            models = Models({prefix: wire.make(server.url)})
+            async with Engine(
+                [agent], models=models, default_model=wire.model, observers=[lambda event: None]
+            ) as engine:
+                result = await engine.run(agent, "What is 2 + 3?", journal=journal)
+                assert result == await engine.replay(journal)
+        assert len(server.requests) == 2, "the replay asked nobody"
+        assert (RunStatus.COMPLETED, "It is five.") == (result.status, result.text)
+        assert result.usage.total_tokens > 0
+        assert result.cost is None or isinstance(result.cost, Decimal)
+        shapes[prefix] = [(r.path, r.seq, type(r.effect).__name__) for r in journal.records() if r.kind == "intent"]
+
+    assert {"anthropic", "openai", "google"} == set(shapes)
+    assert shapes["anthropic"] == shapes["openai"] == shapes["google"]
+
+
+ASKED = {"questions": [{"question": "For how many?", "options": ["2", "4"]}]}
+
+
+@pytest.mark.spec("requirements:S3", "requirements:K3", "requirements:K5", "requirements:L3", "requirements:L6")
+def test_s3_the_next_message_of_a_chat_answers_the_question_and_no_other_chat_sees_it(tmp_path: Path) -> None:
+    looked_up: list[str] = []
+
+    @tool
+    def free_tables(day: str) -> str:
+        """
+        Say when there are free tables.
+
+        Args:
+            day: A day.
+        """
+        looked_up.append(day)
+        return "at eight"
+
+    waiter = AgentDefinition("waiter", model=MODEL, tools=[free_tables, ask_user_tool()])
+    requests: list[ModelRequest] = []
+
+    def reply(request: ModelRequest) -> ModelReply:
+        requests.append(request)
+        last = request.messages[-1]
+        if last.role == "tool" and last.tool_name == "ask_user":
+            return text(f"A table for {last.text}.")
+        if last.role == "user" and last.text == "hello":
+            return text("Hello.")
+        return tool_calls(tool_call("free_tables", {"day": "Friday"}), tool_call("ask_user", ASKED))
+
+    def message(words: str, session: str) -> RunResult[Any]:
+        with Engine([waiter], models=ScriptedModel(reply), sessions=FileSessions(tmp_path)) as engine:
+            return engine.run_sync(waiter, words, session_id=session)
+
+    first = message("book a table", "u1:c1")
+    saved = FileSessions(tmp_path).load("u1:c1")
+    assert RunStatus.SUSPENDED is first.status
+    (question,) = first.pending_questions
+    assert (("2", "4"), "For how many?") == (question.options, question.text)
+    assert "book a table" in [m.text for m in saved.messages]
+
+    second = message("4", "u1:c1")
+    assert RunStatus.COMPLETED is second.status
+    assert ["Friday"] == looked_up, "a call was repeated"
+    history = FileSessions(tmp_path).load("u1:c1").messages
+    assert ["book a table"] == [m.text for m in history if m.role == "user"], "the answer is no message of the user"
+    (answer,) = [m for m in history if m.role == "tool" and m.tool_name == "ask_user"]
+    assert "4" in answer.text
+
+    assert "Hello." == message("hello", "u2:c1").text
+    assert ["hello"] == [m.text for m in requests[-1].messages]
+
+
+@pytest.mark.spec("requirements:S5", "requirements:M3", "requirements:M7", "requirements:N11", "requirements:N16")
+async def test_s5_the_console_asks_before_writing_and_running_and_a_refused_command_does_not_run(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "letter.txt").write_text("color\n")
+    tools = [*file_tools(tmp_path, write=True), *shell_tools(tmp_path)]
+    agent = AgentDefinition("coder", model=MODEL, tools=["read_files", "write_file", "run_terminal_command"])
+    policy = Policy(
+        [Rule.allow_category("read"), Rule.ask_for_tool("write_file"), Rule.ask_for_tool("run_terminal_command")]
+    )
+    replies = by_turn(
+        tool_call("read_files", {"paths": ["letter.txt"]}),
+        tool_call("write_file", {"path": "letter.txt", "content": "colour\n"}),
+        tool_call("run_terminal_command", {"command": "touch ran.txt"}),
+        text("The letter is corrected."),
+        text("I did."),
+    )
+    events: list[Any] = []
+    typed = "and keep it short\ny\nn no commands\n/quit\n"
+    async with (
+        Engine([agent], tools, ScriptedModel(replies), permissions=policy, observers=[events.append]) as engine,
+        engine.start(agent, "Correct it.", keep_open=True) as handle,
+    ):
+        result = await ConsoleRenderer(handle, input=io.StringIO(typed), output=io.StringIO()).run()
+
+    asked = [e for e in events if type(e) is PermissionRequested]
+    decided = [e for e in events if type(e) is PermissionDecided]
+    assert ["write_file", "run_terminal_command"] == [e.tool_name for e in asked]
+    assert "+colour" in str(asked[0].preview)
+    assert "touch ran.txt" in str(asked[1].preview)
+    assert [("read_files", "allow"), ("write_file", "allow"), ("run_terminal_command", "deny")] == [
+        (e.tool_name, e.decision) for e in decided
+    ]
+    for request, decision in zip(asked, decided[1:], strict=True):
+        phases = [e.phase for e in events if type(e) is PhaseChanged and e.index < decision.index]
+        assert "awaiting_permission" == str(phases[-1].value), request.tool_name
+    assert "colour\n" == (tmp_path / "letter.txt").read_text()
+    assert not (tmp_path / "ran.txt").exists()
+    assert [("read_files", "ok"), ("write_file", "ok"), ("run_terminal_command", "denied")] == called(result)
+    assert ["Correct it.", "and keep it short"] == [m.text for m in result.state.message_history if m.role == "user"]
+
+
+@pytest.mark.spec("requirements:S6", "requirements:I2", "requirements:I8", "requirements:B4", "requirements:B16")
+def test_s6_a_long_run_stays_below_its_threshold_and_loses_nothing() -> None:
+    threshold, steps = 10_000, 30
+
+    @tool
+    def read(n: int) -> str:
+        """
+        Read a page.
+
+        Args:
+            n: Its number.
+        """
+        return f"page {n}: " + "word " * 1_500
+
+    requests: list[ModelRequest] = []
+
+    def reply(request: ModelRequest) -> ModelReply:
+        requests.append(request)
+        if len(requests) > steps:
+            return text("Read.")
+        return tool_calls(f"Now page {len(requests)}.", tool_call("read", {"n": len(requests)}))
+
+    agent = AgentDefinition(
+        "reader",
+        model=MODEL,
+        tools=[read],
+        system_prompt="You read.",
+        hooks=Hooks(pre_step=[prune_to_summary(max_tokens=threshold)]),
+    )
+    events: list[Any] = []
+    journal = MemoryJournal()
+    with Engine([agent], models=ScriptedModel(reply), observers=[events.append]) as engine:
+        result = engine.run_sync(agent, "Read all pages.", journal=journal)
+    with Engine([agent], models=ScriptedModel([])) as engine:
+        assert result == engine.replay_sync(journal)
+
+    assert RunStatus.COMPLETED is result.status
+    compacted = [e for e in events if type(e) is Compacted]
+    assert compacted
+    assert all(e.tokens_after < e.tokens_before for e in compacted)
+    assert {"You read."} == {r.system_prompt for r in requests}
+    one_page = estimate_tokens("page 30: " + "word " * 1_500)
+    for request in requests:
+        assert sum([estimate_tokens(m.text) for m in request.messages]) <= threshold + one_page
+        open_calls: set[str] = set()
+        for m in request.messages:
+            if m.role == "assistant":
+                open_calls |= {c.tool_call_id for c in m.tool_calls}
+            elif m.role == "tool":
+                assert m.tool_call_id in open_calls, "a result without its call"
+                open_calls.discard(m.tool_call_id)
+        assert not open_calls, "a call without its result"
+    lines = "\n".join(str(record) for record in journal.records())
+    assert all(f"page {n}: word word" in lines for n in range(1, steps + 1)), "the journal holds every text"
+
+
+@pytest.mark.spec("requirements:S7", "requirements:E3", "requirements:E22", "requirements:F6", "requirements:D19")
+def test_s7_each_mistake_of_the_model_is_told_to_it_and_the_file_changes_once(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\ny = 1\n")
+
+    def replace(old: Any, new: str) -> ModelReply:
+        return tool_call("str_replace", {"path": "a.py", "replacements": [{"old_string": old, "new_string": new}]})
+
+    tools = [*file_tools(tmp_path, write=True), *search_tools(tmp_path)]
+    agent = AgentDefinition("fixer", model=MODEL, tools=["code_search", "str_replace"])
+    replies = [
+        tool_call("code_search", {"pattern": "y ="}),
+        tool_call("edit_file", {"path": "a.py"}),
+        replace(3, "z"),
+        replace("= 1", "= 2"),
+        replace("y = 1", "y = 2"),
+        text("Fixed."),
+    ]
+    events: list[Any] = []
+
+    result = performed(agent, "Make y 2.", replies, tools, watch=events.append)
+
+    assert RunStatus.COMPLETED is result.status
+    told = [m.text for m in result.state.message_history if m.role == "tool"]
+    assert "a.py" in told[0]
+    assert "code_search" in told[1]
+    assert "str_replace" in told[1], "the tools that there are"
+    assert "old_string" in told[2], "the field is named"
+    assert "matches 2 times" in told[3] or "2 times" in told[3]
+    assert "allow_multiple" in told[3], "how both would be changed"
+    assert "+y = 2" in told[4]
+    assert "x = 1\ny = 2\n" == (tmp_path / "a.py").read_text()
+    assert 1 == sum(type(e) is FileChanged for e in events)
+
+
+@pytest.mark.spec("requirements:S8", "requirements:H13", "requirements:H14", "requirements:L3", "requirements:X2")
+def test_s8_everything_is_put_in_by_the_caller_and_hooks_that_fail_do_what_their_place_says(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    requests: list[ModelRequest] = []
+
+    def reply(request: ModelRequest) -> ModelReply:
+        requests.append(request)
+        if request.system_prompt == "You research.":
+            return text("In shop.py.")
+        if request.messages[-1].text == "Where is it?":
+            return tool_call("task", {"agent_type": "researcher", "prompt": "Find it.", "description": "Find it"})
+        return text(f"Answer {len(requests)}.")
+
+    researcher = AgentDefinition("researcher", description="Researches.", system_prompt="You research.")
+    agent = AgentDefinition(
+        "assistant",
+        model=MODEL,
+        system_prompt="You help.",
+        tools=[task_tool([researcher])],
+        spawnable_agents=[researcher],
+    )
+    sessions = MemorySessions()
+    log = logging.getLogger("usage.s8")
+    base = Hooks(pre_step=[inject_context("The date is 2026-11-21.")], post_run=[usage_logger(log)])
+
+    def turn(words: str, hooks: Hooks = base, session: str = "ann:1") -> RunResult[Any]:
+        with Engine([agent], models=ScriptedModel(reply), sessions=sessions, hooks=hooks) as engine:
+            return engine.run_sync(agent, words, session_id=session)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no log today")
+
+    with caplog.at_level(logging.INFO, logger="usage.s8"):
+        first, second = turn("Where is it?"), turn("And now?")
+    assert [RunStatus.COMPLETED] * 2 == [first.status, second.status]
+    own = [r for r in requests if r.system_prompt == "You help."]
+    assert all("2026-11-21" in "".join(m.text for m in r.tail) for r in own)
+    stored = sessions.load("ann:1").messages
+    assert not [m for m in stored if "2026-11-21" in m.text]
+    assert ["Where is it?", "And now?"] == [m.text for m in stored if m.role == "user"]
+    assert "Where is it?" in [m.text for m in own[-1].messages]
+    mine = [r.getMessage() for r in caplog.records if r.name == "usage.s8"]
+    assert 2 == len(mine), mine
+
+    plain = turn("Again.", session="ann:2")
+    late = turn("Again.", Hooks(pre_step=base.pre_step, post_run=[broken]), session="ann:3")
+    assert (plain.status, RunStatus.COMPLETED) == (late.status, late.status)
+
+    asked = len(requests)
+    early = turn("Again.", Hooks(pre_run=[broken]), session="ann:4")
+    assert RunStatus.FAILED is early.status
+    assert asked == len(requests), "no model was called"
+
+
+@pytest.mark.spec("requirements:S9", "requirements:D6", "requirements:D7", "requirements:D16")
+def test_s9_an_agent_that_never_stops_ends_as_its_limit_says() -> None:
+    @tool
+    def again() -> str:
+        """Do it again."""
+        return "again"
+
+    agent = AgentDefinition("loop", model=MODEL, tools=[again])
+
+    def run(ends: str) -> tuple[RunResult[Any] | LimitExceeded, list[ModelRequest]]:
+        model = ScriptedModel(lambda r: tool_call("again", {}) if r.tools else text("So far: nothing."))
+        with Engine([agent], models=model) as engine:
+            try:
+                limits: Any = Limits(max_steps=3, on_max_steps=ends)  # type: ignore[arg-type]
+                return engine.run_sync(agent, "Go.", limits=limits), list(model.calls)
+            except LimitExceeded as error:
+                return error, list(model.calls)
+
+    final, asked = run("final_answer")
+    assert isinstance(final, RunResult)
+    assert (RunStatus.MAX_STEPS, "So far: nothing.", 4) == (final.status, final.text, len(asked))
+    assert not asked[-1].tools
+    stopped, asked = run("stop")
+    assert isinstance(stopped, RunResult)
+    assert (RunStatus.MAX_STEPS, 3) == (stopped.status, len(asked))
+    raised, asked = run("raise")
+    assert isinstance(raised, LimitExceeded)
+    assert 3 == len(asked)
+    assert raised.result is not None
+
+
+@pytest.mark.spec("requirements:S9", "requirements:D17", "requirements:C18")
+async def test_s9_interrupted_in_a_tool_it_is_cancelled_whole_and_can_be_continued() -> None:
+    began, cleaned = asyncio.Event(), []
+
+    @tool
+    async def wait() -> str:
+        """Wait for ever."""
+        began.set()
+        await asyncio.sleep(3600)
+        return "never"
+
+    def handle_steps(ctx: StepContext) -> Steps:
+        try:
+            while True:
+                yield STEP
+        finally:
+            cleaned.append(True)
+
+    agent = AgentDefinition("waits", model=MODEL, tools=[wait], handle_steps=handle_steps)
+    replies = by_turn(tool_call("wait", {}), text("Where were we?"))
+    async with Engine([agent], models=ScriptedModel(replies)) as engine:
+        handle = engine.start(agent, "Go.")
+        await began.wait()
+        handle.send(Interrupt())
+        result = await handle.result()
+        assert RunStatus.CANCELLED is result.status
+        assert [True] == cleaned
+        (answer,) = [m for m in result.state.message_history if m.role == "tool"]
+        assert "cancel" in answer.text.lower() or "interrupt" in answer.text.lower()
+
+        plain = AgentDefinition("waits", model=MODEL, tools=[wait])
+        again = await engine.run(plain, "Go on.", previous=result.state)
+        assert (RunStatus.COMPLETED, "Where were we?") == (again.status, again.text)
+
+
+@pytest.mark.spec("requirements:S10", "requirements:J1", "requirements:J5", "requirements:J10", "requirements:X16")
+def test_s10_three_children_at_once_of_which_one_crashes_and_one_asks_for_what_it_may_not() -> None:
+    def crash(ctx: StepContext) -> Steps:
+        raise ValueError("the disk is gone")
+        yield STEP
+
+    knows = AgentDefinition(
+        "knows",
+        description="Knows.",
+        system_prompt="You know.",
+        output_mode="structured_output",
+        output_schema={"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]},
+    )
+    crashes = AgentDefinition("crashes", description="Crashes.", handle_steps=crash)
+    asks = AgentDefinition(
+        "asks", description="Asks.", system_prompt="You ask.", tools=["spawn_agents"], spawnable_agents=[knows]
+    )
+    lead = AgentDefinition(
+        "lead",
+        model=MODEL,
+        system_prompt="You lead.",
+        tools=spawn_tools(),
+        spawnable_agents=[knows, crashes, asks],
+    )
+    told: list[str] = []
+
+    def reply(request: ModelRequest) -> ModelReply:
+        last = request.messages[-1]
+        if request.system_prompt == "You know.":
+            return tool_call("set_output", {"year": 1143}) if last.role == "user" else text("Set.")
+        if request.system_prompt == "You ask.":
+            if last.role == "user":
+                return tool_call("spawn_agents", {"agents": [{"agent_type": "crashes", "prompt": "?"}]})
+            told.append(last.text)
+            return text("Then not.")
+        if last.role == "user":
+            agents = [{"agent_type": a, "prompt": "Go."} for a in ("knows", "crashes", "asks")]
+            return tool_call("spawn_agents", {"agents": agents})
+        return text("All is told.")
+
+    events: list[Any] = []
+    journal = MemoryJournal()
+    with Engine([lead], spawn_tools(), ScriptedModel(reply), observers=[events.append]) as engine:
+        result = engine.run_sync(lead, "Lead.", journal=journal)
+    with Engine([lead], spawn_tools(), ScriptedModel([])) as engine:
+        assert result == engine.replay_sync(journal)
+
+    assert (RunStatus.COMPLETED, "All is told.") == (result.status, result.text)
+    assert ["knows", "crashes", "asks"] == [c.agent_id for c in result.children]
+    assert [{"year": 1143}, True, "Then not."] == [
+        result.children[0].output, result.children[1].is_error, result.children[2].output,
+    ]  # fmt: skip
+    answer = result.tool_calls[0].result.text
+    assert answer.index("1143") < answer.index("the disk is gone") < answer.index("Then not.")
+    assert "knows" in told[0], "the ids that are allowed"
+    spawned = [e.index for e in events if type(e) is AgentSpawned and not e.path]
+    finished = [e.index for e in events if type(e) is AgentFinished and not e.path]
+    assert max(spawned) < min(finished), "all three were under way before one had ended"
+
+
+class World:
+    """
+    What an agent of every kind of effect did outside: seats that were booked, a clerk and a model that were asked.
+    """
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+        @tool(idempotent=False)
+        def book(seat: str) -> str:
+            """
+            Book a seat.
+
+            Args:
+                seat: Which.
+            """
+            self.done.append(f"book {seat}")
+            return f"booked {seat}"
+
+        def clerk() -> str:
+            self.done.append("clerk")
+            return "ready"
+
+        def greet(ctx: StepContext) -> Steps[str]:
+            yield STEP
+            return "hello"
+
+        def handle_steps(ctx: StepContext) -> Steps[list[str]]:
+            seat = yield from ToolCall("book", {"seat": "4a"})
+            yield STEP
+            said = yield from Perform.idempotent(clerk)
+            hello = yield from AgentCall(greeter, "Greet.")
+            return [seat.text, said, hello]
+
+        def changed(ctx: StepContext) -> Steps[list[str]]:
+            yield from ToolCall("book", {"seat": "4b"})
+            return []
+
+        greeter = AgentDefinition("greeter", model=MODEL, handle_steps=greet)
+        self.agent, self.changed = [
+            AgentDefinition("booker", model=MODEL, tools=[book], spawnable_agents=[greeter], handle_steps=handler)
+            for handler in (handle_steps, changed)
+        ]
+
+    def engine(self, agent: AgentDefinition[Any] | None = None) -> Engine:
+        def said(request: ModelRequest) -> ModelReply:
+            self.done.append("model")
+            return text("Well.")
+
+        return Engine([agent or self.agent], models=ScriptedModel(said))
+
+
+@pytest.mark.spec("requirements:S11", "requirements:K10", "requirements:C1", "requirements:P1")
+def test_s11_after_every_record_the_run_may_die_and_comes_to_the_same_end(tmp_path: Path) -> None:
+    world, whole = World(), tmp_path / "whole.jsonl"
+    with world.engine() as engine:
+        done = engine.run_sync("booker", "Book.", journal=str(whole))
+    assert ["booked 4a", "ready", "hello"] == done.unwrap()
+    assert ["book 4a", "model", "clerk", "model"] == world.done
+    lines = whole.read_text().splitlines(keepends=True)
+
+    for cut in range(2, len(lines)):
+        kept, part = "".join(lines[:cut]), tmp_path / f"{cut}.jsonl"
+        part.write_text(kept)
+        world.done.clear()
+        with world.engine() as engine:
+            again = engine.resume_sync(str(part))
+            if '"tool_name":"book"' in kept and "booked 4a" not in kept:
+                assert isinstance(again.error, UnknownOutcome), cut
+                assert "book 4a" not in world.done, "an effect in doubt is not repeated unless that does no harm"
+            else:
+                assert done.unwrap() == again.unwrap(), cut
+                assert done.state.message_history == again.state.message_history, cut
+                assert ("book 4a" in world.done) == ("booked 4a" not in kept), cut
+            world.done.clear()
+            assert again == engine.replay_sync(str(part))
+        assert not world.done, "a replay touches nothing"
+
+
+@pytest.mark.spec("requirements:S11", "requirements:C12", "requirements:P3")
+def test_s11_a_changed_handler_is_told_with_its_file_and_line_and_nothing_is_done(tmp_path: Path) -> None:
+    world, whole = World(), tmp_path / "whole.jsonl"
+    with world.engine() as engine:
+        engine.run_sync("booker", "Book.", journal=str(whole))
+    world.done.clear()
+
+    with world.engine(world.changed) as engine, pytest.raises(ReplayDivergence) as caught:
+        engine.replay_sync(str(whole))
+
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if '"seat": "4b"' in text)
+    assert f"test_scenarios.py:{line}" in str(caught.value.site)
+    assert not world.done
+
+
+@pytest.mark.spec("requirements:S12", "requirements:I12", "requirements:I13", "requirements:F19", "requirements:P9")
+async def test_s12_open_todos_are_reminded_of_and_big_outputs_are_kept_behind_an_id() -> None:
+    @tool
+    def big(n: int) -> str:
+        """
+        Give a big text.
+
+        Args:
+            n: Which.
+        """
+        return f"big {n} " + "word " * 4_000
+
+    @tool(ephemeral=1)
+    def screen() -> str:
+        """Look at the screen."""
+        screens.append(1)
+        return f"screen {len(screens)}"
+
+    screens: list[int] = []
+    requests: list[ModelRequest] = []
+
+    def todos(done: int) -> ModelReply:
+        return tool_call("write_todos", {"todos": [{"task": f"t{i}", "completed": i < done} for i in range(3)]})
+
+    def fetch(request: ModelRequest) -> ModelReply:
+        (gone, *_) = [m for m in request.messages if m.role == "tool" and m.tool_name == "big" and len(m.text) < 1_000]
+        return tool_call("read_output", {"reference_id": gone.tool_call_id, "limit": 100_000})
+
+    script: list[Any] = [
+        todos(0),
+        *[tool_call("big", {"n": n}) for n in range(6)],
+        fetch,
+        tool_call("screen", {}),
+        tool_call("screen", {}),
+        todos(2),
+        text("I am done."),
+        todos(3),
+        text("Now I am."),
+    ]
+    waiting = iter(script)
+
+    def reply(request: ModelRequest) -> ModelReply:
+        requests.append(request)
+        item = next(waiting)
+        return item(request) if callable(item) else item
+
+    cache = output_cache(max_chars=60_000)
+    agent = AgentDefinition(
+        "coder",
+        model=MODEL,
+        tools=[big, screen, cache.read_output, "write_todos"],
+        hooks=Hooks(pre_step=[cache], on_stop=[require_finished_todos()]),
+    )
+    shown = io.StringIO()
+    journal = MemoryJournal()
+    async with (
+        Engine([agent], models=ScriptedModel(reply)) as engine,
+        engine.start(agent, "Work.", journal=journal) as handle,
+    ):
+        result = await ConsoleRenderer(handle, output=shown).run()
+        assert result == await engine.replay(journal)
+
+    assert (RunStatus.COMPLETED, "Now I am.") == (result.status, result.text), result.error
+    reminders = [m.text for m in result.state.message_history if m.role == "user"][1:]
+    assert 1 == len(reminders)
+    assert "t2" in reminders[0]
+    assert "t1" not in reminders[0]
+
+    last = requests[7]
+    outputs = [m for m in last.messages if m.role == "tool" and m.tool_name == "big"]
+    sizes = [len(m.text) > 1_000 for m in outputs]
+    assert sizes == sorted(sizes), "the oldest make room first"
+    assert not sizes[0]
+    assert sizes[-1]
+    assert outputs[0].tool_call_id in outputs[0].text, "the id to fetch it by"
+    (fetched,) = [c for c in result.tool_calls if c.tool_name == "read_output"]
+    assert fetched.result.text.startswith("big 0 word word")
+    assert len(fetched.result.text) > 20_000
+
+    screens_seen = [m.text for m in requests[-1].messages if m.role == "tool" and m.tool_name == "screen"]
+    assert ["screen 2"] == [seen for seen in screens_seen if seen.startswith("screen ")]
+    assert "[x] t2" in shown.getvalue() or "3/3" in shown.getvalue()
+
+
+@pytest.mark.spec("requirements:S12", "requirements:P9")
+def test_s12_without_the_command_line_none_of_this_is_installed() -> None:
+    def twice(request: ModelRequest) -> ModelReply:
+        if request.messages[-1].role == "user":
+            return tool_call("write_todos", {"todos": [{"task": "t", "completed": False}]})
+        return text("Done.")
+
+    agent = AgentDefinition("plain", model=MODEL, tools=["write_todos"])
+    with Engine([agent], models=ScriptedModel(twice)) as engine:
+        result = engine.run_sync(agent, "Go.")
+
+    assert ["Go."] == [m.text for m in result.state.message_history if m.role == "user"], "nobody is reminded"
