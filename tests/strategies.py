@@ -21,6 +21,7 @@ from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.messages import (
     AssistantMessage,
+    CitationPart,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -50,6 +51,7 @@ from stepengine.data.models import (
 )
 from stepengine.data.outcomes import Failure, Gathered, Stop, Value
 from stepengine.data.questions import Answer, Decision, Question
+from stepengine.data.server_tools import CodeExecution, FileSearch, UrlContext, WebSearch
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.tools import ToolAnnotations, ToolSpec
 from stepengine.data.transcript import Transcript
@@ -111,8 +113,10 @@ text_parts = some(TextPart, text, provider_data=provider_data)
 thinking_parts = some(ThinkingPart, text, provider_data=provider_data)
 refusal_parts = some(RefusalPart, text, provider_data=provider_data)
 json_parts = st.builds(JsonPart, json_values())
-opaque_parts = st.builds(OpaquePart, names, json_objects)
+opaque_parts = some(OpaquePart, names, json_objects, tool=names, text=text)
+citation_parts = some(CitationPart, text, text, quote=text, said=text, source=text)
 sources = st.fixed_dictionaries({"url": text}) | st.fixed_dictionaries({"data": st.binary(max_size=8)})
+sources |= st.fixed_dictionaries({"file_id": names, "provider": names})
 
 
 @st.composite
@@ -131,7 +135,7 @@ def call_parts(call_ids: st.SearchStrategy[str] = names) -> st.SearchStrategy[To
 
 
 result_parts = text_parts | json_parts | image_parts | document_parts
-talk_parts = text_parts | thinking_parts | refusal_parts | opaque_parts
+talk_parts = text_parts | thinking_parts | refusal_parts | opaque_parts | citation_parts
 user_messages = some(UserMessage, tuples(text_parts | image_parts | document_parts), tags=tuples(names))
 assistant_messages = some(AssistantMessage, tuples(talk_parts | call_parts()), tags=tuples(names))
 tool_messages = some(ToolMessage, names, names, tuples(result_parts), status=st.sampled_from(STATUSES))
@@ -256,6 +260,15 @@ thinkings = some(
     tokens=st.none() | counts,
     show=st.booleans(),
 )
+searches = some(
+    WebSearch,
+    max_uses=st.none() | counts,
+    allowed_domains=tuples(names, 2),
+    blocked_domains=tuples(names, 2),
+    location=st.none() | st.fixed_dictionaries({"city": text}),
+)
+readings = some(UrlContext, max_uses=st.none() | counts, allowed_domains=tuples(names, 2))
+server_tools = searches | readings | some(CodeExecution, files=tuples(names))
 settings = some(
     ModelSettings,
     temperature=st.none() | floats,
@@ -265,6 +278,16 @@ settings = some(
     tool_choice=st.none() | names,
     parallel_tool_calls=st.none() | st.booleans(),
     thinking=st.none() | thinkings,
+    output=st.sampled_from([None, "native", "tool"]),
+    service_tier=st.sampled_from([None, "auto", "flex"]),
+    seed=st.none() | counts,
+    logprobs=st.none() | st.integers(0, 20),
+    store=st.none() | st.booleans(),
+    safety=st.dictionaries(names, names, max_size=2),
+    cache=st.sampled_from([None, True, False, "5m", "1h"]),
+    cache_key=st.none() | text,
+    server_tools=tuples(server_tools, 2),
+    unsupported=st.sampled_from(["warn", "error"]),
     extra=json_objects,
 )
 requests = some(
@@ -418,9 +441,12 @@ STORED: dict[str, st.SearchStrategy[Any]] = {
     "AssistantMessage": assistant_messages,
     "Change": changes,
     "ChildResult": child_results,
+    "CitationPart": citation_parts,
+    "CodeExecution": some(CodeExecution, files=tuples(names)),
     "Decision": decisions,
     "DocumentPart": document_parts,
     "Failure": failures,
+    "FileSearch": some(FileSearch, names.map(lambda name: (name,)), max_results=st.none() | counts),
     "Gathered": gathered,
     "ImagePart": image_parts,
     "JsonPart": json_parts,
@@ -450,9 +476,11 @@ STORED: dict[str, st.SearchStrategy[Any]] = {
     "ToolResult": results,
     "ToolSpec": specs,
     "Transcript": transcripts,
+    "UrlContext": readings,
     "Usage": usages,
     "UserMessage": user_messages,
     "Value": values,
+    "WebSearch": searches,
     **{cls.__name__: errors_of(cls) for cls in ERROR_CLASSES},
 }
 

@@ -32,6 +32,8 @@ import attrs
 import pytest
 
 import stepengine
+from stepengine.cli.fork import _edit
+from stepengine.cli.prompt import PASTE
 from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.context.project import TAGS
 from stepengine.data.json import JsonDict, freeze_object, mended
@@ -41,12 +43,16 @@ from stepengine.data.thoughts import parted
 from stepengine.data.tools import ToolSpec
 from stepengine.data.visible import visible
 from stepengine.data.wire import from_dicts
+from stepengine.durable.operate import _read
+from stepengine.durable.steps import NAMES as NAMES_OF_STEPS
 from stepengine.engine import load_agent
-from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.errors import DataError, DefinitionError, StepEngineError
 from stepengine.journal.reading import Line, Source, glimpsed, members_of, read_lines, strict_members
 from stepengine.journal.records import check_place, checked
 from stepengine.journal.scanning import scan
 from stepengine.journal.show import clean_tree
+from stepengine.judging.criteria import _judged as judged_text
+from stepengine.judging.viewing.payload import _shown as shown_on_a_page
 from stepengine.machine.blocks import split_blocks
 from stepengine.machine.output import json_in as answer_in
 from stepengine.machine.spawning import matching_id
@@ -327,6 +333,11 @@ def refused_reference(text: str) -> None:
         schema_tool({"properties": {"x": {"$ref": text}}})
 
 
+def judged_by_an_agent(text: str) -> None:
+    with contextlib.suppress(DataError):
+        judged_text(text)
+
+
 def give(made: Tool[..., Any], value: Any) -> None:
     given = freeze_object(value)
     made._binding.validate(made._binding.repair(given) if made._binding.repair else given)
@@ -471,8 +482,14 @@ PLACES = (
                 for end in ("", "\n")
             ]
         ),
-        ("tools/memory.py:LINE", "tools/memory.py:FileMemory._lines"),
+        ("tools/memory.py:LINE", "tools/memory.py:FileMemory._lines", "tools/memory.py:_shown"),
         most=1 << 19,
+    ),
+    Place(
+        "words for pastes",
+        lambda text: PASTE.sub("", text),
+        (of("[paste "), of("1", "[paste "), of("[paste 1: ")),
+        ("cli/prompt.py:PASTE",),
     ),
     Place("highest note", HIGHEST.fullmatch, (of("<!-- "), of("1", "<!-- highest: m")), ("tools/memory.py:HIGHEST",)),
     Place(
@@ -843,6 +860,18 @@ PLACES = (
     ),
     # --- the machine and the views
     Place(
+        "what a judge says",
+        judged_by_an_agent,
+        tuple([of(unit, '{"score": 1, "a": ', "}") for unit in ("[", '{"a":', "1", "{", "}")]),
+        ("judging/criteria.py:_judged",),
+    ),
+    Place(
+        "text on a page",
+        shown_on_a_page,
+        (of("a"), of("a\n"), of("\r\n"), of("\x1b"), of("\u202e\n"), of("a", "", "\x1b"), of("\u0300")),
+        ("judging/viewing/payload.py:ORDINARY",),
+    ),
+    Place(
         "tool calls in text",
         split_blocks,
         (
@@ -1073,6 +1102,15 @@ PLACES = (
         ("cli/settings.py:VARIABLE",),
         most=131_072,
     ),
+    # --- deployments
+    Place("outcome that is typed for a fork", _edit, BRACKETS, ("cli/fork.py:_edit",)),
+    Place("row of a deployment", lambda text: _read(text, "x"), BRACKETS, ("durable/operate.py:_read",), most=1 << 24),
+    Place(
+        "names of steps in an error of the database",
+        lambda text: [*NAMES_OF_STEPS.finditer(text)],
+        (of("a"), of("tool:"), of("a:0"), of("tool:" + "0" * 31), of("DBOS."), of("A", "DBOS."), of("recorde")),
+        ("durable/steps.py:NAMES",),
+    ),
     # --- bundled agents
     *(
         Place(
@@ -1166,13 +1204,71 @@ APART: dict[str, str] = {
     "tools/remembering.py:_remembering.remember": "the id of a run, one run of characters",
     "tools/remembering.py:project_scope": "at most 4 KiB of a file of git's, in UTF-8",
     "tools/project.py:_Instructions._file": "at most 32 KiB, in UTF-8",
+    "models/_limits.py:completed": "the name of a model, which its author gave; each repeat has one character class",
+    "models/_thinking.py:_words_of": "the name of a model, which its author gave; each repeat has one character class",
+    "models/_thinking.py:UNMINIMAL": "the name of a model, which its author gave; each repeat has one character class",
+    "models/_thinking.py:VERSION": "the name of a model, which its author gave; each repeat has one character class",
+    "models/_thinking.py:LATEST": "the name of a model, which its author gave; each repeat has one character class",
     "models/anthropic/families.py:family_of": "the name of a model, which its author gave; each pattern ends at its first other character",
-    "models/openai/request.py:SWITCHED": "the name of a model, which its author gave",
-    "models/openai/request.py:MORE": "the name of a model, which its author gave",
-    "models/openai/request.py:MOST": "the name of a model, which its author gave",
     "models/openai_chat/request.py:promises": "the name of a model, which its author gave",
+    "models/_settings.py:CACHES_LONGER": "the name of a model, which its author gave",
+    "models/anthropic/request.py:FAST": "the name of a model, which its author gave",
+    "models/anthropic/request.py:RUNS_NEWER_CODE": "the name of a model, which its author gave",
+    "models/anthropic/request.py:UNPROMISING": "the name of a model, which its author gave",
+    "models/google/request.py:VALIDATING": "the name of a model, which its author gave",
+    "models/openai_chat/request.py:MARKED": "the name of a model, which its author gave",
+    "models/openai_chat/request.py:SEARCHES": "the name of a model, which its author gave",
+    "models/openai_chat/request.py:WITHOUT_STOPS": "the name of a model, which its author gave",
+    "models/openai_chat/request.py:_cache": "the name of a model, which its author gave",
+    "models/openai_chat/request.py:_mark": "the name of a model, which its author gave",
     "cli/app.py:MARKUP": "help texts of this package",
     "cli/chat.py:Chat._command": "what a person typed, compared with names of ours",
+    "cli/debug.py:Session._do": "what a person typed, compared with names of ours",
+    "cli/debug.py:Session._looked_in_child": "JSON that a process of this one just made, at most 64 KiB",
+    "cli/debug.py:Session.fork": "JSON that a process of this one just made, at most 64 KiB",
+    "cli/debug.py:_edit_of": "what a person typed, or a file that the person named; too deep is text",
+    "cli/debug.py:_error_of": "what a person typed, compared with names of ours",
+    "cli/debug.py:_fork_of": "what a person typed",
+    "cli/debug.py:_line_from_pipe": "a line that the person's own script wrote, in UTF-8",
+    "cli/debug.py:script_of": "at most 1 MiB of a script that the person named, without aliases",
+    "cli/deployment.py:AGE": "the user's own command line",
+    "cli/deployment.py:_object": "the user's own command line; too deep is an error that is caught",
+    "cli/doctor.py:EXTRA": "what this package says that it needs",
+    "cli/doctor.py:PLACEHOLDER": "at most 100 characters of a key",
+    "cli/doctor.py:REQUIREMENT": "what this package says that it needs",
+    "cli/impact.py:SPECIAL": "one character at a time",
+    "cli/impact.py:_code_span": "one run of characters, in at most 300 of them",
+    "cli/init.py:ODD": "the name of the folder that the user typed; one run of characters",
+    "cli/judging.py:_replies": "at most 4 MiB of a file that the person named; too deep is an error that is caught",
+    "durable/database.py:NAME": "a name of at most 64 characters, given by the author",
+    "durable/wire.py:_portable": "JSON that was just made",
+    "judging/checks.py:PLACE": "what a person typed; each part ends at the first other character",
+    "cli/evaluate.py:_told_before": "at most 64 MiB of a file that the person named; too deep is an error that is caught",
+    "judging/criteria.py:read_text": "at most 4 MiB, in UTF-8",
+    "judging/criteria.py:matches": "pydantic's engine, which cannot backtrack; the first site only joins the words of its message",
+    "judging/criteria.py:_run": "at most 1,600 bytes, in UTF-8",
+    "judging/evaluating.py:NAME": "a name that an author gave; one class of characters",
+    "judging/evaluating.py:ADDRESS": "what Python writes of an object; at most 16 digits",
+    "judging/evaluating.py:_Note.read": "at most 64 MiB of a file of this package; too deep is an error that is caught",
+    "judging/evaluation_files.py:_yaml": "at most 4 MiB of a file that the person named, without aliases; too deep is an error that is caught",
+    "judging/reporting.py:page_of": "base64 that was just made",
+    "judging/scoring.py:SIGN": "at most 300 characters of the user's own command line",
+    "judging/scoring.py:_name": "at most 300 characters of the user's own command line",
+    "models/_reply.py:made_part": "base64 that was just made",
+    "models/anthropic/encode.py:_source": "UTF-8 of a document that the caller gives",
+    "judging/debugger.py:Debugger.locals_of": "JSON that a process of this one just made, at most 64 KiB",
+    "judging/debugger.py:ForkedWalk._read": "JSON that a process of this one wrote into their shared memory",
+    "judging/debugger.py:LINE": "what a person typed; its first part ends at the next colon",
+    "judging/debugger.py:in_child": "at most 64 KiB of UTF-8 that a process of this one wrote",
+    "judging/debugger.py:is_harmless": "an expression that a person typed, and that is run as code next",
+    "judging/impact.py:GATE": "at most 100 characters of the user's own command line",
+    "judging/pinning.py:NAME": "at most 80 characters",
+    "judging/pinning.py:pin_name": "at most 80 characters, one run at a time",
+    "judging/prices.py:FAMILY": "at most 100 characters of a model's name",
+    "judging/viewing/page.py:PLACE": "the page of this package, not what goes into it",
+    "judging/viewing/page.py:_hash": "base64 that was just made",
+    "judging/viewing/page.py:page_of": "base64 that was just made",
+    "judging/viewing/payload.py:Texts._media": "base64 that was just made",
     "acp/kept.py:ID": "a name of a fixed length",
     "acp/kept.py:_read": "JSON of a capped size, in a folder that was made for its owner alone",
     "mcp/names.py:ODD": "one character at a time",
@@ -1181,7 +1277,6 @@ APART: dict[str, str] = {
     "cli/runs.py:COST": "runs of digits with a cap each, in a file of our own state folder",
     "cli/journals.py:ADVISED": "advice that this package wrote",
     "cli/journals.py:PLAIN_ID": "one run of characters",
-    "cli/fork.py:_edit": "the user's own command line",
     "cli/fork.py:_target": "the user's own command line",
     "cli/models.py:USER": "an address that the user configured; each part ends at the next slash",
     "cli/options.py:AGENT_MODEL": "the user's own command line; its first part ends at the first other character",
@@ -1207,7 +1302,7 @@ APART: dict[str, str] = {
     "engine/session_turns.py:Within.stored": "UTF-8 of a journal that was just made",
     "helpers/calls.py:call": "`decode` of a tool",
     "journal/replayer.py:TEXT_FORM": "an address that the caller gives; its parts are separated by dots",
-    "journal/encoding.py:Encoder._all_members": "JSON that was just made",
+    "journal/encoding.py:Encoder._packed": "JSON that was just made",
     "journal/places.py:_owner": "the kernel's list of locks",
     "journal/mend.py:_parsed": "UTF-8 of a line that was read already",
     "journal/journaled_run.py:JournaledRun.writes_of": "Latin-1 of at most 4 MiB, for the redactor's search, which takes linear time",
@@ -1215,7 +1310,6 @@ APART: dict[str, str] = {
     "models/_reading.py:Exchange.json": "at most 200 bytes",
     "models/_wire.py:base64_of": "base64 that was just made",
     "models/_wire.py:document_text": "UTF-8 of a document that the caller gives",
-    "models/anthropic/encode.py:_document_source": "UTF-8 of a document that the caller gives",
     "models/anthropic/request.py:BOUND": "a model's name, given by the author",
     "models/base.py:Provider.supports_model": "patterns of the provider's author for a model's name",
     "models/google/encode.py:GENERATION": "a model's name, given by the author",

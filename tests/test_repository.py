@@ -87,7 +87,9 @@ def test_every_module_says_what_lives_in_it() -> None:
     Each module opens with a docstring, so each package does.
     """
     silent = [
-        str(file) for file in python_files("stepengine", "agents") if not ast.get_docstring(ast.parse(read(file)))
+        str(file)
+        for file in python_files("stepengine", "agents")
+        if not re.match(r'(?:#.*\n)*"""\s*[^\s"]', read(file))
     ]
 
     assert [] == silent
@@ -172,6 +174,7 @@ def test_pickle_is_imported_nowhere_in_the_package() -> None:
     wrong = [
         f"{file.relative_to(ROOT)} imports {module}"
         for file in python_files("stepengine", "agents")
+        if any(name in read(file) for name in unsafe)  # to parse all of them takes a second
         for module in imported_modules(file)
         if module.partition(".")[0] in unsafe
     ]

@@ -396,7 +396,7 @@ class EditorAgent:
         try:
             response = await self._client.request_permission(session.kept.id, call, options)
             chosen = getattr(response.outcome, "option_id", None)
-        except (RequestError, ConnectionError):
+        except (RequestError, ConnectionError, ValueError):  # the last for what the protocol does not know
             chosen = None
         known = [option.option_id for option in options]
         answer = _answer(question, chosen if chosen in known else None)

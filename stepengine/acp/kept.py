@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,11 @@ class KeptSession:
         """Add a turn whose run begins now, and keep it."""
         turn = Turn(prompt, self.folder / f"{len(self.turns) + 1:04}.jsonl")
         self.turns.append(turn)
-        self.save()
+        try:
+            self.save()
+        except SessionError:
+            self.turns.pop()
+            raise
         return turn
 
     def end(self, turn: Turn, *, is_kept: bool) -> None:
@@ -84,7 +89,12 @@ class KeptSession:
         self.save()
 
     def save(self) -> None:
-        """Write what is known of the session; the file is whole before it takes the place of the old one."""
+        """
+        Write what is known of the session; the file is whole before it takes the place of the old one.
+
+        Raises:
+            SessionError: when it cannot be written.
+        """
         self.updated = datetime.now(UTC).isoformat(timespec="milliseconds")
         turns = [{"prompt": t.prompt, "journal": t.journal.name, "kept": t.is_kept} for t in self.turns]
         about = {"version": VERSION, "cwd": str(self.cwd), "updated": self.updated, "turns": turns}
@@ -94,8 +104,11 @@ class KeptSession:
             with os.fdopen(file, "w", encoding="utf-8") as out:
                 json.dump(about, out)
             place.replace(self.folder / ABOUT)
+        except OSError as error:
+            raise _unkept(self.folder, error) from None
         finally:
-            place.unlink(missing_ok=True)
+            with suppress(OSError):
+                place.unlink(missing_ok=True)
 
 
 class Kept:
@@ -119,8 +132,7 @@ class Kept:
             session.folder.mkdir(mode=0o700)
             session.save()
         except OSError as error:
-            msg = f"a session cannot be kept in {str(self._folder)!r}: {error.strerror}"
-            raise SessionError(msg) from None
+            raise _unkept(self._folder, error) from None
         return session
 
     def find(self, session_id: str) -> KeptSession:
@@ -150,7 +162,10 @@ class Kept:
         made = self.new(cwd)
         for turn in source.turns:
             if turn.journal.is_file():
-                shutil.copy2(turn.journal, made.folder / turn.journal.name)
+                try:
+                    shutil.copy2(turn.journal, made.folder / turn.journal.name)
+                except OSError as error:
+                    raise _unkept(made.folder, error) from None
             made.turns.append(attrs.evolve(turn, journal=made.folder / turn.journal.name))
         made.save()
         return made
@@ -166,6 +181,10 @@ class Kept:
             if cwd is None or session.cwd == cwd:
                 found.append(session)
         return sorted(found, key=lambda session: session.updated, reverse=True)
+
+
+def _unkept(folder: Path, error: OSError) -> SessionError:
+    return SessionError(f"a session cannot be kept in {str(folder)!r}: {error.strerror}")
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -231,14 +231,14 @@ class Shown:
 
     def _old(self, path: str) -> str | None:
         """Return what a file of the workspace holds that is about to be written; ``None`` when that cannot be said."""
-        place = (self._cwd / path).resolve()
-        if not self._is_live or not place.is_relative_to(self._cwd.resolve()):
-            return None
         try:
+            place = (self._cwd / path).resolve()
+            if not self._is_live or not place.is_relative_to(self._cwd.resolve()):
+                return None
             if not place.is_file() or place.stat().st_size > MAX_OLD_BYTES:
                 return None
             return place.read_text(encoding="utf-8")
-        except (OSError, ValueError):
+        except (OSError, ValueError, RuntimeError):  # the last for links in a circle, before Python 3.13
             return None
 
     def _locations(self, given: Any) -> list[ToolCallLocation]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from stepengine.data.json import freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.models import ModelSettings
 from stepengine.data.visible import visible
 from stepengine.data.yields import Ask, Complete
-from stepengine.errors import StepEngineError
+from stepengine.errors import DataError, StepEngineError
 from stepengine.mcp._caps import FIELDS, OPTIONS, QUESTION_CHARS, ROUNDS, SAMPLED_TOKENS, TRIES
 
 __all__ = ("Asking",)
@@ -59,8 +60,8 @@ class Asking:
     def _form(self, params: Mapping[str, Any]) -> Generator[Any, Any, Mapping[str, Any]]:
         """Ask for the fields of a form one by one; who declines one that is required declines the form."""
         schema, message = params["requestedSchema"], str(params.get("message", ""))
-        fields = schema.get("properties") or {}
-        if len(fields) > FIELDS:
+        fields, required = schema.get("properties") or {}, _listed(schema.get("required"))
+        if not _is_form(fields):
             return DECLINED
         if not fields:
             said = yield from Ask(self._text(message), [YES, NO])
@@ -70,7 +71,7 @@ class Asking:
             value = yield from self._field(message, name, field)
             if value is not None:
                 content[name] = value
-            elif name in (schema.get("required") or ()):
+            elif name in required:
                 return DECLINED
         return {"action": "accept", "content": content}
 
@@ -100,11 +101,11 @@ class Asking:
     def _sampled(self, params: Mapping[str, Any]) -> Generator[Any, Any, Mapping[str, Any]]:
         """Have the run's model called; it is counted and limited like any other call of it."""
         tokens = params.get("maxTokens")
-        settings = ModelSettings(
-            max_tokens=min(int(tokens), SAMPLED_TOKENS) if tokens else SAMPLED_TOKENS,
-            temperature=params.get("temperature"),
-        )
         try:
+            settings = ModelSettings(
+                max_tokens=min(int(tokens), SAMPLED_TOKENS) if tokens else SAMPLED_TOKENS,
+                temperature=params.get("temperature"),
+            )
             messages = [_message(one) for one in params["messages"]]
             reply = yield from Complete(messages, system_prompt=params.get("systemPrompt"), settings=settings)
         except StepEngineError as error:
@@ -128,10 +129,20 @@ class Asking:
         return {key: self.response(DECLINED if "error" in one else one) for key, one in answers.items()}
 
 
+def _is_form(fields: Any) -> bool:
+    """Return whether these are fields that a person can be asked for: nobody has checked what a server calls its form."""
+    if not isinstance(fields, Mapping) or len(fields) > FIELDS:
+        return False
+    return all(isinstance(field, Mapping) for field in fields.values())
+
+
 def _question(text: str, field: Mapping[str, Any]) -> Ask:
     several = field.get("type") == "array"
-    choices = (field.get("items") or {}) if several else field
-    options = choices.get("enum") or [one.get("const") for one in choices.get("oneOf") or choices.get("anyOf") or ()]
+    choices: Any = field.get("items") if several else field
+    given: Any = None
+    if isinstance(choices, Mapping):
+        given = choices.get("enum") or choices.get("oneOf") or choices.get("anyOf")
+    options = [one.get("const") if isinstance(one, Mapping) else one for one in _listed(given)]
     if field.get("type") == "boolean":
         options = [YES, NO]
     named = [visible(str(one), strict=True) for one in options]
@@ -149,14 +160,22 @@ def _value(said: str, field: Mapping[str, Any]) -> tuple[Any, str]:
     if kind not in ("integer", "number"):
         return said, ""
     try:
-        return (int(text) if kind == "integer" else float(text)), ""
-    except ValueError:
+        return freeze(int(text) if kind == "integer" else float(text)), ""
+    except (ValueError, DataError):
         return None, f"{text[:50]!r} is no {kind}"
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def _message(said: Mapping[str, Any]) -> UserMessage | AssistantMessage:
     content = said.get("content")
     blocks = content if isinstance(content, list | tuple) else [content]
-    texts = [str(b.get("text", "")) if b.get("type") == "text" else f"[{b.get('type')}]" for b in blocks if b]
+    texts = [
+        str(b.get("text", "")) if b.get("type") == "text" else f"[{b.get('type')}]"
+        for b in blocks
+        if isinstance(b, Mapping)
+    ]
     text = "\n".join(texts)
     return AssistantMessage(text) if said.get("role") == "assistant" else UserMessage(text)

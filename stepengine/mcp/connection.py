@@ -19,9 +19,10 @@ import attrs
 
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.mcp._caps import CLOSE_SECONDS, PAGES, RESTART_WAITS, RUNS_KEPT, TOOLS
+from stepengine.mcp._caps import CLOSE_SECONDS, ERROR_CHARS, PAGES, RESTART_WAITS, RUNS_KEPT, TOOLS
 from stepengine.mcp.stdio import Pipe, Program
 from stepengine.runtime.logs import LOGGER
+from stepengine.tools.conversion import cut
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -127,8 +128,14 @@ class OpenCall:
             self.waiting.set_result(value)
 
     async def end(self) -> None:
-        """Give the request up; the server is told, if it listens."""
+        """Give the request up; the server is told, if it listens, and so are those of its questions that nobody will answer."""
+        import mcp_types as types
+
         self.task.cancel()
+        given_up = types.ErrorData(code=types.INVALID_REQUEST, message="The call that this is about was given up")
+        for answer in (self.waiting, *[answer for _, answer in self._asked]):
+            if answer is not None and not answer.done():
+                answer.set_result(given_up)
         await asyncio.wait((self.task,), timeout=CLOSE_SECONDS)
 
 
@@ -203,7 +210,7 @@ class _Live:
         elif isinstance(leaf, TimeoutError):
             said = f"it did not answer within {self._options.start_timeout:g} s"
         else:
-            said = visible(f"{type(leaf).__name__}: {leaf}", strict=True)
+            said = visible(cut(f"{type(leaf).__name__}: {leaf}", ERROR_CHARS), strict=True)
         words = pipe.last_words() if pipe is not None else ""
         return f"{said}; it said: {words}" if words else said
 
@@ -355,17 +362,17 @@ class Connection:
             async with asyncio.timeout(seconds):
                 return await request
         except TimeoutError as error:
-            msg = f"the MCP server {name!r} did not answer within {seconds} s"
+            msg = f"the MCP server {name!r} did not answer within {seconds:g} s"
             raise ToolError(msg) from error
         except MCPError as error:
             if error.code == CLOSED:
                 raise self._lost() from error
-            msg = f"the MCP server {name!r} answered with an error: {visible(error.message)}"
+            msg = f"the MCP server {name!r} answered with an error: {_told(error.message)}"
             raise ToolError(msg) from error
         except (BrokenResourceError, ClosedResourceError) as error:
             raise self._lost() from error
         except ValidationError as error:
-            msg = f"the MCP server {name!r} answered with what the protocol does not know: {visible(str(error))}"
+            msg = f"the MCP server {name!r} answered with what the protocol does not know: {_told(str(error))}"
             raise ToolError(msg) from error
 
     def _lost(self) -> Lost:
@@ -449,6 +456,11 @@ def _leaf(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     return error
+
+
+def _told(text: str) -> str:
+    """Return what a server says is wrong, with an end and nothing hidden: it may become the error of a run."""
+    return visible(cut(text, ERROR_CHARS))
 
 
 def _with_headers(url: str, headers: Mapping[str, str]) -> Any:

@@ -24,6 +24,8 @@ from stepengine.tools.definition import Tool
 __all__ = ("Deferred",)
 
 NAMES_TOLD = 200
+WORDS = 50
+"""Of a query; each is looked for in the text of every tool."""
 
 
 class Deferred:
@@ -40,7 +42,7 @@ class Deferred:
 
     def __init__(self, server: str, tools: Sequence[ToolLike]) -> None:
         self._known = {tool.spec.name: tool for tool in tools}
-        self._texts = {t.spec.name: f"{t.spec.name} {t.spec.description}".casefold() for t in tools}
+        self._texts = {t.spec.name: _plain(f"{t.spec.name} {t.spec.description}") for t in tools}
         self._caller = f"mcp_call_{server}"
         names = ", ".join(list(self._known)[:NAMES_TOLD])
         word: Mapping[str, Any] = {"type": "string", "description": "Words of names and descriptions"}
@@ -59,8 +61,8 @@ class Deferred:
 
     def _search(self, input: dict[str, Any]) -> list[Any]:
         """Return the tools that have most of the words, with their schemas."""
-        words = str(input["query"]).casefold().replace("_", " ").split()
-        scored = [(sum(word in text.replace("_", " ") for word in words), name) for name, text in self._texts.items()]
+        words = list(dict.fromkeys(_plain(str(input["query"])).split()))[:WORDS]
+        scored = [(sum([word in text for word in words]), name) for name, text in self._texts.items()]
         best = sorted([one for one in scored if one[0]], key=lambda one: (-one[0], one[1]))[:FOUND]
         specs = [self._known[name].spec for _, name in best]
         return [{"tool": s.name, "description": s.description, "input_schema": thaw(s.input_schema)} for s in specs]
@@ -75,6 +77,10 @@ class Deferred:
         inner = call.input.get("input")
         given = freeze_object(inner) if isinstance(inner, Mapping) else JsonDict()
         return Meant(found.spec, ToolCallPart(call.tool_call_id, found.spec.name, given))
+
+
+def _plain(text: str) -> str:
+    return text.casefold().replace("_", " ")
 
 
 class _Caller(Tool[..., Any]):

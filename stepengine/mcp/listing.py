@@ -18,11 +18,19 @@ from stepengine.data.json import JsonDict, canonical, compact, freeze, freeze_ob
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import visible
 from stepengine.errors import DataError, DefinitionError
-from stepengine.mcp._caps import DESCRIPTION_CHARS, SCHEMA_BYTES, SCHEMA_DEPTH, TOOLS
+from stepengine.mcp._caps import (
+    DESCRIPTION_CHARS,
+    PARTS,
+    PROMPT_CHARS,
+    PROMPTS,
+    SCHEMA_BYTES,
+    SCHEMA_DEPTH,
+    TOOLS,
+)
 from stepengine.mcp.names import tool_name
 from stepengine.tools.schemas import UNFIT_AT_TOP, UNFOLLOWED, SchemaInputs
 
-__all__ = ("Listed", "annotations_of", "digest_of", "listed_tools", "shown_text")
+__all__ = ("Listed", "annotations_of", "digest_of", "listed_tools", "offered_prompts", "shown_text")
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -159,6 +167,24 @@ def annotations_of(hints: Mapping[str, Any], *, trusted: bool) -> ToolAnnotation
         idempotent=bool(said.get("idempotentHint", False)),
         open_world=bool(said.get("openWorldHint", True)),
     )
+
+
+def offered_prompts(raw: Sequence[Mapping[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
+    """Return what is shown of a server's prompts; why some are not goes to *left_out*."""
+    if len(raw) > PROMPTS:
+        left_out.append(f"{len(raw) - PROMPTS:,} prompts after the first {PROMPTS:,}")
+    made: list[dict[str, Any]] = []
+    for prompt in raw[:PROMPTS]:
+        name = prompt["name"]
+        if len(name) > PROMPT_CHARS or visible(name, strict=True) != name:
+            left_out.append(f"the prompt {_named(prompt)}: its name is too long, or has something hidden in it")
+            continue
+        arguments = [
+            {"name": shown_text(one["name"]), "required": bool(one.get("required"))}
+            for one in (prompt.get("arguments") or ())[:PARTS]
+        ]
+        made.append({"name": name, "description": shown_text(prompt.get("description") or ""), "arguments": arguments})
+    return made
 
 
 # --- schemas ----------------------------------------------------------------------------------------------------------

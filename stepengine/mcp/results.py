@@ -134,5 +134,8 @@ def misfit(name: str, schema: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
         return ""
     if "structuredContent" not in raw:
         return "it promises structured content, and gave none"
-    issues = check.issues(freeze(raw["structuredContent"]))
+    try:
+        issues = check.issues(freeze(raw["structuredContent"]))
+    except DataError as error:
+        return error.message
     return "; ".join(issues[:PARTS])

@@ -19,7 +19,7 @@ import attrs
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import RunFinished, ToolStarted
 from stepengine.data.json import compact, thaw
-from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.visible import visible
 from stepengine.engine import Engine
@@ -165,7 +165,7 @@ class AgentServer:
         if waiting is None:
             return _failed("the run that asked this is not known here any more; call again without request state")
         given = params.input_responses or {}
-        answers = {q.id: _answer(given.get(q.id)) for q in waiting.questions}
+        answers = {q.id: _answer(given.get(q.id), q) for q in waiting.questions}
         result = await _apart(waiting.offered.engine.resume(waiting.journal, answers=answers))
         return await self._told(ctx, waiting.offered, waiting.journal, result)
 
@@ -243,16 +243,19 @@ async def _asked(ctx: Any, question: Question) -> AnswerLike:
         return Answer(declined=True)
     form = _form(question)
     try:
-        return _answer(await ctx.session.elicit_form(form.message, form.requested_schema))
+        return _answer(await ctx.session.elicit_form(form.message, form.requested_schema), question)
     except MCPError:
         return Answer(declined=True)
 
 
-def _answer(given: Any) -> AnswerLike:
+def _answer(given: Any, question: Question) -> AnswerLike:
+    """Return what a client answered; what is no answer declines, since a run that it was refused by would be lost."""
     if given is None or getattr(given, "action", "") != "accept":
         return Answer(declined=True)
     value = (given.content or {}).get("answer")
-    return Answer(selected=tuple(value)) if isinstance(value, list) else str(value or "")
+    answer = Answer(selected=tuple(map(str, value))) if isinstance(value, list) else str(value or "")
+    problem = answer_problem(answer, question)
+    return answer if problem is None else Answer(declined=True, reason=problem)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

@@ -25,12 +25,12 @@ from stepengine.data.sources import Meant
 from stepengine.data.tools import Ordinary, ToolBinding, ToolLike
 from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
-from stepengine.errors import DefinitionError, PerformError, ToolError
+from stepengine.errors import DataError, DefinitionError, PerformError, ToolError
 from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS
 from stepengine.mcp.asking import Asking
 from stepengine.mcp.connection import Connection, Lost, Options, Wanted
 from stepengine.mcp.deferring import Deferred
-from stepengine.mcp.listing import Listed, annotations_of, digest_of, listed_tools
+from stepengine.mcp.listing import Listed, annotations_of, digest_of, listed_tools, offered_prompts
 from stepengine.mcp.names import check_server_name
 from stepengine.mcp.offering import prompt_tool, resource_tools
 from stepengine.mcp.results import error_result, misfit, result_of
@@ -194,7 +194,7 @@ class McpTools:
         except PerformError as error:
             raise ToolError(_cause(error)) from error
         for reason in recorded["left_out"]:
-            line = f"The MCP server {self.name!r} has a tool that is left out: {reason}"
+            line = f"The MCP server {self.name!r} has something that is left out: {reason}"
             ctx.logger.warning(line)
         listed = [Listed.from_json(one) for one in recorded["tools"]]
         tools: list[ToolLike] = [self._tool(one) for one in listed]
@@ -267,7 +267,7 @@ class McpTools:
         """
         connection = self._connection()
         raw = await connection.listed()
-        connection.digests = {tool["name"]: digest_of(tool) for tool in raw["tools"]}
+        connection.digests = _digests(raw["tools"])
         connection.promises = {t["name"]: t["outputSchema"] for t in raw["tools"] if t.get("outputSchema")}
         found = listed_tools(name, raw["tools"], include=self._include, exclude=self._exclude)
         left_out = list(found.left_out)
@@ -281,7 +281,8 @@ class McpTools:
                     f"{visible(tool.name, strict=True)!r}: its definition changed; the one that was accepted has the digest "
                     f"{pinned}, this one {tool.digest}; accept it with accept({tool.name!r}, digest)"
                 )
-        return freeze_object({"tools": kept, "prompts": raw["prompts"] if self._prompts else [], "left_out": left_out})
+        prompts = offered_prompts(raw["prompts"], left_out) if self._prompts else []
+        return freeze_object({"tools": kept, "prompts": prompts, "left_out": left_out})
 
     def accept(self, name: str, digest: str) -> None:
         """Take the definition with *digest* as the right one of the tool that the server calls *name*, from the next run on."""
@@ -345,11 +346,8 @@ class McpTools:
         if isinstance(outcome, Wanted):
             waits = {"requests": outcome.requests, "state": outcome.state, "ticket": ticket}
             return ToolResult.json(freeze_object(waits), status="pending")
-        promise = connection.promises.get(listed.name)
-        wrong = misfit(listed.tool, promise, outcome) if promise else ""
-        return (
-            error_result(f"the result is not what {listed.tool!r} promises: {wrong}") if wrong else result_of(outcome)
-        )
+        wrong = _broken_promise(connection, listed, outcome)
+        return error_result(wrong) if wrong else result_of(outcome)
 
     # --- what a server wants to know first --------------------------------------------------------------------------------
 
@@ -401,8 +399,7 @@ class McpTools:
                 connection.closed(ticket)
         if isinstance(outcome, Wanted):
             return {"requests": outcome.requests, "state": outcome.state, "ticket": ticket}
-        promise = connection.promises.get(listed.name)
-        wrong = misfit(listed.tool, promise, outcome) if promise else ""
+        wrong = _broken_promise(connection, listed, outcome)
         return {"error": wrong} if wrong else {"result": outcome}
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -420,6 +417,12 @@ class McpTools:
                 ending = asyncio.run_coroutine_threadsafe(connection.aclose(), connection.loop)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.wrap_future(ending), END_SECONDS)
+
+
+def _broken_promise(connection: Connection, listed: Listed, outcome: Mapping[str, Any]) -> str:
+    promise = connection.promises.get(listed.name)
+    wrong = misfit(listed.tool, promise, outcome) if promise else ""
+    return f"the result is not what {listed.tool!r} promises: {wrong}" if wrong else ""
 
 
 class _Held:
@@ -440,6 +443,15 @@ class _ServerTool(Tool[..., Any]):
     def __init__(self, *args: Any, follow: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._binding: ToolBinding = attrs.evolve(self._binding, runs=Ordinary(self, follow))
+
+
+def _digests(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the digests of definitions by name; one that no record can hold has none, and is left out of the list."""
+    made: dict[str, str] = {}
+    for tool in tools:
+        with suppress(DataError):
+            made[tool["name"]] = digest_of(tool)
+    return made
 
 
 def _cause(error: PerformError) -> str:

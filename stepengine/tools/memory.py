@@ -31,6 +31,8 @@ OLDEST = 3
 WHOLE, PREFIX = 2, 1
 LINE = re.compile(r"- \[m(\d{1,9})\] (\d{4}-\d\d-\d\d)((?: #[\w-]{1,32}){0,5})(?: (run [\w.-]{1,80}))?: (.*)")
 HIGHEST = re.compile(r"<!-- highest: m(\d{1,9}) -->")
+KEPT = "surrogateescape"
+"""Bytes of a person's that are no UTF-8 are written back as they were."""
 WORD = re.compile(r"[\w-]+")
 SCOPE = re.compile(r"user|project:[0-9a-f]{16}")
 
@@ -109,7 +111,10 @@ class FileMemory:
 
     async def search(self, scope: str, query: str, limit: int) -> list[Note]:
         """Return the notes with words of the query: a whole word or a tag counts 2, a beginning 1; ties newest first."""
-        notes = _notes(await asyncio.to_thread(self._lines, scope))
+        return await asyncio.to_thread(self._search, scope, query, limit)
+
+    def _search(self, scope: str, query: str, limit: int) -> list[Note]:
+        notes = _notes(self._lines(scope))
         wanted = set(_words(query))
         ranked = [(_rank(note, wanted), int(note.id[1:]), note) for note in notes]
         found = sorted([one for one in ranked if one[0] or not wanted], key=lambda one: one[:2], reverse=True)
@@ -148,11 +153,13 @@ class FileMemory:
         if len(data) > 2 * FILE_BYTES:
             msg = f"the file of notes {path.name!r} has more than {2 * FILE_BYTES:,} bytes, so it was not read"
             raise ToolError(msg)
-        return data.decode("utf-8", "replace").split("\n")
+        return data.decode("utf-8", KEPT).split("\n")
 
     def _write(self, scope: str, text: str, tags: tuple[str, ...], origin: str) -> Note:
         with self._held(scope) as path:
-            lines = [line for line in self._lines(scope) if line.strip()]
+            lines = self._lines(scope)
+            while lines and not lines[-1].strip():
+                lines.pop()
             notes = _notes(lines)
             numbers = [int(note.id[1:]) for note in notes] + [
                 int(m[1]) for line in lines if (m := HIGHEST.fullmatch(line))
@@ -161,7 +168,7 @@ class FileMemory:
             day = self.clock().date().isoformat()
             note = Note(id=f"m{number}", text=text, tags=tags, date=day, origin=origin)
             kept = [line for line in lines if not HIGHEST.fullmatch(line)]
-            data = "\n".join([*kept, note.line, f"<!-- highest: m{number} -->", ""]).encode()
+            data = "\n".join([*kept, note.line, f"<!-- highest: m{number} -->", ""]).encode("utf-8", KEPT)
             if len(notes) >= NOTES or len(data) > FILE_BYTES:
                 oldest = "\n".join([one.line for one in notes[:OLDEST]])
                 msg = f"there is no room for another note ({len(notes)} of {NOTES}, {FILE_BYTES:,} bytes); forget some. The oldest:\n{oldest}"
@@ -175,7 +182,7 @@ class FileMemory:
             kept = [line for line in lines if not (m := LINE.fullmatch(line)) or f"m{m[1]}" != identity]
             if len(kept) == len(lines):
                 return False
-            replace_path(path, "\n".join(kept).encode(), mode=0o600)
+            replace_path(path, "\n".join(kept).encode("utf-8", KEPT), mode=0o600)
         return True
 
     @contextmanager
@@ -200,9 +207,13 @@ class FileMemory:
 def _notes(lines: Sequence[str]) -> list[Note]:
     found = [m for line in lines if (m := LINE.fullmatch(line))]
     return [
-        Note(id=f"m{m[1]}", date=m[2], tags=[tag[1:] for tag in m[3].split()], origin=m[4] or "", text=m[5])
+        Note(id=f"m{m[1]}", date=m[2], tags=[tag[1:] for tag in m[3].split()], origin=m[4] or "", text=_shown(m[5]))
         for m in found
     ]
+
+
+def _shown(text: str) -> str:
+    return text.encode("utf-8", KEPT).decode("utf-8", "replace")
 
 
 def _words(text: str) -> list[str]:

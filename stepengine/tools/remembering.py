@@ -195,7 +195,7 @@ def _forgetting(notes: _Notes) -> Tool[..., Any]:
 
         Args:
             id: The note.
-            scope: Where it is notes.store.
+            scope: Where it is kept.
         """
         if await notes.store.forget(notes.place(ctx, scope), id):
             return f"Forgot {id} ({scope})."

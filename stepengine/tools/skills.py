@@ -11,7 +11,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -146,14 +146,17 @@ def find_skills(folder: Path, *, user: bool) -> Catalog:
         places += [(own, "skills", "user")] if own is not None else []
         places += [(Path(home), place, "user") for place in PLACES[1:]] if home.startswith("/") else []
     for base, place, scope in places:
-        for root, path in _folders(base, place, left):
-            _take(found, root, path, scope)
+        with closing(_folders(base, place, left)) as folders:
+            for root, path in folders:
+                _take(found, root, path, scope)
+                if not left.check_time():  # the walk asks only at every 64th entry, and a head can take a second
+                    break
     if left.cut:
         found.warnings.append(f"not all folders of skills were looked at: {left.cut}")
     return found
 
 
-def _folders(base: Path, place: str, left: Budget) -> Iterator[tuple[Root, str]]:
+def _folders(base: Path, place: str, left: Budget) -> Generator[tuple[Root, str], None, None]:
     """Yield the folders with a ``SKILL.md``, at most three below *place*, and the root that they are read below."""
     try:
         root = Root(base, Policy(allow_wide_root=True))

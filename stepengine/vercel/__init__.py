@@ -99,16 +99,23 @@ async def vercel(events: AsyncIterable[Event], *, message_id: str, version: int 
         for chunk in page.fail(error.message):
             yield chunk
     finally:
-        close = getattr(events, "aclose", None)
-        if close is not None:
-            await close()
+        await _closed(events)
 
 
 async def sse(chunks: AsyncIterable[Chunk]) -> AsyncGenerator[str, None]:
-    """Give *chunks* as server-sent events, and the mark of the end."""
-    async for chunk in chunks:
-        yield f"data: {json.dumps(chunk)}\n\n"
+    """Give *chunks* as server-sent events, and the mark of the end. Leaving the iteration early closes *chunks*."""
+    try:
+        async for chunk in chunks:
+            yield f"data: {json.dumps(chunk)}\n\n"
+    finally:
+        await _closed(chunks)
     yield "data: [DONE]\n\n"
+
+
+async def _closed(source: Any) -> None:
+    close = getattr(source, "aclose", None)
+    if close is not None:
+        await close()
 
 
 def prompt_of(messages: Sequence[Any]) -> str:

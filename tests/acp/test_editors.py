@@ -17,6 +17,10 @@ import acp
 import pytest
 from acp import RequestError, schema
 
+from stepengine.acp import EditorAgent
+
+from .server import small
+
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = Path(__file__).with_name("server.py")
 
@@ -191,6 +195,31 @@ async def test_a_question_with_options_is_a_request_and_one_for_words_is_answere
     async with served(replayed, tmp_path) as agent:
         await agent.load_session(cwd=str(project), session_id=session, mcp_servers=[])
     assert "ask me" == replayed.said("user_message_chunk")
+
+
+@pytest.mark.spec("interfaces:IF47")
+@pytest.mark.parametrize("path", ["shop.py", "sh\0op.py", "round/shop.py"])
+async def test_an_editor_that_answers_what_the_protocol_does_not_know_has_said_no(
+    tmp_path: Path, project: Path, path: str
+) -> None:
+    """
+    Also about a file of which nobody can say what it holds.
+    """
+    (project / "round").symlink_to("round")
+
+    class Odd(Editor):
+        async def request_permission(self, session_id: str, tool_call: Any, options: Any, **_: Any) -> Any:
+            return schema.RequestPermissionResponse.model_validate({"outcome": {"outcome": "perhaps"}})
+
+    bot, make = small(1)
+    editor, agent = Odd(), EditorAgent(make, bot.id, tmp_path / "sessions")
+    agent.on_connect(editor)  # type: ignore[arg-type]
+    session = (await agent.new_session(cwd=str(project))).session_id
+    ended = await said_to(agent, session, f"write {path} tax")
+    await agent.aclose()
+
+    assert "end_turn" == ended.stop_reason
+    assert "rate = 1\nname = 2\n" == (project / "shop.py").read_text()
 
 
 @pytest.mark.deep

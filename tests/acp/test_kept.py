@@ -41,6 +41,16 @@ def test_a_session_is_found_again_as_it_was_and_a_copy_goes_its_own_way(kept: Ke
     assert [] == kept.all(tmp_path / "elsewhere")
 
 
+def test_what_cannot_be_written_is_an_error_and_leaves_no_turn_behind(kept: Kept, tmp_path: Path) -> None:
+    session = kept.new(tmp_path)
+    (session.folder / "session.json").unlink()
+    (session.folder / "session.json").mkdir()
+
+    with pytest.raises(SessionError, match=r"cannot be kept in .*: Is a directory"):
+        session.begin("Fix it")
+    assert [] == session.turns
+
+
 @pytest.mark.parametrize(
     "about",
     [

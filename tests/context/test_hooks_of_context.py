@@ -343,7 +343,7 @@ def test_the_command_line_installs_it_and_compaction_and_the_library_does_not(
         "agent = AgentDefinition('tidy', model='test/m', tools=['write_todos'])\n"
     )
     told, free = ScriptedModel(script), ScriptedModel(script)
-    monkeypatch.setattr(bench, "models_of", lambda _: told)
+    monkeypatch.setattr(bench, "models_of", lambda *_: told)
     done = CliRunner().invoke(app, ["run", "./tidy.py", "work"])
     engine(free).run_sync(agent, "work")
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from stepengine import AgentDefinition, Engine, Hooks, RunResult
 from stepengine.context import project_context
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools import skill_tools
+from stepengine.tools import skill_tools, skills
+from stepengine.tools.files import walk
 from stepengine.tools.project import ALL_BYTES, FILE_BYTES, read_project
 
 BOMB = "a: &a [x, x, x]\nb: &b [*a, *a, *a]\ndescription: many\n"
@@ -241,6 +243,26 @@ def test_a_skill_is_read_with_its_files_and_leads_nowhere_else(tmp_path: Path) -
 
 
 @pytest.mark.spec("interfaces:IF91")
+def test_skills_that_take_long_to_read_hold_up_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A head can take a second; time is looked at after each of them.
+    """
+    seconds, take = [0.0], skills._take
+    monkeypatch.setattr(walk, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+
+    def slowly(*given: Any) -> None:
+        seconds[0] += 0.9
+        take(*given)
+
+    monkeypatch.setattr(skills, "_take", slowly)
+    for number in range(20):
+        skill(tmp_path, f"s{number:02}", "description: d\n")
+    found = skills.find_skills(tmp_path, user=False)
+
+    assert ["s00", "s01", "s02"] == list(found.skills)
+    assert ["not all folders of skills were looked at: stopped after 2 s"] == found.warnings
+
+
 def test_an_agent_that_cannot_read_skills_is_told_of_none(tmp_path: Path) -> None:
     skill(tmp_path, "notes", "name: notes\ndescription: Writes notes.\n")
     model = ScriptedModel(["Done."])

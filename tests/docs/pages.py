@@ -115,15 +115,17 @@ def assert_shown(shown: str, said: str) -> None:
         assert any(line.strip() in printed for printed in lines), f"not printed, or not in this order: {line!r}\n{said}"
 
 
-def follow(name: str, folder: Path) -> None:
+def follow(name: str, folder: Path, *, pictures: int = 0, names: dict[str, object] | None = None) -> None:
     """
-    Do in a folder what a page says, in order, since commands look at what Python recorded; Python's names end with its block.
+    Do in a folder what a page says behind its *pictures*, in order, since commands look at what Python recorded.
+
+    Python's names end with its block, unless all of it shares *names*.
     """
     project, said = Project(folder), ""
-    for block in blocks_of(page(name)):
+    for block in blocks_of(page(name))[pictures:]:
         match block.kind:
             case "python":
-                execute(block, name)
+                execute(block, name, names)
             case "json":
                 assert block.path is not None
                 project.paste(block.path, block.text)

@@ -13,7 +13,7 @@ import stepengine.journal
 from stepengine.journal.records import Blob, Head, Input, Intent, Result
 from stepengine.journal.replayer import Mode
 
-from .pages import Project, assert_shown, blocks_of, execute, page
+from .pages import blocks_of, follow, page
 
 PAGE = page("journals.md")
 FIRST = re.compile(r"^\| `?(\w+)`? \|", re.MULTILINE)
@@ -25,20 +25,7 @@ def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: py
     In one folder and in order, all of Python in one module: each block goes on with the names of those before.
     """
     monkeypatch.chdir(tmp_path)
-    _, *blocks = blocks_of(PAGE)
-    project, said, python = Project(tmp_path), "", ""
-    names: dict[str, object] = {"__name__": "page"}
-    for block in blocks:
-        match block.kind:
-            case "python":
-                python += block.text
-                execute(block, "journals.md", names)
-            case "sh":
-                said = "".join([project.run(line) for line in block.text.splitlines()])
-            case "text":
-                assert_shown(block.text, said)
-            case other:
-                pytest.fail(f"nobody runs a block of {other}")
+    follow("journals.md", tmp_path, pictures=1, names={"__name__": "page"})
 
 
 def test_the_picture_names_every_module_of_the_journal_and_no_other() -> None:

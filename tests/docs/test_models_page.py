@@ -1,21 +1,72 @@
 """
-`docs/models.md` is so: its blocks run, one after the other.
+`docs/models.md` is so: its blocks run, one after the other, and its commands against a server on this machine.
 """
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+from typing import Any
+
 import pytest
+from typer.testing import CliRunner
+
+from stepengine import AgentDefinition, Engine
+from stepengine.cli.app import app
+from stepengine.models import AnthropicProvider, Models
+from tests.faults.chat_server import ChatServer, serving
+from tests.faults.media_server import media_server
 
 from .pages import blocks_of, execute, page
 
 NAME = "models.md"
+SERVER = "http://localhost:8000/v1"
+CAPPED = """
+from stepengine import AgentDefinition, Limits
+
+agent = AgentDefinition("capped", limits=Limits(max_cost_usd=1))
+"""
 
 
 @pytest.mark.spec("requirements:A15", "requirements:G12")
 def test_every_block_of_the_page_runs_after_those_before_it() -> None:
     names: dict[str, object] = {"__name__": "page"}
-    blocks = blocks_of(page(NAME))
-    assert len(blocks) == 10
+    blocks = [block for block in blocks_of(page(NAME)) if block.kind == "python"]
+    assert len(blocks) == 21
     for block in blocks:
-        assert "python" == block.kind
         execute(block, NAME, names)
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("requirements:A15", "providers:PV53")
+async def test_what_the_page_uploads_is_used_twice_and_deleted(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in [block for block in blocks_of(page(NAME)) if block.kind == "python"]:
+        execute(block, NAME, names)
+    (tmp_path / "report.pdf").write_bytes(b"%PDF-1.7")
+    async with media_server() as server:
+        models = Models({"anthropic": AnthropicProvider("k", server.url)})
+        reader = AgentDefinition("reader", model="anthropic/claude-sonnet-5")
+        async with Engine([reader], models=models, pricing=None) as engine:
+            assert await names["asked_twice"](engine, tmp_path / "report.pdf") == ["It is five."] * 2
+    assert (server.uploads, server.files) == (1, {})
+
+
+@pytest.mark.spec("requirements:A15", "ecosystem:EC125")
+def test_every_command_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GATEWAY_KEY", "a-key-of-the-gateway")
+    Path("capped.py").write_text(CAPPED, encoding="utf-8")
+    lines = [line for block in blocks_of(page(NAME)) if block.kind != "python" for line in block.text.splitlines()]
+    assert {"console"} == {block.kind for block in blocks_of(page(NAME)) if block.kind != "python"}
+    with serving(server := ChatServer()) as url:
+        for line in lines:
+            command, *arguments = shlex.split(line.replace(SERVER, url))
+            result = CliRunner().invoke(app, arguments)
+            assert ("stepengine", 0, "It is five.\n") == (command, result.exit_code, result.stdout), (
+                line,
+                result.stderr,
+            )
+
+    keys = [None, "Bearer a-key-of-the-gateway", None, None]
+    assert list(zip(["llama3.2"] * 3 + ["openai/gpt-oss-20b"], keys, strict=True)) == server.asked

@@ -26,14 +26,22 @@ class Foreign:
     What a foreign server offers and answers; tests change it while it runs.
     """
 
-    def __init__(self, *tools: types.Tool, answers: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, *tools: types.Tool, answers: Mapping[str, Any] | None = None, prompts: Sequence[types.Prompt] = ()
+    ) -> None:
         self.tools: Sequence[types.Tool] = tools
+        self.prompts = prompts
         self.answers = dict(answers or {})
         self.called: list[tuple[str, Any]] = []
-        self.server: Any = Server("foreign", on_list_tools=self._list, on_call_tool=self._call)
+        self.server: Any = Server(
+            "foreign", on_list_tools=self._list, on_call_tool=self._call, on_list_prompts=self._prompts
+        )
 
     async def _list(self, ctx: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=list(self.tools))
+
+    async def _prompts(self, ctx: Any, params: Any) -> types.ListPromptsResult:
+        return types.ListPromptsResult(prompts=list(self.prompts))
 
     async def _call(self, ctx: Any, params: Any) -> Any:
         self.called.append((params.name, params.arguments))

@@ -7,9 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepengine import Ask, StepResult
 from stepengine.mcp.asking import Asking
+from tests.strategies import json_values
 
 ONE = {"type": "object", "required": ["x"]}
 
@@ -71,6 +74,35 @@ def test_a_form_of_many_fields_is_declined_and_nobody_is_asked() -> None:
     fields = {f"f{n}": {"type": "string"} for n in range(11)}
 
     assert ({"action": "decline"}, []) == answered({"message": "Say", "requestedSchema": {"properties": fields}})
+
+
+@pytest.mark.parametrize("said", ["nan", "-inf", "1e999", "9" * 30])
+def test_a_number_that_no_json_has_is_none(said: str) -> None:
+    kind = "integer" if said.isdigit() else "number"
+
+    assert {"action": "decline"} == answered(form({"type": kind}), *[said] * 3)[0]
+
+
+@given(
+    fields=st.dictionaries(st.text(max_size=3), json_values(), max_size=3) | json_values(),
+    field=st.dictionaries(st.sampled_from(["type", "enum", "oneOf", "items", "title"]), json_values()),
+    required=json_values(),
+    kind=st.sampled_from(["string", "boolean", "integer", "array"]),
+)
+def test_a_form_that_is_none_is_declined_or_asked_for_as_text_and_never_breaks_a_run(
+    fields: Any, field: Any, required: Any, kind: str
+) -> None:
+    for properties in (fields, {"x": field}, {"x": {**field, "type": kind}}):
+        schema = {"properties": properties, "required": required}
+        answer, _ = answered({"message": "Say", "requestedSchema": schema}, *["7"] * 20)
+
+        assert answer["action"] in ("accept", "decline")
+
+
+def test_a_server_that_wants_less_than_no_tokens_gets_an_error() -> None:
+    answer, asked = answered({"messages": [], "maxTokens": -5})
+
+    assert (["error"], []) == (list(answer), asked)
 
 
 def test_a_form_without_fields_is_a_yes_or_no() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import mcp_types as types
 import pytest
 
-from stepengine import AgentDefinition, Engine, RunStatus, tool
+from stepengine import AgentDefinition, Engine, RunStatus, ToolCall, tool
 from stepengine.data.messages import ImagePart
 from stepengine.errors import DefinitionError
 from stepengine.events import LogLine
@@ -217,6 +217,8 @@ def deep(levels: int) -> dict[str, Any]:
         ({"input_schema": {"type": "object", "properties": {"a b": {}}}}, "the parameter name 'a b'"),
         ({"input_schema": {"type": "object", "properties": {"a": {"$ref": "https://evil.example/x"}}}}, "$ref"),
         ({"execution": types.ToolExecution(task_support="required")}, "only runs as a task"),
+        ({"input_schema": {**OBJECT, "default": 2**70}}, "has more than 64 bits"),
+        ({"output_schema": {**OBJECT, "default": 2**70}}, "has more than 64 bits"),
     ],
 )
 async def test_a_tool_that_cannot_be_used_is_left_out_and_the_log_says_why(more: dict[str, Any], why: str) -> None:
@@ -313,6 +315,14 @@ async def test_images_are_kept_and_what_is_none_is_said_in_words() -> None:
     assert ["ok"] * 4 == [one.status for one in (image, broken, wrong, audio)]
 
 
+@pytest.mark.spec("reliability:MC10")
+async def test_a_value_that_no_record_can_hold_is_not_what_a_tool_promised() -> None:
+    result = await called(giving(text("x"), structured_content={"n": 2**70}, promise={"type": "object"}))
+
+    assert "error" == result.status
+    assert "the result is not what 'srv__look' promises: the number at $.n has more than 64 bits" in result.text
+
+
 @pytest.mark.spec("reliability:MC10", "reliability:MC09")
 async def test_links_in_results_are_text_and_nobody_follows_them() -> None:
     link = types.ResourceLink(type="resource_link", uri="http://127.0.0.1:9/secret", name="x")
@@ -389,8 +399,6 @@ async def test_nobody_is_asked_about_a_search(near: Any) -> None:
 
 
 async def test_a_handler_calls_a_deferred_tool_under_its_own_name(near: Any) -> None:
-    from stepengine import ToolCall
-
     def handle(ctx: Any) -> Any:
         result = yield from ToolCall("small__thing_3", {"text": "b"}, include_tool_call=False)
         return result.text
@@ -400,6 +408,41 @@ async def test_a_handler_calls_a_deferred_tool_under_its_own_name(near: Any) -> 
         result = await engine.run("worker")
 
     assert "thing 3 got b" == result.unwrap()
+
+
+async def test_of_a_flood_of_prompts_the_first_are_offered_and_none_that_hides_something() -> None:
+    about = "x" * 100_000
+    odd = [types.Prompt(name="a\x1b[2J"), types.Prompt(name="b" * 129)]
+    many = [types.Prompt(name=f"p{n}", description=about) for n in range(900)]
+    lines: list[str] = []
+
+    source = source_of(Foreign(described("look"), prompts=[*odd, *many]), prompts=True)
+    _, model = await run(source, observers=[noting(lines)])
+
+    (spec,) = [one for one in model.calls[0].tools if one.name == "mcp_prompt_srv"]
+    assert [f"p{n}" for n in range(98)] == list(spec.input_schema["properties"]["name"]["enum"])
+    assert len(spec.description) <= 4_096
+    left_out = [line.partition("left out: ")[2] for line in lines]
+    assert "802 prompts after the first 100" == left_out[0]
+    assert ["\\\\x1b[2J" in left_out[1], "bbb" in left_out[2], len(left_out)] == [True, True, 3]
+
+
+async def test_of_the_words_of_a_search_the_first_fifty_count(near: Any) -> None:
+    """
+    Each is looked for in the text of every tool, while everything else waits.
+    """
+    found = []
+
+    def handle(ctx: Any) -> Any:
+        for query in ("x " * 100 + "Thing_33", " ".join([f"x{n}" for n in range(50)]) + " thing_33"):
+            result = yield ToolCall("mcp_search_small", {"query": query}, include_tool_call=False)
+            found.append([one["tool"] for one in result.tool_result.data][:1])
+
+    agent = AgentDefinition("worker", tools=[near("many")], handle_steps=handle)
+    async with Engine([agent], models=ScriptedModel([])) as engine:
+        await engine.run("worker")
+
+    assert [["small__thing_33"], []] == found
 
 
 async def test_resources_and_prompts_are_offered_as_tools_when_that_is_wanted(near: Any) -> None:

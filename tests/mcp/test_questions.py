@@ -4,12 +4,15 @@ What a server asks in the middle of a call: people through the run's questions, 
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stepengine import Answer, Engine, Limits, RunStatus
 from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.mcp.connection import OpenCall, Wanted
 from stepengine.testing import ScriptedModel, tool_call
 
 PROTOCOLS = pytest.mark.parametrize("protocol", ["auto", "legacy"])
@@ -162,3 +165,15 @@ async def test_a_model_call_for_a_server_counts_against_the_limits_of_the_run(ne
 
     assert RunStatus.FAILED is result.status
     assert 1 == len(model.calls)
+
+
+async def test_who_gives_a_call_up_leaves_no_question_of_its_server_open() -> None:
+    call = OpenCall(asyncio.Event().wait())
+    answers = [asyncio.get_running_loop().create_future() for _ in range(2)]
+    for answer in answers:
+        call.ask(SimpleNamespace(model_dump=lambda **_: {}), answer)
+    asked = await call.outcome()
+    await call.end()
+
+    assert Wanted({"asked": {}}) == asked
+    assert ["was given up"] * 2 == [answer.result().message[-12:] for answer in answers]

@@ -64,8 +64,9 @@ async def test_what_a_server_refuses_is_an_error_result(near: Any, agent: Any) -
 
 @pytest.mark.spec("reliability:MC05", "reliability:MC14")
 async def test_a_server_that_dies_in_a_call_gives_an_error_result_and_is_there_again_for_the_next_one(
-    small: Any, agent: Any
+    small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (0.0, 0.0))
     source, adds = small(), tool_call("small__add", {"a": 1, "b": 2})
 
     async with Engine(
@@ -289,7 +290,7 @@ async def test_lines_that_are_no_messages_are_skipped_and_a_flood_on_the_standar
     ("mode", "said"),
     [
         ("dead", "it said: no licence"),
-        ("mute", "it did not answer within 0.5 s"),
+        ("mute", "it did not answer within 0.1 s"),
         ("noise", "it wrote more than 100 lines that are no messages, the first: this is no message"),
     ],
 )
@@ -298,7 +299,7 @@ async def test_a_server_that_does_not_come_up_fails_the_run_and_says_why(
 ) -> None:
     monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (0.0, 0.0))
     monkeypatch.setattr("stepengine.mcp.stdio.CLOSE_SECONDS", 0.2)
-    source = odd(mode, start_timeout=0.5 if mode == "mute" else 30)
+    source = odd(mode, start_timeout=0.1 if mode == "mute" else 30)
 
     async with Engine([agent(source)], models=ScriptedModel([])) as engine:
         result = await engine.run("worker", "Go.")

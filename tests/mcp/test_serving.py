@@ -101,6 +101,17 @@ async def test_what_a_run_asks_is_asked_of_the_client_and_it_goes_on_with_the_an
 
 
 @MODES
+async def test_an_answer_that_is_none_of_the_options_declines_and_the_run_goes_on(mode: str) -> None:
+    person = saying(accepted("xl"), accepted("red"))
+    server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
+
+    async with engine, Client(server, mode=mode, elicitation_callback=person) as client:
+        result = await client.call_tool("shop", {})
+
+    assert (" red", False) == (said(result), result.is_error)
+
+
+@MODES
 @pytest.mark.parametrize(
     ("answers", "expected"), [([accepted("yes")], ["a"]), ([{"action": "decline"}], []), (None, [])]
 )

@@ -136,13 +136,17 @@ def served() -> Iterator[tuple[str, Any]]:
     running: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
+        for process in running:
+            process.wait()  # as long as the one before is not wholly gone, it may be the one that answers below
         command = [sys.executable, str(HERE / "server.py"), "http", str(port)]
-        running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-        for _ in range(600):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        running.append(process)
+        while process.poll() is None:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     return
             time.sleep(0.05)
+        raise AssertionError(f"the server ended with {process.returncode} before it listened")
 
     start()
     yield f"http://127.0.0.1:{port}/mcp", start

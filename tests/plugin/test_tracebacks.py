@@ -97,5 +97,5 @@ def test_the_last_frame_of_a_failed_test_is_the_authors(run, with_plugin):
         places = re.findall(r"^(\S+\.py):\d+: (.*)$", failed[number], re.MULTILINE)
         assert not [place for place, _ in places if "stepengine/testing" in place], name
         assert ("test_it.py", kind) == places[-1], (name, places)
-    full = run(KIT + tests, "--full-trace", *options).stdout.str()
+    full = run(KIT + tests, "--full-trace", "-k", "test_0", *options).stdout.str()
     assert "testing/walk.py" in full

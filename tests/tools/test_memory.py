@@ -104,6 +104,21 @@ def test_secrets_and_what_hides_are_taken_out_before_a_note_is_written(tmp_path:
 
 @pytest.mark.anyio
 @pytest.mark.spec("interfaces:IF106")
+async def test_what_a_person_wrote_stays_to_the_byte(tmp_path: Path) -> None:
+    store, mine = FileMemory(tmp_path), b"# Mine\n\nremember\r\n\n\nthe caf\xe9\n"
+    (tmp_path / "user.md").write_bytes(mine)
+    await store.write("user", "one", (), "")
+    await store.write("user", "two", (), "")
+    (tmp_path / "user.md").write_bytes((tmp_path / "user.md").read_bytes().replace(b"two", b"tw\xf6"))
+    found = await store.search("user", "", 10)
+    await store.forget("user", "m1")
+
+    assert ["tw\ufffd", "one"] == [note.text for note in found]
+    assert (tmp_path / "user.md").read_bytes().startswith(mine + b"- [m2]")
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("interfaces:IF106")
 async def test_ids_are_never_used_again_and_lines_of_people_stay(tmp_path: Path) -> None:
     store = FileMemory(tmp_path)
     (tmp_path / "user.md").write_text("# Mine\nremember the milk\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -50,11 +51,13 @@ class Foreign:
         return str(result.data["stdout"])
 
 
-@pytest.fixture
-def foreign(tmp_path: Path) -> Foreign:
-    made = Foreign(tmp_path / "root", tmp_path / "evil", tmp_path / "canary")
-    made.evil.write_text(f'#!/bin/sh\necho ${{0##*/}} >> {made.canary}\nexec cat "$@"\n')
-    made.evil.chmod(0o755)
+@pytest.fixture(scope="session")
+def configured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    The folder of a repository to copy: eleven processes make it.
+    """
+    folder = tmp_path_factory.mktemp("foreign")
+    made = Foreign(folder / "root", folder / "evil", folder / "canary")
     (made.root / "sub").mkdir(parents=True)
     for folder in ("sub", "."):
         made.git("init", "-q", cwd=folder)
@@ -66,7 +69,15 @@ def foreign(tmp_path: Path) -> Foreign:
     made.git("reset", "-q", made.git("hash-object", "-t", "commit", "-w", "--stdin", given=signed))
     for folder in ("sub", "."):  # as long as it was, so that git has to look inside
         (made.root / folder / "a.txt").write_text("behind\n")
-    assert made.ran() == []
+    return made.root
+
+
+@pytest.fixture
+def foreign(configured: Path, tmp_path: Path) -> Foreign:
+    made = Foreign(tmp_path / "root", tmp_path / "evil", tmp_path / "canary")
+    made.evil.write_text(f'#!/bin/sh\necho ${{0##*/}} >> {made.canary}\nexec cat "$@"\n')
+    made.evil.chmod(0o755)
+    shutil.copytree(configured, made.root, symlinks=True)
     return made
 
 
@@ -119,6 +130,7 @@ async def test_a_git_command_that_looks_runs_no_program_of_the_repository(foreig
     assert "+behind" in shown[1]
     assert all("+before" in text for text in shown[2:4])
 
+    os.utime(foreign.root / ".gitattributes", (1, 1))  # so that git has an index to write, which a hook is told of
     for command in LOOKS:
         foreign.git(*command.split()[1:])
     assert bool(foreign.ran()) == (name not in INERT)

@@ -86,10 +86,12 @@ def slow(ctx: Any) -> Any:
 @LINUX
 @pytest.mark.spec("reliability:SH04", "reliability:SH17")
 @pytest.mark.parametrize("way", ["interrupt", "shutdown", "closed", "cancelled", "limit"])
-async def test_however_a_run_ends_its_command_ends_with_it(tmp_path: Path, way: str) -> None:
+async def test_however_a_run_ends_its_command_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     engine = Engine()
     agent = basher(*shell_tools(tmp_path, allow_shell=True), handle_steps=slow)
-    handle = engine.start(agent, limits=Limits(max_seconds=3.0 if way == "limit" else None))
+    handle = engine.start(agent, limits=Limits(max_seconds=60 if way == "limit" else None))
     pid = int(await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
     if way == "interrupt":
         handle.interrupt()
@@ -97,6 +99,10 @@ async def test_however_a_run_ends_its_command_ends_with_it(tmp_path: Path, way: 
         handle._task.cancel()
     elif way == "shutdown":
         await handle.shutdown()
+    elif way == "limit":
+        loop = asyncio.get_running_loop()
+        before = loop.time
+        monkeypatch.setattr(loop, "time", lambda: before() + 60)
     waiting = asyncio.create_task(handle.result())
     await asyncio.sleep(0)
     if way == "closed":

@@ -101,6 +101,25 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "COMMAND_TERM_SECONDS", 0.2)
 
 
+@pytest.fixture
+def up_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """
+    Have the time of every command be up as soon as a file is there, whatever a clock says.
+    """
+    wait = process.Process.wait
+
+    def until_there(file: Path) -> None:
+        async def waited(self: process.Process, _: float | None) -> bool:
+            while not file.exists():
+                if await wait(self, 0.01):
+                    return True
+            return await wait(self, 0)
+
+        monkeypatch.setattr(process.Process, "wait", waited)
+
+    return until_there
+
+
 class Sh:
     """
     The shell tools of one root.
@@ -219,8 +238,10 @@ async def test_below_the_root_of_the_whole_system_programs_are_found() -> None:
 
 @pytest.mark.spec("reliability:SH02", "generator-contract:D28", "requirements:F8")
 @pytest.mark.usefixtures("soon")
-async def test_after_its_timeout_a_command_is_killed_and_its_output_kept(root: Path) -> None:
-    result = await Sh(root, allow_shell=True)("trap '' TERM; echo begun; sleep 100; sleep 100", timeout_seconds=2)
+async def test_after_its_timeout_a_command_is_killed_and_its_output_kept(root: Path, up_at: Any) -> None:
+    up_at(root / "begun")
+    script = "trap '' TERM; echo begun; : > begun; sleep 100; sleep 100"
+    result = await Sh(root, allow_shell=True)(script, timeout_seconds=2)
 
     assert result.status == "error"
     assert result.data["stdout"] == "begun\n"
@@ -229,10 +250,10 @@ async def test_after_its_timeout_a_command_is_killed_and_its_output_kept(root: P
 
 
 @pytest.mark.spec("reliability:SH02")
-async def test_a_command_may_clean_up_when_it_is_told_to_stop(root: Path) -> None:
-    result = await Sh(root, allow_shell=True)(
-        "trap 'echo cleaned; exit 7' TERM; echo begun; while :; do sleep 0.05; done", timeout_seconds=2
-    )
+async def test_a_command_may_clean_up_when_it_is_told_to_stop(root: Path, up_at: Any) -> None:
+    up_at(root / "begun")
+    script = "trap 'echo cleaned; exit 7' TERM; echo begun; : > begun; while :; do sleep 0.05; done"
+    result = await Sh(root, allow_shell=True)(script, timeout_seconds=2)
 
     assert result.data["stdout"] == "begun\ncleaned\n"
     assert result.data["exit_code"] == 7
@@ -372,8 +393,10 @@ def escaping(name: str, then: str = "") -> list[str]:
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("way", ["it ends", "timeout", "cancelled", "killed with its job"])
 async def test_what_left_session_and_environment_ends_with_its_command(
-    root: Path, belongings: Belongings, way: str
+    root: Path, belongings: Belongings, up_at: Any, way: str
 ) -> None:
+    if way == "timeout":
+        up_at(root / "seen")
     sh = Sh(root, {"belongings": lambda: belongings})
     command = escaping("pid", "" if way == "it ends" else "time.sleep(100)")
     job = way == "killed with its job"
@@ -381,6 +404,7 @@ async def test_what_left_session_and_environment_ends_with_its_command(
     task = asyncio.create_task(sh(command, **options, **({"timeout_seconds": 3} if way == "timeout" else {})))
     pid = int(await until(lambda: (root / "pid").exists() and (root / "pid").read_text()))
     assert way == "it ends" or alive(pid)
+    (root / "seen").touch()
     if way == "cancelled":
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -407,10 +431,12 @@ async def test_the_process_that_embeds_the_engine_is_not_changed(root: Path) -> 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("how", ["KILL", "STOP"])
 async def test_a_command_that_turns_against_its_supervisor_ends_with_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    root: Path, monkeypatch: pytest.MonkeyPatch, up_at: Any, how: str
 ) -> None:
     monkeypatch.setattr(process, "DEATH_SECONDS", 0.5)
-    script = f"setsid sleep 100 & echo $! > new; mv new pid; echo said; sleep 0.3; kill -{how} $PPID; sleep 100"
+    up_at(root / "turned")
+    turns = f"kill -{how} $PPID; : > turned; sleep 100"
+    script = f"setsid sleep 100 & echo $! > new; mv new pid; echo said; sleep 0.3; {turns}"
     result = await Sh(root, allow_shell=True)(script, timeout_seconds=2)
 
     assert not alive(int((root / "pid").read_text()))

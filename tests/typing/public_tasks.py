@@ -5,7 +5,8 @@ What people come to do, each done with public names alone; both type checkers ac
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -43,7 +44,21 @@ from stepengine import (
 )
 from stepengine.errors import ModelError
 from stepengine.events import TextDelta, ThinkingDelta
-from stepengine.models import ModelDelta, ModelReply, ModelRequest, Provider, ReplyDone, TextChunk, ThinkingChunk
+from stepengine.journal import Called, Purse, Rerun
+from stepengine.judging import render_run
+from stepengine.models import (
+    CitationPart,
+    ModelDelta,
+    ModelReply,
+    ModelRequest,
+    OpaquePart,
+    Provider,
+    ReplyDone,
+    ServerTool,
+    TextChunk,
+    ThinkingChunk,
+    WebSearch,
+)
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -119,6 +134,25 @@ def send_an_image_and_a_document(files: Path) -> tuple[RunResult[str], ScriptedM
         result = engine.run_sync(agent, "What does the report say?", previous=before)
     assert_type(result, RunResult[str])
     return result, model
+
+
+# --- a provider's own search ------------------------------------------------------------------------------------------
+
+
+def search_and_list_the_sources() -> list[str]:
+    """
+    What a provider searched and where it found things are parts of the last message.
+    """
+    settings = ModelSettings(server_tools=[WebSearch(max_uses=2)], service_tier="flex", cache="1h")
+    found = OpaquePart("openai", {"type": "web_search_call"}, tool="web_search", text="tides at Brest")
+    model = ScriptedModel([ModelReply([found, "High at noon.", CitationPart("https://tides.example", "Tides")])])
+    with Engine([AgentDefinition("sailor", settings=settings)], models=model) as engine:
+        result = engine.run_sync("sailor", "When is the tide high?")
+    last = result.state.message_history[-1]
+    sources = [part.url for part in last.content if isinstance(part, CitationPart)]
+    assert_type(sources, list[str])
+    assert_type(model.calls[0].settings.server_tools, tuple[ServerTool, ...])
+    return [*sources, *[part.text for part in last.content if isinstance(part, OpaquePart)]]
 
 
 # --- a tool that changes nothing --------------------------------------------------------------------------------------
@@ -223,3 +257,36 @@ def lines_of(transcript: Transcript) -> list[str]:
             case ToolMessage():
                 lines.append(f"{message.tool_name} gave {message.text}")
     return lines
+
+
+# --- a page of a run --------------------------------------------------------------------------------------------------
+
+
+def page_for_a_report(journal: Path, before: Path, page: Path) -> None:
+    """
+    What went wrong, beside the run of yesterday, to attach to an issue.
+    """
+    page.write_text(render_run(journal, other=before, agent="host", locals=False), encoding="utf-8")
+
+
+# --- running a recorded run again -------------------------------------------------------------------------------------
+
+
+def made_up(call: Called, recorded: Sequence[Called]) -> str | None:
+    """
+    What a call gives that nobody recorded: what the last one of the same tool gave.
+    """
+    return f"as {recorded[-1].address} gave" if recorded else None
+
+
+def ask_twice(journal: Path) -> tuple[list[Rerun], Purse]:
+    """
+    A recorded run goes on from its first model call with another reply, twice, for at most half a dollar together.
+    """
+    purse = Purse("0.50")
+    agent = AgentDefinition("host")
+    model = ScriptedModel(["Hello Bob.", "Hello Eve."])
+    with Engine([agent], models=model, pricing=lambda model, usage, at: Decimal("0.10")) as engine:
+        again = [engine.rerun_sync(journal, at=0, reuse=False, simulate=made_up, budget=purse) for _ in range(2)]
+    assert_type(again[0], Rerun)
+    return again, purse

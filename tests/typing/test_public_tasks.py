@@ -49,6 +49,10 @@ async def test_a_provider_of_one_s_own_streams_to_an_agent_without_a_model(tasks
     assert (["echo: ", "hello"], ["hm"]) == (said, thought)
 
 
+def test_sources_of_a_provider_s_own_search_are_listed(tasks: ModuleType) -> None:
+    assert tasks.search_and_list_the_sources() == ["https://tides.example", "tides at Brest"]
+
+
 def test_images_and_documents_arrive_and_thinking_is_asked_for(tasks: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "report.pdf").write_bytes(b"%PDF")
     result, model = tasks.send_an_image_and_a_document(tmp_path)
@@ -81,3 +85,15 @@ def test_a_stored_state_goes_on_and_its_transcript_is_read(tasks: ModuleType, tm
 def test_a_file_that_holds_no_state_is_refused(tasks: ModuleType) -> None:
     with pytest.raises(DataError, match="not a stored stepengine value"):
         tasks.AgentState.from_json({"messages": []})
+
+
+@pytest.mark.spec("judging:JG7", "judging:JG8")
+def test_a_recorded_run_goes_on_with_other_replies(tasks: ModuleType, tmp_path: Path) -> None:
+    agent = tasks.AgentDefinition("host")
+    with tasks.Engine([agent], models=tasks.ScriptedModel(["Hello Ann."])) as engine:
+        engine.run_sync(agent, "Hi", journal=tmp_path / "run.jsonl")
+    again, purse = tasks.ask_twice(tmp_path / "run.jsonl")
+
+    assert ["Hello Bob.", "Hello Eve."] == [one.result.unwrap() for one in again]
+    assert 0 < purse.spent <= purse.dollars
+    assert "as #3 gave" == tasks.made_up(None, [tasks.Called("look", {}, "#3")])

@@ -52,6 +52,23 @@ def verify(chunks: list[dict[str, Any]]) -> None:
     assert (set(), 0) == (is_open, steps)
 
 
+async def test_a_page_that_goes_away_closes_the_run_at_once() -> None:
+    closed = []
+
+    async def events() -> Any:
+        try:
+            yield ev.Warned(message="x")
+            yield ev.Warned(message="y")
+        finally:
+            closed.append(True)
+
+    lines = sse(vercel(events(), message_id="m1"))
+    await anext(lines)
+    await lines.aclose()
+
+    assert [True] == closed
+
+
 async def scene(name: str, **options: Any) -> list[dict[str, Any]]:
     agent, replies = SCENES[name]
     async with engine(replies) as running:
