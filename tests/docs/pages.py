@@ -124,11 +124,10 @@ def follow(name: str, folder: Path, *, pictures: int = 0, names: dict[str, objec
     project, said = Project(folder), ""
     for block in blocks_of(page(name))[pictures:]:
         match block.kind:
+            case "python" | "json" if block.path is not None:
+                project.paste(block.path, block.text)
             case "python":
                 execute(block, name, names)
-            case "json":
-                assert block.path is not None
-                project.paste(block.path, block.text)
             case "sh":
                 said = "".join([project.run(line) for line in block.text.splitlines()])
             case "text":
